@@ -1,0 +1,93 @@
+"""What works off claimed ranges: this process, or (in ``core/spark``) the tasks of a Spark job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from export_queue.core.drain.exporters import Exporter
+from export_queue.core.drain.leases import LeaseKeeper
+from export_queue.core.drain.pipeline import Rules, drain_range
+from export_queue.core.drain.report import Counts, RangeReport
+from export_queue.core.locks import Lease
+from export_queue.core.queue import Queue
+from export_queue.core.sinks import Sink
+from export_queue.core.store import Database
+from export_queue.core.transactions import Snapshot
+
+
+class Engine(Protocol):
+    """Works off what a drain has claimed."""
+
+    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+        """Check sink and exporter once, before anything is claimed."""
+
+    def work_off(
+        self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
+    ) -> Iterator[RangeReport]:
+        """Drain each leased range; a range that fails says so in its report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a drain has done so far."""
+
+    read: int = 0
+    acknowledged: int = 0
+    dead: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class LocalEngine:
+    """Drains one range after the other in this process.
+
+    :param database: the store.
+    :param sink: open sink.
+    :param exporter: open exporter.
+    :param rules: what is done about rejected entries.
+    :param on_progress: called after each chunk.
+    """
+
+    database: Database
+    sink: Sink
+    exporter: Exporter
+    rules: Rules
+    on_progress: OnProgress | None = None
+    _progress: Progress = Progress()
+
+    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+        """Ask the sink."""
+        self.rules.patience.call(lambda: self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence))
+
+    def work_off(
+        self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
+    ) -> Iterator[RangeReport]:
+        """Drain the ranges in their order; each is given back as soon as it is done, the first error ends it."""
+        for lease in leases:
+            report = drain_range(
+                self.database,
+                queue,
+                lease,
+                snapshot,
+                self.sink,
+                self.exporter,
+                self.rules,
+                check=keeper.check,
+                on_chunk=self._tell,
+            )
+            yield report
+            if report.problem is not None:
+                return
+            keeper.give_back(lease)
+
+    def _tell(self, counts: Counts) -> None:
+        before = self._progress
+        self._progress = Progress(
+            before.read + counts.read, before.acknowledged + counts.acknowledged, before.dead + counts.dead
+        )
+        if self.on_progress is not None:
+            self.on_progress(self._progress)

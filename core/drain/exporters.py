@@ -1,0 +1,194 @@
+"""From entries to operations: finding the user's exporter and calling it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from export_queue.core.drain.patience import is_transient
+from export_queue.core.errors import ExporterError
+from export_queue.core.queue import Entries, Queue
+from export_queue.core.sinks import Delete, Operations, OperationsBuilder, Put
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What an exporter is given: one committed entry with its key and value decoded.
+
+    :param queue: id of the queue.
+    :param key: as it was added.
+    :param value: as it was added; None where it was added as null.
+    :param seq: the adding transaction's id.
+    """
+
+    queue: str
+    key: Any
+    value: Any
+    seq: int
+
+
+Export = Callable[[Entry], Iterable[Put | Delete]]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one entry cannot be exported, in the words of whoever refused it."""
+
+    reason: str
+    error_class: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Take class and text of an exception."""
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        return cls(str(error) or repr(error), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The operations of a chunk of entries, and the entries that gave none because they failed."""
+
+    operations: Operations
+    failures: dict[int, Failure] = field(default_factory=dict)
+    """By position of the entry in its chunk."""
+
+
+class Exporter(Protocol):
+    """Turns chunks of entries into operations; opened before the first chunk, closed after the last."""
+
+    name: str
+
+    def open(self) -> None:
+        """Get what the exporter needs."""
+
+    def export(self, queue: Queue, entries: Entries) -> Exported:
+        """Turn a chunk into operations; transient errors are raised, others belong to their entry."""
+
+    def close(self) -> None:
+        """Free what ``open`` got."""
+
+
+class CopyExporter:
+    """The exporter where none is named: each entry is one record.
+
+    Collection = the queue's id, record id = the key's bytes, document = the value's bytes; null deletes.
+    """
+
+    name = "default"
+
+    def open(self) -> None:
+        """Nothing is needed."""
+
+    def export(self, queue: Queue, entries: Entries) -> Exported:
+        """Pass the columns on as they are."""
+        count = len(entries)
+        return Exported(Operations([queue.id] * count, entries.keys, entries.values, entries.seqs, range(count)))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class FunctionExporter:
+    """A user's ``export(entry)``, alone or as a method beside ``open`` and ``close``.
+
+    An entry that it refuses is offered to it once more; after that its error is the entry's failure.
+
+    :param name: how messages call it.
+    :param export: the function.
+    :param owner: the object whose ``open`` and ``close``, if any, are called around the drain.
+    """
+
+    def __init__(self, name: str, export: Export, owner: object = None) -> None:
+        self.name = name
+        self._export = export
+        self._owner = owner
+
+    def open(self) -> None:
+        """Call the user's ``open``."""
+        self._call("open")
+
+    def export(self, queue: Queue, entries: Entries) -> Exported:
+        """Call the user's function entry by entry."""
+        builder = OperationsBuilder()
+        failures: dict[int, Failure] = {}
+        for i, (key, value, seq) in enumerate(zip(entries.keys, entries.values, entries.seqs, strict=True)):
+            for _ in range(2):
+                try:
+                    entry = Entry(queue.id, queue.decode_key(key), queue.decode_value(value), seq)
+                    builder.add(self._export(entry), seq=seq, entry=i)
+                except Exception as error:
+                    if is_transient(error):
+                        raise
+                    failures[i] = Failure.of(error)
+                else:
+                    failures.pop(i, None)
+                    break
+        return Exported(builder.build(), failures)
+
+    def close(self) -> None:
+        """Call the user's ``close``."""
+        self._call("close")
+
+    def _call(self, method: str) -> None:
+        function = getattr(self._owner, method, None)
+        if function is None:
+            return
+        try:
+            function()
+        except Exception as error:
+            if is_transient(error):
+                raise
+            raise ExporterError(f"{method}() of exporter {self.name} failed: {Failure.of(error)}") from error
+
+
+def load_exporter(exporter: str | object | None) -> Exporter:
+    """Find an exporter.
+
+    :param exporter: ``"module:name"``, a function of one entry, an object with a method
+        ``export(entry)`` and optionally ``open()`` and ``close()``, a class of such objects, or None
+        for the default, which copies key and value.
+    :returns: the exporter, not opened yet.
+    :raises ExporterError: it cannot be imported or is nothing of that kind.
+    """
+    if exporter is None:
+        return CopyExporter()
+    name = exporter if isinstance(exporter, str) else _name_of(exporter)
+    found = _import(exporter) if isinstance(exporter, str) else exporter
+    if isinstance(found, type):
+        try:
+            found = found()
+        except Exception as error:
+            raise ExporterError(f"exporter {name} cannot be made: {error}") from error
+    method = getattr(found, "export", None)
+    if callable(method):
+        return FunctionExporter(name, method, found)
+    if callable(found):
+        return FunctionExporter(name, found)
+    raise ExporterError(f"exporter {name} is a {type(found).__name__}: expected a function, or an object with export(entry)")
+
+
+def _import(path: str) -> object:
+    module_name, colon, attribute = path.partition(":")
+    if not (module_name and colon and attribute):
+        raise ExporterError(f"exporter {path!r} is no import path", hint='write it as "module:name"')
+    try:
+        found: object = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ExporterError(
+            f"exporter {path!r} cannot be imported: {error}",
+            hint="the module must be importable where the drain runs, on Spark's executors too",
+        ) from error
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise ExporterError(f"exporter {path!r} cannot be found: {error}") from error
+    return found
+
+
+def _name_of(exporter: object) -> str:
+    kind = exporter if hasattr(exporter, "__qualname__") else type(exporter)
+    return f"{kind.__module__}:{getattr(kind, '__qualname__', kind)}"

@@ -1,0 +1,93 @@
+"""Keeping leases alive while a drain works, and noticing when they are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from export_queue.core.errors import ExportQueueError, LeaseLost
+from export_queue.core.locks import Lease, release, renew
+from export_queue.core.store import Database
+
+
+class LeaseKeeper:
+    """Renews leases from a thread of its own; a context that gives them back at its end.
+
+    :meth:`check` is a cheap look before each batch. It spares the sink work that would be in vain; what
+    keeps a late holder from changing the store is the check inside the critical section (I10).
+
+    :param database: the store.
+    :param leases: what was claimed.
+    :param lease_seconds: how long a claim or renewal lasts; renewals come three times as often.
+    :param claimed_at: ``clock()`` *before* the claim was made, so that a pause since then counts.
+    :param clock: seconds that go on while the process is stopped.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        leases: Sequence[Lease],
+        *,
+        lease_seconds: float,
+        claimed_at: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._leases = list(leases)
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._valid_until = claimed_at + lease_seconds
+        self._lost: LeaseLost | None = None
+        self._trouble: Exception | None = None
+        self._stop = threading.Event()
+        self._mutex = threading.Lock()  # a lease that is given back must not be renewed at the same time
+        self._thread = threading.Thread(target=self._renew_until_stopped, name="export-queue-leases", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        # A lease that cannot be given back ends by itself; the work's own error matters more.
+        with contextlib.suppress(ExportQueueError):
+            release(self._database, self._leases)
+
+    def check(self) -> None:
+        """Look whether all leases are still held.
+
+        :raises LeaseLost: one was revoked, or could not be renewed in time.
+        """
+        if self._lost is not None:
+            raise LeaseLost(self._lost.message) from self._lost
+        if self._clock() >= self._valid_until:
+            raise LeaseLost(
+                f"the leases of this drain were not renewed for {self._lease_seconds:g} seconds"
+            ) from self._trouble
+
+    def give_back(self, lease: Lease) -> None:
+        """Free one range early: others may have it while the rest goes on."""
+        with self._mutex:
+            self._leases.remove(lease)
+            release(self._database, [lease])
+
+    def _renew_until_stopped(self) -> None:
+        while not self._stop.wait(self._lease_seconds / 3) and self._lost is None:
+            with self._mutex:
+                asked_at = self._clock()
+                try:
+                    if self._leases:
+                        renew(self._database, self._leases, lease_seconds=self._lease_seconds)
+                except LeaseLost as error:
+                    self._lost = error
+                except Exception as error:
+                    self._trouble = error  # the store may be back before the lease ends; check() knows when it does
+                else:
+                    self._valid_until = asked_at + self._lease_seconds

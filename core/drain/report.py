@@ -1,0 +1,181 @@
+"""What a drain did, in numbers that reconcile (I13); plain values, stored as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from export_queue.core import errors
+from export_queue.core.drain.patience import is_transient
+from export_queue.core.errors import DrainError, ExportQueueError
+from export_queue.core.queue import Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Entries and operations of a drain or of a part of one.
+
+    Operations are counted with their entries: when these have left the queue.
+    """
+
+    read: int = 0
+    """Entries read from the queue."""
+    acknowledged: int = 0
+    """Entries that are in the sink and gone from the queue."""
+    dead: int = 0
+    """Entries that are dead letters now."""
+    left: int = 0
+    """Entries that were read and are still in the queue."""
+    produced: int = 0
+    """Operations that the exporter made of acknowledged and dead entries."""
+    written: int = 0
+    stale: int = 0
+    """Operations that met something newer, or themselves, in the sink."""
+    collapsed: int = 0
+    """Operations that gave way to a newer one of their record before the sink."""
+    rejected: int = 0
+    """Operations that the sink refused, or that were withheld because their entry was dead."""
+    bytes: int = 0
+    """Keys and values of the entries that left the queue."""
+    lowest_seq: int | None = None
+    highest_seq: int | None = None
+
+    def check(self) -> None:
+        """Make sure that the counts reconcile.
+
+        :raises DrainError: they do not; the library is at fault.
+        """
+        if self.read != self.acknowledged + self.dead + self.left:
+            raise DrainError(
+                f"counts do not reconcile: {self.read} entries read, but "
+                f"{self.acknowledged} acknowledged + {self.dead} dead + {self.left} left"
+            )
+        if self.produced != self.written + self.stale + self.collapsed + self.rejected:
+            raise DrainError(
+                f"counts do not reconcile: {self.produced} operations produced, but {self.written} written + "
+                f"{self.stale} stale + {self.collapsed} collapsed + {self.rejected} rejected"
+            )
+
+
+def total(parts: Iterable[Counts]) -> dict[str, Any]:
+    """Add counts up; the result is given to a constructor of :class:`Counts` or of its kinds."""
+    parts = list(parts)
+    added = [f.name for f in fields(Counts) if not f.name.endswith("_seq")]
+    sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in added}
+    sums["lowest_seq"] = min((part.lowest_seq for part in parts if part.lowest_seq is not None), default=None)
+    sums["highest_seq"] = max((part.highest_seq for part in parts if part.highest_seq is not None), default=None)
+    return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as data: it crosses from Spark's executors, and into the stored report."""
+
+    error_class: str
+    message: str
+    transient: bool
+    hint: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Problem:
+        """Take what matters of an exception."""
+        if isinstance(error, ExportQueueError):
+            return cls(type(error).__name__, error.message, error.transient, error.hint)
+        return cls(type(error).__name__, str(error) or repr(error), is_transient(error))
+
+    def to_error(self) -> ExportQueueError:
+        """Make an exception of it: of its own class, if that is one of this library's."""
+        kind = getattr(errors, self.error_class, None)
+        if isinstance(kind, type) and issubclass(kind, ExportQueueError) and kind is not errors.AlreadyCommitted:
+            return kind(self.message, hint=self.hint)
+        return DrainError(f"{self.error_class}: {self.message}", hint=self.hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeReport(Counts):
+    """What one claimed range came to."""
+
+    range: Range
+    problem: Problem | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self) | {"range": [self.range.first, self.range.end]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Return what :meth:`to_dict` was made of."""
+        problem = data["problem"]
+        return cls(**data | {"range": Range(*data["range"]), "problem": Problem(**problem) if problem else None})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainReport(Counts):
+    """What one drain came to: returned, stored under its token, and one line of the log."""
+
+    queue: str
+    sink: str
+    """The name of the sink that the queue is bound to."""
+    token: str
+    ranges: tuple[Range, ...] = ()
+    """What was asked for and is now drained; neighbours are joined."""
+    skipped: tuple[Range, ...] = ()
+    """What was left to other holders (``if_locked="skip"``), or not reached because of the problem."""
+    oldest_left_seconds: float = 0.0
+    """Age of the oldest entry that waits in the ranges that were asked for."""
+    seconds: float = 0.0
+    problem: Problem | None = None
+    """Why the drain stopped early; None if it did not."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; sequences are text, since other programs read numbers as doubles."""
+        data = asdict(self)
+        for name in ("ranges", "skipped"):
+            data[name] = [[part.first, part.end] for part in getattr(self, name)]
+        for name in ("lowest_seq", "highest_seq"):
+            data[name] = None if data[name] is None else str(data[name])
+        return data
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Return what :meth:`to_dict` was made of."""
+        changed: dict[str, Any] = {name: tuple(Range(*pair) for pair in data[name]) for name in ("ranges", "skipped")}
+        for name in ("lowest_seq", "highest_seq"):
+            changed[name] = None if data[name] is None else int(data[name])
+        changed["problem"] = Problem(**data["problem"]) if data["problem"] else None
+        return cls(**data | changed)
+
+    def line(self) -> str:
+        """Say it in one line, for the log."""
+        text = (
+            f"{self.queue} {_ranges_text(self.ranges + self.skipped)} → {self.sink}: "
+            f"{_grouped(self.read)} read = {_grouped(self.acknowledged)} acknowledged + {_grouped(self.dead)} dead "
+            f"+ {_grouped(self.left)} left; oldest left {self.oldest_left_seconds:.0f} s; {self.seconds:.1f} s"
+        )
+        if self.problem is not None:
+            return f"{text}; stopped by {self.problem.error_class}"
+        if self.skipped:
+            return f"{text}; skipped {_ranges_text(self.skipped)}, which others hold"
+        return text
+
+
+def join_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Sort ranges and join neighbours."""
+    joined: list[Range] = []
+    for part in sorted(ranges):
+        if joined and joined[-1].end >= part.first:
+            joined[-1] = Range(joined[-1].first, max(joined[-1].end, part.end))
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
+def _ranges_text(ranges: Sequence[Range]) -> str:
+    joined = join_ranges(ranges)
+    shown = [f"[{part.first}, {part.end})" for part in joined[:3]]
+    return " ".join(shown) + (f" and {len(joined) - 3} more" if len(joined) > 3 else "")
+
+
+def _grouped(number: int) -> str:
+    return f"{number:,}".replace(",", " ")

@@ -1,0 +1,99 @@
+"""Handing operations to a sink: in batches that suit it, again where that may help, one by one where it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from export_queue.core.drain.exporters import Failure
+from export_queue.core.drain.patience import Patience, is_transient
+from export_queue.core.errors import DrainError, ExportQueueError
+from export_queue.core.sinks import ApplyResult, Operations, Sink
+
+
+@dataclass(slots=True)
+class Sent:
+    """What became of the operations that were sent."""
+
+    written: int = 0
+    stale: int = 0
+    rejected: list[tuple[int, Failure]] = field(default_factory=list)
+    """Position and reason of each operation that the sink will never take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The way into one sink.
+
+    :param sink: where operations go.
+    :param patience: how transient errors are met.
+    :param check: called before each batch; raises LeaseLost if nothing may be sent any more.
+    """
+
+    sink: Sink
+    patience: Patience
+    check: Callable[[], None]
+
+    def send(self, operations: Operations, *, on_rejected: Callable[[int, Failure], None]) -> Sent:
+        """Send operations, in slices as large as the sink wants them.
+
+        What the sink rejects is offered once more, without the others. A batch at which it raises an
+        error of its own is halved until the culprits stand alone.
+
+        :param on_rejected: called with position and reason at each final rejection; may raise to stop.
+        :raises ExportQueueError: the sink is unavailable beyond all patience, or takes nothing at all.
+        """
+        sent = Sent()
+        capabilities = self.sink.capabilities
+        start = 0
+        for part in operations.slices(rows=capabilities.batch_rows, size=capabilities.batch_bytes):
+            self._send(part, range(start, start + len(part)), sent, on_rejected, is_last_try=False)
+            start += len(part)
+        return sent
+
+    def _send(
+        self,
+        part: Operations,
+        positions: Sequence[int],
+        sent: Sent,
+        on_rejected: Callable[[int, Failure], None],
+        *,
+        is_last_try: bool,
+    ) -> None:
+        def reject(i: int, failure: Failure) -> None:
+            sent.rejected.append((positions[i], failure))
+            on_rejected(positions[i], failure)
+
+        try:
+            result = self._apply(part)
+        except ExportQueueError:
+            raise
+        except Exception as error:
+            if is_transient(error):
+                raise
+            if len(part) == 1:
+                reject(0, Failure.of(error))
+                return
+            middle = len(part) // 2
+            for half in (range(middle), range(middle, len(part))):
+                chosen = [positions[i] for i in half]
+                self._send(part.take(half), chosen, sent, on_rejected, is_last_try=is_last_try)
+            return
+        sent.written += result.written
+        sent.stale += result.stale
+        if is_last_try:
+            for rejection in result.rejected:
+                reject(rejection.position, Failure(rejection.reason, "Rejection"))
+        elif result.rejected:
+            refused = [rejection.position for rejection in result.rejected]
+            self._send(part.take(refused), [positions[i] for i in refused], sent, on_rejected, is_last_try=True)
+
+    def _apply(self, part: Operations) -> ApplyResult:
+        result = self.patience.call(lambda: self.sink.apply(part), check=self.check)
+        answered = result.written + result.stale + len(result.rejected)
+        if answered != len(part):
+            raise DrainError(
+                f"{type(self.sink).__name__} was given {len(part)} operations and answered for {answered}",
+                hint="apply() must count each operation once: written, stale or rejected",
+            )
+        return result

@@ -1,0 +1,282 @@
+"""The error tree of Export Queue.
+
+Every error says what it is about, what was expected and what was found, and carries two facts that
+callers act on: ``transient`` (trying again may help) and ``hint`` (what to do next)::
+
+    ExportQueueError
+    ├── ConfigurationError            wrong from the start; trying again changes nothing
+    │   ├── InvalidArgument
+    │   ├── UnknownQueue
+    │   ├── OptionsDiffer             a queue or table exists with other options
+    │   ├── SinkBindingError          the queue drains into another sink
+    │   ├── SinkConfigurationError    the sink cannot be used as it is described
+    │   └── SecretNotFound
+    ├── EntryError                    one key or value that the queue refuses
+    ├── StoreError
+    │   ├── StoreNotCreated
+    │   ├── SchemaVersionError
+    │   └── StoreUnavailable          transient
+    ├── TransactionError
+    │   ├── ConflictError             transient
+    │   ├── SnapshotTooOld            transient
+    │   ├── TransactionTimeout        transient
+    │   ├── RegistrationLost          transient
+    │   ├── CommitRefused             transient
+    │   ├── CommitOutcomeUnknown
+    │   ├── TransactionEnded
+    │   └── AlreadyCommitted          the token has taken effect; carries the stored result
+    ├── LockError
+    │   ├── LockNotAvailable          transient
+    │   └── LeaseLost                 transient
+    ├── SinkError
+    │   ├── SinkUnavailable           transient
+    │   ├── SinkRefused               the target takes no writes at all
+    │   └── SinkBelongsToAnother      the sink was fed by another, or a younger, store
+    └── DrainError
+        ├── ExporterError
+        ├── AmbiguousRecord
+        ├── EntryRejected             ``on_error="fail"`` met an entry that was rejected
+        └── TooManyDeadLetters
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+
+class ExportQueueError(Exception):
+    """Base of all errors that this library raises on purpose.
+
+    :param message: what happened, in one sentence that names the thing.
+    :param hint: what to do next; the class's own hint where it is left out.
+    """
+
+    transient: ClassVar[bool] = False
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str = "", *, hint: str | None = None) -> None:
+        self.message = message or (type(self).__doc__ or "").strip().splitlines()[0]
+        self.hint = self.default_hint if hint is None else hint
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class ConfigurationError(ExportQueueError):
+    """The set-up is wrong; trying again changes nothing."""
+
+
+class InvalidArgument(ConfigurationError, ValueError):
+    """An argument is outside of what is allowed."""
+
+
+class UnknownQueue(ConfigurationError):
+    """The store has no queue of this name."""
+
+    default_hint = "configure it first: store.configure_queue(...) or ExportQueueConfigureOperator"
+
+
+class OptionsDiffer(ConfigurationError):
+    """A queue or table exists with other options than those asked for."""
+
+    default_hint = "ask for the stored options, or use another name"
+
+
+class SinkBindingError(ConfigurationError):
+    """The queue is bound to another sink."""
+
+    default_hint = (
+        "two drains into different sinks would split the data; "
+        "re-bind the queue explicitly, or add to a second queue in the same transaction"
+    )
+
+
+class SinkConfigurationError(ConfigurationError):
+    """The sink cannot be used as it is described."""
+
+
+class SecretNotFound(ConfigurationError):
+    """A reference to a secret leads nowhere."""
+
+
+class EntryError(ExportQueueError, ValueError):
+    """The queue refuses this key or value."""
+
+
+class StoreError(ExportQueueError):
+    """Something about the store itself."""
+
+
+class StoreNotCreated(StoreError):
+    """The database holds no store yet."""
+
+    default_hint = "run `export-queue init`, or call store.create()"
+
+
+class SchemaVersionError(StoreError):
+    """The store's schema does not fit this version of the library."""
+
+
+class StoreUnavailable(StoreError):
+    """The store's database cannot be reached or does not answer."""
+
+    transient = True
+    default_hint = "check that the database runs and that the connection is right, then try again"
+
+
+class TransactionError(ExportQueueError):
+    """Something about one transaction."""
+
+
+class ConflictError(TransactionError):
+    """Another transaction committed a write to a key of this one after it had started."""
+
+    transient = True
+    default_hint = "run the function again from its start; store.run() does this for you"
+
+    @classmethod
+    def between(cls, *, own: int | None, key: str, other: int) -> ConflictError:
+        """Name the key, both transactions and both times.
+
+        :param own: id of the refused transaction; None where none was drawn.
+        :param key: the conflict key, readable.
+        :param other: id of the transaction that wrote the key last.
+        """
+        started = f", started at {clock_of(own)}" if own else ""
+        return cls(
+            f"commit of transaction {own or 'without id'} refused: key {key!r} has changed\n"
+            f"  expected the version of this transaction's snapshot{started}\n"
+            f"  found a commit of transaction {other}, started at {clock_of(other)}"
+        )
+
+
+class SnapshotTooOld(TransactionError):
+    """Clean-up may have removed versions that this snapshot needs."""
+
+    transient = True
+    default_hint = "start a new transaction; a long one needs transaction(long=True)"
+
+
+class TransactionTimeout(TransactionError):
+    """The transaction's deadline has passed, so it cannot commit."""
+
+    transient = True
+    default_hint = "do less in one transaction, or give it a longer timeout="
+
+
+class RegistrationLost(TransactionError):
+    """The database session that registered this transaction is gone."""
+
+    transient = True
+    default_hint = "run the function again; behind a pooler in transaction mode configure the store for it"
+
+
+class CommitRefused(TransactionError):
+    """This commit was refused, and stays refused."""
+
+    transient = True
+    default_hint = "run the function again from its start; store.run() does this for you"
+
+
+class CommitOutcomeUnknown(TransactionError):
+    """The connection broke during the commit, and its outcome could not be learned."""
+
+    default_hint = "ask again with store.outcome(request) once the store is reachable"
+
+
+class TransactionEnded(TransactionError):
+    """The transaction has been committed or aborted and cannot be used any more."""
+
+    default_hint = "start a new transaction"
+
+
+class AlreadyCommitted(TransactionError):
+    """A transaction with this token has committed before.
+
+    :param token: the token.
+    :param result: the JSON result stored with that commit.
+    """
+
+    default_hint = "nothing is to be done: the work has taken effect"
+
+    def __init__(self, token: str, result: Any) -> None:
+        super().__init__(f"token {token!r} has already committed")
+        self.token = token
+        self.result = result
+
+
+class LockError(ExportQueueError):
+    """Something about a lock on a part of a queue."""
+
+
+class LockNotAvailable(LockError):
+    """Another holder works on this part of the queue."""
+
+    transient = True
+    default_hint = "wait for it (if_locked='wait'), or see who holds it: export-queue locks"
+
+
+class LeaseLost(LockError):
+    """The lease of this holder has expired or was revoked; it may change nothing any more."""
+
+    transient = True
+    default_hint = "start again; what was acknowledged stays removed"
+
+
+class SinkError(ExportQueueError):
+    """Something about a sink."""
+
+
+class SinkUnavailable(SinkError):
+    """The sink cannot be reached, is overloaded or does not answer."""
+
+    transient = True
+    default_hint = "check that the sink runs; entries wait in the queue until it does"
+
+
+class SinkRefused(SinkError):
+    """The sink takes no writes as it is: rights, a read-only server, a missing target."""
+
+
+class SinkBelongsToAnother(SinkError):
+    """The sink was last fed by another store, or by this one in a later state."""
+
+    default_hint = (
+        "the store was rebuilt or restored: its sequences would all be stale in this sink; "
+        "create it with a floor, or empty the sink together with its control record"
+    )
+
+
+class DrainError(ExportQueueError):
+    """A drain cannot go on."""
+
+
+class ExporterError(DrainError):
+    """The exporter cannot be found, opened or closed."""
+
+
+class AmbiguousRecord(DrainError):
+    """Two entries of one transaction put different documents into one record."""
+
+    positions: tuple[int, int] = (0, 0)
+    """Positions, in their batch, of the two operations."""
+    default_hint = "make the record's id depend on the entry's key, or add both changes under one key"
+
+
+class EntryRejected(DrainError):
+    """An entry was rejected and the drain was told to stop at the first."""
+
+    default_hint = "mend the entry's producer or the exporter, or drain with on_error='dead_letter'"
+
+
+class TooManyDeadLetters(DrainError):
+    """More entries were rejected than a drain may set aside: a bug, not data."""
+
+    default_hint = "mend the exporter or the sink, then drain again; raise max_dead only if the data is to blame"
+
+
+def clock_of(transaction_id: int) -> str:
+    """Show the wall-clock time that a transaction id carries."""
+    return datetime.fromtimestamp(transaction_id / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]

@@ -1,0 +1,15 @@
+"""Locks on parts of a queue: claims, leases, fences, the critical section."""
+
+from export_queue.core.locks.lockbox import (
+    Holder,
+    Lease,
+    Owner,
+    claim,
+    hold,
+    holders,
+    release,
+    renew,
+    revoke,
+)
+
+__all__ = ["Holder", "Lease", "Owner", "claim", "hold", "holders", "release", "renew", "revoke"]

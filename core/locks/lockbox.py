@@ -1,0 +1,175 @@
+"""Who may work on which unit of a queue.
+
+A lock lives in the store with a lease, which its holder renews, and a fence, drawn from the id source so
+that it grows over restarts. Whoever changes something under a lock does so in a critical section: the
+lock's row is locked and checked in the SQL transaction of the change itself (I10).
+
+Source: Druid's interval locks and critical actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from export_queue.core.errors import LeaseLost
+from export_queue.core.queue import Queue, Range
+from export_queue.core.store import Database, Work
+from export_queue.core.store import locks as sql
+
+DRAIN_PRIORITY = 75
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who asks: a task, and one attempt of it."""
+
+    task: str
+    """The same over retries, such as dag/run/task/map index: a new attempt takes over what an older one holds."""
+    attempt: str
+    """Different for every incarnation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lock that was granted; a value that may travel to other processes."""
+
+    fence: int
+    queue: int
+    layout: int
+    range: Range
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; the fence is a string, since it exceeds 2⁵³."""
+        return {
+            "fence": str(self.fence),
+            "queue": self.queue,
+            "layout": self.layout,
+            "range": self.range.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Lease:
+        """Read what :meth:`to_json` gave."""
+        return cls(int(value["fence"]), value["queue"], value["layout"], Range(*value["range"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock, for messages."""
+
+    owner: Owner
+    range: Range
+    fence: int
+    lease_ms: int
+
+
+def claim(
+    database: Database,
+    queue: Queue,
+    ranges: Iterable[Range],
+    *,
+    owner: Owner,
+    lease_seconds: float,
+    priority: int = DRAIN_PRIORITY,
+) -> list[Lease]:
+    """Take exclusive locks on all units that are free now, in one SQL transaction; it never waits for a holder.
+
+    A unit is free if nobody holds it, its lease has expired, it was revoked, or an older attempt of the
+    same task holds it: that attempt's fence is worthless from then on.
+
+    :param ranges: units of the queue.
+    :param owner: who asks.
+    :param lease_seconds: how long the locks last unless they are renewed.
+    :returns: one lease a unit that was granted.
+    """
+    granted: list[Lease] = []
+    with database.begin() as work:
+        sql.serialise_requests(work, queue.number)
+        now = work.now()
+        for unit in ranges:
+            meeting = sql.overlapping(work, queue.number, queue.layout, first=unit.first, end=unit.end)
+            if any(_stands(row, owner, now) for row in meeting):
+                continue
+            sql.delete(work, [row["fence"] for row in meeting])
+            fence = database.dialect.draw(work.connection)
+            sql.insert(
+                work,
+                {
+                    "fence": fence,
+                    "queue_number": queue.number,
+                    "layout": queue.layout,
+                    "first_bucket": unit.first,
+                    "end_bucket": unit.end,
+                    "segment": None,
+                    "mode": "exclusive",
+                    "priority": priority,
+                    "task": owner.task,
+                    "attempt": owner.attempt,
+                    "lease_ms": now + int(lease_seconds * 1000),
+                    "revoked": False,
+                },
+            )
+            granted.append(Lease(fence, queue.number, queue.layout, unit))
+    return granted
+
+
+def _stands(row: Any, owner: Owner, now: int) -> bool:
+    """Tell whether a lock is in the way of a request; pure."""
+    if row["revoked"] or row["lease_ms"] <= now:
+        return False
+    taken_over = row["task"] == owner.task and row["attempt"] != owner.attempt
+    return not taken_over
+
+
+def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) -> None:
+    """Extend leases.
+
+    :raises LeaseLost: one of them has expired, was revoked or taken over; none is extended then.
+    """
+    if not leases:
+        return
+    with database.begin() as work:
+        _require(work, leases, shared=False)
+        sql.extend(work, [lease.fence for lease in leases], lease_ms=work.now() + int(lease_seconds * 1000))
+
+
+def hold(work: Work, lease: Lease) -> None:
+    """Enter a critical section: until this SQL transaction ends nobody can take the lock over.
+
+    :raises LeaseLost: it has expired, was revoked or taken over: change nothing.
+    """
+    _require(work, [lease], shared=True)
+
+
+def _require(work: Work, leases: Sequence[Lease], *, shared: bool) -> None:
+    held = sql.select_held(work, [lease.fence for lease in leases], now=work.now(), shared=shared)
+    for lease in leases:
+        if lease.fence not in held:
+            raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired or was taken over")
+
+
+def release(database: Database, leases: Sequence[Lease]) -> None:
+    """Give locks back; those that are gone already are passed over."""
+    if leases:
+        with database.begin() as work:
+            sql.delete(work, [lease.fence for lease in leases])
+
+
+def revoke(database: Database, task: str) -> int:
+    """Make all locks of a task worthless; returns how many."""
+    with database.begin() as work:
+        return sql.revoke_task(work, task)
+
+
+def holders(work: Work, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
+    """Say who holds units, for messages."""
+    wanted = set(ranges)
+    found = [
+        Holder(
+            Owner(row["task"], row["attempt"]), Range(row["first_bucket"], row["end_bucket"]), row["fence"], row["lease_ms"]
+        )
+        for row in sql.of_queue(work, queue.number, now=work.now())
+    ]
+    return [holder for holder in found if holder.range in wanted]

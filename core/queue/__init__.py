@@ -1,0 +1,46 @@
+"""Export queues: options, buckets and ranges, adding, reading, removing, dead letters."""
+
+from export_queue.core.queue.add import QueueWriter
+from export_queue.core.queue.buckets import Range, bucket, buckets_of
+from export_queue.core.queue.dead import DeadLetter, bury, count_dead, dead_letters
+from export_queue.core.queue.options import (
+    Queue,
+    bind_sink,
+    configure_queue,
+    find_queue,
+    list_queues,
+)
+from export_queue.core.queue.read import (
+    Backlog,
+    Entries,
+    Position,
+    backlog,
+    read_entries,
+    remove_entries,
+    remove_span,
+    waiting_ranges,
+)
+
+__all__ = [
+    "Backlog",
+    "DeadLetter",
+    "Entries",
+    "Position",
+    "Queue",
+    "QueueWriter",
+    "Range",
+    "backlog",
+    "bind_sink",
+    "bucket",
+    "buckets_of",
+    "bury",
+    "configure_queue",
+    "count_dead",
+    "dead_letters",
+    "find_queue",
+    "list_queues",
+    "read_entries",
+    "remove_entries",
+    "remove_span",
+    "waiting_ranges",
+]

@@ -1,0 +1,48 @@
+"""Adding to a queue inside a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from export_queue.core.errors import EntryError
+from export_queue.core.queue.buckets import bucket
+from export_queue.core.queue.options import Queue
+from export_queue.core.store.conflict_keys import entry_key
+from export_queue.core.transactions import OpenTransaction
+
+
+class QueueWriter:
+    """One queue, bound to its transaction: what is added exists if and only if it commits (I3)."""
+
+    def __init__(self, transaction: OpenTransaction, queue: Queue) -> None:
+        self._transaction = transaction
+        self._queue = queue
+        self._added: set[bytes] = set()
+
+    def add(self, key: Any, value: Any, *, exclusive: bool = False, replace: bool = False) -> None:
+        """Add an entry; its sequence is the transaction's id.
+
+        :param key: by the queue's key codec, 1–1024 bytes encoded.
+        :param value: by the queue's value codec; None says that the record is gone.
+        :param exclusive: make the key a conflict key: of two overlapping transactions that add it, one commits.
+        :param replace: this transaction has added the key before, and the new value counts.
+        :raises EntryError: key or value is refused, or the key was added before.
+        """
+        encoded = self._queue.encode_key(key)
+        payload = self._queue.encode_value(value, key=key)
+        if encoded in self._added and not replace:
+            raise EntryError(
+                f"key {key!r} was added to queue {self._queue.id!r} before in this transaction",
+                hint="pass replace=True if the new value counts",
+            )
+        place = (self._queue.number, self._queue.layout, bucket(encoded, self._queue.buckets), encoded)
+        guarded = exclusive or self._queue.exclusive
+        conflict_key = entry_key(self._queue.number, encoded) if guarded else None
+        self._transaction.add_entry(place, payload, conflict_key=conflict_key)
+        self._added.add(encoded)
+
+    def add_many(self, entries: Iterable[tuple[Any, Any]]) -> None:
+        """Add pairs of key and value."""
+        for key, value in entries:
+            self.add(key, value)

@@ -1,0 +1,156 @@
+"""The stored options of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from export_queue.core.errors import InvalidArgument, OptionsDiffer, SinkBindingError, UnknownQueue
+from export_queue.core.queue import codecs
+from export_queue.core.queue.buckets import Range, split, units_of
+from export_queue.core.store import Database, Work
+from export_queue.core.store.queues import add_queue, bind_queue, queue_row, queue_rows
+from export_queue.core.tables.options import check_name
+
+FIRST_LAYOUT = 1
+MAX_BUCKETS = 1_000_000
+MAX_VALUE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A queue as it is stored."""
+
+    id: str
+    number: int
+    layout: int
+    buckets: int
+    buckets_per_range: int
+    key: str
+    """Name of the keys' codec: ``str`` or ``bytes``."""
+    value: str
+    """Name of the values' codec: ``json``, ``str`` or ``bytes``."""
+    max_value_bytes: int
+    exclusive: bool
+    """Whether every key added is a conflict key."""
+    sink: str | None
+    """Name of the sink that it drains into."""
+
+    def units(self) -> list[Range]:
+        """List the units: what one lock covers."""
+        return units_of(self.buckets, self.buckets_per_range)
+
+    def split(self, ranges: Iterable[Range | Sequence[int]] | None) -> list[Range]:
+        """Cut ranges into units; None means all.
+
+        :raises InvalidArgument: a range is not whole units.
+        """
+        return self.units() if ranges is None else split(ranges, self.buckets, self.buckets_per_range)
+
+    def encode_key(self, key: Any) -> bytes:
+        """Encode a key, or raise :class:`EntryError`."""
+        return codecs.encode_key(self.key, key)
+
+    def decode_key(self, key: bytes) -> Any:
+        """Decode a key."""
+        return codecs.KEY_CODECS[self.key].decode(key)
+
+    def encode_value(self, value: Any, *, key: Any) -> bytes | None:
+        """Encode a value, or raise :class:`EntryError`."""
+        return codecs.encode_value(self.value, value, most=self.max_value_bytes, key=key)
+
+    def decode_value(self, value: bytes | None) -> Any:
+        """Decode a value; None stays None."""
+        return None if value is None else codecs.VALUE_CODECS[self.value].decode(value)
+
+
+def configure_queue(
+    database: Database,
+    queue_id: str,
+    *,
+    buckets: int = 1009,
+    buckets_per_range: int = 101,
+    key: str = "str",
+    value: str = "json",
+    max_value_bytes: int = 1 << 20,
+    exclusive: bool = False,
+) -> Queue:
+    """Store a queue's options; the same options again change nothing.
+
+    :param queue_id: 1–64 characters of ``a-z 0-9 _ . -``.
+    :param buckets: number of buckets; a prime spreads keys well.
+    :param buckets_per_range: buckets of one unit: what one lock, and at most one task at a time, works on.
+    :param key: codec of keys.
+    :param value: codec of values.
+    :param max_value_bytes: largest encoded value.
+    :param exclusive: make every key a conflict key, for keys that are not tied to a cell that the transaction writes.
+    :raises InvalidArgument: an option is out of bounds.
+    :raises OptionsDiffer: the queue exists with other options, which are listed.
+    """
+    check_name("queue id", queue_id)
+    codecs.check_codec("key", key, codecs.KEY_CODECS)
+    codecs.check_codec("value", value, codecs.VALUE_CODECS)
+    _check_number("buckets", buckets, MAX_BUCKETS)
+    _check_number("buckets_per_range", buckets_per_range, buckets)
+    _check_number("max_value_bytes", max_value_bytes, MAX_VALUE_BYTES)
+    wanted = {
+        "buckets": buckets,
+        "buckets_per_range": buckets_per_range,
+        "key_codec": key,
+        "value_codec": value,
+        "max_value_bytes": max_value_bytes,
+        "exclusive": exclusive,
+    }
+    with database.read() as work:
+        row = queue_row(work, queue_id)
+    if row is None:
+        with database.begin() as work:
+            add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **wanted})
+            row = queue_row(work, queue_id)
+    assert row is not None
+    differences = [f"{name}: expected {wanted[name]!r}, found {row[name]!r}" for name in wanted if row[name] != wanted[name]]
+    if differences:
+        raise OptionsDiffer(f"queue {queue_id!r} exists with other options: {'; '.join(differences)}")
+    return _queue(row)
+
+
+def _check_number(name: str, number: int, most: int) -> None:
+    if type(number) is not int or not 1 <= number <= most:
+        raise InvalidArgument(f"{name}: expected a whole number from 1 to {most}, found {number!r}")
+
+
+def _queue(row: Any) -> Queue:
+    renamed = {"key": "key_codec", "value": "value_codec"}
+    return Queue(**{f.name: row[renamed.get(f.name, f.name)] for f in fields(Queue)})
+
+
+def find_queue(work: Work, queue_id: str) -> Queue:
+    """Read a queue's options.
+
+    :raises UnknownQueue: naming those that exist.
+    """
+    row = queue_row(work, queue_id)
+    if row is None:
+        known = ", ".join(q.id for q in list_queues(work)) or "none"
+        raise UnknownQueue(f"the store has no queue {queue_id!r}; it has: {known}")
+    return _queue(row)
+
+
+def list_queues(work: Work) -> list[Queue]:
+    """Read all queues, by name."""
+    return [_queue(row) for row in queue_rows(work)]
+
+
+def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> None:
+    """Bind a queue to the name of the sink that it drains into.
+
+    :param rebind: change the name although the queue has another one.
+    :raises SinkBindingError: the queue drains into another sink.
+    """
+    if queue.sink == sink:
+        return
+    bind_queue(work, queue.number, sink, rebind=rebind)
+    found = find_queue(work, queue.id).sink
+    if found != sink:
+        raise SinkBindingError(f"queue {queue.id!r} drains into sink {found!r}, found a drain into {sink!r}")

@@ -1,0 +1,144 @@
+"""Reading what is queued and removing what was acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from export_queue.core.queue.buckets import Range
+from export_queue.core.queue.options import Queue
+from export_queue.core.store import Work
+from export_queue.core.store import entries as sql
+from export_queue.core.transactions import Snapshot
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """One entry's place in the order of its queue."""
+
+    bucket: int
+    key: bytes
+    seq: int
+
+    @property
+    def _sql(self) -> sql.Key:
+        return self.bucket, self.key, self.seq
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A chunk of entries as columns, ordered by bucket, key and seq."""
+
+    buckets: Sequence[int]
+    keys: Sequence[bytes]
+    seqs: Sequence[int]
+    values: Sequence[bytes | None]
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def position(self, i: int) -> Position:
+        """Return one entry's place."""
+        return Position(self.buckets[i], self.keys[i], self.seqs[i])
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and values."""
+        return sum(map(len, self.keys)) + sum(len(value) for value in self.values if value)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits in one unit."""
+
+    range: Range
+    entries: int
+    bytes: int
+    oldest_seq: int
+
+
+def read_entries(
+    work: Work,
+    queue: Queue,
+    snapshot: Snapshot,
+    within: Range,
+    *,
+    after: Position | None = None,
+    rows: int,
+    size: int,
+) -> Entries:
+    """Read the next chunk of what a snapshot sees, in order.
+
+    :param within: buckets to read.
+    :param after: where the chunk before ended.
+    :param rows: most entries.
+    :param size: about how many bytes of keys and values; at least one entry is returned.
+    :returns: the chunk; empty at the end.
+    """
+    found = sql.select_entries(
+        work,
+        queue.number,
+        queue.layout,
+        snapshot.view,
+        first=within.first,
+        end=within.end,
+        after=None if after is None else after._sql,
+        rows=rows,
+    )
+    total = 0
+    for i, (_, key, _, value) in enumerate(found):
+        total += len(key) + len(value or b"")
+        if total > size and i:
+            found = found[:i]
+            break
+    if not found:
+        return Entries((), (), (), ())
+    return Entries(*zip(*found, strict=True))
+
+
+def remove_span(work: Work, queue: Queue, snapshot: Snapshot, first: Position, last: Position) -> int:
+    """Remove exactly what a snapshot sees between two positions, both included (I7).
+
+    An older transaction may have committed into the span meanwhile: its entries are not visible in the
+    snapshot and stay.
+    """
+    return sql.delete_span(work, queue.number, queue.layout, snapshot.view, first._sql, last._sql)
+
+
+def remove_entries(work: Work, queue: Queue, positions: Sequence[Position]) -> int:
+    """Remove single entries."""
+    return sql.delete_entries(work, queue.number, queue.layout, [position._sql for position in positions])
+
+
+def backlog(
+    work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None
+) -> list[Backlog]:
+    """Count what waits, unit by unit; units without entries are left out."""
+    wanted = None if within is None else set(within)
+    units = queue.units()
+    counted = sql.count_by_unit(
+        work, queue.number, queue.layout, snapshot.view, buckets_per_range=queue.buckets_per_range
+    )
+    found = [Backlog(units[unit], entries, size, seq) for unit, entries, size, seq in counted]
+    return [unit for unit in found if wanted is None or unit.range in wanted]
+
+
+def waiting_ranges(
+    work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None
+) -> list[Range]:
+    """Say which units have work, at the cost of one index probe each."""
+    units = queue.units() if within is None else sorted(within)
+    found: list[Range] = []
+    at = 0
+    while at < len(units):
+        hit = sql.first_bucket(
+            work, queue.number, queue.layout, snapshot.view, first=units[at].first, end=units[-1].end
+        )
+        if hit is None:
+            break
+        while at < len(units) and units[at].end <= hit:
+            at += 1
+        if at < len(units) and units[at].first <= hit:
+            found.append(units[at])
+            at += 1
+    return found

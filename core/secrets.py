@@ -1,0 +1,112 @@
+"""References to secrets, and how they are followed.
+
+A password never travels: what is stored, sent to Spark or shown is a reference, and the process that
+opens a connection follows it.
+
+===================  ==========================================================================
+reference            leads to
+===================  ==========================================================================
+``env:NAME``         the environment variable of that name
+``file:PATH``        the file's content, without its last line break; nobody but the owner may
+                     read the file
+``module:callable``  what the callable returns: a vault, a cloud identity
+===================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import stat
+
+from export_queue.core.errors import InvalidArgument, SecretNotFound
+
+_REFERENCE = re.compile(
+    r"env:[A-Za-z_][A-Za-z0-9_]*"
+    r"|file:/.+"
+    r"|(?!env:|file:)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+)
+_MAX_BYTES = 1 << 16
+_READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def is_reference(text: object) -> bool:
+    """Tell whether a value has the form of a reference; whether it leads anywhere is not looked at."""
+    return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
+
+
+def resolve_secret(reference: str) -> str:
+    """Follow a reference to its secret.
+
+    :param reference: ``env:NAME``, ``file:/absolute/path`` or ``module:callable``.
+    :returns: the secret; never empty.
+    :raises InvalidArgument: the text is no reference. It is not repeated in the message: it may be a secret.
+    :raises SecretNotFound: the reference leads nowhere, or to something that others may read.
+    """
+    if not is_reference(reference):
+        raise InvalidArgument("a secret is named by env:NAME, file:/PATH or module:callable; found another text")
+    if reference.startswith("env:"):
+        secret = _from_environment(reference)
+    elif reference.startswith("file:"):
+        secret = _from_file(reference)
+    else:
+        secret = _from_callable(reference)
+    if not secret:
+        raise SecretNotFound(f"{reference} is empty")
+    return secret
+
+
+def _from_environment(reference: str) -> str:
+    name = reference.removeprefix("env:")
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise SecretNotFound(
+            f"{reference}: the environment of this process has no variable {name}",
+            hint="set it where the connection is opened: the worker, the Spark driver, each executor",
+        ) from None
+
+
+def _from_file(reference: str) -> str:
+    path = reference.removeprefix("file:")
+    try:
+        with open(path, "rb") as file:
+            # asked of the open file, so that it is the one that is read
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise SecretNotFound(f"{reference} is not a regular file")
+            if found.st_mode & _READABLE_BY_OTHERS:
+                raise SecretNotFound(
+                    f"{reference} is open to others than its owner (mode {stat.S_IMODE(found.st_mode):04o})",
+                    hint="chmod 600 it; where a cluster mounts it, set the mount's mode to 0400",
+                )
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise SecretNotFound(f"{reference} cannot be read: {error.strerror}") from None
+    if len(content) > _MAX_BYTES:
+        raise SecretNotFound(f"{reference} holds more than {_MAX_BYTES} bytes: hardly a secret")
+    try:
+        return content.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise SecretNotFound(f"{reference} is not UTF-8 text") from None
+
+
+def _from_callable(reference: str) -> str:
+    module_name, _, path = reference.partition(":")
+    try:
+        found: object = importlib.import_module(module_name)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise SecretNotFound(f"{reference} cannot be imported: {error}") from None
+    if not callable(found):
+        raise SecretNotFound(f"{reference} is not callable")
+    try:
+        secret = found()
+    except Exception as error:
+        # only its type: the text of an error that a vault raised may hold what was asked for
+        raise SecretNotFound(f"{reference} raised {type(error).__name__}") from None
+    if not isinstance(secret, str):
+        raise SecretNotFound(f"{reference} returned {type(secret).__name__}, expected str")
+    return secret

@@ -1,0 +1,104 @@
+"""One batch at a sink: what is refused before it is sent, what is superseded inside it, what is written.
+
+Shared by all sinks, so that each of them only has to write operations on distinct records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from export_queue.core.errors import AmbiguousRecord
+from export_queue.core.sinks.operations import MAX_SEQ, Operations, collapse
+from export_queue.core.sinks.protocol import ApplyResult, Rejection
+
+Reasons = dict[int, str]
+"""Why operations can never be taken, by their position."""
+
+
+def apply_batch(operations: Operations, *, reasons: Reasons, write: Callable[[Operations], ApplyResult]) -> ApplyResult:
+    """Apply operations of which several may concern one record.
+
+    What lost against another operation inside the batch counts as stale. A winner that the sink
+    rejects does not take the losers with it: they are tried next.
+
+    :param operations: the batch, its collections already replaced by the sink's own targets.
+    :param reasons: operations that are refused before anything is sent.
+    :param write: writes operations on distinct records.
+    :returns: counts and rejections that add up to the batch.
+    :raises AmbiguousRecord: two entries put different documents into one record at one sequence.
+    """
+    if not reasons and _distinct(operations):
+        return write(operations)
+    rejected = dict(reasons)
+    pending: Sequence[int] = [i for i in range(len(operations)) if i not in rejected]
+    written = 0
+    while pending:
+        offered = operations.take(pending)
+        try:
+            chosen, dropped = collapse(offered)
+        except AmbiguousRecord as error:
+            first, second = error.positions
+            error.positions = (pending[first], pending[second])
+            raise
+        lost = set(dropped)
+        sent = [pending[i] for i in range(len(pending)) if i not in lost]
+        result = write(chosen)
+        written += result.written
+        refused = {sent[rejection.position]: rejection.reason for rejection in result.rejected}
+        rejected |= refused
+        records = {_record(operations, i) for i in refused}
+        pending = [pending[i] for i in dropped if _record(operations, pending[i]) in records]
+    return ApplyResult(
+        written,
+        len(operations) - written - len(rejected),
+        tuple(Rejection(position, rejected[position]) for position in sorted(rejected)),
+    )
+
+
+def retarget(operations: Operations, targets: Mapping[str, str]) -> Operations:
+    """Name the sink's own target (a table, a key) in place of each collection.
+
+    Two collections may share a target, and a record is one of the *target*.
+    """
+    return replace(operations, collections=[targets.get(name, "") for name in operations.collections])
+
+
+def refuse_seqs(operations: Operations, reasons: Reasons) -> None:
+    """Refuse sequences whose rank would not fit a signed 64-bit integer."""
+    if not len(operations) or (min(operations.seqs) >= 0 and max(operations.seqs) <= MAX_SEQ):
+        return
+    for i, seq in enumerate(operations.seqs):
+        if not 0 <= seq <= MAX_SEQ:
+            reasons.setdefault(i, f"seq {seq} is not between 0 and {MAX_SEQ}")
+
+
+def refuse_lengths(operations: Operations, reasons: Reasons, *, id_bytes: int, document_bytes: int) -> None:
+    """Refuse ids and documents that are too long for the sink."""
+    if max(map(len, operations.ids), default=0) > id_bytes:
+        for i, record in enumerate(operations.ids):
+            if len(record) > id_bytes:
+                reasons.setdefault(i, f"the id has {len(record)} bytes, at most {id_bytes} are possible")
+    if max((len(document or b"") for document in operations.documents), default=0) > document_bytes:
+        for i, document in enumerate(operations.documents):
+            if document is not None and len(document) > document_bytes:
+                reasons.setdefault(i, f"the document has {len(document)} bytes, at most {document_bytes} are possible")
+
+
+def refuse_collections(operations: Operations, reasons: Reasons, refusals: Mapping[str, str]) -> None:
+    """Refuse collections that cannot be a target.
+
+    :param refusals: why, by collection.
+    """
+    if refusals:
+        for i, name in enumerate(operations.collections):
+            if name in refusals:
+                reasons.setdefault(i, refusals[name])
+
+
+def _distinct(operations: Operations) -> bool:
+    return len(set(zip(operations.collections, operations.ids, strict=True))) == len(operations)
+
+
+def _record(operations: Operations, position: int) -> tuple[str, bytes]:
+    return operations.collections[position], operations.ids[position]

@@ -1,0 +1,99 @@
+"""A sink in this process's memory: for tests, and the shortest true implementation of the protocol."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from export_queue.core.sinks.batch import apply_batch, refuse_seqs
+from export_queue.core.sinks.control import ControlRecord, admission
+from export_queue.core.sinks.operations import Operations
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities
+
+Record = tuple[str, bytes]
+"""Collection and id."""
+
+
+@dataclass(slots=True)
+class _Contents:
+    """What all memory sinks of one name share."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    ranks: dict[Record, int] = field(default_factory=dict)
+    documents: dict[Record, bytes] = field(default_factory=dict)
+    control: dict[str, ControlRecord] = field(default_factory=dict)
+
+
+_shared: dict[str, _Contents] = {}
+_shared_lock = threading.Lock()
+
+
+class MemorySink:
+    """Records in a dictionary, each with the rank of what was applied to it last.
+
+    :param name: sinks of one name in one process share their records; without a name the sink has its own.
+    """
+
+    capabilities = Capabilities(batch_rows=10_000, batch_bytes=16 << 20)
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        if name is None:
+            self._contents = _Contents()
+        else:
+            with _shared_lock:
+                self._contents = _shared.setdefault(name, _Contents())
+
+    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+        """Remember which store feeds the sink; see :class:`~export_queue.core.sinks.Sink`."""
+        contents = self._contents
+        with contents.lock:
+            contents.control[queue_id] = admission(
+                contents.control.get(queue_id), queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self)
+            )
+
+    def apply(self, operations: Operations) -> ApplyResult:
+        """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
+        reasons: dict[int, str] = {}
+        refuse_seqs(operations, reasons)
+        with self._contents.lock:
+            return apply_batch(operations, reasons=reasons, write=self._write)
+
+    def _write(self, operations: Operations) -> ApplyResult:
+        ranks, documents = self._contents.ranks, self._contents.documents
+        written = 0
+        for i, rank in enumerate(operations.ranks()):
+            record = operations.collections[i], operations.ids[i]
+            if rank <= ranks.get(record, -1):
+                continue
+            written += 1
+            ranks[record] = rank  # stays after a delete: the tombstone
+            document = operations.documents[i]
+            if document is None:
+                documents.pop(record, None)
+            else:
+                documents[record] = document
+        return ApplyResult(written, len(operations) - written)
+
+    def records(self) -> dict[Record, bytes]:
+        """Return the documents that a reader sees, by collection and id."""
+        with self._contents.lock:
+            return dict(self._contents.documents)
+
+    def ranks(self) -> dict[Record, int]:
+        """Return the rank of every record, deleted ones included: ``2·seq``, and one more for a put."""
+        with self._contents.lock:
+            return dict(self._contents.ranks)
+
+    def clear(self) -> None:
+        """Forget everything, the control records included."""
+        with self._contents.lock:
+            self._contents.ranks.clear()
+            self._contents.documents.clear()
+            self._contents.control.clear()
+
+    def close(self) -> None:
+        """Nothing to free; the records stay."""
+
+    def __str__(self) -> str:
+        return f"memory:{self.name or 'unnamed'}"

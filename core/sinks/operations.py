@@ -1,0 +1,191 @@
+"""What is done to a sink: operations as columns, and the pure rules about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from export_queue.core.errors import AmbiguousRecord, InvalidArgument
+
+MAX_SEQ = (1 << 62) - 1
+"""The largest sequence: the largest rank, ``2·seq + 1``, still is a signed 64-bit integer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Set one record of a sink; what an exporter yields.
+
+    :param collection: the group of records: an index, a table, a key space.
+    :param id: the record within its collection; text is taken as UTF-8.
+    :param document: the new content: bytes and text as they are, anything else as JSON.
+    """
+
+    collection: str
+    id: str | bytes
+    document: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove one record of a sink; what an exporter yields."""
+
+    collection: str
+    id: str | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """A batch of operations as columns of equal length.
+
+    Columns, since a list of a hundred thousand bytes is handed to a client as it is, where as many
+    small objects cost half the speed.
+    """
+
+    collections: Sequence[str]
+    ids: Sequence[bytes]
+    documents: Sequence[bytes | None]
+    """The content of a put; None marks a delete."""
+    seqs: Sequence[int]
+    entries: Sequence[int]
+    """Position, in its batch, of the entry that each operation comes from."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def ranks(self) -> list[int]:
+        """Order of deliveries at a sink: by seq, and a put above a delete at the same seq (I9)."""
+        return [2 * seq + (document is not None) for seq, document in zip(self.seqs, self.documents, strict=True)]
+
+    def take(self, positions: Sequence[int]) -> Operations:
+        """Pick operations by position."""
+        return Operations(
+            *([column[i] for i in positions] for column in self._columns())  # type: ignore[arg-type]
+        )
+
+    def slices(self, *, rows: int, size: int) -> Iterator[Operations]:
+        """Cut the batch into pieces of at most ``rows`` operations and about ``size`` bytes."""
+        start, weight = 0, 0
+        for i, (record, document) in enumerate(zip(self.ids, self.documents, strict=True)):
+            cost = len(record) + len(document or b"")
+            if i > start and (i - start >= rows or weight + cost > size):
+                yield Operations(*(column[start:i] for column in self._columns()))  # type: ignore[arg-type]
+                start, weight = i, 0
+            weight += cost
+        if start == 0:
+            if len(self):
+                yield self
+        else:
+            yield Operations(*(column[start:] for column in self._columns()))  # type: ignore[arg-type]
+
+    def _columns(self) -> tuple[Sequence[Any], ...]:
+        return self.collections, self.ids, self.documents, self.seqs, self.entries
+
+
+@dataclass(slots=True)
+class OperationsBuilder:
+    """Collects what exporters yield into columns."""
+
+    collections: list[str] = field(default_factory=list)
+    ids: list[bytes] = field(default_factory=list)
+    documents: list[bytes | None] = field(default_factory=list)
+    seqs: list[int] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)
+
+    def add(self, operations: Iterable[Put | Delete], *, seq: int, entry: int) -> None:
+        """Append all operations of one entry, or none if one of them is not valid.
+
+        :param operations: what the exporter yielded.
+        :param seq: the entry's sequence.
+        :param entry: the entry's position in its batch.
+        :raises InvalidArgument: something else than a Put or a Delete, or an id of another type.
+        """
+        rows: list[tuple[str, bytes, bytes | None]] = []
+        for operation in operations:
+            if isinstance(operation, Put):
+                document: bytes | None = document_bytes(operation.document)
+            elif isinstance(operation, Delete):
+                document = None
+            else:
+                raise InvalidArgument(f"an exporter yields Put or Delete, found {type(operation).__name__}")
+            if not isinstance(operation.collection, str):
+                raise InvalidArgument(f"a collection is text, found {type(operation.collection).__name__}")
+            rows.append((operation.collection, _id_bytes(operation.id), document))
+        for collection, record, document in rows:
+            self.collections.append(collection)
+            self.ids.append(record)
+            self.documents.append(document)
+            self.seqs.append(seq)
+            self.entries.append(entry)
+
+    def build(self) -> Operations:
+        """Return the columns."""
+        return Operations(self.collections, self.ids, self.documents, self.seqs, self.entries)
+
+
+def document_bytes(document: Any) -> bytes:
+    """Serialise a document: bytes and text as they are, anything else as JSON.
+
+    :raises InvalidArgument: text that is not Unicode, or an object that is not JSON.
+    """
+    if isinstance(document, bytes):
+        return document
+    if isinstance(document, str):
+        return _utf8(document, "a document")
+    try:
+        return orjson.dumps(document)
+    except TypeError as error:
+        raise InvalidArgument(f"a document is bytes, text or JSON: {error}") from None
+
+
+def _id_bytes(record: object) -> bytes:
+    if isinstance(record, str):
+        return _utf8(record, "a record's id")
+    if isinstance(record, bytes):
+        return record
+    raise InvalidArgument(f"a record's id is text or bytes, found {type(record).__name__}")
+
+
+def _utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{what} holds a lone surrogate at position {error.start}") from None
+
+
+def collapse(operations: Operations) -> tuple[Operations, list[int]]:
+    """Keep, of each record, only the operation of the highest rank (I9).
+
+    It is chosen before puts and deletes part ways: sinks that batch them apart would otherwise
+    apply one record's operations in the wrong order. Of two puts of one entry the last one stays.
+
+    :param operations: any number of operations per record, in the order of their entries.
+    :returns: the operations that stay, in their order, and the positions of those that were dropped.
+    :raises AmbiguousRecord: two entries put different documents into one record at one sequence;
+        its ``positions`` attribute names both operations.
+    """
+    best: dict[tuple[str, bytes], int] = {}
+    ranks = operations.ranks()
+    documents, entries = operations.documents, operations.entries
+    dropped: list[int] = []
+    for i, record in enumerate(zip(operations.collections, operations.ids, strict=True)):
+        other = best.setdefault(record, i)
+        if other == i:
+            continue
+        if ranks[i] == ranks[other] and entries[i] != entries[other] and documents[i] != documents[other]:
+            error = AmbiguousRecord(
+                f"record {record[0]}/{record[1]!r} has two documents of one transaction (seq {operations.seqs[i]})"
+            )
+            error.positions = (other, i)
+            raise error
+        if ranks[i] >= ranks[other]:
+            best[record] = i
+            dropped.append(other)
+        else:
+            dropped.append(i)
+    if not dropped:
+        return operations, []
+    dropped.sort()
+    return operations.take(sorted(best.values())), dropped

@@ -1,0 +1,79 @@
+"""The seam to the systems that serve the copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from export_queue.core.sinks.operations import Operations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a sink can do; data, from which the drain plans and the documentation's table is made."""
+
+    batch_rows: int
+    """Operations per call of ``apply`` that suit the sink best, and the most that it is given."""
+    batch_bytes: int
+    """Bytes of ids and documents per call; a single larger operation is given alone."""
+    versioned_deletes: bool = True
+    """A late, older put after a delete is stale."""
+    binary_ids: bool = True
+    """Ids need not be UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """One operation that the sink will never take."""
+
+    position: int
+    """Position of the operation in the batch that was given."""
+    reason: str
+    """The sink's own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyResult:
+    """What became of a batch; the counts and the rejections add up to its length (I13)."""
+
+    written: int
+    stale: int
+    rejected: tuple[Rejection, ...] = ()
+
+
+class Sink(Protocol):
+    """A system that serves a copy of the committed data.
+
+    ``apply`` is idempotent and ordered by nothing but the rank of each operation (seq, put over
+    delete): whatever is delivered again, late or out of order, each record ends at its highest rank,
+    and no reader sees it go back (I9). When ``apply`` returns, what it counts is as durable as the
+    sink makes anything.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Batch sizes and abilities."""
+
+    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+        """Check the target once before a drain, and record which store feeds it.
+
+        Creates what is missing where that is safe (control record, rank storage).
+
+        :param queue_id: the queue that is drained.
+        :param store_id: identity of the store.
+        :param fence: a number from the store's id source; the sink keeps the highest that it saw.
+        :raises SinkBelongsToAnother: the control record names another store or a higher fence.
+        :raises SinkConfigurationError: the target cannot hold the guarantees, with what to change.
+        :raises SinkUnavailable: the target cannot be reached.
+        """
+
+    def apply(self, operations: Operations) -> ApplyResult:
+        """Apply a batch; several operations on one record are allowed.
+
+        :raises SinkUnavailable: nothing is known of the batch, or parts of it are applied; the whole
+            batch may be given again.
+        :raises SinkRefused: the target takes no writes; trying again at once will not help.
+        """
+
+    def close(self) -> None:
+        """Free connections."""

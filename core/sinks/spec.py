@@ -1,0 +1,209 @@
+"""What a sink is, as data: a kind, options, and references to secrets, that travel to other processes as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+from export_queue.core.errors import InvalidArgument, SinkConfigurationError
+from export_queue.core.secrets import is_reference, resolve_secret
+from export_queue.core.sinks.protocol import Sink
+
+_BUILT_IN = {
+    "memory": "export_queue.core.sinks.memory:MemorySink",
+    "redis": "export_queue.core.sinks.redis:RedisSink",
+    "sql": "export_queue.core.sinks.sql:SqlSink",
+}
+_OWN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_SECRET_NAME = re.compile(r"passw|passphrase|pwd|secret|token|credential|api_?key|private_?key", re.IGNORECASE)
+_SECRET_IN_QUERY = re.compile(r"[?&;](?:password|passwd|pwd|token|secret|api_?key)=[^&;]", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """A description of a sink that holds no secret.
+
+    :param kind: ``memory``, ``redis``, ``sql``, or ``module:factory`` for a sink of your own.
+    :param options: arguments of the sink; JSON values, no passwords.
+    :param secrets: further arguments, as references: ``env:NAME``, ``file:/PATH`` or ``module:callable``.
+    :param name: what a queue is bound to; by default the kind and its target.
+    """
+
+    kind: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    name: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.kind not in _BUILT_IN and not _OWN.fullmatch(self.kind):
+            raise SinkConfigurationError(
+                f"unknown kind of sink {self.kind!r}: expected {', '.join(sorted(_BUILT_IN))} or module:factory"
+            )
+        try:
+            options = json.loads(json.dumps(dict(self.options)))
+        except (TypeError, ValueError) as error:
+            raise SinkConfigurationError(f"options of sink {self.kind} are not JSON: {error}") from None
+        _refuse_secrets(options, self.kind)
+        for option, reference in self.secrets.items():
+            if not is_reference(reference):
+                raise SinkConfigurationError(
+                    f"secret {option!r} of sink {self.kind} is not a reference: "
+                    "expected env:NAME, file:/PATH or module:callable (what was found is not shown)"
+                )
+            if option in options:
+                raise SinkConfigurationError(f"{option!r} of sink {self.kind} is given as an option and as a secret")
+        object.__setattr__(self, "options", options)
+        object.__setattr__(self, "secrets", dict(self.secrets))
+        if not self.name:
+            object.__setattr__(self, "name", _default_name(self))
+
+    def to_json(self) -> str:
+        """Return the description as JSON text; it holds no secret."""
+        return json.dumps(
+            {"kind": self.kind, "options": self.options, "secrets": self.secrets, "name": self.name}, sort_keys=True
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> SinkSpec:
+        """Read what :meth:`to_json` wrote.
+
+        :raises InvalidArgument: the text is not such a description.
+        """
+        try:
+            found = json.loads(text)
+            return cls(found["kind"], found["options"], found["secrets"], name=found["name"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidArgument(f"not the JSON of a sink: {type(error).__name__}: {error}") from None
+
+    def resolve(self) -> ResolvedSink:
+        """Follow all references now.
+
+        :raises SecretNotFound: a reference leads nowhere.
+        """
+        return ResolvedSink(self, {option: resolve_secret(text) for option, text in self.secrets.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSink:
+    """A description together with its secrets; never printed, not to be stored.
+
+    :param spec: the description.
+    :param values: the secrets, by option.
+    """
+
+    spec: SinkSpec
+    values: Mapping[str, str] = field(repr=False)
+
+    def open(self) -> Sink:
+        """Build the sink.
+
+        :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
+        """
+        return _build(self.spec, self.values)
+
+
+def open_sink(spec: SinkSpec) -> Sink:
+    """Build the sink that a description names.
+
+    A ``password`` of Redis and SQL is looked up again at each new connection, so that it may change
+    while the sink is open; other secrets are looked up once.
+
+    :param spec: the description.
+    :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
+    :raises SecretNotFound: a reference leads nowhere.
+    """
+    secrets: dict[str, str | Callable[[], str]] = {}
+    for option, reference in spec.secrets.items():
+        secrets[option] = resolve_secret(reference)
+        if option == "password" and spec.kind in ("redis", "sql"):
+            secrets[option] = partial(resolve_secret, reference)
+    return _build(spec, secrets)
+
+
+def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Sink:
+    factory = _find(_BUILT_IN.get(spec.kind, spec.kind), spec.kind)
+    arguments = {**spec.options, **secrets}
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(factory).parameters)
+        raise SinkConfigurationError(f"sink {spec.kind}: {error}; it takes: {known}") from None
+    sink = factory(**arguments)
+    missing = [part for part in ("capabilities", "admit", "apply", "close") if not hasattr(sink, part)]
+    if missing:
+        raise SinkConfigurationError(f"{spec.kind} returned {type(sink).__name__}, which has no {', '.join(missing)}")
+    return cast(Sink, sink)
+
+
+def _find(path: str, kind: str) -> Callable[..., object]:
+    module_name, _, names = path.partition(":")
+    try:
+        found: object = importlib.import_module(module_name)
+        for name in names.split("."):
+            found = getattr(found, name)
+    except ModuleNotFoundError as error:
+        hint = f"pip install 'airflow-provider-export-queue[{kind}]'" if kind in _BUILT_IN else "mend sys.path"
+        raise SinkConfigurationError(f"sink {kind} needs the module {error.name}", hint=hint) from None
+    except AttributeError as error:
+        raise SinkConfigurationError(f"sink {kind} cannot be imported: {error}") from None
+    if not callable(found):
+        raise SinkConfigurationError(f"sink {kind}: {type(found).__name__} is not callable")
+    return found
+
+
+def _refuse_secrets(value: Any, kind: str, name: str = "") -> None:
+    """Refuse what looks like a password among options, which are stored and shown."""
+    reason = ""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if _SECRET_NAME.search(key):
+                name, reason = key, "its name says that it is a secret"
+                break
+            _refuse_secrets(inner, kind, key)
+    elif isinstance(value, list):
+        for inner in value:
+            _refuse_secrets(inner, kind, name)
+    elif isinstance(value, str) and has_password(value):
+        reason = "it holds a password"
+    if reason:
+        raise SinkConfigurationError(
+            f"option {name!r} of sink {kind} is refused: {reason}",
+            hint=f"give it as a secret: secrets={{{'password' if name == 'url' else name!r}: 'env:NAME'}}",
+        )
+
+
+def has_password(text: str) -> bool:
+    """Tell whether a text is a URL with a password in it."""
+    _, mark, rest = text.partition("://")
+    if not mark:
+        return False
+    host = re.split(r"[/?#\s]", rest, maxsplit=1)[0]
+    user, at, _ = host.rpartition("@")
+    if at:
+        return bool(user.partition(":")[2]) or bool(_SECRET_IN_QUERY.search(text))
+    # a password with an unquoted slash: what looks like the port is none, and an @ follows later
+    port = host.partition(":")[2]
+    broken = bool(port) and not port.isdigit() and not host.startswith("[") and "@" in rest
+    return broken or bool(_SECRET_IN_QUERY.search(text))
+
+
+def _default_name(spec: SinkSpec) -> str:
+    options = spec.options
+    if spec.kind == "memory":
+        return f"memory:{options.get('name') or 'unnamed'}"
+    if spec.kind == "redis":
+        host = options.get("host") or spec.secrets.get("host", "localhost")
+        target = f"redis://{host}:{options.get('port', 6379)}/{options.get('db', 0)}"
+        return target + (f" as {options['key']}" if "key" in options else "")
+    if spec.kind == "sql":
+        target = str(options.get("url") or spec.secrets.get("url", "sql"))
+        return target + (f" as {options['table']}" if "table" in options else "")
+    digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{spec.kind}#{digest}" if options else spec.kind

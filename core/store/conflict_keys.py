@@ -1,0 +1,45 @@
+"""Conflict keys as bytes, and how they are shown to people."""
+
+from __future__ import annotations
+
+import struct
+
+from export_queue.core.errors import ConflictError
+
+_NUMBER = struct.Struct(">cI")
+_LENGTH = struct.Struct(">H")
+
+
+def row_key(table: int, row: bytes) -> bytes:
+    """Make the conflict key of a row."""
+    return _NUMBER.pack(b"r", table) + row
+
+
+def cell_key(table: int, row: bytes, column: bytes) -> bytes:
+    """Make the conflict key of a cell; the length keeps (ab, c) apart from (a, bc)."""
+    return _NUMBER.pack(b"c", table) + _LENGTH.pack(len(row)) + row + column
+
+
+def entry_key(queue: int, key: bytes) -> bytes:
+    """Make the conflict key of an entry that was added exclusively."""
+    return _NUMBER.pack(b"q", queue) + key
+
+
+def show_key(key: bytes) -> str:
+    """Make a conflict key readable."""
+    kind, number = _NUMBER.unpack_from(key)
+    rest = key[_NUMBER.size :]
+    if kind == b"c":
+        length = _LENGTH.unpack_from(rest)[0]
+        row, column = rest[2 : 2 + length], rest[2 + length :]
+        return f"table {number}: {_text(row)}/{_text(column)}"
+    return f"{'table' if kind == b'r' else 'queue'} {number}: {_text(rest)}"
+
+
+def _text(part: bytes) -> str:
+    return part.decode("utf-8", "backslashreplace")
+
+
+def conflict_error(own: int | None, key: bytes, writer: int) -> ConflictError:
+    """Build the error for a conflict key that another transaction wrote."""
+    return ConflictError.between(own=own, key=show_key(key), other=writer)

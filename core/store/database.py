@@ -1,0 +1,159 @@
+"""One database under a store: engine, dialect, and SQL transactions that rooms pass on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError as UrlError
+
+from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreUnavailable
+
+if TYPE_CHECKING:
+    from export_queue.core.store.protocol import StoreDialect
+
+Clock = Callable[[], int]
+"""Milliseconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An open SQL transaction of the store; rooms pass it on and never end it."""
+
+    connection: sa.Connection
+    database: Database
+
+    def now(self) -> int:
+        """Read the store's clock, in milliseconds since the epoch."""
+        return self.database.now(self.connection)
+
+
+class Database:
+    """The connections of one process to one store.
+
+    :param engine: SQLAlchemy engine in autocommit mode: this class opens and ends SQL transactions itself.
+    :param dialect: the steps of a transaction as this database does them best.
+    """
+
+    def __init__(self, engine: sa.Engine, dialect: StoreDialect, *, shown_url: str) -> None:
+        self.engine = engine
+        self.dialect = dialect
+        self.shown_url = shown_url
+        self.swept_at = 0.0
+        """When this process last swept late transactions; monotonic seconds."""
+        _forget_connections_in_children(engine)
+
+    @classmethod
+    def open(
+        cls, url: str, *, password: str | None = None, schema: str = "export_queue", clock: Clock | None = None
+    ) -> Database:
+        """Prepare connections; nothing is sent yet.
+
+        :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
+        :param password: a password that is kept out of the URL.
+        :param schema: the PostgreSQL schema that is the store; SQLite has one store a file.
+        :param clock: the host's clock, for SQLite; PostgreSQL uses the server's.
+        :raises InvalidArgument: the URL is of another kind.
+        """
+        try:
+            parsed = sa.make_url(url)
+        except UrlError as error:
+            raise InvalidArgument(
+                "a store's URL reads like sqlite:///path or postgresql+psycopg://user@host/database, "
+                f"found text of {len(url)} characters that is no URL"
+            ) from error
+        if password is not None:
+            parsed = parsed.set(password=password)
+        backend = parsed.get_backend_name()
+        shown = parsed.render_as_string(hide_password=True)
+        if backend == "sqlite":
+            from export_queue.core.store.sqlite import SqliteDialect, open_engine
+
+            if not parsed.database or parsed.database == ":memory:":
+                raise InvalidArgument(f"a store needs a file that processes can share, found {shown}")
+            Path(parsed.database).resolve().parent.mkdir(parents=True, exist_ok=True)
+            return cls(open_engine(parsed), SqliteDialect(clock or _host_clock), shown_url=shown)
+        if backend in ("postgresql", "postgres"):
+            from export_queue.core.store.postgresql import PostgresDialect
+            from export_queue.core.store.postgresql import open_engine as open_postgres
+
+            try:
+                return cls(open_postgres(parsed, schema), PostgresDialect(schema), shown_url=shown)
+            except (ImportError, NoSuchModuleError) as error:
+                raise InvalidArgument(
+                    f"{shown} needs psycopg, which is not installed",
+                    hint="pip install 'airflow-provider-export-queue[postgres]'",
+                ) from error
+        raise InvalidArgument(f"a store lives in sqlite or postgresql, found {backend!r}")
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[sa.Connection]:
+        """Lend a connection in autocommit mode; errors of the database come out as this library's."""
+        with self.translated():
+            connection = self.engine.connect()
+        try:
+            with self.translated():
+                yield connection
+        finally:
+            connection.close()
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[Work]:
+        """Open a SQL transaction for writing: committed at the end of the block, rolled back on any error."""
+        with self.connect() as connection, self.dialect.transaction(connection):
+            yield Work(connection, self)
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Work]:
+        """Lend a connection for reading, each statement by itself."""
+        with self.connect() as connection:
+            yield Work(connection, self)
+
+    @contextlib.contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turn a database's own errors into :class:`StoreUnavailable` or :class:`StoreNotCreated`."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._translate(error.orig or error) from error.orig
+        except self.dialect.driver_error as error:
+            raise self._translate(error) from error
+
+    def _translate(self, error: BaseException) -> Exception:
+        if self.dialect.is_missing_table(error):
+            return StoreNotCreated(f"{self.shown_url} holds no store")
+        if self.dialect.is_transient(error):
+            return StoreUnavailable(f"store {self.shown_url}: {str(error).strip()}")
+        return error if isinstance(error, Exception) else StoreUnavailable(str(error))
+
+    def now(self, connection: sa.Connection) -> int:
+        """Read the store's clock, in milliseconds since the epoch."""
+        return self.dialect.now(connection)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+
+def _host_clock() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _forget_connections_in_children(engine: sa.Engine) -> None:
+    # A connection shared with a forked child would mix two conversations on one socket.
+    reference = weakref.ref(engine)
+
+    def forget() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.dispose(close=False)
+
+    os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,131 @@
+"""SQL about entries and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Work
+from export_queue.core.store.protocol import View
+from export_queue.core.store.schema import dead_letter as d
+from export_queue.core.store.schema import entry as e
+
+Key = tuple[int, bytes, int]
+"""Bucket, key, seq: the order of entries."""
+
+_REMOVE_BLOCK = 300
+"""Entries per statement where they are removed one by one: 3 parameters each, well below SQLite's limit."""
+
+_bytes_of = sa.func.length(e.c.key) + sa.func.coalesce(sa.func.length(e.c.value), 0)
+
+
+def visible(view: View) -> sa.ColumnElement[bool]:
+    """Say which entries a snapshot sees; every read and every removal uses this one predicate."""
+    seen: sa.ColumnElement[bool] = e.c.seq <= view.read_pointer
+    return sa.and_(seen, e.c.seq.not_in(view.excluded)) if view.excluded else seen
+
+
+def _of(queue: int, layout: int) -> sa.ColumnElement[bool]:
+    return sa.and_(e.c.queue_number == queue, e.c.layout == layout)
+
+
+def select_entries(
+    work: Work, queue: int, layout: int, view: View, *, first: int, end: int, after: Key | None, rows: int
+) -> list[tuple[int, bytes, int, bytes | None]]:
+    """Read visible entries of a bucket interval in the order of their keys, from after a position on."""
+    order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
+    statement = (
+        sa.select(e.c.bucket, e.c.key, e.c.seq, e.c.value)
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(view))
+        .order_by(e.c.bucket, e.c.key, e.c.seq)
+        .limit(rows)
+    )
+    if after is not None:
+        statement = statement.where(e.c.bucket >= after[0], order > _key(after))
+    return [tuple(row) for row in work.connection.execute(statement)]
+
+
+def delete_span(work: Work, queue: int, layout: int, view: View, first: Key, last: Key) -> int:
+    """Remove what the snapshot sees between two positions, both included."""
+    order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
+    statement = e.delete().where(
+        _of(queue, layout),
+        e.c.bucket >= first[0],
+        e.c.bucket <= last[0],
+        order >= _key(first),
+        order <= _key(last),
+        visible(view),
+    )
+    return work.connection.execute(statement).rowcount
+
+
+def delete_entries(work: Work, queue: int, layout: int, keys: Sequence[Key]) -> int:
+    """Remove entries one by one."""
+    removed = 0
+    order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
+    for start in range(0, len(keys), _REMOVE_BLOCK):
+        block = list(keys[start : start + _REMOVE_BLOCK])
+        removed += work.connection.execute(e.delete().where(_of(queue, layout), order.in_(block))).rowcount
+    return removed
+
+
+def _key(key: Key) -> Any:
+    return sa.tuple_(
+        sa.literal(key[0], sa.Integer), sa.literal(key[1], sa.LargeBinary), sa.literal(key[2], sa.BigInteger)
+    )
+
+
+def count_by_unit(
+    work: Work, queue: int, layout: int, view: View, *, buckets_per_range: int
+) -> list[tuple[int, int, int, int]]:
+    """Sum up visible entries per unit: unit number, entries, bytes, lowest seq."""
+    unit = e.c.bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
+    statement = (
+        sa.select(unit, sa.func.count(), sa.func.sum(_bytes_of), sa.func.min(e.c.seq))
+        .where(_of(queue, layout), visible(view))
+        .group_by(unit)
+        .order_by(unit)
+    )
+    return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in work.connection.execute(statement)]
+
+
+def first_bucket(work: Work, queue: int, layout: int, view: View, *, first: int, end: int) -> int | None:
+    """Find the first bucket of an interval that has a visible entry."""
+    statement = (
+        sa.select(e.c.bucket)
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(view))
+        .order_by(e.c.bucket, e.c.key, e.c.seq)
+        .limit(1)
+    )
+    found = work.connection.execute(statement).scalar()
+    return None if found is None else int(found)
+
+
+def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Keep entries as dead letters; one that is there already keeps its first reason."""
+    if not rows:
+        return
+    keys = sa.tuple_(d.c.key, d.c.seq)
+    number = rows[0]["queue_number"]
+    wanted = [(row["key"], row["seq"]) for row in rows]
+    there: set[tuple[bytes, int]] = set()
+    for start in range(0, len(wanted), _REMOVE_BLOCK):
+        block = wanted[start : start + _REMOVE_BLOCK]
+        found = work.connection.execute(sa.select(d.c.key, d.c.seq).where(d.c.queue_number == number, keys.in_(block)))
+        there |= {(bytes(key), seq) for key, seq in found}
+    fresh = [dict(row, buried_ms=work.now()) for row in rows if (row["key"], row["seq"]) not in there]
+    if fresh:
+        work.connection.execute(d.insert(), fresh)
+
+
+def select_dead(work: Work, queue: int, *, limit: int) -> list[Mapping[str, Any]]:
+    """Read dead letters, oldest entries first."""
+    statement = sa.select(d).where(d.c.queue_number == queue).order_by(d.c.seq, d.c.key).limit(limit)
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def count_dead(work: Work, queue: int) -> int:
+    """Count dead letters."""
+    return int(work.connection.execute(sa.select(sa.func.count()).where(d.c.queue_number == queue)).scalar_one())

@@ -1,0 +1,287 @@
+-- The transaction steps of a PostgreSQL store, one call each. {s} is the quoted schema.
+-- A version is part of each name: a later release adds functions and leaves these to running clients.
+-- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
+--         XQ005 token has committed, XQ006 snapshot too old, XQ007 wrong isolation level.
+
+create or replace function {s}.xq_now_v1() returns bigint language plpgsql volatile as $body$
+begin
+  return (extract(epoch from clock_timestamp()) * 1000)::bigint;
+end $body$;
+
+-- Draws an id and registers it by an advisory lock, both under the gate (the mask itself).
+-- The gate is a session lock freed in the same call: one of the SQL transaction would be held over the flush.
+create or replace function {s}.xq_draw_v1(mask bigint, for_session boolean) returns bigint
+language plpgsql volatile as $body$
+declare
+  t bigint;
+begin
+  perform pg_advisory_lock(mask);
+  loop
+    t := setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0) + 1, {s}.xq_now_v1() * 1000000));
+    exit when case when for_session then pg_try_advisory_lock(t # mask) else pg_try_advisory_xact_lock(t # mask) end;
+  end loop;
+  perform pg_advisory_unlock(mask);
+  return t;
+exception when query_canceled or others then  -- "others" alone leaves out cancel and statement time-out
+  perform pg_advisory_unlock(mask);
+  if for_session and t is not null then
+    perform pg_advisory_unlock(t # mask);
+  end if;
+  raise;
+end $body$;
+
+-- Ids below a bound that are registered by advisory locks of any session of this database.
+-- The window keeps out the keys of other applications and other stores.
+create or replace function {s}.xq_listed_v1(mask bigint, below bigint) returns bigint[]
+language plpgsql volatile as $body$
+begin
+  return array(
+    select v.id
+    from (select ((l.classid::bigint << 32) | l.objid::bigint) # mask as id
+          from pg_locks l
+          where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+            and l.database = (select d.oid from pg_database d where d.datname = current_database())) v
+    where v.id < below and v.id > below - 8796093022208);
+end $body$;
+
+-- Everything below a bound that a snapshot must not see. The lock list comes first and the active rows
+-- in a later statement: the list is not transactional, and the other order loses updates.
+create or replace function {s}.xq_excluded_v1(mask bigint, below bigint) returns bigint[]
+language plpgsql volatile as $body$
+declare
+  listed bigint[];
+begin
+  listed := {s}.xq_listed_v1(mask, below);
+  return array(
+    select u.id from (
+      select unnest(listed) as id
+      union select a.id from {s}.xq_active a where a.id < below
+      union select i.id from {s}.xq_invalid i where i.id < below) u
+    order by u.id);
+end $body$;
+
+create or replace function {s}.xq_require_read_committed_v1() returns void language plpgsql volatile as $body$
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
+  end if;
+end $body$;
+
+create or replace function {s}.xq_start_v1(
+  mask bigint, kind text, request uuid, timeout_ms bigint,
+  out id bigint, out excluded bigint[], out deadline_ms bigint)
+language plpgsql volatile as $body$
+begin
+  perform {s}.xq_require_read_committed_v1();
+  if kind = 'short' then
+    -- A start need not be durable, only its id never drawn again, which the clock in it sees to.
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+  begin
+    id := {s}.xq_draw_v1(mask, kind = 'short');
+    excluded := {s}.xq_excluded_v1(mask, id);
+    deadline_ms := {s}.xq_now_v1() + timeout_ms;
+    if kind = 'long' then
+      insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low)
+      values (id, request, kind, {s}.xq_now_v1(), deadline_ms, least(id, excluded[1]));
+    end if;
+  exception when query_canceled or others then
+    if kind = 'short' and id is not null then
+      perform pg_advisory_unlock(id # mask);
+    end if;
+    raise;
+  end;
+end $body$;
+
+create or replace function {s}.xq_observe_v1(mask bigint, out read_pointer bigint, out excluded bigint[])
+language plpgsql volatile as $body$
+begin
+  perform {s}.xq_require_read_committed_v1();
+  begin
+    perform pg_advisory_lock(mask);
+    read_pointer := coalesce(pg_sequence_last_value('{s}.xq_id'), 0);
+    perform pg_advisory_unlock(mask);
+  exception when query_canceled or others then
+    perform pg_advisory_unlock(mask);
+    raise;
+  end;
+  excluded := {s}.xq_excluded_v1(mask, read_pointer + 1);
+end $body$;
+
+create or replace function {s}.xq_stage_v1(
+  own bigint, keys bytea[],
+  cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
+  entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[])
+returns void language plpgsql volatile as $body$
+begin
+  -- Commit, abort and sweep delete this row, so nothing is staged after any of them.
+  perform 1 from {s}.xq_active a where a.id = own for share;
+  if not found then
+    raise exception using errcode = 'XQ002', message = 'transaction has ended';
+  end if;
+  insert into {s}.xq_staged_key (id, key) select own, k from unnest(keys) k on conflict do nothing;
+  insert into {s}.xq_staged_cell (id, table_number, row_key, column_key)
+    select own, c.n, c.r, c.k from unnest(cell_table, cell_row, cell_column) as c(n, r, k) on conflict do nothing;
+  insert into {s}.xq_cell (table_number, row_key, column_key, version, value)
+    select c.n, c.r, c.k, own, c.v from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
+    on conflict on constraint xq_cell_pkey do update set value = excluded.value;
+  insert into {s}.xq_staged_entry (id, queue_number, layout, bucket, key)
+    select own, e.q, e.l, e.b, e.k from unnest(entry_queue, entry_layout, entry_bucket, entry_key) as e(q, l, b, k)
+    on conflict do nothing;
+  insert into {s}.xq_entry (queue_number, layout, bucket, key, seq, value)
+    select e.q, e.l, e.b, e.k, own, e.v
+    from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v)
+    on conflict on constraint xq_entry_pkey do update set value = excluded.value;
+end $body$;
+
+-- The commit; the order of its steps is what makes it right.
+create or replace function {s}.xq_commit_v1(
+  mask bigint, kind text, request uuid, own bigint, hidden bigint[], low bigint, deadline bigint,
+  token text, generation int, result text, keys bytea[],
+  cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
+  entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[])
+returns bigint language plpgsql volatile as $body$
+#variable_conflict use_variable
+declare
+  tx bigint := own;
+  written bigint;
+  decided record;
+  offender record;
+begin
+  perform {s}.xq_require_read_committed_v1();
+
+  -- 1. The registration is proven, or made now.
+  if kind = 'write' then
+    tx := {s}.xq_draw_v1(mask, false);
+  elsif kind = 'short' then
+    -- First the lock of the SQL transaction, then the session's goes: the id is never unlisted.
+    -- By try: on another session the plain lock would wait for ever.
+    if not pg_try_advisory_xact_lock(tx # mask) then
+      raise exception using errcode = 'XQ002', message = 'held by another session';
+    end if;
+    if not pg_advisory_unlock(tx # mask) then
+      raise exception using errcode = 'XQ002', message = 'not held by this session';
+    end if;
+  else
+    delete from {s}.xq_active a where a.id = tx;
+    if not found then
+      raise exception using errcode = 'XQ002', message = 'transaction has ended';
+    end if;
+  end if;
+
+  -- 2. The deadline, by the store's clock.
+  if kind <> 'write' and {s}.xq_now_v1() > deadline then
+    raise exception using errcode = 'XQ003', message = 'deadline has passed';
+  end if;
+
+  -- 3. The outcome, before the keys, so that a repeated call never meets its own writes.
+  insert into {s}.xq_outcome values (request, 'committed', tx, {s}.xq_now_v1()) on conflict do nothing;
+  if not found then
+    select o.status, o.id into decided from {s}.xq_outcome o where o.request = xq_commit_v1.request;
+    if decided.status = 'committed' then
+      return decided.id;
+    end if;
+    raise exception using errcode = 'XQ004', message = 'refused before';
+  end if;
+  if token is not null then
+    insert into {s}.xq_token values (token, generation, tx, result, {s}.xq_now_v1(), null) on conflict do nothing;
+    if not found then
+      raise exception using errcode = 'XQ005', message = 'token has committed';
+    end if;
+  end if;
+
+  -- 4. First committer wins. A transaction that never read starts here: only ids must follow commits.
+  if kind = 'long' then
+    keys := array(select u.k from (select unnest(keys) as k
+                                   union select s.key from {s}.xq_staged_key s where s.id = tx) u order by u.k);
+  end if;
+  if cardinality(keys) > 0 then
+    insert into {s}.xq_conflict_key as o select k.k, tx from unnest(keys) as k(k) order by k.k
+      on conflict on constraint xq_conflict_key_pkey do update set writer = tx
+      where o.writer < tx and (kind = 'write' or o.writer < low or o.writer <> all(hidden));
+    get diagnostics written = row_count;
+    if written < cardinality(keys) then
+      select o.key, o.writer into offender from {s}.xq_conflict_key o
+        where o.key = any(keys) and (o.writer > tx or (kind <> 'write' and o.writer >= low and o.writer = any(hidden)))
+        limit 1;
+      raise exception using errcode = 'XQ001', message = 'conflict',
+        detail = json_build_object('key', encode(offender.key, 'hex'), 'writer', offender.writer, 'own', tx)::text;
+    end if;
+  end if;
+
+  -- 5. Cells and entries.
+  if cardinality(cell_table) > 0 then
+    insert into {s}.xq_cell select c.n, c.r, c.k, tx, c.v
+      from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
+      on conflict on constraint xq_cell_pkey do update set value = excluded.value;
+  end if;
+  if cardinality(entry_queue) > 0 then
+    insert into {s}.xq_entry select e.q, e.l, e.b, e.k, tx, e.v
+      from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v)
+      on conflict on constraint xq_entry_pkey do update set value = excluded.value;
+  end if;
+  if kind = 'long' then
+    delete from {s}.xq_staged_key s where s.id = tx;
+    delete from {s}.xq_staged_cell s where s.id = tx;
+    delete from {s}.xq_staged_entry s where s.id = tx;
+  end if;
+
+  -- 6. The horizon, in a statement after the checks: a purge that removed a key raised it, and 4 waited for that.
+  if kind <> 'write' and low < (select s.horizon from {s}.xq_store s) then
+    raise exception using errcode = 'XQ006', message = 'snapshot too old';
+  end if;
+  return tx;
+end $body$;
+
+-- Deletes what a transaction staged.
+create or replace function {s}.xq_rollback_v1(own bigint) returns void language plpgsql volatile as $body$
+begin
+  delete from {s}.xq_cell c using {s}.xq_staged_cell s
+    where s.id = own and c.table_number = s.table_number and c.row_key = s.row_key
+      and c.column_key = s.column_key and c.version = own;
+  delete from {s}.xq_entry e using {s}.xq_staged_entry s
+    where s.id = own and e.queue_number = s.queue_number and e.layout = s.layout
+      and e.bucket = s.bucket and e.key = s.key and e.seq = own;
+  delete from {s}.xq_staged_key s where s.id = own;
+  delete from {s}.xq_staged_cell s where s.id = own;
+  delete from {s}.xq_staged_entry s where s.id = own;
+end $body$;
+
+create or replace function {s}.xq_abort_v1(mask bigint, kind text, own bigint) returns void
+language plpgsql volatile as $body$
+begin
+  if kind = 'short' then
+    perform pg_advisory_unlock(own # mask);  -- never unlock_all: the session may hold locks of its user
+  else
+    delete from {s}.xq_active a where a.id = own;
+    if found then
+      perform {s}.xq_rollback_v1(own);
+    end if;
+  end if;
+end $body$;
+
+create or replace function {s}.xq_sweep_v1() returns bigint language plpgsql volatile as $body$
+declare
+  swept bigint;
+begin
+  with gone as (
+    delete from {s}.xq_active a where a.id in (
+      select b.id from {s}.xq_active b where b.deadline_ms < {s}.xq_now_v1() for update skip locked)
+    returning a.id)
+  insert into {s}.xq_invalid (id, since_ms) select g.id, {s}.xq_now_v1() from gone g;
+  get diagnostics swept = row_count;
+  return swept;
+end $body$;
+
+create or replace function {s}.xq_prune_v1(most bigint) returns bigint language plpgsql volatile as $body$
+declare
+  pruned bigint := 0;
+  i bigint;
+begin
+  for i in select v.id from {s}.xq_invalid v order by v.id limit most for update skip locked loop
+    perform {s}.xq_rollback_v1(i);
+    delete from {s}.xq_invalid v where v.id = i;
+    pruned := pruned + 1;
+  end loop;
+  return pruned;
+end $body$;

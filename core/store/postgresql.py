@@ -1,0 +1,282 @@
+"""The store on PostgreSQL: one function call per step, ids registered by advisory locks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from typing import Any, ClassVar
+from uuid import UUID
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.rows import tuple_row
+
+from export_queue.core.errors import (
+    AlreadyCommitted,
+    CommitRefused,
+    ConfigurationError,
+    ExportQueueError,
+    RegistrationLost,
+    SnapshotTooOld,
+    StoreUnavailable,
+    TransactionTimeout,
+)
+from export_queue.core.store.conflict_keys import conflict_error
+from export_queue.core.store.protocol import CommitCall, Committed, Kind, Outcome, Started, View, Writes
+
+CONNECT_SECONDS = 10
+"""How long a connection attempt may take."""
+
+_READ_CELL = """
+    select s.horizon, c.version, c.value
+    from {s}.xq_store s left join (
+        select version, value from {s}.xq_cell
+        where table_number = %b and row_key = %b and column_key = %b
+          and (version = any(%s::bigint[]) or (version <= %b and version <> all(%s::bigint[])))
+        order by version desc limit 1) c on true
+"""
+_WRITES = "%b::bytea[], %s::int[], %b::bytea[], %b::bytea[], %b::bytea[], %s::int[], %s::int[], %s::int[], %b::bytea[], %b::bytea[]"
+_COMMIT = (
+    "select {s}.xq_commit_v1(%b, %s, %b, %b, %s::bigint[], %b, %b, %s, %b, %s, " + _WRITES + ")"
+)
+_STAGE = "select {s}.xq_stage_v1(%b, " + _WRITES + ")"
+
+
+def open_engine(url: sa.URL, schema: str) -> sa.Engine:
+    """Make an engine on psycopg 3 whose connections begin no SQL transaction by themselves."""
+    engine = sa.create_engine(
+        url.set(drivername="postgresql+psycopg"),
+        isolation_level="AUTOCOMMIT",
+        connect_args={"connect_timeout": CONNECT_SECONDS, "application_name": "export-queue"},
+        pool_size=8,
+        max_overflow=56,
+        pool_pre_ping=False,
+    )
+    return engine.execution_options(schema_translate_map={None: schema})
+
+
+class PostgresDialect:
+    """Transaction steps in PostgreSQL; the functions stand in ``functions.sql``."""
+
+    name = "postgresql"
+    driver_error: ClassVar[type[Exception]] = psycopg.Error
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self._s = '"' + schema.replace('"', '""') + '"'
+        self._mask: int | None = None
+        self._read_cell = _READ_CELL.format(s=self._s)
+        self._commit = _COMMIT.format(s=self._s)
+        self._stage = _STAGE.format(s=self._s)
+
+    def is_missing_table(self, error: BaseException) -> bool:
+        """Tell whether the error says that the store's schema, tables or functions are not there."""
+        return getattr(error, "sqlstate", None) in ("42P01", "3F000", "42883") and "xq_" in str(error)
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Tell whether trying again may help: connection, resources, operator, deadlock, serialization."""
+        if not isinstance(error, psycopg.Error):
+            return False
+        state = error.sqlstate
+        if state is None:
+            return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+        return state[:2] in ("08", "53", "57", "40", "55", "58")
+
+    def now(self, connection: sa.Connection) -> int:
+        """Read the server's clock."""
+        return int(self._one(connection, f"select {self._s}.xq_now_v1()")[0])
+
+    @contextlib.contextmanager
+    def transaction(self, connection: sa.Connection, *, durable: bool = True) -> Iterator[None]:
+        """Open one READ COMMITTED transaction."""
+        raw = _raw(connection)
+        raw.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        with raw.transaction():
+            yield
+
+    def create(self, connection: sa.Connection) -> None:
+        """Create the id source and the functions."""
+        raw = _raw(connection)
+        raw.execute(f"create sequence if not exists {self._s}.xq_id as bigint minvalue 0 start 1".encode())
+        text = (files("export_queue.core.store") / "functions.sql").read_text("utf-8")
+        raw.execute(text.replace("{s}", self._s).encode())
+
+    def set_floor(self, connection: sa.Connection, floor: int) -> None:
+        """Make all ids to come greater than a number."""
+        _raw(connection).execute(
+            f"select setval('{self._s}.xq_id', greatest(coalesce(pg_sequence_last_value('{self._s}.xq_id'), 0), %s))".encode(),
+            (floor,),
+        )
+
+    def _mask_of(self, connection: sa.Connection) -> int:
+        if self._mask is None:
+            self._mask = int(self._one(connection, f"select mask from {self._s}.xq_store")[0])
+        return self._mask
+
+    def _one(self, connection: sa.Connection, statement: str, arguments: Sequence[Any] = ()) -> tuple[Any, ...]:
+        with self._refusals(), _raw(connection).cursor(binary=True, row_factory=tuple_row) as cursor:
+            row = cursor.execute(statement.encode(), arguments).fetchone()
+        assert row is not None
+        return row
+
+    def draw(self, connection: sa.Connection) -> int:
+        """Draw a number from the id source; nothing stays registered after the SQL transaction."""
+        return int(self._one(connection, f"select {self._s}.xq_draw_v1(%b, false)", (self._mask_of(connection),))[0])
+
+    def start(self, connection: sa.Connection, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
+        """Draw an id, register it and list what is in progress, in one call."""
+        try:
+            own, excluded, deadline = self._one(
+                connection,
+                f"select id, excluded, deadline_ms from {self._s}.xq_start_v1(%b, %s, %b, %b)",
+                (self._mask_of(connection), kind, request, timeout_ms),
+            )
+        except BaseException:
+            # A cancel may hit after the id was locked; the session must not keep it in progress.
+            connection.invalidate()
+            raise
+        return Started(own, tuple(excluded), deadline)
+
+    def observe(self, connection: sa.Connection) -> View:
+        """Read the id source under the gate, then what is in progress."""
+        read_pointer, excluded = self._one(
+            connection,
+            f"select read_pointer, excluded from {self._s}.xq_observe_v1(%b)",
+            (self._mask_of(connection),),
+        )
+        return View(read_pointer, tuple(excluded))
+
+    def read_cell(
+        self, connection: sa.Connection, view: View, table: int, row: bytes, column: bytes
+    ) -> tuple[bool, bytes | None]:
+        """Read the newest visible version, and the horizon in the same statement."""
+        horizon, version, value = self._one(
+            connection,
+            self._read_cell,
+            (table, row, column, _ids(view.own), view.read_pointer, _ids(view.excluded)),
+        )
+        if view.low < horizon:
+            raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
+        return version is not None, value
+
+    def stage(self, connection: sa.Connection, transaction: int, writes: Writes) -> None:
+        """Write rows of a long transaction early, in one call."""
+        self._one(connection, self._stage, (transaction, *_columns(writes)))
+
+    def commit(self, connection: sa.Connection, call: CommitCall) -> Committed:
+        """Check, write and publish: one call, one round trip, one flush."""
+        view = call.view
+        arguments = (
+            self._mask_of(connection),
+            call.kind,
+            call.request,
+            view.own[0] if view else None,
+            _ids(view.excluded if view else ()),
+            view.low if view else None,
+            call.deadline_ms,
+            call.token,
+            call.generation,
+            call.result,
+            *_columns(call.writes),
+        )
+        try:
+            return Committed(int(self._one(connection, self._commit, arguments)[0]))
+        except AlreadyCommitted as error:
+            raise AlreadyCommitted(call.token or "", None) from error.__cause__
+
+    def abort(self, connection: sa.Connection, *, kind: Kind, transaction: int) -> None:
+        """Free the registration and delete what was staged."""
+        self._one(
+            connection,
+            f"select {self._s}.xq_abort_v1(%b, %s, %b)",
+            (self._mask_of(connection), kind, transaction),
+        )
+
+    def decide(self, connection: sa.Connection, request: UUID) -> Outcome:
+        """Insert a refusal unless the request has an outcome; waits for a commit in flight."""
+        raw = _raw(connection)
+        raw.execute(
+            f"insert into {self._s}.xq_outcome values (%s, 'refused', null, {self._s}.xq_now_v1()) "
+            "on conflict do nothing".encode(),
+            (request,),
+        )
+        status, own = self._one(
+            connection, f"select status, id from {self._s}.xq_outcome where request = %b", (request,)
+        )
+        return Outcome(status, own)
+
+    def sweep(self, connection: sa.Connection) -> int:
+        """Make transactions past their deadline invalid; a commit in flight keeps its row."""
+        return int(self._one(connection, f"select {self._s}.xq_sweep_v1()")[0])
+
+    def prune(self, connection: sa.Connection, *, limit: int) -> int:
+        """Delete what invalid transactions left and forget them."""
+        return int(self._one(connection, f"select {self._s}.xq_prune_v1(%b)", (limit,))[0])
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            refusal = _refusal(error)
+            if refusal is None:
+                if self.is_transient(error):
+                    raise StoreUnavailable(f"the store's database: {str(error).strip()}") from error
+                raise
+            raise refusal from error
+
+
+def _refusal(error: psycopg.Error) -> ExportQueueError | None:
+    """Turn an error that the functions raise into one of ours."""
+    match error.sqlstate:
+        case "XQ001":
+            found = json.loads(error.diag.message_detail or "{}")
+            return conflict_error(found["own"], bytes.fromhex(found["key"]), found["writer"])
+        case "XQ002":
+            return RegistrationLost(f"the transaction is no longer registered: {error.diag.message_primary}")
+        case "XQ003":
+            return TransactionTimeout("the transaction's deadline has passed, by the store's clock")
+        case "XQ004":
+            return CommitRefused("the commit was refused before, and stays refused")
+        case "XQ005":
+            return AlreadyCommitted("", None)
+        case "XQ006":
+            return SnapshotTooOld("clean-up has overtaken the snapshot")
+        case "XQ007":
+            return ConfigurationError(
+                f"transactions need READ COMMITTED, found {error.diag.message_primary}",
+                hint="remove default_transaction_isolation from the role, the database or the server",
+            )
+        case _:
+            return None
+
+
+def _raw(connection: sa.Connection) -> psycopg.Connection[Any]:
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, psycopg.Connection)
+    return raw
+
+
+def _ids(ids: Sequence[int]) -> str:
+    # As text: psycopg gives arrays of small and large numbers different types, and so different prepared statements.
+    return "{" + ",".join(map(str, ids)) + "}"
+
+
+def _columns(writes: Writes) -> tuple[Any, ...]:
+    cells, entries = list(zip(*writes.cells, strict=True)), list(zip(*writes.entries, strict=True))
+    tables, rows, columns, values = cells or ((), (), (), ())
+    queues, layouts, buckets, keys, payloads = entries or ((), (), (), (), ())
+    return (
+        list(writes.keys),
+        _ids(tables),
+        list(rows),
+        list(columns),
+        list(values),
+        _ids(queues),
+        _ids(layouts),
+        _ids(buckets),
+        list(keys),
+        list(payloads),
+    )

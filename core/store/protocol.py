@@ -1,0 +1,154 @@
+"""The seam to a database: what differs between dialects, and the values that cross it.
+
+A dialect implements the steps of a transaction, which each database can do in one round trip in its
+own way. Everything else that the store says in SQL is portable and stands in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+Kind = Literal["write", "short", "long"]
+"""``write``: never read, has no id before its commit; ``short``: buffered; ``long``: staged early."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one transaction sees: the arguments of every read."""
+
+    read_pointer: int
+    excluded: tuple[int, ...]
+    """Ids at or below the read pointer that were in progress or invalid, ascending."""
+    own: tuple[int, ...] = ()
+    """The reader's own write pointers."""
+
+    @property
+    def low(self) -> int:
+        """The smallest id that this snapshot does not see; it reaches down to here."""
+        return min((*self.excluded[:1], *self.own[:1], self.read_pointer + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A transaction that is registered as in progress."""
+
+    id: int
+    excluded: tuple[int, ...]
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """What a commit or a staged flush writes, as rows."""
+
+    keys: Sequence[bytes] = ()
+    """Conflict keys, ascending and without repetition, so that two commits cannot deadlock."""
+    cells: Sequence[tuple[int, bytes, bytes, bytes | None]] = ()
+    """Table number, row, column, value; None is a tombstone."""
+    entries: Sequence[tuple[int, int, int, bytes, bytes | None]] = ()
+    """Queue number, layout, bucket, key, value."""
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.cells or self.entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitCall:
+    """Everything that one commit needs; giving the same call again is safe."""
+
+    kind: Kind
+    request: UUID
+    view: View | None = None
+    """None if the transaction never read."""
+    deadline_ms: int = 0
+    writes: Writes = field(default_factory=Writes)
+    token: str | None = None
+    generation: int = 1
+    result: str | None = None
+    """JSON, stored with the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit that has taken effect, now or when it was first called."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The decided outcome of a request to commit."""
+
+    status: Literal["committed", "refused"]
+    id: int | None
+
+
+class StoreDialect(Protocol):
+    """One kind of database under the store; each method is one SQL transaction of its own.
+
+    All of them raise the errors of :mod:`export_queue.core.errors`.
+    """
+
+    name: str
+    driver_error: ClassVar[type[Exception]]
+    """Base of the driver's own errors."""
+
+    def is_missing_table(self, error: BaseException) -> bool:
+        """Tell whether a driver's error says that the store's tables are not there."""
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Tell whether, after a driver's error, trying again may help."""
+
+    def now(self, connection: Connection) -> int:
+        """Read the store's clock, in milliseconds since the epoch."""
+
+    def transaction(self, connection: Connection, *, durable: bool = True) -> AbstractContextManager[None]:
+        """Open a SQL transaction for the length of a block."""
+
+    def create(self, connection: Connection) -> None:
+        """Create what this database needs beside the portable tables; idempotent."""
+
+    def set_floor(self, connection: Connection, floor: int) -> None:
+        """Make all ids to come greater than a number."""
+
+    def draw(self, connection: Connection) -> int:
+        """Draw a number from the id source, greater than all before it (I5)."""
+
+    def start(self, connection: Connection, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
+        """Draw an id and register it: every smaller id is now listed or finished (I1)."""
+
+    def observe(self, connection: Connection) -> View:
+        """Take a snapshot without an id and without a durable write."""
+
+    def read_cell(
+        self, connection: Connection, view: View, table: int, row: bytes, column: bytes
+    ) -> tuple[bool, bytes | None]:
+        """Read one cell; returns whether a version was found, and its value (None is a tombstone).
+
+        :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
+        """
+
+    def stage(self, connection: Connection, transaction: int, writes: Writes) -> None:
+        """Write rows of a long transaction early; refused once it has ended."""
+
+    def commit(self, connection: Connection, call: CommitCall) -> Committed:
+        """Check, write and publish in one SQL transaction (I2, I3)."""
+
+    def abort(self, connection: Connection, *, kind: Kind, transaction: int) -> None:
+        """Remove what was staged and forget the id."""
+
+    def decide(self, connection: Connection, request: UUID) -> Outcome:
+        """Tell the outcome of a request; one that has not committed is refused from now on."""
+
+    def sweep(self, connection: Connection) -> int:
+        """Make transactions past their deadline invalid; returns how many."""
+
+    def prune(self, connection: Connection, *, limit: int) -> int:
+        """Delete what invalid transactions left and forget them; returns how many."""

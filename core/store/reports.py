@@ -1,0 +1,53 @@
+"""SQL about reports of drains and tokens of work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Work
+from export_queue.core.store.schema import drain_report as r
+from export_queue.core.store.schema import token as t
+
+
+def save_report(work: Work, report: Mapping[str, Any], *, token: str, queue_id: str) -> None:
+    """Keep a drain's report under its token."""
+    work.connection.execute(
+        r.insert().values(
+            id=work.database.dialect.draw(work.connection),
+            token=token,
+            queue=queue_id,
+            finished_ms=work.now(),
+            report=orjson.dumps(report).decode(),
+        )
+    )
+
+
+def find_reports(
+    work: Work, *, token: str | None = None, queue_id: str | None = None, limit: int = 100
+) -> list[dict[str, Any]]:
+    """Read reports, newest first."""
+    statement = sa.select(r.c.report).order_by(r.c.id.desc()).limit(limit)
+    if token is not None:
+        statement = statement.where(r.c.token == token)
+    if queue_id is not None:
+        statement = statement.where(r.c.queue == queue_id)
+    return [orjson.loads(text) for text in work.connection.execute(statement).scalars()]
+
+
+def latest_token(work: Work, token: str) -> Mapping[str, Any] | None:
+    """Read the newest generation of a token."""
+    statement = sa.select(t).where(t.c.token == token).order_by(t.c.generation.desc()).limit(1)
+    row = work.connection.execute(statement).mappings().first()
+    return dict(row) if row else None
+
+
+def close_token(work: Work, token: str) -> bool:
+    """End a token's generation, so that the same work may take effect anew; False if none was open."""
+    closed = work.connection.execute(
+        t.update().where(t.c.token == token, t.c.closed_ms.is_(None)).values(closed_ms=work.now())
+    )
+    return closed.rowcount > 0

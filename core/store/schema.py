@@ -1,0 +1,182 @@
+"""The tables and views of a store; their names and columns are a contract.
+
+The tables are portable; PostgreSQL adds the functions of ``functions.sql``.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+SCHEMA_VERSION = 1
+"""Version of the schema that this code creates."""
+OLDEST_SCHEMA = 1
+"""Oldest schema that this code can work with."""
+
+metadata = sa.MetaData()
+
+
+def _table(name: str, *columns: sa.schema.SchemaItem) -> sa.Table:
+    # Clustered by primary key on SQLite too: every access is by a prefix of it.
+    return sa.Table(name, metadata, *columns, sqlite_with_rowid=False)
+
+
+def _id(name: str, *, primary_key: bool = False, nullable: bool = False) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, primary_key=primary_key, nullable=nullable, autoincrement=False)
+
+
+def _int(name: str, *, primary_key: bool = False) -> sa.Column[int]:
+    return sa.Column(name, sa.Integer, primary_key=primary_key, nullable=False, autoincrement=False)
+
+
+def _bytes(name: str, *, primary_key: bool = False, nullable: bool = False) -> sa.Column[bytes]:
+    return sa.Column(name, sa.LargeBinary, primary_key=primary_key, nullable=nullable)
+
+
+def _text(name: str, *, primary_key: bool = False, nullable: bool = False) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, primary_key=primary_key, nullable=nullable)
+
+
+store = _table(
+    "xq_store",
+    _int("one", primary_key=True),  # always 1
+    _text("store_id"),
+    _int("schema_version"),
+    _int("oldest_code"),
+    _id("mask"),
+    _id("horizon"),
+    _id("created_ms"),
+)
+clock = _table("xq_clock", _int("one", primary_key=True), _id("last_id"))
+active = _table(
+    "xq_active",
+    _id("id", primary_key=True),
+    sa.Column("request", sa.Uuid, nullable=False),
+    _text("kind"),
+    _id("started_ms"),
+    _id("deadline_ms"),
+    _id("low"),
+)
+invalid = _table("xq_invalid", _id("id", primary_key=True), _id("since_ms"))
+outcome = _table(
+    "xq_outcome",
+    sa.Column("request", sa.Uuid, primary_key=True),
+    _text("status"),
+    _id("id", nullable=True),
+    _id("decided_ms"),
+)
+token = _table(
+    "xq_token",
+    _text("token", primary_key=True),
+    _int("generation", primary_key=True),
+    _id("id"),
+    _text("result", nullable=True),
+    _id("committed_ms"),
+    _id("closed_ms", nullable=True),
+)
+table = _table("xq_table", _text("name", primary_key=True), _int("number"), _text("conflict"))
+conflict_key = _table("xq_conflict_key", _bytes("key", primary_key=True), _id("writer"))
+cell = _table(
+    "xq_cell",
+    _int("table_number", primary_key=True),
+    _bytes("row_key", primary_key=True),
+    _bytes("column_key", primary_key=True),
+    _id("version", primary_key=True),
+    _bytes("value", nullable=True),
+)
+staged_key = _table("xq_staged_key", _id("id", primary_key=True), _bytes("key", primary_key=True))
+staged_cell = _table(
+    "xq_staged_cell",
+    _id("id", primary_key=True),
+    _int("table_number", primary_key=True),
+    _bytes("row_key", primary_key=True),
+    _bytes("column_key", primary_key=True),
+)
+staged_entry = _table(
+    "xq_staged_entry",
+    _id("id", primary_key=True),
+    _int("queue_number", primary_key=True),
+    _int("layout", primary_key=True),
+    _int("bucket", primary_key=True),
+    _bytes("key", primary_key=True),
+)
+queue = _table(
+    "xq_queue",
+    _text("id", primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False, unique=True),
+    _int("layout"),
+    _int("buckets"),
+    _int("buckets_per_range"),
+    _text("key_codec"),
+    _text("value_codec"),
+    _int("max_value_bytes"),
+    sa.Column("exclusive", sa.Boolean, nullable=False),
+    _text("sink", nullable=True),
+    _id("created_ms"),
+)
+entry = _table(
+    "xq_entry",
+    _int("queue_number", primary_key=True),
+    _int("layout", primary_key=True),
+    _int("bucket", primary_key=True),
+    _bytes("key", primary_key=True),
+    _id("seq", primary_key=True),
+    _bytes("value", nullable=True),
+)
+dead_letter = _table(
+    "xq_dead_letter",
+    _int("queue_number", primary_key=True),
+    _bytes("key", primary_key=True),
+    _id("seq", primary_key=True),
+    _int("layout"),
+    _int("bucket"),
+    _bytes("value", nullable=True),
+    _text("error_class"),
+    _text("reason"),
+    _text("drain"),
+    _id("buried_ms"),
+)
+lock = _table(
+    "xq_lock",
+    _id("fence", primary_key=True),
+    _int("queue_number"),
+    _int("layout"),
+    _int("first_bucket"),
+    _int("end_bucket"),
+    _text("segment", nullable=True),
+    _text("mode"),
+    _int("priority"),
+    _text("task"),
+    _text("attempt"),
+    _id("lease_ms"),
+    sa.Column("revoked", sa.Boolean, nullable=False),
+    sa.Index("xq_lock_queue", "queue_number", "layout", "first_bucket"),
+)
+drain_report = _table(
+    "xq_drain_report",
+    _id("id", primary_key=True),
+    _text("token"),
+    _text("queue"),
+    _id("finished_ms"),
+    _text("report"),
+    sa.Index("xq_drain_report_token", "token"),
+)
+
+_LIVE_ENTRY = "not exists (select 1 from {s}xq_active a where a.id = e.seq) and not exists (select 1 from {s}xq_invalid i where i.id = e.seq)"
+
+VIEWS = {
+    "queue_lag": f"""
+        select q.id as queue, (e.bucket / q.buckets_per_range) * q.buckets_per_range as first_bucket,
+               count(*) as entries, sum(length(e.key) + coalesce(length(e.value), 0)) as bytes,
+               min(e.seq) / 1000000 as oldest_ms
+        from {{s}}xq_entry e join {{s}}xq_queue q on q.number = e.queue_number
+        where {_LIVE_ENTRY} group by q.id, (e.bucket / q.buckets_per_range) * q.buckets_per_range""",
+    "active_transactions": "select id, kind, started_ms, deadline_ms from {s}xq_active",
+    "locks": """
+        select q.id as queue, l.first_bucket, l.end_bucket, l.mode, l.task, l.attempt, l.fence, l.lease_ms, l.revoked
+        from {s}xq_lock l join {s}xq_queue q on q.number = l.queue_number""",
+    "dead_letters": """
+        select q.id as queue, d.key, d.seq, d.error_class, d.reason, d.buried_ms
+        from {s}xq_dead_letter d join {s}xq_queue q on q.number = d.queue_number""",
+    "drain_reports": "select id, token, queue, finished_ms, report from {s}xq_drain_report",
+}
+"""The views that monitoring may read without this library; ``{s}`` is the schema's prefix."""

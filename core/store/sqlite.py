@@ -1,0 +1,340 @@
+"""The store on SQLite: one file, one writer at a time, a clock row and active rows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from typing import Any, ClassVar
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from export_queue.core.errors import (
+    AlreadyCommitted,
+    CommitRefused,
+    RegistrationLost,
+    SnapshotTooOld,
+    TransactionTimeout,
+)
+from export_queue.core.store.database import Clock
+from export_queue.core.store.filelock import FileLock
+from export_queue.core.store.protocol import CommitCall, Committed, Kind, Outcome, Started, View, Writes
+from export_queue.core.store.conflict_keys import conflict_error
+
+LOCK_SECONDS = 30.0
+"""How long a writer waits for its turn."""
+
+_READ_CELL = """
+    select s.horizon, c.version, c.value
+    from xq_store s left join (
+        select version, value from xq_cell
+        where table_number = ? and row_key = ? and column_key = ?
+          and (version in (select value from json_each(?))
+               or (version <= ? and version not in (select value from json_each(?))))
+        order by version desc limit 1) c on 1
+"""
+_TAKE_KEY = """
+    insert into xq_conflict_key (key, writer) values (:key, :own)
+    on conflict (key) do update set writer = :own
+    where writer < :own and (:reads = 0 or writer < :low or writer not in (select value from json_each(:hidden)))
+"""
+_PUT_CELL = """
+    insert into xq_cell (table_number, row_key, column_key, version, value) values (?, ?, ?, ?, ?)
+    on conflict do update set value = excluded.value
+"""
+_PUT_ENTRY = """
+    insert into xq_entry (queue_number, layout, bucket, key, seq, value) values (?, ?, ?, ?, ?, ?)
+    on conflict do update set value = excluded.value
+"""
+_ROLLBACK = (
+    """delete from xq_cell where version = :id and (table_number, row_key, column_key) in
+       (select table_number, row_key, column_key from xq_staged_cell where id = :id)""",
+    """delete from xq_entry where seq = :id and (queue_number, layout, bucket, key) in
+       (select queue_number, layout, bucket, key from xq_staged_entry where id = :id)""",
+)
+_FORGET_STAGED = tuple(f"delete from xq_staged_{what} where id = :id" for what in ("key", "cell", "entry"))
+
+
+def open_engine(url: sa.URL) -> sa.Engine:
+    """Make an engine whose connections are durable and never begin a transaction by themselves."""
+    engine = sa.create_engine(
+        url,
+        isolation_level="AUTOCOMMIT",
+        connect_args={"timeout": LOCK_SECONDS, "check_same_thread": False},
+        pool_size=8,
+        max_overflow=56,
+    )
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: Any, record: object) -> None:
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = full")
+
+    return engine
+
+
+class SqliteDialect:
+    """Transaction steps in SQLite.
+
+    Ids are registered by rows (the portable way of ``docs/transactions.md``): a start writes the clock and
+    an active row, a commit deletes the row. Writers queue at a file lock, since SQLite's own waiting is
+    a sleep with growing pauses that leaves some writers without a turn for seconds.
+    """
+
+    name = "sqlite"
+    driver_error: ClassVar[type[Exception]] = sqlite3.Error
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def is_missing_table(self, error: BaseException) -> bool:
+        """Tell whether the error says that the store's tables are not there."""
+        return "no such table: xq_" in str(error)
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Tell whether trying again may help."""
+        return isinstance(error, sqlite3.OperationalError)
+
+    def now(self, connection: sa.Connection) -> int:
+        """Read the host's clock."""
+        return self._clock()
+
+    @contextlib.contextmanager
+    def transaction(self, connection: sa.Connection, *, durable: bool = True) -> Iterator[None]:
+        """Hold the writers' queue and one immediate SQL transaction.
+
+        :param durable: whether the commit is flushed; a start need not be.
+        """
+        raw = _raw(connection)
+        with FileLock(_path(connection) + ".lock", seconds=LOCK_SECONDS):
+            if not durable:
+                raw.execute("pragma synchronous = normal")
+            try:
+                raw.execute("begin immediate")
+                try:
+                    yield
+                    raw.execute("commit")
+                except BaseException:
+                    if raw.in_transaction:
+                        raw.execute("rollback")
+                    raise
+            finally:
+                if not durable:
+                    raw.execute("pragma synchronous = full")
+
+    def create(self, connection: sa.Connection) -> None:
+        """Add what SQLite needs beside the tables: nothing."""
+
+    def set_floor(self, connection: sa.Connection, floor: int) -> None:
+        """Make all ids to come greater than a number."""
+        _raw(connection).execute("update xq_clock set last_id = max(last_id, ?)", (floor,))
+
+    def _draw(self, raw: sqlite3.Connection) -> int:
+        return int(
+            raw.execute(
+                "update xq_clock set last_id = max(last_id + 1, ?) returning last_id", (self._clock() * 1_000_000,)
+            ).fetchone()[0]
+        )
+
+    def draw(self, connection: sa.Connection) -> int:
+        """Draw a number from the id source; inside or outside of a SQL transaction."""
+        raw = _raw(connection)
+        if raw.in_transaction:
+            return self._draw(raw)
+        with self.transaction(connection, durable=False):
+            return self._draw(raw)
+
+    def start(self, connection: sa.Connection, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
+        """Draw an id, list what is in progress and add an active row, in one SQL transaction."""
+        raw = _raw(connection)
+        with self.transaction(connection, durable=kind == "long"):
+            own = self._draw(raw)
+            excluded = _unfinished(raw, own)
+            now = self._clock()
+            low = excluded[0] if excluded else own
+            raw.execute(
+                "insert into xq_active (id, request, kind, started_ms, deadline_ms, low) values (?, ?, ?, ?, ?, ?)",
+                (own, request.hex, kind, now, now + timeout_ms, low),
+            )
+        return Started(own, excluded, now + timeout_ms)
+
+    def observe(self, connection: sa.Connection) -> View:
+        """Read the clock and the active rows in one SQL snapshot: every id up to it is listed or finished."""
+        raw = _raw(connection)
+        raw.execute("begin")
+        try:
+            last = int(raw.execute("select last_id from xq_clock").fetchone()[0])
+            return View(last, _unfinished(raw, last + 1))
+        finally:
+            raw.execute("rollback")
+
+    def read_cell(
+        self, connection: sa.Connection, view: View, table: int, row: bytes, column: bytes
+    ) -> tuple[bool, bytes | None]:
+        """Read the newest visible version, and the horizon in the same statement."""
+        arguments = (table, row, column, json.dumps(view.own), view.read_pointer, json.dumps(view.excluded))
+        horizon, version, value = _raw(connection).execute(_READ_CELL, arguments).fetchone()
+        if view.low < horizon:
+            raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
+        return version is not None, value
+
+    def stage(self, connection: sa.Connection, transaction: int, writes: Writes) -> None:
+        """Write rows of a long transaction early."""
+        raw = _raw(connection)
+        with self.transaction(connection):
+            if not raw.execute("select 1 from xq_active where id = ?", (transaction,)).fetchone():
+                raise RegistrationLost(f"transaction {transaction} has ended: nothing can be staged")
+            raw.executemany(
+                "insert or ignore into xq_staged_key (id, key) values (?, ?)", [(transaction, k) for k in writes.keys]
+            )
+            raw.executemany(
+                "insert or ignore into xq_staged_cell (id, table_number, row_key, column_key) values (?, ?, ?, ?)",
+                [(transaction, *cell[:3]) for cell in writes.cells],
+            )
+            raw.executemany(
+                "insert or ignore into xq_staged_entry (id, queue_number, layout, bucket, key) values (?, ?, ?, ?, ?)",
+                [(transaction, *entry[:4]) for entry in writes.entries],
+            )
+            self._write(raw, transaction, writes)
+
+    def _write(self, raw: sqlite3.Connection, own: int, writes: Writes) -> None:
+        if writes.cells:
+            raw.executemany(_PUT_CELL, [(t, r, c, own, v) for t, r, c, v in writes.cells])
+        if writes.entries:
+            raw.executemany(_PUT_ENTRY, [(q, la, b, k, own, v) for q, la, b, k, v in writes.entries])
+
+    def commit(self, connection: sa.Connection, call: CommitCall) -> Committed:
+        """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
+        raw = _raw(connection)
+        with self.transaction(connection):
+            decided = raw.execute(
+                "select status, id from xq_outcome where request = ?", (call.request.hex,)
+            ).fetchone()
+            if decided is not None:
+                if decided[0] == "committed":
+                    return Committed(decided[1])
+                raise CommitRefused(f"the commit of request {call.request} was refused before")
+            own = self._prove_registration(raw, call)
+            raw.execute(
+                "insert into xq_outcome (request, status, id, decided_ms) values (?, 'committed', ?, ?)",
+                (call.request.hex, own, self._clock()),
+            )
+            if call.token is not None:
+                self._take_token(raw, call, own)
+            self._take_keys(raw, call, own)
+            self._write(raw, own, call.writes)
+            if call.kind == "long":
+                for statement in _FORGET_STAGED:
+                    raw.execute(statement, {"id": own})
+            if call.view is not None:
+                horizon = int(raw.execute("select horizon from xq_store").fetchone()[0])
+                if call.view.low < horizon:
+                    raise SnapshotTooOld(f"snapshot reaches down to {call.view.low}, clean-up has reached {horizon}")
+            return Committed(own)
+
+    def _prove_registration(self, raw: sqlite3.Connection, call: CommitCall) -> int:
+        if call.view is None:
+            return self._draw(raw)
+        own = call.view.own[0]
+        if raw.execute("delete from xq_active where id = ?", (own,)).rowcount == 0:
+            raise RegistrationLost(f"transaction {own} is no longer in progress")
+        now = self._clock()
+        if now > call.deadline_ms:
+            raise TransactionTimeout(f"transaction {own} ran {now - call.deadline_ms} ms past its deadline")
+        return own
+
+    def _take_token(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
+        taken = raw.execute(
+            "insert or ignore into xq_token (token, generation, id, result, committed_ms) values (?, ?, ?, ?, ?)",
+            (call.token, call.generation, own, call.result, self._clock()),
+        )
+        if taken.rowcount == 0:
+            raise AlreadyCommitted(call.token or "", None)
+
+    def _take_keys(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
+        keys = set(call.writes.keys)
+        if call.kind == "long":
+            keys |= {row[0] for row in raw.execute("select key from xq_staged_key where id = ?", (own,))}
+        if not keys:
+            return
+        view = call.view
+        arguments = {
+            "own": own,
+            "reads": int(view is not None),
+            "low": view.low if view else 0,
+            "hidden": json.dumps(view.excluded if view else ()),
+        }
+        for key in sorted(keys):
+            if raw.execute(_TAKE_KEY, {**arguments, "key": key}).rowcount == 0:
+                writer = raw.execute("select writer from xq_conflict_key where key = ?", (key,)).fetchone()[0]
+                raise conflict_error(own, key, writer)
+
+    def abort(self, connection: sa.Connection, *, kind: Kind, transaction: int) -> None:
+        """Delete the active row and what was staged under it."""
+        raw = _raw(connection)
+        with self.transaction(connection, durable=kind == "long"):
+            gone = raw.execute("delete from xq_active where id = ?", (transaction,)).rowcount
+            if gone and kind == "long":
+                self._roll_back(raw, transaction)
+
+    def _roll_back(self, raw: sqlite3.Connection, transaction: int) -> None:
+        for statement in (*_ROLLBACK, *_FORGET_STAGED):
+            raw.execute(statement, {"id": transaction})
+
+    def decide(self, connection: sa.Connection, request: UUID) -> Outcome:
+        """Insert a refusal unless the request has an outcome, then read it."""
+        raw = _raw(connection)
+        with self.transaction(connection):
+            raw.execute(
+                "insert or ignore into xq_outcome (request, status, id, decided_ms) values (?, 'refused', null, ?)",
+                (request.hex, self._clock()),
+            )
+            status, own = raw.execute(
+                "select status, id from xq_outcome where request = ?", (request.hex,)
+            ).fetchone()
+        return Outcome(status, own)
+
+    def sweep(self, connection: sa.Connection) -> int:
+        """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""
+        raw = _raw(connection)
+        now = self._clock()
+        late = raw.execute("select 1 from xq_active where deadline_ms < ? limit 1", (now,)).fetchone()
+        if late is None:
+            return 0
+        with self.transaction(connection):
+            raw.execute(
+                "insert into xq_invalid (id, since_ms) select id, ? from xq_active "
+                "where deadline_ms < ? and kind = 'long'",
+                (now, now),
+            )
+            return raw.execute("delete from xq_active where deadline_ms < ?", (now,)).rowcount
+
+    def prune(self, connection: sa.Connection, *, limit: int) -> int:
+        """Delete what invalid transactions left and forget them."""
+        raw = _raw(connection)
+        with self.transaction(connection):
+            ids = [row[0] for row in raw.execute("select id from xq_invalid order by id limit ?", (limit,))]
+            for own in ids:
+                self._roll_back(raw, own)
+                raw.execute("delete from xq_invalid where id = ?", (own,))
+        return len(ids)
+
+
+def _raw(connection: sa.Connection) -> sqlite3.Connection:
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, sqlite3.Connection)
+    return raw
+
+
+def _path(connection: sa.Connection) -> str:
+    return str(connection.engine.url.database)
+
+
+def _unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:
+    rows = raw.execute(
+        "select id from xq_active where id < ? union select id from xq_invalid where id < ? order by 1", (below, below)
+    )
+    return tuple(row[0] for row in rows)

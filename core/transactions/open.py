@@ -1,0 +1,281 @@
+"""One transaction from its first read to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Literal
+from uuid import UUID, uuid4
+
+import orjson
+import sqlalchemy as sa
+
+from export_queue.core.errors import (
+    AlreadyCommitted,
+    CommitOutcomeUnknown,
+    CommitRefused,
+    ConflictError,
+    ExportQueueError,
+    InvalidArgument,
+    RegistrationLost,
+    StoreUnavailable,
+    TransactionEnded,
+)
+from export_queue.core.store import CommitCall, Database
+from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
+from export_queue.core.transactions.snapshot import Transaction
+from export_queue.core.transactions.steps import outcome, stored_result, sweep_if_due
+
+ASK_SECONDS = 20.0
+"""How long the outcome of a broken commit is asked for."""
+WRITE_ONLY_TRIES = 20
+"""How often a commit that never read is repeated when a younger transaction overtook it; nothing was read, so it may."""
+MAX_SHORT_SECONDS = 3600.0
+MAX_LONG_SECONDS = 7 * 24 * 3600.0
+
+
+class OpenTransaction:
+    """A transaction in progress: buffered if short, staged early if long.
+
+    Its id is drawn at the first read or when somebody asks for it, at the latest in the commit, so that
+    nothing that depends on a read has an id younger than its snapshot.
+
+    :param database: the store.
+    :param long: whether writes are staged in the store before the commit, for work that spans processes.
+    :param timeout: seconds from the first read until the commit is refused.
+    :param token: the unit of work; a second commit under it is refused (I14).
+    """
+
+    def __init__(
+        self, database: Database, *, long: bool = False, timeout: float | None = None, token: str | None = None
+    ) -> None:
+        self.database = database
+        self.kind: Literal["short", "long"] = "long" if long else "short"
+        self.request: UUID = uuid4()
+        self.token = token
+        self.buffer = WriteBuffer()
+        self._generation = 1
+        self._timeout_ms = _checked_timeout(timeout, long)
+        self._value: Transaction | None = None
+        self._connection: sa.Connection | None = None
+        self._state: Literal["open", "committed", "aborted"] = "open"
+        if token is not None:
+            self._generation, committed, result = stored_result(database, token)
+            if committed:
+                raise AlreadyCommitted(token, result)
+
+    @classmethod
+    def resume(cls, database: Database, value: Transaction) -> OpenTransaction:
+        """Go on with a long transaction that another process began.
+
+        :raises InvalidArgument: the transaction is short: its writes live in the process that began it.
+        """
+        if value.kind != "long":
+            raise InvalidArgument(f"only a long transaction may travel, found transaction {value.id} of kind short")
+        opened = cls(database, long=True)
+        opened.request = UUID(value.request)
+        opened._value = value
+        return opened
+
+    @property
+    def value(self) -> Transaction:
+        """The transaction as a value; draws the id if it has none yet."""
+        self.require_open()
+        if self._value is None:
+            self._value = self._start()
+        return self._value
+
+    def require_open(self) -> None:
+        """Refuse to go on after the end.
+
+        :raises TransactionEnded: it has been committed or aborted.
+        """
+        if self._state != "open":
+            raise TransactionEnded(f"the transaction has been {self._state}")
+
+    def _start(self) -> Transaction:
+        sweep_if_due(self.database)
+        started = self._on_connection(
+            lambda connection: self.database.dialect.start(
+                connection, kind=self.kind, request=self.request, timeout_ms=self._timeout_ms
+            )
+        )
+        return Transaction(
+            id=started.id,
+            read_pointer=started.id - 1,
+            excluded=frozenset(started.excluded),
+            own=(started.id,),
+            kind=self.kind,
+            deadline_ms=started.deadline_ms,
+            request=self.request.hex,
+        )
+
+    def _on_connection(self, call: Any) -> Any:
+        # A short transaction that has read owns its connection to the end: its session holds the registration.
+        with self.database.translated():
+            if self.kind == "long":
+                with self.database.connect() as connection:
+                    return call(connection)
+            if self._connection is None:
+                self._connection = self.database.engine.connect()
+            return call(self._connection)
+
+    def read_cell(self, cell: Cell) -> tuple[bool, bytes | None]:
+        """Read one cell: own writes first (I4), then the snapshot (I1).
+
+        :returns: whether there is a value, and the value.
+        """
+        self.require_open()
+        if cell in self.buffer.cells:
+            value = self.buffer.cells[cell]
+        else:
+            view = self.value.view
+            _, value = self._on_connection(
+                lambda connection: self.database.dialect.read_cell(connection, view, *cell)
+            )
+        return value is not None, value
+
+    def write_cell(self, cell: Cell, value: bytes | None, *, conflict_key: bytes | None) -> None:
+        """Buffer a write; None is a delete."""
+        self.require_open()
+        self.buffer.cells[cell] = value
+        if conflict_key is not None:
+            self.buffer.keys.add(conflict_key)
+
+    def add_entry(self, place: EntryPlace, value: bytes | None, *, conflict_key: bytes | None) -> None:
+        """Buffer an entry."""
+        self.require_open()
+        self.buffer.entries[place] = value
+        if conflict_key is not None:
+            self.buffer.keys.add(conflict_key)
+
+    def flush(self) -> None:
+        """Stage what is buffered, so that it need not fit into memory; for long transactions only.
+
+        :raises InvalidArgument: the transaction is short.
+        :raises RegistrationLost: it has ended, or was swept after its time-out.
+        """
+        if self.kind != "long":
+            raise InvalidArgument("a short transaction is sent as a whole; flush() is for transaction(long=True)")
+        own = self.value.id
+        if self.buffer:
+            writes = self.buffer.writes()
+            self._on_connection(lambda connection: self.database.dialect.stage(connection, own, writes))
+            self.buffer = WriteBuffer()
+
+    def commit(self, result: Any = None) -> int | None:
+        """Commit, or find out truthfully what became of it.
+
+        :param result: a JSON value that is stored with the token.
+        :returns: the transaction's id; None if there was nothing to commit.
+        :raises ConflictError: another transaction wrote a key of this one; run the function again.
+        :raises CommitOutcomeUnknown: the connection broke and the store cannot be asked.
+        :raises AlreadyCommitted: the token has been committed meanwhile.
+        """
+        self.require_open()
+        if self._value is None and not self.buffer and self.token is None:
+            self._end("committed")
+            return None
+        if self._value is not None and self.kind == "short" and not self.buffer and self.token is None:
+            own = self._value.id
+            self.abort()  # it only read: there is nothing to write, and giving the id back costs no flush
+            self._state = "committed"
+            return own
+        if self.kind == "long":
+            self.flush()
+        call = self._call(result)
+        try:
+            own = self._send(call)
+        except StoreUnavailable as error:
+            own = self._ask(error)
+        except RegistrationLost as error:
+            # Not a verdict: the same commit may have taken effect before its answer was lost.
+            own = self._ask(error)
+        except AlreadyCommitted as error:
+            self.abort()
+            _, _, stored = stored_result(self.database, error.token)
+            raise AlreadyCommitted(error.token, stored) from error
+        except BaseException:
+            self.abort()
+            raise
+        self._end("committed")
+        return own
+
+    def _call(self, result: Any) -> CommitCall:
+        value = self._value
+        return CommitCall(
+            kind="write" if value is None else self.kind,
+            request=self.request,
+            view=None if value is None else value.view,
+            deadline_ms=0 if value is None else value.deadline_ms,
+            writes=self.buffer.writes(),
+            token=self.token,
+            generation=self._generation,
+            result=None if self.token is None else orjson.dumps(result).decode(),
+        )
+
+    def _send(self, call: CommitCall) -> int:
+        for left in range(WRITE_ONLY_TRIES, -1, -1):
+            try:
+                return int(self._on_connection(lambda c: self.database.dialect.commit(c, call)).id)
+            except ConflictError:
+                if call.view is not None or not left:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _ask(self, reason: ExportQueueError) -> int:
+        """Learn the outcome on a new connection after the commit's answer was lost."""
+        self._drop_connection()
+        deadline = time.monotonic() + ASK_SECONDS
+        while True:
+            try:
+                decided = outcome(self.database, self.request)
+                break
+            except StoreUnavailable as error:
+                if time.monotonic() > deadline:
+                    self._end("aborted")
+                    raise CommitOutcomeUnknown(
+                        f"the commit of request {self.request} got no answer and the store cannot be asked: {error.message}"
+                    ) from reason
+                time.sleep(0.2)
+        if decided.status == "committed" and decided.id is not None:
+            return decided.id
+        self.abort()
+        if isinstance(reason, RegistrationLost):
+            raise reason
+        raise CommitRefused(f"the commit of request {self.request} did not take effect: {reason.message}") from reason
+
+    def abort(self) -> None:
+        """Drop what was written and forget the id; safe to call after the end."""
+        if self._state != "open":
+            return
+        if self._value is not None:
+            own = self._value.id
+            # What cannot be undone now becomes invalid at its deadline; the abort itself always succeeds.
+            with contextlib.suppress(ExportQueueError):
+                self._on_connection(
+                    lambda connection: self.database.dialect.abort(connection, kind=self.kind, transaction=own)
+                )
+        self._end("aborted")
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+            connection.close()
+
+    def _end(self, state: Literal["committed", "aborted"]) -> None:
+        self._state = state
+        self.buffer = WriteBuffer()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _checked_timeout(timeout: float | None, long: bool) -> int:
+    default, most = (24 * 3600.0, MAX_LONG_SECONDS) if long else (30.0, MAX_SHORT_SECONDS)
+    seconds = default if timeout is None else timeout
+    if not 0 < seconds <= most:
+        raise InvalidArgument(f"timeout: expected more than 0 and at most {most:.0f} seconds, found {seconds}")
+    return int(seconds * 1000)
+

@@ -1,0 +1,118 @@
+"""Snapshots and transactions as values, and the one rule of visibility; no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.store import View
+
+
+class Level(StrEnum):
+    """What a transaction sees of its own writes.
+
+    Source: Tephra's visibility levels.
+    """
+
+    SNAPSHOT = "snapshot"
+    """The newest of its own versions."""
+    SNAPSHOT_EXCLUDE_CURRENT = "snapshot_exclude_current"
+    """Its own writes up to the last checkpoint."""
+    SNAPSHOT_ALL = "snapshot_all"
+    """All its own versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What was committed at one moment; a value that may travel to other processes."""
+
+    read_pointer: int
+    excluded: tuple[int, ...]
+    """Ids at or below ``read_pointer`` that were in progress or invalid, ascending."""
+
+    def is_visible(self, version: int) -> bool:
+        """Tell whether a version was committed at this moment."""
+        return version <= self.read_pointer and version not in self.excluded
+
+    @property
+    def view(self) -> View:
+        """The arguments of a read."""
+        return View(self.read_pointer, self.excluded)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; ids are strings, since they exceed 2⁵³."""
+        return {"read_pointer": str(self.read_pointer), "excluded": [str(i) for i in self.excluded]}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Snapshot:
+        """Read what :meth:`to_json` gave."""
+        return cls(int(value["read_pointer"]), tuple(int(i) for i in value["excluded"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """One snapshot and the right to write under one id; a value that may travel to other processes.
+
+    Source: Tephra's transaction handle; the visibility rule is that of Cask's 2014 design.
+    """
+
+    id: int
+    """Start timestamp and first write pointer: milliseconds since the epoch × 10⁶, or one above the last."""
+    read_pointer: int
+    excluded: frozenset[int]
+    """Ids at or below ``read_pointer`` that were in progress or invalid at the start."""
+    own: tuple[int, ...]
+    """Write pointers of this transaction, oldest first; more than one after checkpoints."""
+    kind: Literal["short", "long"]
+    deadline_ms: int
+    """By the store's clock; a later commit is refused."""
+    request: str
+    """Under which the outcome can be asked."""
+    level: Level = Level.SNAPSHOT
+
+    def is_visible(self, version: int) -> bool:
+        """Tell whether a version belongs to this snapshot (I1, I4)."""
+        if version in self.own:
+            return self.level is not Level.SNAPSHOT_EXCLUDE_CURRENT or version != self.own[-1]
+        return version <= self.read_pointer and version not in self.excluded
+
+    @property
+    def view(self) -> View:
+        """The arguments of a read."""
+        own = self.own[:-1] if self.level is Level.SNAPSHOT_EXCLUDE_CURRENT else self.own
+        return View(self.read_pointer, tuple(sorted(self.excluded)), own)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; ids are strings, since they exceed 2⁵³."""
+        return {
+            "id": str(self.id),
+            "read_pointer": str(self.read_pointer),
+            "excluded": [str(i) for i in sorted(self.excluded)],
+            "own": [str(i) for i in self.own],
+            "kind": self.kind,
+            "deadline_ms": self.deadline_ms,
+            "request": self.request,
+            "level": self.level.value,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Transaction:
+        """Read what :meth:`to_json` gave.
+
+        :raises InvalidArgument: a field is missing or no number.
+        """
+        try:
+            return cls(
+                id=int(value["id"]),
+                read_pointer=int(value["read_pointer"]),
+                excluded=frozenset(int(i) for i in value["excluded"]),
+                own=tuple(int(i) for i in value["own"]),
+                kind=value["kind"],
+                deadline_ms=int(value["deadline_ms"]),
+                request=value["request"],
+                level=Level(value["level"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"expected a transaction as to_json() gives it, found {error!r}") from error

@@ -1,0 +1,233 @@
+"""Reads Airflow's connections: clear errors for missing ones, addresses of SQL databases with the password kept apart."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from export_queue.core.errors import ConfigurationError, InvalidArgument
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+    from sqlalchemy import URL
+
+SQL_TYPES = ("postgres", "sqlite")
+"""Connection types that lead to a SQL database."""
+
+# What libpq takes; other extras of a postgres connection speak to Airflow's own hook.
+_LIBPQ_OPTIONS = frozenset(
+    "application_name channel_binding client_encoding connect_timeout gssencmode hostaddr keepalives keepalives_count "
+    "keepalives_idle keepalives_interval krbsrvname load_balance_hosts options passfile service sslcert sslcrl sslkey "
+    "sslmode sslnegotiation sslrootcert target_session_attrs tcp_user_timeout".split()
+)
+
+
+class MissingConnection(ConfigurationError, AirflowNotFoundException):
+    """Airflow has no connection of this id."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlAddress:
+    """Where a SQL database is; the password never stands in the URL and is never shown.
+
+    :param url: SQLAlchemy URL without a password.
+    :param password: the password, or None.
+    """
+
+    url: str
+    password: str | None = field(default=None, repr=False)
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Tell whether the database is a file that only this machine sees."""
+        return self.url.startswith("sqlite")
+
+
+def find_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
+    """Return a connection.
+
+    :param conn_id: id of the connection.
+    :param example: fields of a connection that would do, for the error.
+    :raises MissingConnection: there is none; the error shows the variable that would define it.
+    """
+    if not conn_id or not isinstance(conn_id, str):
+        raise InvalidArgument(f"a connection's id is a text, found {conn_id!r}")
+    try:
+        return BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        raise missing(conn_id, example) from None
+
+
+async def afind_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
+    """Return a connection; the way for code on an event loop, such as triggers."""
+    try:
+        return await BaseHook.aget_connection(conn_id)
+    except AirflowNotFoundException:
+        raise missing(conn_id, example) from None
+
+
+def missing(conn_id: str, example: Mapping[str, Any]) -> MissingConnection:
+    """Build the error for a connection that Airflow does not know."""
+    variable = f"AIRFLOW_CONN_{conn_id.upper()}"
+    if variable in os.environ:
+        # Airflow answers "not defined" for a value that it cannot read, too.
+        return MissingConnection(
+            f"connection {conn_id!r} cannot be read: the value of {variable} is neither valid JSON nor a valid URI",
+            hint=f"for example: {variable}='{json.dumps(dict(example))}'",
+        )
+    return MissingConnection(
+        f"connection {conn_id!r} is not defined",
+        hint=f"create it in Airflow, or set {variable}='{json.dumps(dict(example))}'",
+    )
+
+
+def option(extra: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """Read a field of a connection's extra; forms write untouched fields as null, so null means the default."""
+    value = extra.get(name)
+    return default if value is None or value == "" else value
+
+
+def as_bool(value: Any) -> bool:
+    """Read a switch; connections given as URIs carry texts."""
+    if isinstance(value, str):
+        return value.strip().lower() in ("1", "true", "t", "yes", "y", "on")
+    return bool(value)
+
+
+def as_int(value: Any, *, what: str) -> int:
+    """Read a whole number; connections given as URIs carry texts."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{what}: expected a whole number, found {value!r}") from None
+
+
+def sql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
+    """Turn a ``postgres`` or ``sqlite`` connection into an address.
+
+    :param connection: the connection.
+    :param extra: its extra fields; read by the caller, since an event loop reads them another way.
+    :raises InvalidArgument: the connection has another type, or names no database.
+    """
+    if connection.conn_type == "sqlite":
+        return _sqlite_address(connection)
+    if connection.conn_type == "postgres":
+        return _postgres_address(connection, extra)
+    raise InvalidArgument(
+        f"connection {connection.conn_id!r} has the type {connection.conn_type!r}; "
+        f"expected one of {', '.join(SQL_TYPES)}"
+    )
+
+
+def split_url(text: str, *, where: str, login: str | None = None, password: str | None = None) -> SqlAddress:
+    """Read a database URL that a person wrote, and part it from its password.
+
+    :param text: the URL.
+    :param where: what holds it, for errors.
+    :param login: user, where the URL names none.
+    :param password: password that goes before the URL's own.
+    """
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(text.strip())
+    except (ArgumentError, ValueError):
+        # The text may hold a password, so it is not repeated.
+        raise InvalidArgument(
+            f"{where} is not a database URL",
+            hint="expected postgresql+psycopg://host:port/database or sqlite:////absolute/path",
+        ) from None
+    if url.drivername in ("postgres", "postgresql"):
+        url = url.set(drivername="postgresql+psycopg")
+    backend = url.get_backend_name()
+    if backend == "sqlite":
+        _check_path(url.database, where)
+        return SqlAddress(url.render_as_string(hide_password=False))
+    if backend != "postgresql":
+        raise InvalidArgument(f"{where}: expected a postgresql or sqlite URL, found {url.drivername}")
+    return _part(url.set(username=url.username or login), password)
+
+
+def _part(url: URL, password: str | None) -> SqlAddress:
+    hidden = password or url.password or url.query.get("password")
+    url = url.set(password=None).difference_update_query(["password"])
+    if isinstance(hidden, tuple):
+        hidden = hidden[-1]
+    return SqlAddress(url.render_as_string(hide_password=False), str(hidden) if hidden else None)
+
+
+def _sqlite_address(connection: Connection) -> SqlAddress:
+    # A URI puts an absolute path into the schema, the form and JSON into the host.
+    path = connection.host or ""
+    if not path and connection.schema:
+        path = connection.schema if connection.schema.startswith("/") else f"/{connection.schema}"
+    where = f"connection {connection.conn_id!r}"
+    if path.startswith("sqlite:"):
+        return split_url(path, where=where)
+    _check_path(path, where)
+    from sqlalchemy import URL
+
+    return SqlAddress(URL.create("sqlite", database=path).render_as_string())
+
+
+def _check_path(path: str | None, where: str) -> None:
+    if not path or path == ":memory:" or not os.path.isabs(path.removeprefix("file:")):
+        raise InvalidArgument(
+            f"{where}: expected the absolute path of a SQLite file, found {path!r}",
+            hint="workers, the triggerer and Spark run in folders of their own",
+        )
+
+
+def _postgres_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
+    from sqlalchemy import URL
+
+    where = f"connection {connection.conn_id!r}"
+    if as_bool(extra.get("iam")):
+        raise InvalidArgument(f"{where}: IAM authentication is not supported; use a password or a client certificate")
+    if connection.host and "://" in connection.host:
+        return split_url(connection.host, where=where, login=connection.login, password=connection.password)
+    if not connection.schema:
+        raise InvalidArgument(f"{where} names no database", hint="the field is called Schema or Database in the form")
+    query = {name: str(value) for name, value in extra.items() if name in _LIBPQ_OPTIONS and value not in (None, "")}
+    url = URL.create(
+        "postgresql+psycopg",
+        username=connection.login or None,
+        host=connection.host or None,
+        port=connection.port,
+        database=connection.schema,
+        query=query,
+    )
+    return _part(url, connection.password)
+
+
+@contextmanager
+def environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of this process, and so of the programs it starts, for the duration of a block.
+
+    :param values: the variables; None unsets one.
+
+    Secrets go this way: unlike operator fields, configuration and arguments, the environment is neither rendered,
+    stored, logged nor shown in the list of processes.
+    """
+    before = {name: os.environ.get(name) for name in values}
+    _set_variables(values)
+    try:
+        yield
+    finally:
+        _set_variables(before)
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,291 @@
+"""The hooks to sinks: they turn the connections that users have into descriptions that Spark tasks can build a sink from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseHook
+
+from export_queue.core.errors import InvalidArgument, SinkConfigurationError
+from export_queue.hooks.connections import as_bool, as_int, find_connection, option, sql_address
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+    from export_queue.core.sinks import SinkSpec
+
+TEST_SECONDS = 5
+
+
+class SinkHook(BaseHook):
+    """Describes the sink that a connection leads to.
+
+    :param sink_conn_id: id of the connection.
+    """
+
+    kind: ClassVar[str]
+    """The kind of sink that is built."""
+    conn_types: ClassVar[tuple[str, ...]]
+    """The types of connections that lead to it."""
+    example: ClassVar[Mapping[str, Any]]
+    """A connection that would do, for errors."""
+    from_connection: ClassVar[frozenset[str]]
+    """Options that only the connection gives; as an operator's argument they would be stored and shown."""
+
+    def __init__(self, sink_conn_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.sink_conn_id = sink_conn_id
+
+    def sink_spec(self, options: Mapping[str, Any] | None = None) -> tuple[SinkSpec, dict[str, str]]:
+        """Describe the sink.
+
+        :param options: what is not in the connection, such as ``{"key": "customer:{id}"}``.
+        :returns: the description, which holds references in the place of secrets, and the variables that these
+            references name.
+        :raises MissingConnection: Airflow has no such connection.
+        :raises SinkConfigurationError: the connection or the options do not describe such a sink.
+        """
+        from export_queue.core.sinks import SinkSpec
+
+        connection = self._find()
+        chosen = dict(options or {})
+        if forbidden := sorted(self.from_connection & chosen.keys()):
+            raise SinkConfigurationError(
+                f"sink_options: {', '.join(forbidden)} belongs in connection {self.sink_conn_id!r}",
+                hint="options of a task are stored and shown; connections keep secrets",
+            )
+        target, secrets = self._target(connection)
+        names = {option_name: self._variable(option_name) for option_name in secrets}
+        spec = SinkSpec(
+            kind=self.kind,
+            name=self.sink_conn_id,
+            options={**target, **chosen},
+            secrets={option_name: f"env:{variable}" for option_name, variable in names.items()},
+        )
+        return spec, {names[option_name]: value for option_name, value in secrets.items()}
+
+    def get_conn(self) -> Any:
+        """Return a client of the target system."""
+        raise NotImplementedError
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Reach the target once; it waits a few seconds at most."""
+        try:
+            return True, self._probe()
+        except Exception as error:
+            return False, f"{type(error).__name__}: {error}"
+
+    def _find(self) -> Connection:
+        connection = find_connection(self.sink_conn_id, example=self.example)
+        if connection.conn_type not in self.conn_types:
+            raise SinkConfigurationError(
+                f"connection {self.sink_conn_id!r} has the type {connection.conn_type!r}; "
+                f"{type(self).__name__} takes {' or '.join(self.conn_types)}"
+            )
+        return connection
+
+    def _variable(self, option_name: str) -> str:
+        return "XQ_SINK_" + re.sub(r"[^A-Z0-9]+", "_", f"{self.sink_conn_id}_{option_name}".upper())
+
+    def _target(self, connection: Connection) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the options that name the target, and its secrets by option."""
+        raise NotImplementedError
+
+    def _probe(self) -> str:
+        """Reach the target and say what answered."""
+        raise NotImplementedError
+
+
+class RedisSinkHook(SinkHook):
+    """Describes the Redis server of a ``redis`` connection, as Airflow's Redis provider reads it.
+
+    :param redis_conn_id: id of the connection.
+    """
+
+    conn_name_attr = "redis_conn_id"
+    default_conn_name = "redis_default"
+    conn_type = "redis"
+    hook_name = "Redis"
+
+    kind = "redis"
+    conn_types = ("redis",)
+    example = {"conn_type": "redis", "host": "redis.example", "port": 6379, "password": "…"}
+    from_connection = frozenset(
+        ("host", "port", "db", "username", "password", "ssl", "ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile")
+        + ("ssl_keyfile", "ssl_check_hostname", "cluster")
+    )
+
+    def __init__(self, redis_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(redis_conn_id, **kwargs)
+        self.redis_conn_id = redis_conn_id
+
+    def get_conn(self) -> Any:
+        """Return a client, through Airflow's Redis provider."""
+        from airflow.providers.redis.hooks.redis import RedisHook
+
+        return RedisHook(self.redis_conn_id).get_conn()
+
+    def _target(self, connection: Connection) -> tuple[dict[str, Any], dict[str, str]]:
+        extra = connection.extra_dejson
+        where = f"connection {self.sink_conn_id!r}"
+        if as_bool(extra.get("cluster")):
+            raise SinkConfigurationError(f"{where} leads to a Redis Cluster, which this version cannot write to")
+        target: dict[str, Any] = {
+            "host": connection.host or "localhost",
+            "port": connection.port or 6379,
+            "db": as_int(option(extra, "db", 0), what=f"{where}, field db"),
+        }
+        if connection.login:
+            target["username"] = connection.login
+        if as_bool(extra.get("ssl")):
+            target["ssl"] = True
+            for name in ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+                if (value := option(extra, name)) is not None:
+                    target[name] = value
+            if option(extra, "ssl_check_hostname") is not None:
+                target["ssl_check_hostname"] = as_bool(extra["ssl_check_hostname"])
+        password = connection.password
+        # Airflow's own hook reads these texts as "no password", too.
+        is_set = password is not None and password.lower() not in ("", "none", "false")
+        return target, {"password": password} if is_set and password else {}
+
+    def _probe(self) -> str:
+        import redis
+
+        target, secrets = self._target(self._find())
+        with redis.Redis(
+            **target, **secrets, socket_timeout=TEST_SECONDS, socket_connect_timeout=TEST_SECONDS
+        ) as client:
+            version = client.info("server")["redis_version"]
+        return f"Redis {version} on {target['host']}:{target['port']}, database {target['db']}"
+
+
+class SqlSinkHook(SinkHook):
+    """Describes the database of a ``sqlite`` or ``postgres`` connection.
+
+    :param sql_conn_id: id of the connection.
+    """
+
+    conn_name_attr = "sql_conn_id"
+    default_conn_name = "sql_default"
+    conn_type = "sql"
+    hook_name = "SQL sink"
+
+    kind = "sql"
+    conn_types = ("sqlite", "postgres")
+    example = {"conn_type": "sqlite", "host": "/var/lib/copies.db"}
+    from_connection = frozenset(("url", "password"))
+
+    def __init__(self, sql_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(sql_conn_id, **kwargs)
+        self.sql_conn_id = sql_conn_id
+
+    def get_conn(self) -> Any:
+        """Return a SQLAlchemy engine; the caller disposes of it."""
+        import sqlalchemy
+
+        address = self._address(self._find())
+        url = sqlalchemy.make_url(address.url)
+        arguments = {} if address.is_sqlite else {"connect_timeout": TEST_SECONDS}
+        return sqlalchemy.create_engine(
+            url.set(password=address.password) if address.password else url,
+            poolclass=sqlalchemy.NullPool,
+            connect_args=arguments,
+            hide_parameters=True,
+        )
+
+    def _address(self, connection: Connection) -> Any:
+        try:
+            return sql_address(connection, connection.extra_dejson)
+        except InvalidArgument as error:
+            raise SinkConfigurationError(error.message, hint=error.hint) from None
+
+    def _target(self, connection: Connection) -> tuple[dict[str, Any], dict[str, str]]:
+        address = self._address(connection)
+        return {"url": address.url}, {"password": address.password} if address.password else {}
+
+    def _probe(self) -> str:
+        import sqlalchemy
+
+        engine = self.get_conn()
+        with engine.connect() as connection:
+            connection.execute(sqlalchemy.text("SELECT 1"))
+        return f"{engine.dialect.name} at {engine.url.render_as_string(hide_password=True)}"
+
+
+_HOOKS: tuple[type[RedisSinkHook] | type[SqlSinkHook], ...] = (RedisSinkHook, SqlSinkHook)
+
+
+def sink_hook(conn_id: str) -> SinkHook:
+    """Return the hook that fits a connection's type.
+
+    :param conn_id: id of the connection.
+    :raises MissingConnection: Airflow has no such connection.
+    :raises SinkConfigurationError: its type leads to no sink.
+    """
+    connection = find_connection(conn_id, example=RedisSinkHook.example)
+    for hook in _HOOKS:
+        if connection.conn_type in hook.conn_types:
+            return hook(conn_id)
+    supported = [name for hook in _HOOKS for name in hook.conn_types]
+    raise SinkConfigurationError(
+        f"connection {conn_id!r} has the type {connection.conn_type!r}, which leads to no sink; "
+        f"supported are {', '.join(supported)}",
+        hint="for a sink of your own give sink='module:factory' instead of sink_conn_id",
+    )
+
+
+def resolve_sink(
+    *,
+    sink_conn_id: str | None,
+    sink_options: Mapping[str, Any] | str | None,
+    sink: SinkSpec | Mapping[str, Any] | str | None,
+) -> tuple[SinkSpec, dict[str, str]]:
+    """Describe the sink that an operator's arguments name.
+
+    :param sink_conn_id: id of a connection whose type says which sink it is.
+    :param sink_options: what the connection does not say; a mapping, or JSON text.
+    :param sink: instead of a connection: a description, the same as a mapping or JSON text, or the import path
+        ``module:factory`` of a sink of the user's own, to which ``sink_options`` go.
+    :returns: the description, and the variables that its references to secrets name.
+    """
+    options = _mapping(sink_options, what="sink_options")
+    if (sink_conn_id is None) == (sink is None):
+        raise InvalidArgument("give either sink_conn_id or sink")
+    if sink_conn_id is not None:
+        return sink_hook(sink_conn_id).sink_spec(options)
+    from export_queue.core.sinks import SinkSpec
+
+    if isinstance(sink, str) and not sink.lstrip().startswith("{"):
+        return SinkSpec(kind=sink.strip(), options=options), {}
+    if options:
+        raise InvalidArgument("sink_options go with sink_conn_id or an import path; this sink describes its own")
+    if isinstance(sink, SinkSpec):
+        return sink, {}
+    description = _mapping(sink, what="sink")
+    if unknown := sorted(description.keys() - {"kind", "options", "secrets", "name"}):
+        raise InvalidArgument(f"sink: unknown {', '.join(unknown)}; expected kind, options, secrets and name")
+    if not isinstance(description.get("kind"), str):
+        raise InvalidArgument("sink: expected a description with a kind: redis, sql or module:factory")
+    return SinkSpec(
+        kind=description["kind"],
+        options=description.get("options") or {},
+        secrets=description.get("secrets") or {},
+        name=description.get("name") or "",
+    ), {}
+
+
+def _mapping(value: Mapping[str, Any] | str | None, *, what: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except json.JSONDecodeError as error:
+            raise InvalidArgument(f"{what} is not valid JSON: {error}") from None
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(f"{what}: expected a mapping, found {type(value).__name__}")
+    return dict(value)

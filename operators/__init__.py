@@ -1,0 +1,7 @@
+"""Airflow operators."""
+
+from export_queue.operators.configure import ExportQueueConfigureOperator
+from export_queue.operators.drain import ExportQueueDrainOperator
+from export_queue.operators.spark_drain import ExportQueueSparkDrainOperator
+
+__all__ = ["ExportQueueConfigureOperator", "ExportQueueDrainOperator", "ExportQueueSparkDrainOperator"]

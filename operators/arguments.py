@@ -1,0 +1,70 @@
+"""Reads the arguments of drains as they arrive: as values, as rendered text, or from another task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from export_queue.core.errors import InvalidArgument
+
+DRAIN_FIELDS = (
+    "queue_id",
+    "sink_conn_id",
+    "sink_options",
+    "sink",
+    "exporter",
+    "ranges",
+    "if_locked",
+    "on_error",
+    "max_dead",
+    "export_queue_conn_id",
+)
+"""Templated arguments that all drains have."""
+
+DRAIN_RENDERERS = {"sink_options": "json", "sink": "json", "ranges": "json"}
+"""How the user interface shows them."""
+
+
+def parse_ranges(value: Any) -> list[list[int]] | None:
+    """Read ranges of buckets: pairs of whole numbers, one such pair, or either as JSON text.
+
+    :param value: such as ``[[0, 101], [202, 303]]``, ``[0, 101]`` or ``"[[0, 101]]"``; None for all.
+    :returns: a list of pairs, or None for all.
+    :raises InvalidArgument: it is something else.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if text.lower() in ("", "none", "null"):
+            return None
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            raise _not_ranges(text) from None
+    if value is None:
+        return None
+    if not isinstance(value, Sequence):
+        raise _not_ranges(value)
+    pairs = [value] if len(value) == 2 and all(_is_whole(item) for item in value) else value
+    ranges: list[list[int]] = []
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2 or not all(map(_is_whole, pair)):
+            raise _not_ranges(value)
+        ranges.append([pair[0], pair[1]])
+    return ranges
+
+
+def whole_number(value: Any, *, what: str) -> int:
+    """Read a whole number that may have been rendered to text."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{what}: expected a whole number, found {value!r}") from None
+
+
+def _is_whole(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def _not_ranges(value: Any) -> InvalidArgument:
+    return InvalidArgument(f"ranges: expected pairs of whole numbers such as [[0, 101], [101, 202]], found {value!r}")

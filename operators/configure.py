@@ -1,0 +1,84 @@
+"""The operator that sets up a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from export_queue.hooks import ExportQueueHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class ExportQueueConfigureOperator(BaseOperator):
+    """Create an export queue, and its store where there is none; doing it again changes nothing.
+
+    A queue that exists with other options is an error that lists the differences.
+
+    :param queue_id: the queue: 1 to 64 of ``a-z 0-9 _ . -``. (templated)
+    :param buckets: number of buckets that keys are spread over.
+    :param buckets_per_range: buckets per unit of work and locking.
+    :param key: codec of keys: ``str`` or ``bytes``. (templated)
+    :param value: codec of values: ``json``, ``str`` or ``bytes``. (templated)
+    :param max_value_bytes: the largest value that the queue takes.
+    :param exclusive: whether adding a key conflicts with concurrent transactions that add it, too.
+    :param sink: name of the sink that the queue is bound to; by default the first drain binds it. (templated)
+    :param create_store: create the store where there is none, which needs the right to create tables; False leaves
+        this to ``export-queue init``.
+    :param export_queue_conn_id: connection of the store. (templated)
+    """
+
+    template_fields: Collection[str] = ("queue_id", "key", "value", "sink", "export_queue_conn_id")
+    ui_color = "#e8f4ea"
+
+    def __init__(
+        self,
+        *,
+        queue_id: str,
+        buckets: int = 1009,
+        buckets_per_range: int = 101,
+        key: str = "str",
+        value: str = "json",
+        max_value_bytes: int = 1 << 20,
+        exclusive: bool = False,
+        sink: str | None = None,
+        create_store: bool = True,
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.queue_id = queue_id
+        self.buckets = buckets
+        self.buckets_per_range = buckets_per_range
+        self.key = key
+        self.value = value
+        self.max_value_bytes = max_value_bytes
+        self.exclusive = exclusive
+        self.sink = sink
+        self.create_store = create_store
+        self.export_queue_conn_id = export_queue_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Configure the queue.
+
+        :returns: the queue's id, its number of buckets and its units.
+        """
+        with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
+            if self.create_store:
+                store.create()
+            queue = store.configure_queue(
+                self.queue_id,
+                buckets=self.buckets,
+                buckets_per_range=self.buckets_per_range,
+                key=self.key,
+                value=self.value,
+                max_value_bytes=self.max_value_bytes,
+                exclusive=self.exclusive,
+                sink=self.sink,
+            )
+        units = queue.units()
+        self.log.info("Queue %s is ready: %d buckets in %d units", queue.id, queue.buckets, len(units))
+        return {"queue": queue.id, "buckets": queue.buckets, "units": [[unit.first, unit.end] for unit in units]}

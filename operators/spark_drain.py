@@ -1,0 +1,278 @@
+"""The operator that drains a queue on Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
+from export_queue.core.errors import ConfigurationError, DrainError, InvalidArgument
+from export_queue.core.secrets import is_reference
+from export_queue.hooks import ExportQueueHook, StoreAddress, resolve_sink
+from export_queue.hooks.connections import environment, find_connection
+from export_queue.hooks.tasks import task_name
+from export_queue.operators.arguments import DRAIN_FIELDS, DRAIN_RENDERERS, parse_ranges, whole_number
+from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from export_queue.core.client import Store
+    from export_queue.core.drain import DrainReport
+    from export_queue.core.sinks import SinkSpec
+
+_SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
+
+
+class ExportQueueSparkDrainOperator(SparkSubmitOperator):
+    """Drain a queue into a sink on Spark: one submission, whose tasks are the ranges that have work.
+
+    Where nothing waits, nothing is submitted. To spread a drain over several submissions, map the operator over
+    groups of ranges: ``ExportQueueSparkDrainOperator.partial(…).expand(ranges=sensor.output)`` with an
+    :class:`~export_queue.sensors.ExportQueueSensor` that has ``groups=N``.
+
+    Success means: every entry of the ranges that was committed before the drain started is in the sink or is a dead
+    letter.
+
+    Passwords reach the driver through the environment of ``spark-submit``; they are in no argument, no configuration,
+    no rendered field and no log. In cluster modes, which do not pass the environment on, give references to what the
+    cluster mounts: ``store_secret`` and ``sink_secrets``.
+
+    :param queue_id: the queue. (templated)
+    :param sink_conn_id: connection of the sink, whose type says what the sink is: ``redis``, ``postgres`` or
+        ``sqlite``. (templated)
+    :param sink_options: what the connection does not say, such as ``{"key": "customer:{id}"}``. (templated)
+    :param sink: instead of ``sink_conn_id``: a sink's description, or the import path ``module:factory`` of one of
+        your own. (templated)
+    :param exporter: import path ``module:name`` of what turns entries into puts and deletes; Spark's Python must be
+        able to import it. By default the key is the record's id and the value its document. (templated)
+    :param ranges: ranges of buckets, ``[[0, 101], …]``; None for all that have work. (templated)
+    :param if_locked: what to do about a range that another drain works on: ``wait`` for it, ``skip`` it, or
+        ``fail``. (templated)
+    :param lock_timeout: seconds to wait for such ranges.
+    :param on_error: what becomes of an entry that the exporter or the sink rejects: ``dead_letter`` sets it aside,
+        ``fail`` stops the drain. (templated)
+    :param max_dead: the most entries that may be set aside. (templated)
+    :param max_parallel: the most ranges that are drained at once; by default as many as Spark has cores.
+    :param export_queue_conn_id: connection of the store. (templated)
+    :param spark_conn_id: connection of Spark, of the type ``spark``, whose host is the master, such as ``local[2]`` or
+        ``spark://host:7077``. (templated)
+    :param spark_home: folder of a virtual environment or of a Spark distribution with ``bin/spark-submit``; by default
+        the option ``spark_home`` of the configuration section ``export_queue``, then the PATH.
+    :param spark_python: the Python that has PySpark; by default ``bin/python`` beside ``spark-submit``.
+    :param store_secret: reference to the store's password where Spark runs: ``env:NAME``, ``file:/PATH`` or
+        ``module:callable``.
+    :param sink_secrets: the same for the sink, by option: ``{"password": "file:/run/secrets/redis"}``.
+    :param kwargs: further arguments of ``SparkSubmitOperator``.
+    """
+
+    template_fields: Collection[str] = (  # type: ignore[assignment]
+        *SparkSubmitOperator.template_fields,
+        *DRAIN_FIELDS,
+        "spark_conn_id",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = DRAIN_RENDERERS
+    ui_color = "#fdebd0"
+
+    def __init__(
+        self,
+        *,
+        queue_id: str,
+        sink_conn_id: str | None = None,
+        sink_options: Mapping[str, Any] | str | None = None,
+        sink: SinkSpec | Mapping[str, Any] | str | None = None,
+        exporter: str | None = None,
+        ranges: Any = None,
+        if_locked: str = "wait",
+        lock_timeout: float = 600.0,
+        on_error: str = "dead_letter",
+        max_dead: int | str = 1000,
+        max_parallel: int | None = None,
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+        spark_conn_id: str = "spark_default",
+        spark_home: str | None = None,
+        spark_python: str | None = None,
+        store_secret: str | None = None,
+        sink_secrets: Mapping[str, str] | None = None,
+        name: str = "export-queue-drain",
+        durable: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        # Taking up an earlier submission is never right: what it drained is gone from the queue anyway.
+        super().__init__(name=name, durable=durable, conn_id=spark_conn_id, **kwargs)
+        self.queue_id = queue_id
+        self.sink_conn_id = sink_conn_id
+        self.sink_options = sink_options
+        self.sink = sink
+        self.exporter = exporter
+        self.ranges = ranges
+        self.if_locked = if_locked
+        self.lock_timeout = lock_timeout
+        self.on_error = on_error
+        self.max_dead = max_dead
+        self.max_parallel = max_parallel
+        self.export_queue_conn_id = export_queue_conn_id
+        self.spark_conn_id = spark_conn_id
+        self.spark_home = spark_home
+        self.spark_python = spark_python
+        self.store_secret = store_secret
+        self.sink_secrets = dict(sink_secrets or {})
+        for what, reference in {"store_secret": store_secret, **self.sink_secrets}.items():
+            if reference is not None and not is_reference(reference):
+                # Not repeated here: it may be a password.
+                raise InvalidArgument(f"{what}: expected env:NAME, file:/PATH or module:callable, found another text")
+        self._address: StoreAddress | None = None
+        self._task = ""
+
+    def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Submit the drain and wait for its report.
+
+        :returns: the report, as plain values.
+        """
+        ranges = parse_ranges(self.ranges)
+        spec, secrets = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
+        spec = dataclasses.replace(spec, secrets={**spec.secrets, **self.sink_secrets})
+        self._address = ExportQueueHook(self.export_queue_conn_id).get_address()
+        self._task = task_name(context)
+        variables = self._prepare_spark(spec, needs_environment=self._needed(spec, secrets))
+        with self._address.open() as store:
+            report = self._nothing_to_drain(store, spec, ranges)
+            if report is None:
+                token = f"{self._task}#{uuid.uuid4().hex}"
+                self._describe_job(spec, ranges, token)
+                with environment({**variables, **self._address.environment(), **secrets}):
+                    self._submit(store, context, token)
+                report = self._report(store, token)
+        self.log.info("%s", report.line())
+        if report.problem is not None:
+            raise report.problem.to_error()
+        return report.to_dict()
+
+    def on_kill(self) -> None:
+        """Kill the submission and take its leases away, so that a driver that outlives it changes nothing."""
+        if self._hook is not None:
+            super().on_kill()
+        if self._address is not None and self._task:
+            with self._address.open() as store:
+                store.revoke(self._task)
+
+    # -- before --------------------------------------------------------------------------------------------------
+
+    def _needed(self, spec: SinkSpec, secrets: Mapping[str, str]) -> bool:
+        """Tell whether the job needs secrets that only the environment of this worker carries."""
+        assert self._address is not None
+        own = {f"env:{variable}" for variable in secrets}
+        return bool(own & set(spec.secrets.values())) or (bool(self._address.secret) and self.store_secret is None)
+
+    def _prepare_spark(self, spec: SinkSpec, *, needs_environment: bool) -> dict[str, str | None]:
+        """Check that Spark can be reached the way the connection says; returns the variables it needs."""
+        assert self._address is not None
+        master, deploy_mode, binary = self._master()
+        is_local = master.startswith("local")
+        if not is_local:
+            _refuse_sqlite(self._address.url, f"the store of connection {self.export_queue_conn_id!r}", master)
+            _refuse_sqlite(str(spec.options.get("url", "")), f"the sink {spec.name!r}", master)
+        if deploy_mode == "cluster" and needs_environment:
+            raise ConfigurationError(
+                "in cluster mode the driver does not get the environment of the worker, and a password is neither put "
+                "on a command line nor into Spark's configuration",
+                hint="give store_secret= and sink_secrets= as references to what the cluster mounts, such as "
+                "file:/run/secrets/store",
+            )
+        programs = find_spark(self.spark_home or configured_spark_home(), binary=binary)
+        self._spark_binary = programs.submit
+        python = self.spark_python or programs.python
+        # An outer SPARK_HOME would lead this spark-submit to the code of another Spark.
+        variables: dict[str, str | None] = {"SPARK_HOME": None} if python else {}
+        if python:
+            variables["PYSPARK_DRIVER_PYTHON"] = python
+            if is_local:
+                variables["PYSPARK_PYTHON"] = python
+        if is_local and "SPARK_LOCAL_IP" not in os.environ:
+            variables["SPARK_LOCAL_IP"] = "127.0.0.1"
+        find_java({**os.environ, **(self.env_vars or {})})
+        return variables
+
+    def _master(self) -> tuple[str, str | None, str]:
+        """Return the master, the deploy mode and the name of the program that the Spark connection leads to."""
+        # Airflow's own hook answers a missing connection with YARN.
+        connection = find_connection(self.spark_conn_id, example=_SPARK_EXAMPLE)
+        self._conn_id = self.spark_conn_id
+        resolved = self._get_hook()._connection
+        master = str(resolved["master"])
+        if master.endswith("://"):
+            raise ConfigurationError(
+                f"connection {connection.conn_id!r} names no Spark master",
+                hint="its host is the master: local[2], spark://host:7077, yarn, k8s://https://host:6443",
+            )
+        return master, resolved["deploy_mode"], str(resolved["spark_binary"])
+
+    def _nothing_to_drain(
+        self, store: Store, spec: SinkSpec, ranges: list[list[int]] | None
+    ) -> DrainReport | None:
+        """Report zeros if nothing waits; a submission costs more than draining a million entries."""
+        from export_queue.core.drain import DrainReport
+
+        queue = store.queue(self.queue_id)
+        store.bind_sink(self.queue_id, spec.name)
+        units = queue.split(ranges)
+        if units and store.backlog(self.queue_id, units):
+            return None
+        self.log.info("Nothing waits in queue %s; nothing is submitted", self.queue_id)
+        return DrainReport(queue=self.queue_id, sink=spec.name, token="", ranges=tuple(units))
+
+    def _describe_job(self, spec: SinkSpec, ranges: list[list[int]] | None, token: str) -> None:
+        from export_queue.core.spark import drain_job
+
+        assert self._address is not None
+        job = drain_job(
+            queue_id=self.queue_id,
+            sink=spec,
+            store_url=self._address.url,
+            store_schema=self._address.schema,
+            store_secret=self.store_secret or self._address.secret,
+            exporter=self.exporter or None,
+            ranges=ranges,
+            token=token,
+            owner_task=self._task,
+            if_locked=self.if_locked,
+            lock_timeout=self.lock_timeout,
+            on_error=self.on_error,
+            max_dead=whole_number(self.max_dead, what="max_dead"),
+            max_parallel=self.max_parallel,
+        )
+        self.application = job.application
+        self.application_args = list(job.arguments)
+        self.py_files = ",".join(part for part in (job.py_files, self.py_files) if part) or None
+        self.conf = {**job.conf, **(self.conf or {})}
+
+    # -- after ---------------------------------------------------------------------------------------------------
+
+    def _submit(self, store: Store, context: Context, token: str) -> None:
+        self._hook = None
+        try:
+            super().execute(context)
+        except Exception:
+            # The driver knows better than its exit code what went wrong, if it came to say so.
+            if not store.reports(token=token):
+                raise
+
+    def _report(self, store: Store, token: str) -> DrainReport:
+        from export_queue.core.drain import DrainReport
+
+        found = store.reports(token=token)
+        if not found:
+            raise DrainError(f"the Spark driver ended without a report; its log is above, its token is {token}")
+        return DrainReport.from_dict(found[0])
+
+
+def _refuse_sqlite(url: str, what: str, master: str) -> None:
+    if url.startswith("sqlite"):
+        raise ConfigurationError(
+            f"{what} is a SQLite file, which Spark's executors on {master} cannot reach",
+            hint="use PostgreSQL, or a master on this machine: local[N]",
+        )

@@ -1,0 +1,89 @@
+"""What Airflow learns about this provider; read at every start, so it imports nothing of ours but the version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from export_queue import __version__
+
+INTEGRATION = "Export Queue"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Describe the provider: connection type, task decorator, asset scheme, configuration and modules."""
+    return {
+        "package-name": "airflow-provider-export-queue",
+        "name": INTEGRATION,
+        "description": "Transactional exports: what a transaction commits, and nothing else, reaches Redis and SQL.",
+        "versions": [__version__],
+        "integrations": [
+            {"integration-name": INTEGRATION, "external-doc-url": "https://pypi.org/project/airflow-provider-export-queue/"}
+        ],
+        "connection-types": [_connection_type()],
+        "task-decorators": [
+            {"name": "export_transaction", "class-name": "export_queue.decorators.export_transaction_task"}
+        ],
+        "asset-uris": [{"schemes": ["export-queue"], "handler": "export_queue.assets.sanitize_uri"}],
+        "config": {"export_queue": _configuration()},
+        "hooks": [{"integration-name": INTEGRATION, "python-modules": _modules("hooks", "export_queue", "sinks")}],
+        "operators": [
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": _modules("operators", "configure", "drain", "spark_drain"),
+            }
+        ],
+        "sensors": [{"integration-name": INTEGRATION, "python-modules": _modules("sensors", "export_queue")}],
+        "triggers": [{"integration-name": INTEGRATION, "python-modules": ["export_queue.triggers"]}],
+    }
+
+
+def _modules(room: str, *names: str) -> list[str]:
+    return [f"export_queue.{room}.{name}" for name in names]
+
+
+def _connection_type() -> dict[str, Any]:
+    return {
+        "connection-type": "export_queue",
+        "hook-name": "Export Queue",
+        "hook-class-name": "export_queue.hooks.export_queue.ExportQueueHook",
+        "ui-field-behaviour": {
+            "hidden-fields": ["schema", "port"],
+            "relabeling": {"host": "Store URL", "login": "User"},
+            "placeholders": {
+                "host": "postgresql+psycopg://db.example:5432/exports or sqlite:////var/lib/exports.db",
+                "login": "user of the store's database, unless the URL names it",
+                "password": "kept apart from the URL, so that no log and no command line shows it",
+            },
+        },
+        "conn-fields": {
+            "sql_conn_id": {
+                "label": "SQL connection",
+                "description": "Id of a postgres or sqlite connection that holds the store; instead of a store URL.",
+                "schema": {"type": ["string", "null"], "default": None},
+            },
+            "store_schema": {
+                "label": "Schema",
+                "description": "Schema of the database that holds the store.",
+                "schema": {"type": ["string", "null"], "default": "export_queue"},
+            },
+        },
+    }
+
+
+def _configuration() -> dict[str, Any]:
+    return {
+        "description": "Settings of the Export Queue provider.",
+        "options": {
+            "spark_home": {
+                "description": (
+                    "Folder of the Spark that drains run on, with ``bin/spark-submit`` in it: a virtual environment "
+                    "of its own that holds ``airflow-provider-export-queue[spark]``, or a Spark distribution. "
+                    "Empty: ``spark-submit`` is looked up on the worker's PATH."
+                ),
+                "version_added": "0.1.0",
+                "type": "string",
+                "example": "/opt/spark-environment",
+                "default": "",
+            },
+        },
+    }

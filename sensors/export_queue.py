@@ -1,0 +1,121 @@
+"""The sensor that waits for work in a queue, and the grouping of that work."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+
+from export_queue.core.errors import InvalidArgument
+from export_queue.hooks import ExportQueueHook
+from export_queue.operators.arguments import parse_ranges
+from export_queue.triggers import ExportQueueTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class ExportQueueSensor(BaseSensorOperator):
+    """Wait until entries wait in a queue, and return where.
+
+    It watches and consumes nothing.
+
+    :param queue_id: the queue. (templated)
+    :param ranges: ranges of buckets that are watched, ``[[0, 101], …]``; None for all. (templated)
+    :param groups: None returns the units that have work, ``[[0, 101], [202, 303]]``; a number returns at most so many
+        groups of them, of about as many entries each, for ``DrainOperator.partial(…).expand(ranges=sensor.output)``.
+    :param deferrable: wait on the triggerer and hold no worker.
+    :param export_queue_conn_id: connection of the store. (templated)
+    """
+
+    template_fields: Collection[str] = ("queue_id", "ranges", "export_queue_conn_id")
+    ui_color = "#eee4f5"
+
+    def __init__(
+        self,
+        *,
+        queue_id: str,
+        ranges: Any = None,
+        groups: int | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if groups is not None and groups < 1:
+            raise InvalidArgument(f"groups: expected at least 1, found {groups}")
+        self.queue_id = queue_id
+        self.ranges = ranges
+        self.groups = groups
+        self.deferrable = deferrable
+        self.export_queue_conn_id = export_queue_conn_id
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        """Look once."""
+        waiting = self._look()
+        return PokeReturnValue(is_done=bool(waiting), xcom_value=self._result(waiting) if waiting else None)
+
+    def execute(self, context: Context) -> Any:
+        """Wait in the worker, or defer unless work waits already.
+
+        :returns: ranges, or groups of ranges.
+        """
+        if not self.deferrable:
+            return super().execute(context)
+        if waiting := self._look():
+            return self._result(waiting)
+        self.defer(
+            trigger=ExportQueueTrigger(
+                queue_id=self.queue_id,
+                ranges=parse_ranges(self.ranges),
+                poll_interval=self.poke_interval,
+                export_queue_conn_id=self.export_queue_conn_id,
+            ),
+            method_name="execute_complete",
+            timeout=timedelta(seconds=self.timeout),
+        )
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Go on after the trigger's event."""
+        return self._result(event["waiting"])
+
+    def _look(self) -> list[list[int]]:
+        with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
+            found = store.backlog(self.queue_id, parse_ranges(self.ranges))
+        return [[unit.range.first, unit.range.end, unit.entries] for unit in found]
+
+    def _result(self, waiting: Sequence[Sequence[int]]) -> list[Any]:
+        self.log.info(
+            "Queue %s: %d entries wait in %d units", self.queue_id, sum(unit[2] for unit in waiting), len(waiting)
+        )
+        if self.groups is None:
+            return [[first, end] for first, end, _ in waiting]
+        return group_ranges(waiting, self.groups)
+
+
+def group_ranges(waiting: Sequence[Sequence[int]], groups: int) -> list[list[list[int]]]:
+    """Deal units out to groups of about equal work; the heaviest unit first, to the lightest group.
+
+    :param waiting: ``[first, end, entries]`` of each unit.
+    :param groups: the most groups to form.
+    :returns: groups of ranges, ascending, with neighbours joined.
+    """
+    dealt: list[list[Sequence[int]]] = [[] for _ in range(min(groups, len(waiting)))]
+    weights = [0] * len(dealt)
+    for unit in sorted(waiting, key=lambda unit: (-unit[2], unit[0])):
+        lightest = weights.index(min(weights))
+        dealt[lightest].append(unit)
+        weights[lightest] += max(unit[2], 1)
+    return sorted(_joined(units) for units in dealt)
+
+
+def _joined(units: Sequence[Sequence[int]]) -> list[list[int]]:
+    ranges: list[list[int]] = []
+    for first, end, _ in sorted(units):
+        if ranges and ranges[-1][1] == first:
+            ranges[-1][1] = end
+        else:
+            ranges.append([first, end])
+    return ranges

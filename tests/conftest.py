@@ -1,0 +1,24 @@
+"""What all tests share: the server fixtures, and markers that follow from a test's folder and fixtures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["tests.servers"]
+
+TESTS = Path(__file__).parent
+MARKED_FOLDERS = {"airflow", "battery", "spark"}
+MARKED_FIXTURES = {"postgres_server": "postgres", "redis_server": "redis"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with what it needs, so that ``-m "not redis"`` works without anybody writing the marker."""
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        if folder in MARKED_FOLDERS:
+            item.add_marker(folder)
+        for fixture, marker in MARKED_FIXTURES.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
