@@ -36,7 +36,8 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
         ├── ExporterError
         ├── AmbiguousRecord
         ├── EntryRejected             ``on_error="fail"`` met an entry that was rejected
-        └── TooManyDeadLetters
+        ├── TooManyDeadLetters
+        └── SparkJobFailed            transient
 """
 
 from __future__ import annotations
@@ -275,6 +276,13 @@ class TooManyDeadLetters(DrainError):
     """More entries were rejected than a drain may set aside: a bug, not data."""
 
     default_hint = "mend the exporter or the sink, then drain again; raise max_dead only if the data is to blame"
+
+
+class SparkJobFailed(DrainError):
+    """Spark could not run the drain's tasks to their end."""
+
+    transient = True
+    default_hint = "see Spark's log above; what was acknowledged stays removed, the rest is queued"
 
 
 def clock_of(transaction_id: int) -> str:

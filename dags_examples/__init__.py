@@ -1,0 +1,1 @@
+"""DAGs to begin from; point Airflow's DAGs folder here, or copy one."""

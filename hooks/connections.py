@@ -1,4 +1,4 @@
-"""Reads Airflow's connections: clear errors for missing ones, addresses of SQL databases with the password kept apart."""
+"""Reads Airflow's connections: clear errors for missing ones, addresses of databases with the password kept apart."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
@@ -179,7 +180,7 @@ def _sqlite_address(connection: Connection) -> SqlAddress:
 
 
 def _check_path(path: str | None, where: str) -> None:
-    if not path or path == ":memory:" or not os.path.isabs(path.removeprefix("file:")):
+    if not path or path == ":memory:" or not Path(path).is_absolute():
         raise InvalidArgument(
             f"{where}: expected the absolute path of a SQLite file, found {path!r}",
             hint="workers, the triggerer and Spark run in folders of their own",

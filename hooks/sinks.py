@@ -1,4 +1,4 @@
-"""The hooks to sinks: they turn the connections that users have into descriptions that Spark tasks can build a sink from."""
+"""The hooks to sinks: they turn users' connections into descriptions that Spark tasks can build a sink from."""
 
 from __future__ import annotations
 
@@ -112,11 +112,13 @@ class RedisSinkHook(SinkHook):
 
     kind = "redis"
     conn_types = ("redis",)
-    example = {"conn_type": "redis", "host": "redis.example", "port": 6379, "password": "…"}
-    from_connection = frozenset(
-        ("host", "port", "db", "username", "password", "ssl", "ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile")
-        + ("ssl_keyfile", "ssl_check_hostname", "cluster")
-    )
+    example: ClassVar[Mapping[str, Any]] = {
+        "conn_type": "redis",
+        "host": "redis.example",
+        "port": 6379,
+        "password": "…",
+    }
+    from_connection = frozenset(("host", "port", "db", "username", "password", "ssl", "ssl_options"))
 
     def __init__(self, redis_conn_id: str = default_conn_name, **kwargs: Any) -> None:
         super().__init__(redis_conn_id, **kwargs)
@@ -142,11 +144,8 @@ class RedisSinkHook(SinkHook):
             target["username"] = connection.login
         if as_bool(extra.get("ssl")):
             target["ssl"] = True
-            for name in ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-                if (value := option(extra, name)) is not None:
-                    target[name] = value
-            if option(extra, "ssl_check_hostname") is not None:
-                target["ssl_check_hostname"] = as_bool(extra["ssl_check_hostname"])
+            if tls := _tls_options(extra):
+                target["ssl_options"] = tls
         password = connection.password
         # Airflow's own hook reads these texts as "no password", too.
         is_set = password is not None and password.lower() not in ("", "none", "false")
@@ -156,11 +155,19 @@ class RedisSinkHook(SinkHook):
         import redis
 
         target, secrets = self._target(self._find())
-        with redis.Redis(
-            **target, **secrets, socket_timeout=TEST_SECONDS, socket_connect_timeout=TEST_SECONDS
-        ) as client:
+        tls = target.pop("ssl_options", {})
+        seconds = {"socket_timeout": TEST_SECONDS, "socket_connect_timeout": TEST_SECONDS}
+        with redis.Redis(**target, **tls, **secrets, **seconds) as client:
             version = client.info("server")["redis_version"]
         return f"Redis {version} on {target['host']}:{target['port']}, database {target['db']}"
+
+
+def _tls_options(extra: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+    found = {name: option(extra, name) for name in names if option(extra, name) is not None}
+    if option(extra, "ssl_check_hostname") is not None:
+        found["ssl_check_hostname"] = as_bool(extra["ssl_check_hostname"])
+    return found
 
 
 class SqlSinkHook(SinkHook):
@@ -176,7 +183,7 @@ class SqlSinkHook(SinkHook):
 
     kind = "sql"
     conn_types = ("sqlite", "postgres")
-    example = {"conn_type": "sqlite", "host": "/var/lib/copies.db"}
+    example: ClassVar[Mapping[str, Any]] = {"conn_type": "sqlite", "host": "/var/lib/copies.db"}
     from_connection = frozenset(("url", "password"))
 
     def __init__(self, sql_conn_id: str = default_conn_name, **kwargs: Any) -> None:

@@ -25,13 +25,12 @@ class ExportQueueConfigureOperator(BaseOperator):
     :param value: codec of values: ``json``, ``str`` or ``bytes``. (templated)
     :param max_value_bytes: the largest value that the queue takes.
     :param exclusive: whether adding a key conflicts with concurrent transactions that add it, too.
-    :param sink: name of the sink that the queue is bound to; by default the first drain binds it. (templated)
     :param create_store: create the store where there is none, which needs the right to create tables; False leaves
         this to ``export-queue init``.
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
-    template_fields: Collection[str] = ("queue_id", "key", "value", "sink", "export_queue_conn_id")
+    template_fields: Collection[str] = ("queue_id", "key", "value", "export_queue_conn_id")
     ui_color = "#e8f4ea"
 
     def __init__(
@@ -44,7 +43,6 @@ class ExportQueueConfigureOperator(BaseOperator):
         value: str = "json",
         max_value_bytes: int = 1 << 20,
         exclusive: bool = False,
-        sink: str | None = None,
         create_store: bool = True,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         **kwargs: Any,
@@ -57,7 +55,6 @@ class ExportQueueConfigureOperator(BaseOperator):
         self.value = value
         self.max_value_bytes = max_value_bytes
         self.exclusive = exclusive
-        self.sink = sink
         self.create_store = create_store
         self.export_queue_conn_id = export_queue_conn_id
 
@@ -77,7 +74,6 @@ class ExportQueueConfigureOperator(BaseOperator):
                 value=self.value,
                 max_value_bytes=self.max_value_bytes,
                 exclusive=self.exclusive,
-                sink=self.sink,
             )
         units = queue.units()
         self.log.info("Queue %s is ready: %d buckets in %d units", queue.id, queue.buckets, len(units))

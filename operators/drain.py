@@ -10,14 +10,31 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
 from export_queue.hooks import ExportQueueHook, resolve_sink
+from export_queue.hooks.arguments import parse_ranges, whole_number
 from export_queue.hooks.connections import environment
 from export_queue.hooks.tasks import task_name
-from export_queue.operators.arguments import DRAIN_FIELDS, DRAIN_RENDERERS, parse_ranges, whole_number
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from export_queue.core.sinks import SinkSpec
+
+DRAIN_FIELDS = (
+    "queue_id",
+    "sink_conn_id",
+    "sink_options",
+    "sink",
+    "exporter",
+    "ranges",
+    "if_locked",
+    "on_error",
+    "max_dead",
+    "export_queue_conn_id",
+)
+"""Templated arguments that all drains have."""
+
+DRAIN_RENDERERS = {"sink_options": "json", "sink": "json", "ranges": "json"}
+"""How the user interface shows them."""
 
 
 class ExportQueueDrainOperator(BaseOperator):
@@ -89,7 +106,7 @@ class ExportQueueDrainOperator(BaseOperator):
 
         ranges = parse_ranges(self.ranges)
         spec, secrets = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
-        task = task_name(context)
+        task, attempt = task_name(context), uuid.uuid4().hex
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store, environment(secrets):
             report = drain(
                 store,
@@ -101,7 +118,8 @@ class ExportQueueDrainOperator(BaseOperator):
                 lock_timeout=self.lock_timeout,
                 on_error=self.on_error,  # type: ignore[arg-type]
                 max_dead=whole_number(self.max_dead, what="max_dead"),
-                owner=Owner(task=task, attempt=uuid.uuid4().hex),
+                owner=Owner(task=task, attempt=attempt),
+                token=f"{task}#{attempt}",
                 on_progress=self._go_on,
             )
         self.log.info("%s", report.line())

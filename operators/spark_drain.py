@@ -13,9 +13,10 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from export_queue.core.errors import ConfigurationError, DrainError, InvalidArgument
 from export_queue.core.secrets import is_reference
 from export_queue.hooks import ExportQueueHook, StoreAddress, resolve_sink
+from export_queue.hooks.arguments import join_ranges, parse_ranges, whole_number
 from export_queue.hooks.connections import environment, find_connection
 from export_queue.hooks.tasks import task_name
-from export_queue.operators.arguments import DRAIN_FIELDS, DRAIN_RENDERERS, parse_ranges, whole_number
+from export_queue.operators.drain import DRAIN_FIELDS, DRAIN_RENDERERS
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
 
 if TYPE_CHECKING:
@@ -157,8 +158,10 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         if self._hook is not None:
             super().on_kill()
         if self._address is not None and self._task:
+            from export_queue.core.locks import revoke
+
             with self._address.open() as store:
-                store.revoke(self._task)
+                revoke(store.database, self._task)
 
     # -- before --------------------------------------------------------------------------------------------------
 
@@ -211,19 +214,24 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             )
         return master, resolved["deploy_mode"], str(resolved["spark_binary"])
 
-    def _nothing_to_drain(
-        self, store: Store, spec: SinkSpec, ranges: list[list[int]] | None
-    ) -> DrainReport | None:
+    def _nothing_to_drain(self, store: Store, spec: SinkSpec, ranges: list[list[int]] | None) -> DrainReport | None:
         """Report zeros if nothing waits; a submission costs more than draining a million entries."""
         from export_queue.core.drain import DrainReport
+        from export_queue.core.queue import Range, bind_sink
 
         queue = store.queue(self.queue_id)
-        store.bind_sink(self.queue_id, spec.name)
+        if queue.sink is not None:
+            # Bound already: another sink is refused here, in a second, and not by the driver after many.
+            with store.database.begin() as work:
+                bind_sink(work, queue, spec.name)
         units = queue.split(ranges)
-        if units and store.backlog(self.queue_id, units):
+        if units and store.waiting_ranges(self.queue_id, units):
             return None
         self.log.info("Nothing waits in queue %s; nothing is submitted", self.queue_id)
-        return DrainReport(queue=self.queue_id, sink=spec.name, token="", ranges=tuple(units))
+        joined = join_ranges((unit.first, unit.end) for unit in units)
+        return DrainReport(
+            queue=self.queue_id, sink=spec.name, token="", ranges=tuple(Range(first, end) for first, end in joined)
+        )
 
     def _describe_job(self, spec: SinkSpec, ranges: list[list[int]] | None, token: str) -> None:
         from export_queue.core.spark import drain_job

@@ -43,12 +43,10 @@ def find_spark(home: str | None, *, binary: str | None, path: str | None = None)
     :param path: the PATH to search; by default this process's.
     :raises SparkNotFound: it is not there.
     """
-    if binary and os.path.isabs(binary):
+    if binary and Path(binary).is_absolute():
         return _programs(Path(binary), found_in=f"spark_binary={binary!r}")
     if home:
-        return _programs(
-            Path(home).expanduser() / "bin" / (binary or "spark-submit"), found_in=f"spark_home={home!r}"
-        )
+        return _programs(Path(home).expanduser() / "bin" / (binary or "spark-submit"), found_in=f"spark_home={home!r}")
     found = shutil.which(binary or "spark-submit", path=path)
     if found is None:
         raise SparkNotFound(

@@ -17,7 +17,10 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Transactional exports: what a transaction commits, and nothing else, reaches Redis and SQL.",
         "versions": [__version__],
         "integrations": [
-            {"integration-name": INTEGRATION, "external-doc-url": "https://pypi.org/project/airflow-provider-export-queue/"}
+            {
+                "integration-name": INTEGRATION,
+                "external-doc-url": "https://pypi.org/project/airflow-provider-export-queue/",
+            }
         ],
         "connection-types": [_connection_type()],
         "task-decorators": [

@@ -58,7 +58,7 @@ class ExportQueueTrigger(BaseEventTrigger):
         try:
             was_empty = True
             while True:
-                waiting = await asyncio.to_thread(self._look, store)
+                waiting = await asyncio.to_thread(find_waiting, store, self.queue_id, self.ranges)
                 if waiting and was_empty:
                     yield TriggerEvent({"queue": self.queue_id, "waiting": waiting})
                 was_empty = not waiting
@@ -67,6 +67,8 @@ class ExportQueueTrigger(BaseEventTrigger):
             # In this thread: a cancelled task must not wait for another one.
             store.close()
 
-    def _look(self, store: Store) -> list[list[int]]:
-        found = store.backlog(self.queue_id, self.ranges)
-        return [[unit.range.first, unit.range.end, unit.entries] for unit in found]
+
+def find_waiting(store: Store, queue_id: str, ranges: list[list[int]] | None) -> list[list[int]]:
+    """Return ``[first, end, entries]`` of each unit of a queue that has entries."""
+    found = store.backlog(queue_id, ranges)
+    return [[unit.range.first, unit.range.end, unit.entries] for unit in found]

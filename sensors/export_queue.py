@@ -10,8 +10,8 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 
 from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook
-from export_queue.operators.arguments import parse_ranges
-from export_queue.triggers import ExportQueueTrigger
+from export_queue.hooks.arguments import join_ranges, parse_ranges
+from export_queue.triggers import ExportQueueTrigger, find_waiting
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -66,7 +66,7 @@ class ExportQueueSensor(BaseSensorOperator):
             return super().execute(context)
         if waiting := self._look():
             return self._result(waiting)
-        self.defer(
+        return self.defer(
             trigger=ExportQueueTrigger(
                 queue_id=self.queue_id,
                 ranges=parse_ranges(self.ranges),
@@ -83,8 +83,7 @@ class ExportQueueSensor(BaseSensorOperator):
 
     def _look(self) -> list[list[int]]:
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
-            found = store.backlog(self.queue_id, parse_ranges(self.ranges))
-        return [[unit.range.first, unit.range.end, unit.entries] for unit in found]
+            return find_waiting(store, self.queue_id, parse_ranges(self.ranges))
 
     def _result(self, waiting: Sequence[Sequence[int]]) -> list[Any]:
         self.log.info(
@@ -108,14 +107,4 @@ def group_ranges(waiting: Sequence[Sequence[int]], groups: int) -> list[list[lis
         lightest = weights.index(min(weights))
         dealt[lightest].append(unit)
         weights[lightest] += max(unit[2], 1)
-    return sorted(_joined(units) for units in dealt)
-
-
-def _joined(units: Sequence[Sequence[int]]) -> list[list[int]]:
-    ranges: list[list[int]] = []
-    for first, end, _ in sorted(units):
-        if ranges and ranges[-1][1] == first:
-            ranges[-1][1] = end
-        else:
-            ranges.append([first, end])
-    return ranges
+    return sorted(join_ranges(units) for units in dealt)

@@ -167,7 +167,9 @@ def load_exporter(exporter: str | object | None) -> Exporter:
         return FunctionExporter(name, method, found)
     if callable(found):
         return FunctionExporter(name, found)
-    raise ExporterError(f"exporter {name} is a {type(found).__name__}: expected a function, or an object with export(entry)")
+    raise ExporterError(
+        f"exporter {name} is a {type(found).__name__}: expected a function, or an object with export(entry)"
+    )
 
 
 def _import(path: str) -> object:

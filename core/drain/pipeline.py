@@ -16,7 +16,7 @@ from export_queue.core.drain.batch import Batch
 from export_queue.core.drain.exporters import Exporter, Failure
 from export_queue.core.drain.patience import Patience
 from export_queue.core.drain.report import Counts, Problem, RangeReport, total
-from export_queue.core.drain.sending import Sender
+from export_queue.core.drain.sending import Sender, Sent
 from export_queue.core.errors import AmbiguousRecord, DrainError, EntryRejected, TooManyDeadLetters
 from export_queue.core.locks import Lease, hold
 from export_queue.core.queue import (
@@ -29,7 +29,7 @@ from export_queue.core.queue import (
     read_entries,
     remove_span,
 )
-from export_queue.core.sinks import Sink
+from export_queue.core.sinks import Operations, Sink
 from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
 
@@ -56,7 +56,7 @@ class Rules:
     max_dead: int = 1000
     chunk_rows: int = CHUNK_ROWS
     chunk_bytes: int = CHUNK_BYTES
-    patience: Patience = Patience()
+    patience: Patience = field(default_factory=Patience)
 
 
 OnChunk = Callable[[Counts], None]
@@ -129,7 +129,10 @@ class _RangeDrain:
                 except Exception as error:
                     problem = problem or error
         return RangeReport(
-            range=self.lease.range, problem=Problem.of(problem) if problem else None, **total(self.parts)
+            range=self.lease.range,
+            problem=Problem.of(problem) if problem else None,
+            cause=problem,
+            **total(self.parts),
         )
 
     def _work_off(self, store_thread: ThreadPoolExecutor) -> None:
@@ -188,8 +191,7 @@ class _RangeDrain:
         batch = Batch(exported.operations, dict(exported.failures))
         try:
             while (operations := batch.next_round()) is not None:
-                origins = operations.entries
-                sent = self.sender.send(operations, on_rejected=lambda i, failure: refuse(origins[i], failure))
+                sent = self._send(operations, refuse)
                 batch.settle(written=sent.written, stale=sent.stale, rejected=sent.rejected)
         except AmbiguousRecord as error:
             keys = [self._shown(entries, batch.operations.entries[i]) for i in error.positions]
@@ -197,11 +199,16 @@ class _RangeDrain:
         self.dead += len(batch.dead)
         return _Applied(entries, self._dead_letters(entries, batch.dead), _counts(entries, batch))
 
+    def _send(self, operations: Operations, refuse: Callable[[int, Failure], None]) -> Sent:
+        return self.sender.send(operations, on_rejected=lambda i, failure: refuse(operations.entries[i], failure))
+
     def _judge(self, entries: Entries, entry: int, failure: Failure, *, dead: int) -> None:
         if self.rules.on_error == "fail":
             raise EntryRejected(f"{self._shown(entries, entry)}: {failure.error_class}: {failure.reason}")
         if dead > self.rules.max_dead:
-            raise self._too_many(f"the last one: {self._shown(entries, entry)}: {failure.error_class}: {failure.reason}")
+            raise self._too_many(
+                f"the last one: {self._shown(entries, entry)}: {failure.error_class}: {failure.reason}"
+            )
 
     def _too_many(self, example: str) -> TooManyDeadLetters:
         return TooManyDeadLetters(
@@ -238,7 +245,7 @@ class _RangeDrain:
             if dead:
                 bury(work, self.queue, dead)
                 # Other tasks of this drain bury too: only the store knows how many there are in all.
-                if count_dead(work, self.queue.id, drain=self.rules.drain) > self.rules.max_dead:
+                if count_dead(work, self.queue, drain=self.rules.drain) > self.rules.max_dead:
                     raise self._too_many(f"the last one: {dead[-1].error_class}: {dead[-1].reason}")
 
 
@@ -253,7 +260,7 @@ def _counts(entries: Entries, batch: Batch) -> Counts:
         stale=batch.stale,
         collapsed=batch.collapsed,
         rejected=batch.rejected,
-        bytes=sum(map(len, entries.keys)) + sum(len(value) for value in entries.values if value is not None),
+        bytes=entries.size,
         lowest_seq=min(entries.seqs),
         highest_seq=max(entries.seqs),
     )

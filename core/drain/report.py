@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from export_queue.core import errors
@@ -98,10 +98,13 @@ class RangeReport(Counts):
 
     range: Range
     problem: Problem | None = None
+    """Why it stopped early; None if it did not."""
+    cause: Exception | None = field(default=None, repr=False, compare=False)
+    """The problem as it was raised, where it was raised in this process."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return asdict(self) | {"range": [self.range.first, self.range.end]}
+        return asdict(replace(self, cause=None)) | {"range": self.range.to_json()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -132,7 +135,7 @@ class DrainReport(Counts):
         """Return plain values for JSON; sequences are text, since other programs read numbers as doubles."""
         data = asdict(self)
         for name in ("ranges", "skipped"):
-            data[name] = [[part.first, part.end] for part in getattr(self, name)]
+            data[name] = [part.to_json() for part in getattr(self, name)]
         for name in ("lowest_seq", "highest_seq"):
             data[name] = None if data[name] is None else str(data[name])
         return data
@@ -173,7 +176,7 @@ def join_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 def _ranges_text(ranges: Sequence[Range]) -> str:
     joined = join_ranges(ranges)
-    shown = [f"[{part.first}, {part.end})" for part in joined[:3]]
+    shown = [str(part) for part in joined[:3]]
     return " ".join(shown) + (f" and {len(joined) - 3} more" if len(joined) > 3 else "")
 
 

@@ -7,20 +7,17 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
-from export_queue.core.drain.engine import Engine, LocalEngine, OnProgress
-from export_queue.core.drain.exporters import Exporter, load_exporter
+from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.leases import LeaseKeeper
-from export_queue.core.drain.patience import Patience
-from export_queue.core.drain.pipeline import OnError, Rules
 from export_queue.core.drain.report import DrainReport, Problem, RangeReport, join_ranges, total
-from export_queue.core.errors import ExportQueueError, InvalidArgument, LockNotAvailable
-from export_queue.core.locks import Holder, Lease, Owner, claim, holders
-from export_queue.core.queue import Queue, Range, backlog, bind_sink, find_queue, read_entries
-from export_queue.core.sinks import Sink, SinkSpec, open_sink
+from export_queue.core.errors import ExportQueueError, InvalidArgument, LockNotAvailable, SinkBelongsToAnother
+from export_queue.core.locks import Lease, Owner, claim, holders, release
+from export_queue.core.queue import Queue, Range, backlog, bind_sink, find_queue, waiting_ranges
 from export_queue.core.store import Database
 from export_queue.core.store.reports import save_report
 from export_queue.core.transactions import Snapshot, observe
@@ -31,18 +28,13 @@ Ranges = Sequence[Range | Sequence[int]]
 LEASE_SECONDS = 30.0
 POLL_SECONDS = 0.5
 """How often a drain that waits for other holders looks again."""
+_ADMISSIONS = 10
 
 
-class StoreHandle(Protocol):
-    """What a drain needs of the store that users hold."""
-
-    @property
-    def id(self) -> str:
-        """Identity of the store."""
-
-    @property
-    def database(self) -> Database:
-        """Its connections."""
+def anybody() -> Owner:
+    """Make an owner that no other drain shares."""
+    once = uuid.uuid4().hex
+    return Owner(f"{socket.gethostname()}/{os.getpid()}/{once}", once)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +57,7 @@ class DrainRequest:
     ranges: Ranges | None = None
     if_locked: IfLocked = "wait"
     lock_timeout: float = 600.0
-    owner: Owner = field(default_factory=lambda: _somebody())
+    owner: Owner = field(default_factory=anybody)
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     lease_seconds: float = LEASE_SECONDS
 
@@ -78,73 +70,173 @@ class DrainRequest:
             raise InvalidArgument("a drain's token is not empty")
 
 
-def drain(
-    store: StoreHandle,
-    queue_id: str,
-    sink: SinkSpec | Sink,
+def run_drain(
+    database: Database,
+    store_id: str,
+    request: DrainRequest,
+    engine: AbstractContextManager[Engine],
     *,
-    sink_name: str | None = None,
-    exporter: str | object | None = None,
-    ranges: Ranges | None = None,
-    if_locked: IfLocked = "wait",
-    lock_timeout: float = 600.0,
-    on_error: OnError = "dead_letter",
-    max_dead: int = 1000,
-    owner: Owner | None = None,
-    token: str | None = None,
-    lease_seconds: float = LEASE_SECONDS,
-    patience: Patience | None = None,
-    on_progress: OnProgress | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> DrainReport:
-    """Bring what is committed in a queue into a sink, in this process.
+    """Drain, and keep the report in the store, also when the drain fails.
 
-    When it returns, every entry of its ranges that was committed before the call is in the sink or is a
-    dead letter, also where another drain did the work (with ``if_locked="skip"``: but for
-    :attr:`DrainReport.skipped`).
-
-    :param store: an open store.
-    :param queue_id: the queue.
-    :param sink: a description of the sink, or an open one, which stays open.
-    :param sink_name: what the queue is bound to; by default the name in the description, or the class
-        of an open sink.
-    :param exporter: ``"module:name"``, a function of one :class:`Entry`, or an object with ``export``,
-        ``open`` and ``close``; None copies key and value.
-    :param ranges: ranges of whole units as ``[first, end)``; None means all.
-    :param if_locked: what to do about ranges that others hold: ``"wait"`` for them, ``"skip"`` them, or
-        ``"fail"`` before anything is done.
-    :param lock_timeout: seconds to wait for others.
-    :param on_error: ``"dead_letter"`` sets rejected entries aside, ``"fail"`` stops at the first.
-    :param max_dead: the most entries that may be set aside; one more stops the drain.
-    :param owner: who claims; a new attempt of the same task takes over from the older one.
-    :param token: name of this drain, under which its report is stored; a new one for each attempt.
-    :param lease_seconds: how long a dead drain keeps others out.
-    :param patience: how transient errors are met.
-    :param on_progress: called after each chunk.
-    :returns: the report; it is stored too, also when the drain fails.
-    :raises ConfigurationError: unknown queue, ranges that are no whole units, another sink, and the like.
-    :raises LockNotAvailable: others hold a range and do not finish in time.
-    :raises LeaseLost: this drain's claim was lost; nothing was removed after that.
-    :raises SinkError: the sink cannot be used.
-    :raises DrainError: the exporter cannot be used, or too many entries were rejected.
+    :param database: the store.
+    :param store_id: its identity, for the sink's control record.
+    :param request: what is asked for.
+    :param engine: does the work; it is opened and closed here, so that trouble with it is reported too.
+    :returns: the report.
     """
-    name = sink_name or (sink.name if isinstance(sink, SinkSpec) else type(sink).__name__)
-    request = DrainRequest(
-        queue_id=queue_id,
-        sink_name=name,
-        ranges=ranges,
-        if_locked=if_locked,
-        lock_timeout=lock_timeout,
-        owner=owner or _somebody(),
-        token=token or uuid.uuid4().hex,
-        lease_seconds=lease_seconds,
-    )
-    rules = Rules(
-        drain=request.token, on_error=on_error, max_dead=max_dead, patience=patience or Patience()
-    )
+    run = _Run(database, store_id, request, sleep, clock)
+    started = clock()
+    trouble: BaseException | None = None
+    try:
+        with engine as opened:
+            run.work(opened)
+        run.look_at_rest()
+    except BaseException as error:
+        trouble = error
+        with contextlib.suppress(ExportQueueError):
+            run.look_at_rest()
+    report = run.report(seconds=clock() - started, problem=Problem.of(trouble) if trouble else None)
+    report.check()
+    if trouble is None:
+        _save(database, report)
+        return report
+    with contextlib.suppress(Exception):  # the trouble itself matters more
+        _save(database, report)
+    trouble.add_note(report.line())
+    raise trouble
 
-    @contextlib.contextmanager
-    def local_engine() -> Iterator[Engine]:
-        with _opened_sink(sink) as opened, _opened_exporter(load_exporter(exporter), rules.patience) as found:
-            yield LocalEngine(store.database, opened, found, rules, on_progress)
 
-    return run_drain(store.database, store.id, request, local_engine())
+def _save(database: Database, report: DrainReport) -> None:
+    with database.begin() as work:
+        save_report(work, report.to_dict(), token=report.token, queue_id=report.queue)
+
+
+@dataclass(slots=True)
+class _Run:
+    database: Database
+    store_id: str
+    request: DrainRequest
+    sleep: Callable[[float], None]
+    clock: Callable[[], float]
+    queue: Queue | None = None
+    wanted: list[Range] = field(default_factory=list)
+    done: set[Range] = field(default_factory=set)
+    parts: list[RangeReport] = field(default_factory=list)
+    oldest_left_seconds: float = 0.0
+
+    def work(self, engine: Engine) -> None:
+        """Claim what is free and drain it, again and again, until nothing that the call must bring is left."""
+        started = observe(self.database)  # what the promise of drain() speaks of
+        with self.database.read() as work:
+            queue = self.queue = find_queue(work, self.request.queue_id)
+        self.wanted = queue.split(self.request.ranges)
+        self._bind_and_admit(engine, queue)
+        waiting = self._with_work(queue, started, self.wanted)
+        waits_since = self.clock()
+        while waiting:
+            claimed_at = self.clock()
+            leases = self._claim(queue, waiting)
+            if leases:
+                self._drain(engine, queue, leases, claimed_at)
+                waiting = [unit for unit in waiting if unit not in self.done]
+                waits_since = self.clock()
+                continue
+            if self.request.if_locked == "skip":
+                return
+            if self.clock() - waits_since >= self.request.lock_timeout:
+                raise self._not_available(queue, waiting)
+            self.sleep(POLL_SECONDS)
+            waiting = self._with_work(queue, started, waiting)  # the holder may have done it all
+
+    def _bind_and_admit(self, engine: Engine, queue: Queue) -> None:
+        # An unbound queue is bound once the sink has been seen to work, a bound one does not touch another sink.
+        if queue.sink is not None:
+            self._bind(queue)
+        self._admit(engine)
+        if queue.sink is None:
+            self._bind(queue)
+
+    def _bind(self, queue: Queue) -> None:
+        with self.database.begin() as work:
+            bind_sink(work, queue, self.request.sink_name)
+
+    def _admit(self, engine: Engine) -> None:
+        for remaining in reversed(range(_ADMISSIONS)):
+            with self.database.connect() as connection:
+                fence = self.database.dialect.draw(connection)
+            try:
+                engine.admit(queue_id=self.request.queue_id, store_id=self.store_id, fence=fence)
+                return
+            except SinkBelongsToAnother:
+                # Another drain may have shown a younger number between our drawing and showing ours.
+                if not remaining:
+                    raise
+
+    def _with_work(self, queue: Queue, snapshot: Snapshot, units: Sequence[Range]) -> list[Range]:
+        with self.database.read() as work:
+            found = waiting_ranges(work, queue, snapshot, units)
+        self.done |= set(units) - set(found)
+        return found
+
+    def _claim(self, queue: Queue, units: Sequence[Range]) -> list[Lease]:
+        request = self.request
+        leases = claim(self.database, queue, units, owner=request.owner, lease_seconds=request.lease_seconds)
+        if request.if_locked == "fail" and len(leases) < len(units):
+            release(self.database, leases)
+            claimed = {lease.range for lease in leases}
+            raise self._not_available(queue, [unit for unit in units if unit not in claimed])
+        return leases
+
+    def _drain(self, engine: Engine, queue: Queue, leases: Sequence[Lease], claimed_at: float) -> None:
+        keeper = LeaseKeeper(
+            self.database,
+            leases,
+            lease_seconds=self.request.lease_seconds,
+            claimed_at=claimed_at,
+            clock=self.clock,
+        )
+        failed: list[RangeReport] = []
+        with keeper:
+            snapshot = observe(self.database)
+            for part in engine.work_off(queue, leases, snapshot, keeper):
+                self.parts.append(part)
+                if part.problem is None:
+                    self.done.add(part.range)
+                else:
+                    failed.append(part)
+        for part in failed:
+            assert part.problem is not None
+            raise part.cause or part.problem.to_error()
+
+    def _not_available(self, queue: Queue, units: Sequence[Range]) -> LockNotAvailable:
+        with self.database.read() as work:
+            held = [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, units)]
+        ranges = " ".join(str(part) for part in join_ranges(units))
+        return LockNotAvailable(f"others work on {queue.id} {ranges}; held: {', '.join(held) or 'free by now'}")
+
+    def look_at_rest(self) -> None:
+        """Find out how old the oldest entry is that still waits."""
+        if self.queue is None:
+            return
+        snapshot = observe(self.database)
+        with self.database.read() as work:
+            oldest = min((unit.oldest_seq for unit in backlog(work, self.queue, snapshot, self.wanted)), default=None)
+            if oldest is not None:
+                self.oldest_left_seconds = max(0.0, work.now() / 1e3 - oldest / 1e9)
+
+    def report(self, *, seconds: float, problem: Problem | None) -> DrainReport:
+        """Put the report together."""
+        return DrainReport(
+            queue=self.request.queue_id,
+            sink=self.request.sink_name,
+            token=self.request.token,
+            ranges=join_ranges(self.done),
+            skipped=join_ranges(set(self.wanted) - self.done),
+            oldest_left_seconds=round(self.oldest_left_seconds, 3),
+            seconds=round(seconds, 3),
+            problem=problem,
+            **total(self.parts),
+        )

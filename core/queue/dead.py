@@ -62,6 +62,9 @@ def dead_letters(work: Work, queue: Queue, *, limit: int = 100) -> list[DeadLett
     ]
 
 
-def count_dead(work: Work, queue: Queue) -> int:
-    """Count a queue's dead letters."""
-    return sql.count_dead(work, queue.number)
+def count_dead(work: Work, queue: Queue, *, drain: str | None = None) -> int:
+    """Count a queue's dead letters.
+
+    :param drain: only those that the drain of this token set aside.
+    """
+    return sql.count_dead(work, queue.number, drain=drain)

@@ -126,6 +126,9 @@ def select_dead(work: Work, queue: int, *, limit: int) -> list[Mapping[str, Any]
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 
 
-def count_dead(work: Work, queue: int) -> int:
-    """Count dead letters."""
-    return int(work.connection.execute(sa.select(sa.func.count()).where(d.c.queue_number == queue)).scalar_one())
+def count_dead(work: Work, queue: int, *, drain: str | None = None) -> int:
+    """Count dead letters, of one drain only if its token is given."""
+    statement = sa.select(sa.func.count()).where(d.c.queue_number == queue)
+    if drain is not None:
+        statement = statement.where(d.c.drain == drain)
+    return int(work.connection.execute(statement).scalar_one())

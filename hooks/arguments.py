@@ -1,29 +1,12 @@
-"""Reads the arguments of drains as they arrive: as values, as rendered text, or from another task."""
+"""Reads arguments as they arrive: as values, as rendered text, or from another task."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument
-
-DRAIN_FIELDS = (
-    "queue_id",
-    "sink_conn_id",
-    "sink_options",
-    "sink",
-    "exporter",
-    "ranges",
-    "if_locked",
-    "on_error",
-    "max_dead",
-    "export_queue_conn_id",
-)
-"""Templated arguments that all drains have."""
-
-DRAIN_RENDERERS = {"sink_options": "json", "sink": "json", "ranges": "json"}
-"""How the user interface shows them."""
 
 
 def parse_ranges(value: Any) -> list[list[int]] | None:
@@ -60,6 +43,17 @@ def whole_number(value: Any, *, what: str) -> int:
         return int(value)
     except (TypeError, ValueError):
         raise InvalidArgument(f"{what}: expected a whole number, found {value!r}") from None
+
+
+def join_ranges(ranges: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Sort ranges and join neighbours."""
+    joined: list[list[int]] = []
+    for first, end in sorted((pair[0], pair[1]) for pair in ranges):
+        if joined and joined[-1][1] == first:
+            joined[-1][1] = end
+        else:
+            joined.append([first, end])
+    return joined
 
 
 def _is_whole(item: Any) -> bool:

@@ -1,0 +1,59 @@
+"""Sinks: the systems that serve copies of the committed data.
+
+This is the room's one door. The sinks for Redis and SQL load their clients when they are first asked
+for, so that describing a sink needs none of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from export_queue.core.sinks.memory import MemorySink
+from export_queue.core.sinks.operations import (
+    MAX_SEQ,
+    Delete,
+    Operations,
+    OperationsBuilder,
+    Put,
+    collapse,
+    document_bytes,
+)
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink
+from export_queue.core.sinks.spec import ResolvedSink, SinkSpec, has_password, open_sink
+
+if TYPE_CHECKING:
+    from export_queue.core.sinks.redis import RedisSink
+    from export_queue.core.sinks.sql import SqlSink
+
+__all__ = [
+    "MAX_SEQ",
+    "ApplyResult",
+    "Capabilities",
+    "Delete",
+    "MemorySink",
+    "Operations",
+    "OperationsBuilder",
+    "Put",
+    "RedisSink",
+    "Rejection",
+    "ResolvedSink",
+    "Sink",
+    "SinkSpec",
+    "SqlSink",
+    "collapse",
+    "document_bytes",
+    "has_password",
+    "open_sink",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RedisSink":
+        from export_queue.core.sinks.redis import RedisSink
+
+        return RedisSink
+    if name == "SqlSink":
+        from export_queue.core.sinks.sql import SqlSink
+
+        return SqlSink
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,146 @@
+"""What a record is in Redis, a string or a member of a set, and the commands that bring it about (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from export_queue.core.sinks.batch import Reasons, refuse_lengths
+from export_queue.core.sinks.operations import Operations
+from export_queue.core.sinks.redis.layout import MAX_BYTES, RESERVED, Command, group_by_shard, keys_of, rank_text
+
+Kind = Literal["string", "set"]
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Operations on distinct records, ready to be compared with the ranks that Redis holds."""
+
+    keys: Sequence[bytes]
+    """The user's key of each record: a string's, or a set's."""
+    members: Sequence[bytes]
+    """The member of the set that each record is; empty where records are strings."""
+    documents: Sequence[bytes | None]
+    fields: Sequence[bytes]
+    """Under which each record's rank stands in the hash of its shard."""
+    ranks: Sequence[bytes]
+    shards: dict[bytes, list[int]]
+    """Positions of the records by the hash that holds their ranks."""
+
+    def halves(self) -> tuple[Records, Records] | None:
+        """Cut by shards; None where there is only one."""
+        names = list(self.shards)
+        if len(names) < 2:
+            return None
+        middle = len(names) // 2
+        first, second = (
+            replace(self, shards={name: self.shards[name] for name in part})
+            for part in (names[:middle], names[middle:])
+        )
+        return first, second
+
+
+class Target(Protocol):
+    """What a record is. Collections of operations hold templates with nothing but ``{id}`` left."""
+
+    repeats: bool
+    """Whether an operation that the sink has already is sent again. Where a command may fail alone, its
+    rank may be recorded without it; then sending again what is recorded is what heals it."""
+
+    def refuse(self, operations: Operations, reasons: Reasons) -> None:
+        """Note the operations that can never be taken."""
+
+    def place(self, operations: Operations, shards: int) -> Records:
+        """Say where the records and their ranks lie."""
+
+    def checked_keys(self, records: Records) -> list[bytes]:
+        """Return the keys whose type must be looked at."""
+
+    def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
+        """Return the commands that bring records to what the operations say."""
+
+
+class StringTarget:
+    """Each record is a string, its document. SET and UNLINK take keys of any type, and neither fails alone."""
+
+    repeats = False
+
+    def refuse(self, operations: Operations, reasons: Reasons) -> None:
+        """Refuse what is too long, and keys that are the sink's own."""
+        refuse_lengths(operations, reasons, id_bytes=MAX_BYTES // 2, document_bytes=MAX_BYTES)
+        _refuse_reserved(operations.collections, operations.ids, reasons)
+
+    def place(self, operations: Operations, shards: int) -> Records:
+        """The key is also the rank's field."""
+        keys = keys_of(operations.collections, operations.ids)
+        ranks = [rank_text(rank) for rank in operations.ranks()]
+        groups = group_by_shard(operations.ids, shards, b"xq:rank:%d")
+        return Records(keys, (), operations.documents, keys, ranks, groups)
+
+    def checked_keys(self, records: Records) -> list[bytes]:
+        """None."""
+        return []
+
+    def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
+        """One MSET for the puts, one UNLINK for the deletes."""
+        keys, documents = records.keys, records.documents
+        put: list[bytes | str | int] = ["MSET"]
+        gone: list[bytes | str | int] = ["UNLINK"]
+        for i in positions:
+            document = documents[i]
+            if document is None:
+                gone.append(keys[i])
+            else:
+                put += (keys[i], document)
+        return [tuple(command) for command in (put, gone) if len(command) > 1]
+
+
+class SetTarget:
+    """Each record is a member of a set: the id ``<set>/<member>``. Documents are not kept."""
+
+    repeats = True
+
+    def refuse(self, operations: Operations, reasons: Reasons) -> None:
+        """Refuse ids that name no member, and keys that are the sink's own."""
+        refuse_lengths(operations, reasons, id_bytes=MAX_BYTES // 2, document_bytes=MAX_BYTES)
+        _refuse_reserved(operations.collections, operations.ids, reasons)
+        for i, record in enumerate(operations.ids):
+            name, slash, _ = record.partition(b"/")
+            if not slash:
+                reasons.setdefault(i, f"the id of a member of a set is '<set>/<member>', found {record[:100]!r}")
+            elif b"\0" in name:
+                reasons.setdefault(i, "the name of a set holds no NUL")
+
+    def place(self, operations: Operations, shards: int) -> Records:
+        """The set's key and the member, with a NUL between them, are the rank's field."""
+        split = [record.partition(b"/") for record in operations.ids]
+        keys = keys_of(operations.collections, [name for name, _, _ in split])
+        members = [member for _, _, member in split]
+        fields = [key + b"\0" + member for key, member in zip(keys, members, strict=True)]
+        ranks = [rank_text(rank) for rank in operations.ranks()]
+        groups = group_by_shard(operations.ids, shards, b"xq:member:%d")
+        return Records(keys, members, operations.documents, fields, ranks, groups)
+
+    def checked_keys(self, records: Records) -> list[bytes]:
+        """All sets: what is none would fail alone, in the middle of a transaction that is not rolled back."""
+        return list(dict.fromkeys(records.keys[i] for group in records.shards.values() for i in group))
+
+    def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
+        """One SADD and one SREM for each set."""
+        commands: dict[tuple[str, bytes], list[bytes]] = {}
+        for i in positions:
+            verb = "SREM" if records.documents[i] is None else "SADD"
+            commands.setdefault((verb, records.keys[i]), []).append(records.members[i])
+        return [(verb, key, *members) for (verb, key), members in commands.items()]
+
+
+TARGETS: dict[str, Target] = {"string": StringTarget(), "set": SetTarget()}
+
+
+def _refuse_reserved(templates: Sequence[str], ids: Sequence[bytes], reasons: Reasons) -> None:
+    suspects = {t for t in set(templates) if RESERVED.startswith(t.partition("{id}")[0].encode()[: len(RESERVED)])}
+    if suspects:
+        for i, key in enumerate(keys_of(templates, ids)):
+            if key.startswith(RESERVED):
+                reasons.setdefault(i, f"key {key[:100]!r}: keys that begin with xq: are the sink's own")

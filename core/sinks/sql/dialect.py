@@ -1,0 +1,52 @@
+"""What differs between databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sqlalchemy import Connection, Engine
+
+from export_queue.core.errors import ExportQueueError
+from export_queue.core.sinks.protocol import Capabilities
+from export_queue.core.sinks.sql.tables import Row, Table
+
+Password = str | Callable[[], str] | None
+"""A password, or what finds it; asked for at each new connection."""
+
+
+class Poison(Exception):
+    """Some row of the batch can never be taken; the text is the database's own."""
+
+
+class TryAgain(Exception):
+    """The database gave this transaction up in favour of another: it may simply be repeated."""
+
+
+class Dialect(Protocol):
+    """One kind of database, and where this one is."""
+
+    name: str
+    server: str
+    """What messages call it: host and port, or the file."""
+    capabilities: Capabilities
+    max_id_bytes: int
+    folds_names: bool
+    """Whether names of tables that differ by case name one table."""
+    values_as_text: bool
+    """Whether a batch carries text, from which the database reads values of any type."""
+    select_control: str
+    merging_collation: str
+    driver_error: type[Exception]
+
+    def engine(self) -> Engine:
+        """Make the engine; it connects at its first use."""
+
+    def begin(self, connection: Connection) -> None:
+        """Prepare a transaction that is going to write."""
+
+    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Write rows, of distinct keys and sorted by them, where they are newer; return how many were."""
+
+    def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
+        """Say what an error of the driver means."""

@@ -1,0 +1,108 @@
+"""PostgreSQL: COPY into a temporary table, then one guarded upsert from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+
+from export_queue.core.errors import ExportQueueError, SinkRefused, SinkUnavailable
+from export_queue.core.sinks.protocol import Capabilities
+from export_queue.core.sinks.sql import statements
+from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain
+from export_queue.core.sinks.sql.tables import Row, Table
+
+_TRY_AGAIN = ("40001", "40P01")
+"""Serialization failure, deadlock."""
+_POISON = ("22", "23", "54")
+"""Classes: data, integrity, limits of the program."""
+_LATER = ("08", "53", "55P03", "57", "58", "25006", "XX")
+"""Connection, resources, lock time-out, operator's intervention, system error, a server that became a standby, internal."""
+
+
+class PostgreSQL:
+    """A database of a PostgreSQL server.
+
+    :param url: with user, without password.
+    :param password: the password, or what finds it.
+    :param timeout: seconds that a statement may take, and that an answer may be late.
+    """
+
+    name = "postgresql"
+    capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
+    max_id_bytes = 2600
+    """A row of a B-tree has 2704 bytes at most."""
+    folds_names = False
+    values_as_text = True
+    select_control = statements.SELECT_CONTROL + statements.FOR_UPDATE
+    merging_collation = statements.MERGING_COLLATION_POSTGRESQL
+    driver_error = psycopg.Error
+
+    def __init__(self, url: URL, *, password: Password, timeout: float) -> None:
+        self.server = f"PostgreSQL at {url.host or 'the local socket'}:{url.port or 5432}, database {url.database}"
+        self._url = url
+        self._password = password
+        self._timeout = timeout
+
+    def engine(self) -> Engine:
+        """Make the engine; the password is looked up at each connection and is not part of its URL."""
+        engine = create_engine(
+            self._url,
+            isolation_level="READ COMMITTED",
+            hide_parameters=True,
+            pool_size=2,
+            max_overflow=2,
+            connect_args={
+                "application_name": "export_queue",
+                "connect_timeout": 10,
+                "keepalives_idle": 30,
+                "keepalives_interval": 10,
+                "keepalives_count": 3,
+                "tcp_user_timeout": int(self._timeout * 1000),
+                "prepare_threshold": None,  # poolers hand sessions around
+                **dict(self._url.query),
+            },
+        )
+
+        @event.listens_for(engine, "do_connect")
+        def give_password(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+            password = self._password() if callable(self._password) else self._password
+            if password is not None:
+                parameters["password"] = password
+
+        return engine
+
+    def begin(self, connection: Connection) -> None:
+        """Set limits: a session that hangs must not hold its locks for ever."""
+        limit = f"{int(self._timeout * 1000)}ms"
+        connection.execute(text(statements.SET_LIMITS), {"lock": limit, "statement": limit, "idle": limit})
+
+    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Copy the rows in their order, which is the order in which their locks are taken."""
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        with driver.cursor() as cursor:
+            cursor.execute(statements.create_batch(table).encode())
+            with cursor.copy(statements.copy_batch(table).encode()) as copy:
+                for row in rows:
+                    copy.write_row(row)
+            cursor.execute(statements.upsert_batch(table).encode())
+            return cursor.rowcount
+
+    def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
+        """Judge by SQLSTATE; without one the connection failed."""
+        code = getattr(error, "sqlstate", None)
+        primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+        # the detail is left out: it repeats the row
+        words = f"{code}: {primary or error}" if code else str(error).strip()
+        if code is None:
+            return SinkUnavailable(f"{self.server}: {words}")
+        if code in _TRY_AGAIN:
+            return TryAgain(words)
+        if code.startswith(_POISON):
+            return Poison(words)
+        if code.startswith(_LATER):
+            return SinkUnavailable(f"{self.server}: {words}")
+        return SinkRefused(f"{self.server}: {words}")

@@ -1,0 +1,80 @@
+"""SQLite: one writer at a time, and a guarded ``executemany``."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+
+from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.sinks.protocol import Capabilities
+from export_queue.core.sinks.sql import statements
+from export_queue.core.sinks.sql.dialect import Poison, TryAgain
+from export_queue.core.sinks.sql.tables import Row, Table
+
+_POISON = ("SQLITE_CONSTRAINT", "SQLITE_MISMATCH", "SQLITE_TOOBIG", "SQLITE_RANGE")
+_LATER = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL", "SQLITE_NOMEM")
+
+
+class SQLite:
+    """A database file.
+
+    :param url: ``sqlite:///path``.
+    :param timeout: seconds to wait for another writer.
+    """
+
+    name = "sqlite"
+    capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
+    max_id_bytes = 1 << 20
+    folds_names = True
+    values_as_text = False
+    select_control = statements.SELECT_CONTROL
+    merging_collation = statements.MERGING_COLLATION_SQLITE
+    driver_error = sqlite3.Error
+
+    def __init__(self, url: URL, *, timeout: float) -> None:
+        if not url.database or url.database == ":memory:" or "mode=memory" in url.database:
+            raise SinkConfigurationError("an SQLite sink is a file: sqlite:///path; one in memory is seen by nobody else")
+        path = Path(url.database.removeprefix("file:").partition("?")[0]).absolute()
+        if not path.parent.is_dir():
+            raise SinkConfigurationError(f"SQLite file {path}: there is no folder {path.parent}")
+        self.server = f"SQLite file {path}"
+        self._url = url
+        self._timeout = timeout
+
+    def engine(self) -> Engine:
+        """Make the engine, with transactions as SQLite has them."""
+        engine = create_engine(self._url, connect_args={"timeout": self._timeout}, hide_parameters=True)
+
+        @event.listens_for(engine, "connect")
+        def configure(connection: sqlite3.Connection, _: Any) -> None:
+            connection.isolation_level = None  # the driver begins nothing by itself
+            connection.execute("PRAGMA synchronous = FULL")
+
+        @event.listens_for(engine, "begin")
+        def begin(connection: Connection) -> None:
+            # the write lock at once: one that is asked for after a read may be refused for good
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+        return engine
+
+    def begin(self, connection: Connection) -> None:
+        """Nothing: the transaction has begun as one that writes."""
+
+    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Run one prepared statement for all rows."""
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        return driver.executemany(statements.upsert_values(table), rows).rowcount
+
+    def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
+        """Judge by SQLite's error code."""
+        code = getattr(error, "sqlite_errorname", "")
+        if code.startswith(_POISON):
+            return Poison(f"{code}: {error}")
+        if code.startswith(_LATER):
+            return SinkUnavailable(f"{self.server}: {error} ({code})")
+        return SinkRefused(f"{self.server}: {error}" + (f" ({code})" if code else ""))

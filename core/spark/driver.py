@@ -1,0 +1,109 @@
+"""The driver of a drain job: it claims, has Spark's tasks drain, and stores the report."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+
+from pyspark.sql import SparkSession
+
+from export_queue.core.client import Store
+from export_queue.core.drain import DrainReport, DrainRequest, Engine, Rules, is_transient, run_drain
+from export_queue.core.errors import ExportQueueError
+from export_queue.core.locks import Owner
+from export_queue.core.secrets import resolve_secret
+from export_queue.core.sinks import SinkSpec
+from export_queue.core.spark.arguments import DrainArguments
+from export_queue.core.spark.drain_job import refuse_remote_sqlite
+from export_queue.core.spark.engine import SparkEngine, check_executors
+from export_queue.core.spark.tasks import StoreAccess
+from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_with_parent
+
+FAILED = 1
+TRY_AGAIN = 75
+"""Exit status where trying again may help; sysexits.h calls it a temporary failure."""
+
+log = logging.getLogger("export_queue.drain")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the job and end the process.
+
+    :param arguments: one text, of :meth:`DrainArguments.to_json`.
+    """
+    logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(message)s")
+    log.setLevel(logging.INFO)
+    try:
+        stop_with_parent()
+        if len(arguments) != 1:
+            sys.exit(f"expected one argument, found {len(arguments)}")
+        report = drain_on_spark(DrainArguments.from_json(arguments[0]))
+    except DriverStopped as stopped:
+        log.error("drain stopped: %s", stopped)
+        # At once: Java may be gone, and what Python would wait for at its end with it.
+        sys.stdout.flush()
+        os._exit(STOPPED)
+    except ExportQueueError as error:
+        log.error("drain failed: %s: %s", type(error).__name__, error)
+        for note in getattr(error, "__notes__", ()):
+            log.error("%s", note)
+        sys.exit(TRY_AGAIN if is_transient(error) else FAILED)
+    log.info("%s", report.line())
+
+
+def drain_on_spark(arguments: DrainArguments) -> DrainReport:
+    """Drain on the Spark that this program was submitted to.
+
+    Secrets are followed here, once; tasks get the values inside their closure, which is in no
+    configuration, command line or plan.
+
+    :param arguments: what was asked for.
+    :returns: the report; it is stored under the token, also when the drain fails.
+    """
+    password = None if arguments.store_secret is None else resolve_secret(arguments.store_secret)
+    access = StoreAccess(arguments.store_url, arguments.store_schema, password)
+    request = DrainRequest(
+        queue_id=arguments.queue_id,
+        sink_name=arguments.sink.name,
+        ranges=arguments.ranges,
+        if_locked=arguments.if_locked,
+        lock_timeout=arguments.lock_timeout,
+        owner=Owner(arguments.owner_task, uuid.uuid4().hex),
+        token=arguments.token,
+        lease_seconds=arguments.lease_seconds,
+    )
+    with contextlib.closing(Store(access.open())) as store:
+        return run_drain(store.database, store.id, request, _spark_engine(arguments, access))
+
+
+@contextlib.contextmanager
+def _spark_engine(arguments: DrainArguments, access: StoreAccess) -> Iterator[Engine]:
+    session = SparkSession.builder.appName(f"export queue: drain {arguments.queue_id}").getOrCreate()
+    refuse_remote_sqlite(arguments.store_url, session.sparkContext.master)
+    check_executors(session, _modules(arguments))
+    rules = Rules(drain=arguments.token, on_error=arguments.on_error, max_dead=arguments.max_dead)
+    yield SparkEngine(session, access, arguments.sink.resolve(), arguments.exporter, rules, arguments.max_parallel)
+    session.stop()
+
+
+def _modules(arguments: DrainArguments) -> list[str]:
+    """Name what tasks import: this library, drivers of store and sink, and the exporter."""
+    modules = ["export_queue.core.spark.tasks", "pyarrow"]
+    if arguments.store_url.startswith("postgresql"):
+        modules.append("psycopg")
+    modules += _sink_modules(arguments.sink)
+    if arguments.exporter is not None:
+        modules.append(arguments.exporter.partition(":")[0])
+    return modules
+
+
+def _sink_modules(sink: SinkSpec) -> list[str]:
+    if ":" in sink.kind:
+        return [sink.kind.partition(":")[0]]
+    if sink.kind == "sql" and str(sink.options.get("url", "")).startswith("postgresql"):
+        return ["psycopg"]
+    return ["redis"] if sink.kind == "redis" else []

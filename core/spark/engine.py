@@ -1,0 +1,161 @@
+"""The engine of a drain on Spark: one job, whose tasks are the claimed units."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from export_queue.core.drain import LeaseKeeper, RangeReport, Rules
+from export_queue.core.errors import ConfigurationError, SparkJobFailed
+from export_queue.core.locks import Lease
+from export_queue.core.queue import Queue
+from export_queue.core.sinks import ResolvedSink
+from export_queue.core.spark.tasks import REPORTS, StoreAccess, TaskSetup, drain_task
+from export_queue.core.transactions import Snapshot
+
+JOB_GROUP = "export-queue-drain"
+_PROBES = 16
+_LOOK_SECONDS = 0.2
+_CANCEL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SparkEngine:
+    """Drains units as tasks of one Spark job.
+
+    :param session: the Spark session.
+    :param store: how tasks reach the store.
+    :param sink: the sink, with its secrets.
+    :param exporter: import path of the exporter.
+    :param rules: what is done about rejected entries.
+    :param max_parallel: the most units that are drained at once.
+    """
+
+    session: SparkSession
+    store: StoreAccess
+    sink: ResolvedSink
+    exporter: str | None
+    rules: Rules
+    max_parallel: int | None
+
+    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+        """Ask the sink, from the driver."""
+        with contextlib.closing(self.sink.open()) as sink:
+            self.rules.patience.call(lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence))
+
+    def work_off(
+        self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
+    ) -> Iterator[RangeReport]:
+        """Run one job and hand on what its tasks reported."""
+        count = min(len(leases), self.max_parallel or len(leases))
+        parts = [leases[i::count] for i in range(count)]
+        setup = TaskSetup(self.store, queue, snapshot, self.sink, self.exporter, self.rules)
+        frame = self.session.range(0, count, 1, count).mapInArrow(drain_task(setup, parts), REPORTS)
+        for row in _collect(self.session, frame.collect, keeper.check):
+            yield RangeReport.from_dict(orjson.loads(row["report"]))
+
+
+def _collect(session: SparkSession, action: Callable[[], list[Any]], check: Callable[[], None]) -> list[Any]:
+    """Run an action in a thread of its own, so that this one stays free to stop it.
+
+    A signal handler must not talk to Java over the connection that its own thread waits on.
+    """
+    rows: list[Any] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            session.sparkContext.setJobGroup(JOB_GROUP, "drain", interruptOnCancel=True)
+            rows.extend(action())
+        except Exception as error:
+            errors.append(error)
+
+    # A daemon, since it hangs where Java does, and the driver must be able to leave.
+    thread = InheritableThread(target=run, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            check()
+            thread.join(_LOOK_SECONDS)
+    except BaseException:
+        _cancel(session)
+        raise
+    if errors:
+        check()  # if the lease is lost, that is the reason
+        raise SparkJobFailed(_first_lines(errors[0])) from errors[0]
+    return rows
+
+
+def _cancel(session: SparkSession) -> None:
+    # Tasks work on for a moment after this; what keeps them from removing anything is their lease.
+    def cancel() -> None:
+        with contextlib.suppress(Exception):
+            session.sparkContext.cancelJobGroup(JOB_GROUP)
+
+    thread = threading.Thread(target=cancel, daemon=True)
+    thread.start()
+    thread.join(_CANCEL_SECONDS)
+
+
+def _first_lines(error: Exception, count: int = 8) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\tat ")]
+    return "\n".join(lines[:count]) or repr(error)
+
+
+def check_executors(session: SparkSession, modules: Sequence[str]) -> None:
+    """Make sure that driver and executors can import what tasks need.
+
+    :param modules: names of modules.
+    :raises ConfigurationError: naming what is missing, and where.
+    """
+    missing = _missing(modules)
+    if missing:
+        raise ConfigurationError(f"the Spark driver cannot import {', '.join(missing)}", hint=_hint(missing))
+    context = session.sparkContext
+    if context.master.startswith("local["):
+        return  # tasks run in the same environment
+
+    # By value and without a name of this library in it: executors may lack even that.
+    def probe(rows: Iterator[int]) -> Iterator[list[str]]:
+        import importlib
+
+        absent = []
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                absent.append(f"{name} ({error})")
+        yield absent
+
+    count = min(_PROBES, max(1, context.defaultParallelism))
+    try:
+        answers = context.parallelize(range(count), count).mapPartitions(probe).collect()
+    except Exception as error:
+        raise SparkJobFailed(f"executors could not be asked what they have: {_first_lines(error)}") from error
+    absent = sorted({name for answer in answers for name in answer})
+    if absent:
+        raise ConfigurationError(f"Spark's executors cannot import {', '.join(absent)}", hint=_hint(absent))
+
+
+def _missing(modules: Sequence[str]) -> list[str]:
+    missing = []
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            missing.append(f"{name} ({error})")
+    return missing
+
+
+def _hint(missing: Sequence[str]) -> str:
+    if any(name.startswith("export_queue") for name in missing):
+        return "submit the job with py_files=job.py_files"
+    return "install them where Spark's Python lives, or ship them with --py-files"

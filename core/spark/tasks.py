@@ -1,0 +1,107 @@
+"""What runs in Spark's Python workers: each task drains its units with connections of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import orjson
+
+from export_queue.core.drain import (
+    Problem,
+    RangeReport,
+    Rules,
+    drain_range,
+    load_exporter,
+    opened_exporter,
+)
+from export_queue.core.errors import LeaseLost
+from export_queue.core.locks import Lease, holders
+from export_queue.core.queue import Queue
+from export_queue.core.sinks import ResolvedSink
+from export_queue.core.store import Database
+from export_queue.core.transactions import Snapshot
+
+if TYPE_CHECKING:
+    import pyarrow
+
+REPORTS = "report string"
+"""Schema of what a task returns: one row of JSON per unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """How a process reaches the store; it travels inside the closure of the tasks and is never shown."""
+
+    url: str
+    schema: str
+    password: str | None = field(repr=False)
+
+    def open(self) -> Database:
+        """Prepare connections."""
+        return Database.open(self.url, password=self.password, schema=self.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSetup:
+    """All that a task needs to drain its units."""
+
+    store: StoreAccess
+    queue: Queue
+    snapshot: Snapshot
+    sink: ResolvedSink
+    exporter: str | None
+    rules: Rules
+
+    def run(self, leases: Sequence[Lease]) -> list[RangeReport]:
+        """Drain some units, one after the other; whatever happens, there is one report for each."""
+        reports: list[RangeReport] = []
+        trouble: Problem | None = None
+        try:
+            with (
+                contextlib.closing(self.store.open()) as database,
+                contextlib.closing(self.sink.open()) as sink,
+                opened_exporter(load_exporter(self.exporter), self.rules.patience) as exporter,
+            ):
+                for lease in leases:
+                    check = _lease_check(database, self.queue, lease)
+                    report = drain_range(
+                        database, self.queue, lease, self.snapshot, sink, exporter, self.rules, check=check
+                    )
+                    reports.append(report)
+                    trouble = report.problem
+                    if trouble is not None:
+                        break
+        except Exception as error:
+            trouble = Problem.of(error)  # while opening, or while closing after all was done, which harms nothing
+        return reports + [RangeReport(range=lease.range, problem=trouble) for lease in leases[len(reports) :]]
+
+
+def drain_task(
+    setup: TaskSetup, parts: Sequence[Sequence[Lease]]
+) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+    """Make the function of the Spark job: the number in each row says which part of the leases to work off."""
+
+    def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow
+
+        for batch in batches:
+            for part in batch.column(0).to_pylist():
+                reports = [orjson.dumps(report.to_dict()).decode() for report in setup.run(parts[part])]
+                yield pyarrow.RecordBatch.from_pydict({"report": reports})
+
+    return task
+
+
+def _lease_check(database: Database, queue: Queue, lease: Lease) -> Callable[[], None]:
+    """Ask the store before each batch: the driver, who renews, may be gone."""
+
+    def check() -> None:
+        with database.read() as work:
+            held = {holder.fence for holder in holders(work, queue, [lease.range])}
+        if lease.fence not in held:
+            raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired or was taken over")
+
+    return check

@@ -1,0 +1,157 @@
+"""``@task.export_transaction``: a task whose function runs inside one transaction of the store."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
+
+from export_queue.hooks import ExportQueueHook, StoreAddress
+from export_queue.hooks.tasks import task_name
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from airflow.sdk.bases.decorator import TaskDecorator
+
+    from export_queue.core.client import TransactionContext
+
+PARAMETER = "tx"
+
+
+class ExportTransactionOperator(DecoratedOperator, PythonOperator):
+    """Run a function in a transaction that takes effect once, however often the task is retried.
+
+    The transaction carries the task's name as its token. If an earlier try has committed already, the function is not
+    called, and the stored result is returned. Once Airflow has accepted the task's success, clearing the task is new
+    work, and runs.
+
+    :param python_callable: the function, as :func:`export_transaction_task` prepared it.
+    :param op_args: its positional arguments. (templated)
+    :param op_kwargs: its keyword arguments. (templated)
+    :param export_queue_conn_id: connection of the store. (templated)
+    :param transaction_timeout: seconds after which the transaction can no longer commit.
+    :param attempts: how often the function runs at most, from its start, when its transaction meets a conflict.
+    """
+
+    template_fields: Collection[str] = ("templates_dict", "op_args", "op_kwargs", "export_queue_conn_id")  # type: ignore[assignment]
+    custom_operator_name = "@task.export_transaction"
+    ui_color = "#fef9e7"
+
+    def __init__(
+        self,
+        *,
+        python_callable: Callable[..., Any],
+        op_args: Collection[Any] | None = None,
+        op_kwargs: Mapping[str, Any] | None = None,
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+        transaction_timeout: float = 30.0,
+        attempts: int = 10,
+        **kwargs: Any,
+    ) -> None:
+        arguments = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
+        super().__init__(kwargs_to_upstream=arguments, **arguments, **kwargs)  # type: ignore[arg-type]
+        self.export_queue_conn_id = export_queue_conn_id
+        self.transaction_timeout = transaction_timeout
+        self.attempts = attempts
+        self._token = ""
+        self._address: StoreAddress | None = None
+
+    def execute(self, context: Context) -> Any:
+        """Run the function.
+
+        :returns: its result, as it reads back from JSON.
+        """
+        self._token = task_name(context)
+        return super().execute(context)
+
+    def execute_callable(self) -> Any:
+        """Run the function in its transaction, or find out that this has happened."""
+        function = self.python_callable.__wrapped__  # type: ignore[attr-defined]
+        calls = 0
+
+        def work(transaction: TransactionContext) -> Any:
+            nonlocal calls
+            calls += 1
+            return function(*self.op_args, **{**self.op_kwargs, PARAMETER: transaction})
+
+        self._address = ExportQueueHook(self.export_queue_conn_id).get_address()
+        with self._address.open() as store:
+            result = store.run(work, token=self._token, timeout=self.transaction_timeout, attempts=self.attempts)
+        if not calls:
+            self.log.warning(
+                "Transaction %r committed in an earlier try, so the function was not called; returning the stored "
+                "result. To run it anew, call store.close_token(%r) and clear the task.",
+                self._token,
+                self._token,
+            )
+        return result
+
+    def accept_success(self, task_instance: Any) -> None:
+        """Let the next run of this task be new work, if Airflow has accepted its success.
+
+        :param task_instance: the task instance that reported success; Airflow calls its listeners also if that report
+            was refused, so the recorded state decides.
+        """
+        if self._address is None:
+            return
+        index = task_instance.map_index
+        mapped = index is not None and index >= 0
+        states = task_instance.get_task_states(
+            dag_id=task_instance.dag_id,
+            run_ids=[task_instance.run_id],
+            task_ids=[task_instance.task_id],
+            map_index=index if mapped else None,
+        )
+        key = f"{task_instance.task_id}_{index}" if mapped else task_instance.task_id
+        state = states.get(task_instance.run_id, {}).get(key)
+        if state != "success":
+            self.log.warning("Airflow records the state %r; clearing this task will count as a retry", state)
+            return
+        with self._address.open() as store:
+            store.close_token(self._token)
+
+
+def export_transaction_task(
+    python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
+) -> TaskDecorator:
+    """Make a task of a function that gets a transaction as its keyword argument ``tx``.
+
+    What the function writes through ``tx`` commits when it returns, together with its result, which must be JSON. It
+    may run several times before one commit succeeds, so whatever else it does must bear that.
+
+    :param python_callable: the function.
+    :param multiple_outputs: whether a returned mapping becomes one XCom per key.
+    :param kwargs: ``export_queue_conn_id``, ``transaction_timeout``, ``attempts`` and arguments of every operator.
+    """
+    if python_callable is None:
+        return functools.partial(export_transaction_task, multiple_outputs=multiple_outputs, **kwargs)  # type: ignore[return-value]
+    return task_decorator_factory(
+        python_callable=_without_transaction(python_callable),
+        multiple_outputs=multiple_outputs,
+        decorated_operator_class=ExportTransactionOperator,
+        **kwargs,
+    )
+
+
+def _without_transaction(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Hide ``tx`` from Airflow, which would ask for its value when the DAG is written."""
+    signature = inspect.signature(function)
+    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        raise TypeError(
+            f"{function.__name__}: @task.export_transaction takes a plain function, not a generator or async"
+        )
+    found = signature.parameters.get(PARAMETER)
+    if found is None or found.kind not in (found.KEYWORD_ONLY, found.POSITIONAL_OR_KEYWORD):
+        raise TypeError(f"{function.__name__}: @task.export_transaction needs a keyword parameter {PARAMETER}")
+
+    @functools.wraps(function)
+    def outside(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"{function.__name__} runs only as a task, which gives it its transaction")
+
+    visible = [parameter for name, parameter in signature.parameters.items() if name != PARAMETER]
+    outside.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]
+    return outside

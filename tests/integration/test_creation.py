@@ -1,0 +1,125 @@
+"""Creating and opening stores."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from export_queue.core.client import Store
+from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated, StoreUnavailable
+from export_queue.core.store import schema
+
+
+def test_creating_twice_keeps_everything(store: Store) -> None:
+    store.configure_queue("q")
+    identity = store.id
+    store.create()
+    assert store.id == identity
+    assert [queue.id for queue in store.queues()] == ["q"]
+
+
+def test_an_empty_database_says_how_to_create_the_store(store_url: str) -> None:
+    with Store.open(store_url) as store, pytest.raises(StoreNotCreated, match="export-queue init"):
+        store.queues()
+
+
+def test_a_store_of_a_newer_schema_is_refused_with_what_to_do(store: Store, store_url: str) -> None:
+    with store.database.begin() as work:
+        work.connection.execute(schema.store.update().values(schema_version=99, oldest_code=98))
+    with Store.open(store_url) as other:
+        for use in (other.queues, other.create, lambda: other.configure_queue("q")):
+            with pytest.raises(SchemaVersionError, match=r"needs code of schema 98(.|\n)*upgrade"):
+                use()
+        with pytest.raises(SchemaVersionError), other.transaction():
+            pass
+
+
+def test_a_newer_schema_that_allows_this_code_is_used(store: Store, store_url: str) -> None:
+    with store.database.begin() as work:
+        work.connection.execute(schema.store.update().values(schema_version=99))
+    with Store.open(store_url) as other:
+        assert other.queues() == []
+
+
+def test_a_store_of_an_older_schema_names_the_command(store: Store, store_url: str) -> None:
+    with store.database.begin() as work:
+        work.connection.execute(schema.store.update().values(schema_version=0, oldest_code=0))
+    with Store.open(store_url) as other, pytest.raises(SchemaVersionError, match="export-queue init"):
+        other.queues()
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://h/d", "sqlite://", "sqlite:///:memory:", ""])
+def test_a_url_of_another_kind_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgument):
+        Store.open(url)
+
+
+def test_a_password_in_a_bad_url_is_not_shown() -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        Store.open("oracle://me:topsecret@host/db")
+    assert "topsecret" not in str(refused.value)
+
+
+def test_an_unreachable_server_is_a_transient_error_without_the_password() -> None:
+    with (
+        Store.open("postgresql+psycopg://me:topsecret@127.0.0.1:1/db") as store,
+        pytest.raises(StoreUnavailable) as refused,
+    ):
+        store.queues()
+    assert refused.value.transient
+    assert "127.0.0.1" in str(refused.value)
+    assert "topsecret" not in str(refused.value) + repr(refused.value)
+
+
+def test_a_floor_lifts_all_ids_to_come(store_url: str) -> None:
+    floor = 2**61
+    with Store.open(store_url) as store:
+        store.create(floor=floor)
+        with store.transaction() as tx:
+            assert tx.id > floor
+        with pytest.raises(InvalidArgument, match="floor"):
+            store.create(floor=-1)
+
+
+def test_two_stores_in_one_database_do_not_meet(postgres_url: str) -> None:
+    with Store.open(postgres_url, schema="one") as one, Store.open(postgres_url, schema='tw"o') as two:
+        one.create()
+        two.create()
+        assert one.id != two.id
+        with one.transaction() as tx:
+            tx.table("t").set("a", "n", b"1")
+            assert tx.id
+            with two.transaction() as other:
+                assert other.table("t").get("a", "n") is None
+                assert other._transaction.value.excluded == frozenset()
+
+
+def test_ids_rise_when_the_clock_goes_back(sqlite_url: str) -> None:
+    now = [2_000_000_000_000]
+    with Store.open(sqlite_url, clock=lambda: now[0]) as store:
+        store.create()
+        ids = []
+        for step in (0, 10, -500_000, 3, -1):
+            now[0] += step
+            with store.transaction() as tx:
+                ids.append(tx.id)
+        assert ids == sorted(set(ids))
+
+
+def test_ids_rise_over_restarts(store: Store, store_url: str) -> None:
+    ids = []
+    for _ in range(3):
+        with Store.open(store_url) as opened, opened.transaction() as tx:
+            ids.append(tx.id)
+    assert ids == sorted(set(ids))
+
+
+def test_the_views_of_monitoring_can_be_read(store: Store) -> None:
+    store.configure_queue("q")
+    with store.transaction() as tx:
+        tx.queue("q").add("k", 1)
+    prefix = "export_queue." if store.database.dialect.name == "postgresql" else ""
+    with store.database.read() as work:
+        for view in schema.VIEWS:
+            rows = work.connection.execute(sa.text(f"select * from {prefix}{view}")).mappings().all()
+            assert len(rows) == (view == "queue_lag")

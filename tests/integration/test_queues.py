@@ -1,0 +1,277 @@
+"""Queues on both stores: options, adding, reading and removing exactly what was read (I3, I7)."""
+
+from __future__ import annotations
+
+import pytest
+
+from export_queue.core.client import Store, TransactionContext
+from export_queue.core.errors import (
+    ConflictError,
+    EntryError,
+    InvalidArgument,
+    OptionsDiffer,
+    SinkBindingError,
+    UnknownQueue,
+)
+from export_queue.core.queue import (
+    DeadLetter,
+    Entries,
+    Position,
+    Range,
+    bind_sink,
+    bury,
+    read_entries,
+    remove_entries,
+    remove_span,
+)
+from export_queue.core.transactions import OpenTransaction, Snapshot, observe
+
+
+def add(store: Store, *keys: str, queue: str = "q") -> int:
+    with store.transaction() as tx:
+        for key in keys:
+            tx.queue(queue).add(key, {"key": key})
+        return tx.id
+
+
+def entries(store: Store, snapshot: Snapshot | None = None, queue_id: str = "q") -> Entries:
+    queue = store.queue(queue_id)
+    with store.database.read() as work:
+        return read_entries(
+            work, queue, snapshot or observe(store.database), Range(0, queue.buckets), rows=10_000, size=1 << 30
+        )
+
+
+def keys(store: Store) -> list[str]:
+    return sorted(key.decode() for key in entries(store).keys)
+
+
+def test_the_same_options_again_change_nothing(store: Store) -> None:
+    assert store.configure_queue("q", buckets=16, buckets_per_range=4) == store.configure_queue(
+        "q", buckets=16, buckets_per_range=4
+    )
+
+
+def test_other_options_are_refused_and_listed(store: Store) -> None:
+    store.configure_queue("q", buckets=16, buckets_per_range=4)
+    add(store, "kept")
+    with pytest.raises(OptionsDiffer, match=r"buckets: expected 32, found 16; .*value_codec: expected 'str', found 'json'"):
+        store.configure_queue("q", buckets=32, buckets_per_range=4, value="str")
+    assert keys(store) == ["kept"]
+
+
+@pytest.mark.parametrize("name", ["", "A", "a b", "-a", "a-", "a..b", "a/b", "ü", "x" * 65, "a\n", None])
+def test_a_bad_queue_id_is_refused_with_the_rule(store: Store, name: str) -> None:
+    with pytest.raises(InvalidArgument, match="1-64 characters"):
+        store.configure_queue(name)
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a.b-c_d", "x" * 64])
+def test_a_good_queue_id_is_taken(store: Store, name: str) -> None:
+    assert store.configure_queue(name).id == name
+
+
+def test_an_unknown_queue_names_those_that_exist(store: Store) -> None:
+    store.configure_queue("orders")
+    with pytest.raises(UnknownQueue, match="no queue 'order'; it has: orders"), store.transaction() as tx:
+        tx.table("t").set("a", "n", b"1")
+        tx.queue("order")
+    with store.transaction() as tx:
+        assert tx.table("t").get("a", "n") is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("value", "xml", "'bytes', 'json', 'str'"),
+        ("key", "int", "'bytes', 'str'"),
+        ("buckets", 0, "1 to 1000000"),
+        ("buckets", True, "1 to 1000000"),
+        ("buckets_per_range", 2000, "1 to 1009"),
+    ],
+)
+def test_a_bad_option_names_what_is_allowed(store: Store, option: str, value: object, expected: str) -> None:
+    with pytest.raises(InvalidArgument, match=expected):
+        store.configure_queue("q", **{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("", 1, "1 to 1024 bytes, found 0"),
+        ("x" * 1025, 1, "1 to 1024 bytes, found 1025"),
+        ("ü" * 513, 1, "found 1026"),
+        (7, 1, "expected str, found int"),
+        ("k", object(), "value of key 'k': expected a JSON value"),
+        ("k", "x" * 200, "value of key 'k': expected at most 100 bytes, found 202"),
+    ],
+)
+def test_a_bad_entry_is_refused_and_the_transaction_leaves_nothing(
+    store: Store, key: object, value: object, expected: str
+) -> None:
+    store.configure_queue("q", max_value_bytes=100)
+    with pytest.raises(EntryError, match=expected), store.transaction() as tx:
+        tx.queue("q").add("good", 1)
+        tx.queue("q").add(key, value)
+    assert keys(store) == []
+
+
+def test_the_same_key_twice_in_one_transaction_is_an_error_unless_it_replaces(store: Store) -> None:
+    store.configure_queue("q")
+    with pytest.raises(EntryError, match="replace=True"), store.transaction() as tx:
+        tx.queue("q").add("k", 1)
+        tx.queue("q").add("k", 2)
+    with store.transaction() as tx:
+        tx.queue("q").add("k", 1)
+        tx.queue("q").add("k", 2, replace=True)
+    assert list(entries(store).values) == [b"2"]
+
+
+def test_adding_the_same_key_in_two_transactions_makes_two_entries(store: Store) -> None:
+    store.configure_queue("q")
+    older = TransactionContext(store, OpenTransaction(store.database))
+    seqs = [older.id, add(store, "k")]
+    older.queue("q").add("k", 1)
+    older._transaction.commit()
+    assert list(entries(store).seqs) == seqs
+
+
+def test_an_exclusive_key_conflicts(store: Store) -> None:
+    store.configure_queue("q")
+    store.configure_queue("guarded", exclusive=True)
+    for queue, options in (("q", {"exclusive": True}), ("guarded", {})):
+        with pytest.raises(ConflictError, match="queue .: k"), store.transaction() as tx:
+            assert tx.id
+            with store.transaction() as other:
+                other.queue(queue).add("k", 1, **options)
+            tx.queue(queue).add("k", 2, **options)
+
+
+def test_entries_come_in_the_order_of_bucket_key_and_sequence(store: Store) -> None:
+    store.configure_queue("q", buckets=4, buckets_per_range=1)
+    for _ in range(3):
+        add(store, *"abcdefgh")
+    found = entries(store)
+    order = list(zip(found.buckets, found.keys, found.seqs, strict=True))
+    assert order == sorted(order)
+    assert len(order) == 24
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 1 << 30), (5, 1 << 30), (1000, 1), (1000, 40)])
+def test_reading_in_chunks_gives_all_entries_once(store: Store, rows: int, size: int) -> None:
+    queue = store.configure_queue("q", buckets=4, buckets_per_range=2)
+    for _ in range(4):
+        add(store, *"abcdefgh")
+    snapshot = observe(store.database)
+    whole = entries(store, snapshot)
+    found: list[Position] = []
+    with store.database.read() as work:
+        for unit in queue.units():
+            after = None
+            while chunk := read_entries(work, queue, snapshot, unit, after=after, rows=rows, size=size):
+                assert len(chunk) <= rows
+                found += [chunk.position(i) for i in range(len(chunk))]
+                after = found[-1]
+    assert found == [whole.position(i) for i in range(len(whole))]
+
+
+def test_removing_a_span_leaves_what_an_older_transaction_committed_into_it_meanwhile(store: Store) -> None:
+    queue = store.configure_queue("q", buckets=1, buckets_per_range=1)
+    older = TransactionContext(store, OpenTransaction(store.database))
+    assert older.id
+    add(store, "a", "z")
+    snapshot = observe(store.database)
+    seen = entries(store, snapshot)
+    older.queue("q").add("m", {"late": True})
+    older._transaction.commit()
+    with store.database.begin() as work:
+        assert remove_span(work, queue, snapshot, seen.position(0), seen.position(1)) == 2
+    assert keys(store) == ["m"]
+
+
+def test_removing_a_span_leaves_staged_entries(store: Store) -> None:
+    queue = store.configure_queue("q", buckets=1, buckets_per_range=1)
+    long = TransactionContext(store, OpenTransaction(store.database, long=True))
+    long.queue("q").add("m", 1)
+    long.flush()
+    add(store, "a", "z")
+    snapshot = observe(store.database)
+    seen = entries(store, snapshot)
+    assert [key.decode() for key in seen.keys] == ["a", "z"]
+    with store.database.begin() as work:
+        remove_span(work, queue, snapshot, seen.position(0), seen.position(1))
+    long._transaction.commit()
+    assert keys(store) == ["m"]
+
+
+def test_removing_a_span_stays_within_its_edges(store: Store) -> None:
+    queue = store.configure_queue("q", buckets=3, buckets_per_range=1)
+    for _ in range(3):
+        add(store, *"abcdefgh")
+    snapshot = observe(store.database)
+    all_entries = entries(store, snapshot)
+    with store.database.begin() as work:
+        assert remove_span(work, queue, snapshot, all_entries.position(5), all_entries.position(16)) == 12
+    left = entries(store)
+    assert [left.position(i) for i in range(len(left))] == [
+        all_entries.position(i) for i in range(24) if not 5 <= i <= 16
+    ]
+
+
+def test_removing_single_entries(store: Store) -> None:
+    queue = store.configure_queue("q")
+    add(store, *[f"k{i}" for i in range(700)])
+    found = entries(store)
+    gone = [found.position(i) for i in range(0, 700, 2)]
+    with store.database.begin() as work:
+        assert remove_entries(work, queue, gone) == 350
+    assert len(entries(store)) == 350
+
+
+def test_backlog_and_waiting_ranges_name_the_units_with_work(store: Store) -> None:
+    queue = store.configure_queue("q", buckets=64, buckets_per_range=5)
+    assert store.waiting_ranges("q") == []
+    for i in range(9):
+        add(store, f"k{i}")
+    found = entries(store)
+    expected = sorted({next(u for u in queue.units() if u.first <= b < u.end) for b in found.buckets})
+    assert store.waiting_ranges("q") == expected
+    assert [unit.range for unit in store.backlog("q")] == expected
+    assert sum(unit.entries for unit in store.backlog("q")) == 9
+    assert store.waiting_ranges("q", [expected[0]]) == expected[:1]
+    assert store.backlog("q", [expected[1].to_json()])[0].range == expected[1]
+
+
+def test_what_is_uncommitted_is_no_work(store: Store) -> None:
+    store.configure_queue("q")
+    with store.transaction(long=True) as tx:
+        tx.queue("q").add("k", 1)
+        tx.flush()
+        assert store.waiting_ranges("q") == []
+        assert store.backlog("q") == []
+    assert len(store.waiting_ranges("q")) == 1
+
+
+def test_a_queue_is_bound_to_its_first_sink(store: Store) -> None:
+    queue = store.configure_queue("q")
+    with store.database.begin() as work:
+        bind_sink(work, queue, "redis_default")
+        bind_sink(work, queue, "redis_default")
+        with pytest.raises(SinkBindingError, match="'redis_default', found a drain into 'pg'"):
+            bind_sink(work, queue, "pg")
+    store.rebind("q", "pg")
+    assert store.queue("q").sink == "pg"
+
+
+def test_dead_letters_are_kept_once_with_their_reason(store: Store) -> None:
+    queue = store.configure_queue("q")
+    add(store, "a", "b")
+    found = entries(store)
+    letters = [DeadLetter(found.position(i), found.values[i], "ValueError", "no", "drain-1") for i in range(2)]
+    for _ in range(2):
+        with store.database.begin() as work:
+            bury(work, queue, letters)
+    kept = store.dead_letters("q")
+    assert sorted(kept, key=lambda letter: letter.position) == sorted(letters, key=lambda letter: letter.position)
+    assert store.count_dead("q") == 2
+    assert '"key"' not in repr(kept)

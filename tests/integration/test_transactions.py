@@ -1,0 +1,407 @@
+"""Transactions on both stores: snapshots, conflicts, outcomes, tokens, time-outs (I1-I5, I12, I14)."""
+
+from __future__ import annotations
+
+import threading
+from uuid import uuid4
+
+import pytest
+
+from export_queue.core.client import Store, TransactionContext
+from export_queue.core.errors import (
+    AlreadyCommitted,
+    CommitRefused,
+    ConflictError,
+    InvalidArgument,
+    OptionsDiffer,
+    RegistrationLost,
+    SnapshotTooOld,
+    TransactionEnded,
+    TransactionTimeout,
+)
+from export_queue.core.store import schema
+from export_queue.core.transactions import OpenTransaction, prune, sweep
+
+
+def begin(store: Store, **options: object) -> TransactionContext:
+    """A transaction that the test itself ends."""
+    return TransactionContext(store, OpenTransaction(store.database, **options))  # type: ignore[arg-type]
+
+
+def read(store: Store, row: str, column: str = "n") -> bytes | None:
+    with store.transaction() as tx:
+        return tx.table("t").get(row, column)
+
+
+def write(store: Store, row: str, value: bytes, column: str = "n") -> None:
+    with store.transaction() as tx:
+        tx.table("t").set(row, column, value)
+
+
+def test_a_snapshot_does_not_move(store: Store) -> None:
+    write(store, "a", b"1")
+    with store.transaction() as tx:
+        assert tx.table("t").get("a", "n") == b"1"
+        write(store, "a", b"2")
+        write(store, "b", b"2")
+        assert tx.table("t").get("a", "n") == b"1"
+        assert tx.table("t").get("b", "n") is None
+    assert read(store, "a") == b"2"
+
+
+def test_a_later_start_sees_every_earlier_commit(store: Store) -> None:
+    for i in range(20):
+        write(store, "a", str(i).encode())
+        assert read(store, "a") == str(i).encode()
+
+
+def test_what_is_in_progress_is_invisible_also_after_it_committed(store: Store) -> None:
+    older = begin(store)
+    assert older.table("t").get("x", "n") is None  # draws the smaller id
+    older.table("t").set("x", "n", b"older")
+    with store.transaction() as tx:
+        assert tx.table("t").get("x", "n") is None
+        older._transaction.commit()
+        assert tx.table("t").get("x", "n") is None
+    assert read(store, "x") == b"older"
+
+
+def test_own_writes_and_deletes_are_read_back(store: Store) -> None:
+    write(store, "a", b"1")
+    with store.transaction() as tx:
+        table = tx.table("t")
+        table.set("a", "n", b"2")
+        assert table.get("a", "n") == b"2"
+        table.delete("a", "n")
+        assert table.get("a", "n", b"gone") == b"gone"
+        table.set("a", "n", b"")
+        assert table.get("a", "n") == b""
+    assert read(store, "a") == b""
+
+
+def test_a_delete_hides_older_versions_from_later_snapshots_only(store: Store) -> None:
+    write(store, "a", b"1")
+    with store.transaction() as before:
+        assert before.table("t").get("a", "n") == b"1"
+        with store.transaction() as tx:
+            tx.table("t").delete("a", "n")
+        assert before.table("t").get("a", "n") == b"1"
+    assert read(store, "a") is None
+
+
+def test_of_two_overlapping_writers_of_a_row_the_first_to_commit_wins(store: Store) -> None:
+    write(store, "a", b"0")
+    with pytest.raises(ConflictError, match="table 1: a") as refused, store.transaction() as tx:
+        tx.table("t").get("a", "n")
+        write(store, "a", b"other")
+        tx.table("t").set("a", "n", b"mine")
+        tx.table("t").set("b", "n", b"mine")
+    assert "committed" in str(refused.value) or "commit of transaction" in str(refused.value)
+    assert "run the function again" in str(refused.value)
+    assert read(store, "a") == b"other"
+    assert read(store, "b") is None
+
+
+def test_conflict_levels(store: Store) -> None:
+    store.configure_table("by_cell", conflict="cell")
+    store.configure_table("free", conflict="none")
+
+    def overlap(table: str, mine: str, theirs: str) -> None:
+        with store.transaction() as tx:
+            tx.table(table).get("r", mine)
+            with store.transaction() as other:
+                other.table(table).set("r", theirs, b"x")
+            tx.table(table).set("r", mine, b"y")
+
+    overlap("by_cell", "a", "b")
+    overlap("free", "a", "a")
+    with pytest.raises(ConflictError, match="r/a"):
+        overlap("by_cell", "a", "a")
+
+
+def test_write_skew_is_allowed(store: Store) -> None:
+    with store.transaction() as one:
+        one.table("t").get("a", "n")
+        with store.transaction() as two:
+            two.table("t").get("b", "n")
+            two.table("t").set("a", "n", b"2")
+        one.table("t").set("b", "n", b"1")
+    assert (read(store, "a"), read(store, "b")) == (b"2", b"1")
+
+
+def test_a_blind_write_never_conflicts(store: Store) -> None:
+    with store.transaction() as reader:
+        reader.table("t").get("a", "n")
+        write(store, "a", b"1")
+        write(store, "a", b"2")
+    assert read(store, "a") == b"2"
+
+
+def test_ids_increase_and_the_id_is_the_sequence(store: Store) -> None:
+    store.configure_queue("q")
+    ids = []
+    for i in range(5):
+        with store.transaction() as tx:
+            ids.append(tx.id)
+            tx.queue("q").add(f"k{i}", i)
+    assert ids == sorted(set(ids))
+    assert sorted(unit.oldest_seq for unit in store.backlog("q"))[0] == ids[0]
+
+
+def test_an_exception_leaves_nothing(store: Store) -> None:
+    store.configure_queue("q")
+    for long in (False, True):
+        with pytest.raises(KeyError), store.transaction(long=long) as tx:
+            tx.table("t").set("a", "n", b"1")
+            tx.queue("q").add("k", 1)
+            if long:
+                tx.flush()
+            raise KeyError
+    assert read(store, "a") is None
+    assert store.backlog("q") == []
+    with store.database.read() as work:
+        for table in (schema.cell, schema.entry, schema.staged_cell, schema.staged_entry, schema.active):
+            assert work.connection.execute(table.select()).all() == []
+
+
+def test_a_transaction_cannot_be_used_after_its_end(store: Store) -> None:
+    with store.transaction() as tx:
+        table = tx.table("t")
+    for use in (lambda: table.get("a", "n"), lambda: table.set("a", "n", b""), lambda: tx.table("t"), lambda: tx.id):
+        with pytest.raises(TransactionEnded):
+            use()
+
+
+def test_a_long_transaction_is_invisible_until_it_commits(store: Store) -> None:
+    store.configure_queue("q")
+    with store.transaction(long=True) as tx:
+        tx.table("t").set("a", "n", b"1")
+        tx.queue("q").add("k", 1)
+        tx.flush()
+        assert tx.table("t").get("a", "n") == b"1"
+        tx.table("t").set("a", "n", b"2")
+        tx.flush()
+        assert read(store, "a") is None
+        assert store.backlog("q") == []
+    assert read(store, "a") == b"2"
+    assert sum(unit.entries for unit in store.backlog("q")) == 1
+
+
+def test_a_long_transaction_goes_on_in_another_process(store: Store) -> None:
+    tx = begin(store, long=True)
+    tx.table("t").set("a", "n", b"1")
+    with Store.open(store.database.engine.url.render_as_string(hide_password=False)) as elsewhere:
+        elsewhere.resume(tx.to_json()).commit()
+    assert read(store, "a") == b"1"
+    tx._transaction.abort()  # by a process that does not know of the commit
+    assert read(store, "a") == b"1"
+
+
+def test_a_long_transaction_conflicts_on_what_it_staged(store: Store) -> None:
+    with pytest.raises(ConflictError), store.transaction(long=True) as tx:
+        tx.table("t").set("a", "n", b"1")
+        tx.flush()
+        write(store, "a", b"other")
+    assert read(store, "a") == b"other"
+
+
+def test_a_staged_write_after_abort_is_refused(store: Store) -> None:
+    tx = begin(store, long=True)
+    other = store.resume(tx.to_json())
+    tx._transaction.abort()
+    other.write_cell((1, b"a", b"n"), b"late", conflict_key=None)
+    with pytest.raises(RegistrationLost):
+        other.flush()
+    assert read(store, "a") is None
+
+
+def test_a_commit_after_the_deadline_is_refused_and_stays_refused(store: Store) -> None:
+    tx = begin(store, timeout=0.05)
+    tx.table("t").get("a", "n")
+    tx.table("t").set("a", "n", b"1")
+    wait_past(store, tx._transaction.value.deadline_ms)
+    call = tx._transaction._call(None)
+    with pytest.raises(TransactionTimeout):
+        tx._transaction.commit()
+    assert store.outcome(tx.request).status == "refused"
+    with pytest.raises((CommitRefused, RegistrationLost)):
+        begin(store)._transaction._send(call)
+    assert read(store, "a") is None
+
+
+def wait_past(store: Store, moment: int) -> None:
+    done = threading.Event()
+    for _ in range(1000):
+        with store.database.read() as work:
+            if work.now() > moment:
+                return
+        done.wait(0.01)
+    raise AssertionError("the clock does not move")
+
+
+def test_a_swept_long_transaction_is_invalid_until_it_is_pruned(store: Store) -> None:
+    tx = begin(store, long=True, timeout=0.05)
+    tx.table("t").set("a", "n", b"late")
+    tx.flush()
+    wait_past(store, tx._transaction.value.deadline_ms)
+    assert sweep(store.database) == 1
+    with pytest.raises(RegistrationLost):
+        tx._transaction.commit()
+    assert read(store, "a") is None
+    assert prune(store.database) == 1
+    assert read(store, "a") is None
+    with store.database.read() as work:
+        assert work.connection.execute(schema.cell.select()).all() == []
+        assert work.connection.execute(schema.invalid.select()).all() == []
+
+
+def test_a_snapshot_below_the_horizon_is_refused_for_reads_and_commits(store: Store) -> None:
+    def raise_horizon() -> None:
+        with store.database.begin() as work:
+            work.connection.execute(schema.store.update().values(horizon=store.database.dialect.draw(work.connection)))
+
+    with pytest.raises(SnapshotTooOld), store.transaction() as tx:
+        tx.table("t").get("a", "n")
+        raise_horizon()
+        tx.table("t").get("b", "n")
+    with pytest.raises(SnapshotTooOld), store.transaction() as tx:
+        tx.table("t").get("a", "n")
+        tx.table("t").set("a", "n", b"1")
+        raise_horizon()
+    assert read(store, "a") is None
+
+
+def test_asking_for_an_outcome_decides_it(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.table("t").set("a", "n", b"1")
+    assert store.outcome(tx.request).status == "committed"
+    with pytest.raises(CommitRefused), store.transaction() as tx:
+        tx.table("t").set("b", "n", b"1")
+        assert store.outcome(tx.request).status == "refused"
+    assert read(store, "b") is None
+    assert store.outcome(uuid4()).status == "refused"
+
+
+def test_the_same_commit_again_is_one_commit(store: Store) -> None:
+    store.configure_queue("q")
+    with store.transaction() as tx:
+        tx.table("t").set("a", "n", b"1")
+        tx.queue("q").add("k", 1)
+        call = tx._transaction._call(None)
+        first = tx._transaction._send(call)
+        assert tx._transaction._send(call) == first
+    assert sum(unit.entries for unit in store.backlog("q")) == 1
+
+
+def test_a_token_takes_effect_once(store: Store) -> None:
+    calls = []
+
+    def work(tx: object) -> dict[str, int]:
+        calls.append(tx)
+        tx.table("t").set(f"r{len(calls)}", "n", b"1")  # type: ignore[attr-defined]
+        return {"n": len(calls)}
+
+    assert store.run(work, token="load/1") == {"n": 1}
+    assert store.run(work, token="load/1") == {"n": 1}
+    assert len(calls) == 1
+    with pytest.raises(AlreadyCommitted) as again, store.transaction(token="load/1"):
+        raise AssertionError("the block is not entered")
+    assert again.value.result == {"n": 1}
+
+
+def test_two_attempts_under_one_token_at_once_take_effect_once(store: Store) -> None:
+    def attempt(tx: object) -> str:
+        tx.table("t").set("mine", "n", b"1")  # type: ignore[attr-defined]
+        if not store.token_result("t")[0]:
+            store.run(lambda other: other.table("t").set("theirs", "n", b"1") or "theirs", token="t")
+        return "mine"
+
+    assert store.run(attempt, token="t") == "theirs"
+    assert read(store, "mine") is None
+
+
+def test_a_closed_token_is_new_work(store: Store) -> None:
+    results = iter("ab")
+    assert store.run(lambda tx: next(results), token="t") == "a"
+    assert store.close_token("t")
+    assert not store.close_token("t")
+    assert store.run(lambda tx: next(results), token="t") == "b"
+    assert store.run(lambda tx: next(results), token="t") == "b"
+
+
+def test_run_repeats_the_function_not_its_writes(store: Store) -> None:
+    write(store, "a", b"1")
+    seen = []
+
+    def double(tx: object) -> None:
+        value = tx.table("t").get("a", "n")  # type: ignore[attr-defined]
+        seen.append(value)
+        if len(seen) == 1:
+            write(store, "a", b"10")
+        tx.table("t").set("a", "n", value * 2)  # type: ignore[attr-defined]
+
+    store.run(double)
+    assert seen == [b"1", b"10"]
+    assert read(store, "a") == b"1010"
+
+
+def test_run_gives_up_after_its_attempts(store: Store) -> None:
+    def always_late(tx: object) -> None:
+        tx.table("t").get("a", "n")  # type: ignore[attr-defined]
+        write(store, "a", b"1")
+        tx.table("t").set("a", "n", b"2")  # type: ignore[attr-defined]
+
+    with pytest.raises(ConflictError):
+        store.run(always_late, attempts=3)
+
+
+def test_only_a_reading_transaction_leaves_nothing_behind(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.table("t").get("a", "n")
+    with store.database.read() as work:
+        for table in (schema.active, schema.outcome):
+            assert work.connection.execute(table.select()).all() == []
+    assert store.database.engine.connect().close() is None
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 1e9])
+def test_a_timeout_out_of_bounds_is_refused(store: Store, timeout: float) -> None:
+    with pytest.raises(InvalidArgument, match="timeout"), store.transaction(timeout=timeout):
+        pass
+
+
+def test_other_options_for_a_table_are_refused(store: Store) -> None:
+    store.configure_table("t", conflict="cell")
+    store.configure_table("t", conflict="cell")
+    with pytest.raises(OptionsDiffer, match="expected row, found cell"):
+        store.configure_table("t", conflict="row")
+
+
+@pytest.mark.parametrize(("row", "column"), [("", "n"), ("a", ""), ("a" * 1025, "n"), (1, "n")])
+def test_a_bad_row_or_column_is_refused(store: Store, row: str, column: str) -> None:
+    with pytest.raises(InvalidArgument, match="1 to 1024 bytes"), store.transaction() as tx:
+        tx.table("t").set(row, column, b"")
+
+
+def test_any_bytes_are_a_row(store: Store) -> None:
+    rows = [b"\x00", b"\xff\xfe", b"a\x00b", "Zürich".encode(), b"x" * 1024]
+    with store.transaction() as tx:
+        for row in rows:
+            tx.table("t").set(row, row, row)
+    with store.transaction() as tx:
+        assert [tx.table("t").get(row, row) for row in rows] == rows
+
+
+def test_a_pooled_connection_keeps_no_id_in_progress(store: Store) -> None:
+    """After many transactions that read, aborted or conflicted, nothing is left that a snapshot would exclude."""
+    for i in range(10):
+        with pytest.raises(KeyError), store.transaction() as tx:
+            tx.table("t").get("a", "n")
+            if i % 2:
+                tx.table("t").set("a", "n", b"1")
+                write(store, "a", b"2")
+                with pytest.raises(ConflictError):
+                    tx._transaction.commit()
+            raise KeyError
+    with store.transaction() as tx:
+        assert tx._transaction.value.excluded == frozenset()
