@@ -151,7 +151,7 @@ def split_url(text: str, *, where: str, login: str | None = None, password: str 
     backend = url.get_backend_name()
     if backend == "sqlite":
         _check_path(url.database, where)
-        return SqlAddress(url.render_as_string(hide_password=False))
+        return SqlAddress(url.render_as_string())
     if backend != "postgresql":
         raise InvalidArgument(f"{where}: expected a postgresql or sqlite URL, found {url.drivername}")
     return _part(url.set(username=url.username or login), password)
@@ -159,10 +159,13 @@ def split_url(text: str, *, where: str, login: str | None = None, password: str 
 
 def _part(url: URL, password: str | None) -> SqlAddress:
     hidden = password or url.password or url.query.get("password")
-    url = url.set(password=None).difference_update_query(["password"])
     if isinstance(hidden, tuple):
         hidden = hidden[-1]
-    return SqlAddress(url.render_as_string(hide_password=False), str(hidden) if hidden else None)
+    # Built anew: URL.set(password=None) would keep the password.
+    bare = type(url).create(
+        url.drivername, username=url.username, host=url.host, port=url.port, database=url.database, query=url.query
+    ).difference_update_query(["password"])
+    return SqlAddress(bare.render_as_string(hide_password=False), str(hidden) if hidden else None)
 
 
 def _sqlite_address(connection: Connection) -> SqlAddress:

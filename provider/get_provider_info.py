@@ -20,6 +20,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": INTEGRATION,
                 "external-doc-url": "https://pypi.org/project/airflow-provider-export-queue/",
+                "tags": ["software"],
             }
         ],
         "connection-types": [_connection_type()],

@@ -28,6 +28,8 @@ def apply_batch(operations: Operations, *, reasons: Reasons, write: Callable[[Op
     :returns: counts and rejections that add up to the batch.
     :raises AmbiguousRecord: two entries put different documents into one record at one sequence.
     """
+    if not len(operations):
+        return ApplyResult(0, 0)
     if not reasons and _distinct(operations):
         return write(operations)
     rejected = dict(reasons)
@@ -79,7 +81,7 @@ def refuse_lengths(operations: Operations, reasons: Reasons, *, id_bytes: int, d
         for i, record in enumerate(operations.ids):
             if len(record) > id_bytes:
                 reasons.setdefault(i, f"the id has {len(record)} bytes, at most {id_bytes} are possible")
-    if max((len(document or b"") for document in operations.documents), default=0) > document_bytes:
+    if max(map(len, filter(None, operations.documents)), default=0) > document_bytes:
         for i, document in enumerate(operations.documents):
             if document is not None and len(document) > document_bytes:
                 reasons.setdefault(i, f"the document has {len(document)} bytes, at most {document_bytes} are possible")

@@ -19,9 +19,7 @@ class ControlRecord:
     """Sequences at or below it are stale, whatever the record's own rank; it is raised before tombstones go."""
 
 
-def admission(
-    found: ControlRecord | None, *, queue_id: str, store_id: str, fence: int, sink: str
-) -> ControlRecord:
+def admission(found: ControlRecord | None, *, queue_id: str, store_id: str, fence: int, sink: str) -> ControlRecord:
     """Decide whether a store may feed a sink, and what the sink is to remember of it.
 
     :param found: what the sink remembers about the queue; None at the first drain.

@@ -61,9 +61,7 @@ class Operations:
 
     def take(self, positions: Sequence[int]) -> Operations:
         """Pick operations by position."""
-        return Operations(
-            *([column[i] for i in positions] for column in self._columns())  # type: ignore[arg-type]
-        )
+        return Operations(*([column[i] for i in positions] for column in self._columns()))
 
     def slices(self, *, rows: int, size: int) -> Iterator[Operations]:
         """Cut the batch into pieces of at most ``rows`` operations and about ``size`` bytes."""
@@ -71,14 +69,14 @@ class Operations:
         for i, (record, document) in enumerate(zip(self.ids, self.documents, strict=True)):
             cost = len(record) + len(document or b"")
             if i > start and (i - start >= rows or weight + cost > size):
-                yield Operations(*(column[start:i] for column in self._columns()))  # type: ignore[arg-type]
+                yield Operations(*(column[start:i] for column in self._columns()))
                 start, weight = i, 0
             weight += cost
         if start == 0:
             if len(self):
                 yield self
         else:
-            yield Operations(*(column[start:] for column in self._columns()))  # type: ignore[arg-type]
+            yield Operations(*(column[start:] for column in self._columns()))
 
     def _columns(self) -> tuple[Sequence[Any], ...]:
         return self.collections, self.ids, self.documents, self.seqs, self.entries

@@ -1,12 +1,11 @@
 """The program of a drain job: ``spark-submit drain_main.py ARGUMENTS``."""
 
-import os
 import sys
+from pathlib import Path
 
 # Spark puts this program's folder on the path: its modules would hide a user's modules of the same name.
-sys.path[:] = [
-    entry for entry in sys.path if os.path.realpath(entry or ".") != os.path.dirname(os.path.realpath(__file__))
-]
+_FOLDER = Path(__file__).resolve().parent
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _FOLDER]
 
 from export_queue.core.spark.driver import main  # noqa: E402
 

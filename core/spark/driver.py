@@ -9,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 
-from pyspark.sql import SparkSession
+from pyspark import SparkConf, SparkContext
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, DrainRequest, Engine, Rules, is_transient, run_drain
@@ -82,17 +82,17 @@ def drain_on_spark(arguments: DrainArguments) -> DrainReport:
 
 @contextlib.contextmanager
 def _spark_engine(arguments: DrainArguments, access: StoreAccess) -> Iterator[Engine]:
-    session = SparkSession.builder.appName(f"export queue: drain {arguments.queue_id}").getOrCreate()
-    refuse_remote_sqlite(arguments.store_url, session.sparkContext.master)
-    check_executors(session, _modules(arguments))
+    context = SparkContext.getOrCreate(SparkConf().setAppName(f"export queue: drain {arguments.queue_id}"))
+    refuse_remote_sqlite(arguments.store_url, context.master)
+    check_executors(context, _modules(arguments))
     rules = Rules(drain=arguments.token, on_error=arguments.on_error, max_dead=arguments.max_dead)
-    yield SparkEngine(session, access, arguments.sink.resolve(), arguments.exporter, rules, arguments.max_parallel)
-    session.stop()
+    yield SparkEngine(context, access, arguments.sink.resolve(), arguments.exporter, rules, arguments.max_parallel)
+    context.stop()  # after an error the end of the process does it
 
 
 def _modules(arguments: DrainArguments) -> list[str]:
     """Name what tasks import: this library, drivers of store and sink, and the exporter."""
-    modules = ["export_queue.core.spark.tasks", "pyarrow"]
+    modules = ["export_queue.core.spark.tasks"]
     if arguments.store_url.startswith("postgresql"):
         modules.append("psycopg")
     modules += _sink_modules(arguments.sink)

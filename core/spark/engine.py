@@ -7,18 +7,16 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
-from pyspark import InheritableThread
-from pyspark.sql import SparkSession
+from pyspark import InheritableThread, SparkContext
 
 from export_queue.core.drain import LeaseKeeper, RangeReport, Rules
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import ResolvedSink
-from export_queue.core.spark.tasks import REPORTS, StoreAccess, TaskSetup, drain_task
+from export_queue.core.spark.tasks import StoreAccess, TaskSetup, drain_task
 from export_queue.core.transactions import Snapshot
 
 JOB_GROUP = "export-queue-drain"
@@ -31,7 +29,7 @@ _CANCEL_SECONDS = 2.0
 class SparkEngine:
     """Drains units as tasks of one Spark job.
 
-    :param session: the Spark session.
+    :param context: the connection to Spark.
     :param store: how tasks reach the store.
     :param sink: the sink, with its secrets.
     :param exporter: import path of the exporter.
@@ -39,7 +37,7 @@ class SparkEngine:
     :param max_parallel: the most units that are drained at once.
     """
 
-    session: SparkSession
+    context: SparkContext
     store: StoreAccess
     sink: ResolvedSink
     exporter: str | None
@@ -58,22 +56,24 @@ class SparkEngine:
         count = min(len(leases), self.max_parallel or len(leases))
         parts = [leases[i::count] for i in range(count)]
         setup = TaskSetup(self.store, queue, snapshot, self.sink, self.exporter, self.rules)
-        frame = self.session.range(0, count, 1, count).mapInArrow(drain_task(setup, parts), REPORTS)
-        for row in _collect(self.session, frame.collect, keeper.check):
-            yield RangeReport.from_dict(orjson.loads(row["report"]))
+        # Numbers go in, reports come out; entries never pass through Java. A plain RDD does, and needs neither
+        # Spark's SQL session, which takes seconds to start, nor pandas.
+        job = self.context.parallelize(range(count), count).mapPartitions(drain_task(setup, parts))
+        for text in _collect(self.context, job.collect, keeper.check):
+            yield RangeReport.from_dict(orjson.loads(text))
 
 
-def _collect(session: SparkSession, action: Callable[[], list[Any]], check: Callable[[], None]) -> list[Any]:
+def _collect(context: SparkContext, action: Callable[[], list[str]], check: Callable[[], None]) -> list[str]:
     """Run an action in a thread of its own, so that this one stays free to stop it.
 
     A signal handler must not talk to Java over the connection that its own thread waits on.
     """
-    rows: list[Any] = []
+    rows: list[str] = []
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            session.sparkContext.setJobGroup(JOB_GROUP, "drain", interruptOnCancel=True)
+            context.setJobGroup(JOB_GROUP, "drain", interruptOnCancel=True)
             rows.extend(action())
         except Exception as error:
             errors.append(error)
@@ -86,7 +86,7 @@ def _collect(session: SparkSession, action: Callable[[], list[Any]], check: Call
             check()
             thread.join(_LOOK_SECONDS)
     except BaseException:
-        _cancel(session)
+        _cancel(context)
         raise
     if errors:
         check()  # if the lease is lost, that is the reason
@@ -94,11 +94,11 @@ def _collect(session: SparkSession, action: Callable[[], list[Any]], check: Call
     return rows
 
 
-def _cancel(session: SparkSession) -> None:
+def _cancel(context: SparkContext) -> None:
     # Tasks work on for a moment after this; what keeps them from removing anything is their lease.
     def cancel() -> None:
         with contextlib.suppress(Exception):
-            session.sparkContext.cancelJobGroup(JOB_GROUP)
+            context.cancelJobGroup(JOB_GROUP)
 
     thread = threading.Thread(target=cancel, daemon=True)
     thread.start()
@@ -110,7 +110,7 @@ def _first_lines(error: Exception, count: int = 8) -> str:
     return "\n".join(lines[:count]) or repr(error)
 
 
-def check_executors(session: SparkSession, modules: Sequence[str]) -> None:
+def check_executors(context: SparkContext, modules: Sequence[str]) -> None:
     """Make sure that driver and executors can import what tasks need.
 
     :param modules: names of modules.
@@ -119,7 +119,6 @@ def check_executors(session: SparkSession, modules: Sequence[str]) -> None:
     missing = _missing(modules)
     if missing:
         raise ConfigurationError(f"the Spark driver cannot import {', '.join(missing)}", hint=_hint(missing))
-    context = session.sparkContext
     if context.master.startswith("local["):
         return  # tasks run in the same environment
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import orjson
 
@@ -23,12 +22,6 @@ from export_queue.core.queue import Queue
 from export_queue.core.sinks import ResolvedSink
 from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
-
-if TYPE_CHECKING:
-    import pyarrow
-
-REPORTS = "report string"
-"""Schema of what a task returns: one row of JSON per unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +72,16 @@ class TaskSetup:
         return reports + [RangeReport(range=lease.range, problem=trouble) for lease in leases[len(reports) :]]
 
 
-def drain_task(
-    setup: TaskSetup, parts: Sequence[Sequence[Lease]]
-) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    """Make the function of the Spark job: the number in each row says which part of the leases to work off."""
+def drain_task(setup: TaskSetup, parts: Sequence[Sequence[Lease]]) -> Callable[[Iterator[int]], Iterator[str]]:
+    """Make the function of the Spark job: each number says which part of the leases to work off.
 
-    def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        import pyarrow
+    :returns: a function that gives one report a unit, as JSON.
+    """
 
-        for batch in batches:
-            for part in batch.column(0).to_pylist():
-                reports = [orjson.dumps(report.to_dict()).decode() for report in setup.run(parts[part])]
-                yield pyarrow.RecordBatch.from_pydict({"report": reports})
+    def task(numbers: Iterator[int]) -> Iterator[str]:
+        for number in numbers:
+            for report in setup.run(parts[number]):
+                yield orjson.dumps(report.to_dict()).decode()
 
     return task
 

@@ -1,1 +1,30 @@
-"""What users and their tests may import: conformance suites, servers, and the memory sink."""
+"""What users and their tests may import: the memory sink, the sinks' conformance suite, servers.
+
+Servers are imported from :mod:`export_queue.core.testing.servers`.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from export_queue.core.sinks import MemorySink
+
+if TYPE_CHECKING:
+    from export_queue.core.testing.sink_conformance import SinkConformance
+
+__all__ = ["MemorySink", "SinkConformance"]
+
+
+def __getattr__(name: str) -> Any:
+    # only the suite needs pytest and hypothesis
+    if name != "SinkConformance":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_spec("pytest") is not None:
+        import pytest
+
+        for module in ("sink_conformance", "sink_histories"):
+            pytest.register_assert_rewrite(f"{__name__}.{module}")
+    from export_queue.core.testing.sink_conformance import SinkConformance
+
+    return SinkConformance

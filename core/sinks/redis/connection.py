@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import redis
 from hiredis import pack_command
@@ -15,6 +15,7 @@ from export_queue.core.errors import ExportQueueError, SinkConfigurationError, S
 from export_queue.core.sinks.redis.layout import Command
 
 Reply = Any
+_pack = cast(Callable[[Command], bytes], pack_command)
 
 _CODES: Mapping[str, tuple[type[ExportQueueError], str]] = {
     "AUTH": (SinkRefused, "check user and password of the sink's connection"),
@@ -95,7 +96,7 @@ class Connection:
         self.server = server
         provider = None if username is None and password is None else _Credentials(username, password)
         kind = redis.SSLConnection if ssl else redis.Connection
-        self._connection = kind(
+        self._connection: Any = kind(
             **options,
             credential_provider=provider,
             # RESP2: no push messages between replies. No retry: what was lost may have been applied.
@@ -114,7 +115,7 @@ class Connection:
         connection = self._connection
         replies: list[Reply] = []
         try:
-            connection.send_packed_command([b"".join(map(pack_command, commands))])
+            connection.send_packed_command([b"".join([_pack(command) for command in commands])])
             for _ in commands:
                 try:
                     replies.append(connection.read_response())

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.queue import bucket
+from export_queue.core.queue import buckets_of
 from export_queue.core.sinks.control import ControlRecord
 
 Command = tuple[bytes | str | int, ...]
@@ -82,8 +82,8 @@ def keys_of(templates: Sequence[str], ids: Sequence[bytes]) -> list[bytes]:
         before, _, after = template.partition("{id}")
         affixes[template] = before.encode(), after.encode()
     if len(affixes) == 1:
-        ((before, after),) = affixes.values()
-        return [before + record + after for record in ids]
+        ((head, tail),) = affixes.values()
+        return [head + record + tail for record in ids]
     return [affixes[t][0] + record + affixes[t][1] for t, record in zip(templates, ids, strict=True)]
 
 
@@ -95,8 +95,8 @@ def group_by_shard(ids: Sequence[bytes], shards: int, name: bytes) -> dict[bytes
     :param name: of the hashes, with a ``%d`` for the shard.
     """
     groups: dict[int, list[int]] = {}
-    for i, record in enumerate(ids):
-        groups.setdefault(bucket(record, shards), []).append(i)
+    for i, shard in enumerate(buckets_of(ids, shards)):
+        groups.setdefault(shard, []).append(i)
     return {name % shard: positions for shard, positions in groups.items()}
 
 

@@ -125,7 +125,8 @@ class RedisSink:
     def _write(self, operations: Operations) -> ApplyResult:
         """Write operations on distinct records: all at once, or by parts where others write to the same shards."""
         records = self._target.place(operations, self._prepare())
-        written, rejected, collisions = 0, [], 0
+        written, collisions = 0, 0
+        rejected: list[Rejection] = []
         parts = [records]
         while parts:
             part = parts.pop()

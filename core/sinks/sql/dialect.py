@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine
 
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.sinks.protocol import Capabilities
-from export_queue.core.sinks.sql.tables import Row, Table
+from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
 Password = str | Callable[[], str] | None
 """A password, or what finds it; asked for at each new connection."""
@@ -30,11 +30,9 @@ class Dialect(Protocol):
     server: str
     """What messages call it: host and port, or the file."""
     capabilities: Capabilities
-    max_id_bytes: int
+    limits: Limits
     folds_names: bool
     """Whether names of tables that differ by case name one table."""
-    values_as_text: bool
-    """Whether a batch carries text, from which the database reads values of any type."""
     select_control: str
     merging_collation: str
     driver_error: type[Exception]

@@ -12,14 +12,14 @@ from export_queue.core.errors import ExportQueueError, SinkRefused, SinkUnavaila
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain
-from export_queue.core.sinks.sql.tables import Row, Table
+from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
 _TRY_AGAIN = ("40001", "40P01")
 """Serialization failure, deadlock."""
 _POISON = ("22", "23", "54")
 """Classes: data, integrity, limits of the program."""
 _LATER = ("08", "53", "55P03", "57", "58", "25006", "XX")
-"""Connection, resources, lock time-out, operator's intervention, system error, a server that became a standby, internal."""
+"""Connection, resources, lock time-out, intervention, system error, a server that became a standby, internal error."""
 
 
 class PostgreSQL:
@@ -32,13 +32,11 @@ class PostgreSQL:
 
     name = "postgresql"
     capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
-    max_id_bytes = 2600
-    """A row of a B-tree has 2704 bytes at most."""
+    limits = Limits(id_bytes=2600, values_as_text=True)  # a row of a B-tree has 2704 bytes at most
     folds_names = False
-    values_as_text = True
     select_control = statements.SELECT_CONTROL + statements.FOR_UPDATE
     merging_collation = statements.MERGING_COLLATION_POSTGRESQL
-    driver_error = psycopg.Error
+    driver_error: type[Exception] = psycopg.Error
 
     def __init__(self, url: URL, *, password: Password, timeout: float) -> None:
         self.server = f"PostgreSQL at {url.host or 'the local socket'}:{url.port or 5432}, database {url.database}"
@@ -48,22 +46,22 @@ class PostgreSQL:
 
     def engine(self) -> Engine:
         """Make the engine; the password is looked up at each connection and is not part of its URL."""
+        settings = {
+            "application_name": "export_queue",
+            "connect_timeout": 10,
+            "keepalives_idle": 30,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+            "tcp_user_timeout": int(self._timeout * 1000),
+            "prepare_threshold": None,  # poolers hand sessions around
+        }
         engine = create_engine(
             self._url,
             isolation_level="READ COMMITTED",
             hide_parameters=True,
             pool_size=2,
             max_overflow=2,
-            connect_args={
-                "application_name": "export_queue",
-                "connect_timeout": 10,
-                "keepalives_idle": 30,
-                "keepalives_interval": 10,
-                "keepalives_count": 3,
-                "tcp_user_timeout": int(self._timeout * 1000),
-                "prepare_threshold": None,  # poolers hand sessions around
-                **dict(self._url.query),
-            },
+            connect_args={name: value for name, value in settings.items() if name not in self._url.query},
         )
 
         @event.listens_for(engine, "do_connect")

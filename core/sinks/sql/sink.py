@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 
 from sqlalchemy import Connection, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
@@ -22,11 +23,9 @@ from export_queue.core.sinks.sql.tables import (
     Contents,
     Row,
     Table,
-    Unfit,
     check_template,
     fill_collections,
-    key_of,
-    values_of,
+    rows_of,
 )
 
 _TRIES = 5
@@ -91,9 +90,7 @@ class SqlSink:
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
-        tables, refused = fill_collections(
-            self._template, set(operations.collections), fold=self._dialect.folds_names
-        )
+        tables, refused = fill_collections(self._template, set(operations.collections), fold=self._dialect.folds_names)
         reasons: Reasons = {}
         refuse_collections(operations, reasons, refused)
         refuse_seqs(operations, reasons)
@@ -125,41 +122,34 @@ class SqlSink:
         by_table: dict[str, list[int]] = {}
         for i, name in enumerate(operations.collections):
             by_table.setdefault(name, []).append(i)
-        written, rejected = 0, list[Rejection]()
-        for name in sorted(by_table):
+        written, rejected = 0, dict[int, str]()
+        for name, positions in sorted(by_table.items()):
             table = self._prepare(name)
-            rows = dict[int, Row]()
-            for i in by_table[name]:
-                try:
-                    rows[i] = self._row(operations, i)
-                except Unfit as unfit:
-                    rejected.append(Rejection(i, str(unfit)))
+            part = operations if len(by_table) == 1 else operations.take(positions)
+            rows, unfit = rows_of(part, self._contents, self._dialect.limits)
             # in the order of the keys, so that two writers cannot lock each other out
-            order = sorted(rows, key=lambda i: rows[i][0])  # type: ignore[arg-type, return-value]
-            written += self._upsert(table, rows, order, rejected)
-        return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
-
-    def _row(self, operations: Operations, i: int) -> Row:
-        document = operations.documents[i]
-        return (
-            key_of(operations.ids[i], limit=self._dialect.max_id_bytes),
-            *values_of(document, self._contents, as_text=self._dialect.values_as_text),
-            2 * operations.seqs[i] + (document is not None),
-            document is None,
+            rows.sort(key=itemgetter(0))
+            poison: dict[bytes, str] = {}
+            written += self._upsert(table, rows, poison)
+            if poison:
+                unfit |= {i: poison[key] for i, key in enumerate(part.ids) if key in poison}
+            rejected |= {positions[i]: reason for i, reason in unfit.items()}
+        return ApplyResult(
+            written, len(operations) - written - len(rejected), tuple(Rejection(*pair) for pair in rejected.items())
         )
 
-    def _upsert(self, table: Table, rows: Mapping[int, Row], order: Sequence[int], rejected: list[Rejection]) -> int:
-        """Write rows; what the database refuses is halved until the culprits stand alone."""
-        if not order:
+    def _upsert(self, table: Table, rows: Sequence[Row], poison: dict[bytes, str]) -> int:
+        """Write rows; a batch that the database refuses is halved until the culprits stand alone."""
+        if not rows:
             return 0
         try:
-            return self._upsert_all(table, [rows[i] for i in order])
-        except Poison as poison:
-            if len(order) == 1:
-                rejected.append(Rejection(order[0], str(poison)))
+            return self._upsert_all(table, rows)
+        except Poison as error:
+            if len(rows) == 1:
+                poison[rows[0][0].encode()] = str(error)
                 return 0
-        middle = len(order) // 2
-        return sum(self._upsert(table, rows, half, rejected) for half in (order[:middle], order[middle:]))
+        middle = len(rows) // 2
+        return sum(self._upsert(table, half, poison) for half in (rows[:middle], rows[middle:]))
 
     def _upsert_all(self, table: Table, rows: Sequence[Row]) -> int:
         for attempt in range(1, _TRIES + 1):

@@ -13,7 +13,7 @@ from export_queue.core.errors import ExportQueueError, SinkConfigurationError, S
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialect import Poison, TryAgain
-from export_queue.core.sinks.sql.tables import Row, Table
+from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
 _POISON = ("SQLITE_CONSTRAINT", "SQLITE_MISMATCH", "SQLITE_TOOBIG", "SQLITE_RANGE")
 _LATER = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL", "SQLITE_NOMEM")
@@ -28,16 +28,15 @@ class SQLite:
 
     name = "sqlite"
     capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
-    max_id_bytes = 1 << 20
+    limits = Limits(id_bytes=1 << 20, values_as_text=False)
     folds_names = True
-    values_as_text = False
     select_control = statements.SELECT_CONTROL
     merging_collation = statements.MERGING_COLLATION_SQLITE
-    driver_error = sqlite3.Error
+    driver_error: type[Exception] = sqlite3.Error
 
     def __init__(self, url: URL, *, timeout: float) -> None:
         if not url.database or url.database == ":memory:" or "mode=memory" in url.database:
-            raise SinkConfigurationError("an SQLite sink is a file: sqlite:///path; one in memory is seen by nobody else")
+            raise SinkConfigurationError("an SQLite sink is a file, sqlite:///path: nobody else sees one in memory")
         path = Path(url.database.removeprefix("file:").partition("?")[0]).absolute()
         if not path.parent.is_dir():
             raise SinkConfigurationError(f"SQLite file {path}: there is no folder {path.parent}")

@@ -85,10 +85,10 @@ def create_table(table: Table, dialect: str) -> list[str]:
     body = ",\n    ".join(columns)
     shown = ", ".join(quoted(name) for name in (KEY, *(column.name for column in table.contents.columns)))
     create_view = "CREATE OR REPLACE VIEW" if dialect == "postgresql" else "CREATE VIEW IF NOT EXISTS"
+    view = f"SELECT {shown} FROM {quoted(table.name)} WHERE NOT {quoted(DELETED)}"
     return [
         f"CREATE TABLE IF NOT EXISTS {quoted(table.name)} (\n    {body}\n)",
-        f"{create_view} {quoted(table.live)} AS\n"
-        f"SELECT {shown} FROM {quoted(table.name)} WHERE NOT {quoted(DELETED)}",
+        f"{create_view} {quoted(table.live)} AS\n{view}",
     ]
 
 
@@ -99,7 +99,7 @@ def upsert_values(table: Table) -> str:
 
 
 def create_batch(table: Table) -> str:
-    """Return PostgreSQL's statement that makes the temporary table of a batch; behind a pooler each session needs it."""
+    """Return what makes a batch's temporary table; behind a pooler any session may be one without it."""
     return (
         f"CREATE TEMP TABLE IF NOT EXISTS {_batch(table)} ON COMMIT DELETE ROWS AS\n"
         f"SELECT {_names(table)} FROM {quoted(table.name)} WITH NO DATA"

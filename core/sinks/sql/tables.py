@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
 from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.sinks.batch import Reasons
+from export_queue.core.sinks.operations import Operations
 
 Value = str | int | float | None
-Row = tuple[Value, ...]
-"""Key, values of the columns, rank, whether the record is deleted."""
+Row = tuple[Any, ...]
+"""Key (str), a value for each column, rank (int), whether the record is deleted (bool)."""
 
 KEY, RANK, DELETED = "id", "_rank", "_deleted"
 TYPES = ("text", "integer", "real", "numeric", "boolean", "json", "timestamp")
@@ -127,28 +130,64 @@ def refuse_table(name: str) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a database takes in its text columns, and how."""
+
+    id_bytes: int
+    """The most bytes that its index takes."""
+    values_as_text: bool
+    """Whether it reads values of any type from text; else they are handed over as native ones."""
+
+
 class Unfit(ValueError):
     """An id or a document that the table cannot take; the text says why."""
 
 
-def key_of(record: bytes, *, limit: int) -> str:
-    """Return the key of a record.
+def rows_of(operations: Operations, contents: Contents, limits: Limits) -> tuple[list[Row], Reasons]:
+    """Make the rows of operations.
 
-    :param record: its id.
-    :param limit: the most bytes that the database's index takes.
-    :raises Unfit: it is no text, or too long.
+    :param operations: on distinct records of one table.
+    :returns: the rows that the table can take, and why it cannot take the others, by position.
     """
-    if len(record) > limit:
-        raise Unfit(f"the id has {len(record)} bytes, at most {limit} are possible")
+    ids, documents, ranks = operations.ids, operations.documents, operations.ranks()
+    if contents.whole and contents.columns[0].type == "text":
+        rows = _plain_rows(ids, documents, ranks, limits)
+        if rows is not None:
+            return rows, {}
+    rows, reasons = [], {}
+    for i, document in enumerate(documents):
+        try:
+            key = _key(ids[i], limits)
+            rows.append((key, *_values(document, contents, limits), ranks[i], document is None))
+        except Unfit as unfit:
+            reasons[i] = str(unfit)
+    return rows, reasons
+
+
+def _plain_rows(
+    ids: Sequence[bytes], documents: Sequence[bytes | None], ranks: Sequence[int], limits: Limits
+) -> list[Row] | None:
+    """Make rows of whole documents in one go; None if any of them needs a closer look."""
+    if max(map(len, ids), default=0) > limits.id_bytes:
+        return None
+    try:
+        keys = [record.decode() for record in ids]
+        texts = [None if document is None else document.decode() for document in documents]
+    except UnicodeDecodeError:
+        return None
+    if "\0" in "".join(keys) or "\0" in "".join(filter(None, texts)):
+        return None
+    return list(zip(keys, texts, ranks, [text is None for text in texts], strict=True))
+
+
+def _key(record: bytes, limits: Limits) -> str:
+    if len(record) > limits.id_bytes:
+        raise Unfit(f"the id has {len(record)} bytes, at most {limits.id_bytes} are possible")
     return _text(record, "the id")
 
 
-def values_of(document: bytes | None, contents: Contents, *, as_text: bool) -> Row:
-    """Return the values of a document's columns; all NULL for a delete.
-
-    :param as_text: whether the database reads values of any type from text; else they are native ones.
-    :raises Unfit: the document does not fit the columns.
-    """
+def _values(document: bytes | None, contents: Contents, limits: Limits) -> tuple[Value, ...]:
     if document is None:
         return (None,) * len(contents.columns)
     if contents.whole:
@@ -158,7 +197,7 @@ def values_of(document: bytes | None, contents: Contents, *, as_text: bool) -> R
     fields = _parsed(document)
     if not isinstance(fields, dict):
         raise Unfit(f"the document is no JSON object but {type(fields).__name__}: its fields cannot be columns")
-    convert = _as_text if as_text else _as_native
+    convert = _as_text if limits.values_as_text else _as_native
     return tuple(convert(fields.get(column.name), column) for column in contents.columns)
 
 

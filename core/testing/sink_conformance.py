@@ -1,0 +1,402 @@
+"""The acceptance test of a sink: whatever is delivered, each record ends at its highest rank.
+
+Make a subclass in a pytest module; its tests run as they are::
+
+    class TestMySink(SinkConformance):
+        @pytest.fixture(autouse=True)
+        def target(self, tmp_path):
+            self.path = tmp_path
+
+        def make_sink(self):
+            return MySink(self.path)
+
+        def read_all(self):
+            return {("orders", b"77"): b'{"total": 12}', ...}
+
+The oracle is one line, the highest of (seq, put over delete) per record; the sink's own ways are not
+looked at. Random tests print their seed and take it from the environment variable
+``EXPORT_QUEUE_SEED``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import ClassVar, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from export_queue.core.errors import SinkBelongsToAnother
+from export_queue.core.sinks import MAX_SEQ, ApplyResult, Sink
+from export_queue.core.testing.sink_histories import (
+    Applier,
+    Delivery,
+    Record,
+    apply_patiently,
+    expected,
+    goes_back,
+    operations_of,
+    shuffled_batches,
+    visible,
+    winners,
+)
+
+_TRICKY = (
+    "é É e\u0301 日本語 🛫 a A ' \" \\ \\N \\. \\x00 | %s %(id)s {id} {collection} : ::x * [a] ? -- $1 "
+    "0 00 1e3 null NULL true \u2028"
+)
+TRICKY_TEXTS = (*_TRICKY.split(" "), "a ", "a  b", " ", "\t", "\n", "\r\n", "line\nline", "x" * 300)
+"""Texts that some escaping, folding or number somewhere gets wrong."""
+
+_names = itertools.count()
+_run = secrets.token_hex(3)
+
+
+class SinkConformance:
+    """Tests that every sink must pass; a subclass says how to open it and how a reader reads it."""
+
+    collections: ClassVar[tuple[str, str]] = ("conformance_a", "conformance_b")
+    """Two collections that the sink takes."""
+    takes: ClassVar[Literal["bytes", "text", "json", "nothing"]] = "bytes"
+    """What documents the sink takes: any bytes, UTF-8 text without NUL, JSON objects as :meth:`document`
+    makes them; ``nothing`` means that it keeps no documents, only that a record is there."""
+    shared: ClassVar[bool] = True
+    """Whether sinks that are opened in different processes write to one target."""
+
+    def make_sink(self) -> Sink:
+        """Open the sink. Called several times, also in other processes: each has its own connection."""
+        raise NotImplementedError
+
+    def read_all(self) -> Mapping[Record, bytes]:
+        """Read the target as its users do, without the sink: documents by collection and id."""
+        raise NotImplementedError
+
+    def record_id(self, name: bytes) -> bytes:
+        """Return an id that the sink takes, from a name; different names have different ids."""
+        return name
+
+    def document(self, name: bytes, seq: int) -> bytes:
+        """Return the document that a put of a record carries: a JSON object."""
+        return b'{"of":"%s","seq":%d}' % (name.hex().encode(), seq)
+
+    # What the tests below are written with.
+
+    def delivery(self, name: str | bytes, seq: int, *, put: bool = True, collection: int = 0) -> Delivery:
+        """Make a delivery to the record of a name."""
+        raw = name.encode() if isinstance(name, str) else name
+        document = self.document(raw, seq) if put else None
+        return Delivery(self.collections[collection], self.record_id(raw), seq, document)
+
+    def puts(self, documents: Sequence[bytes]) -> list[Delivery]:
+        """Make a put of each document, to records of their own."""
+        prefix = self.fresh()
+        return [
+            Delivery(self.collections[0], self.record_id(f"{prefix}{n}".encode()), 1, document)
+            for n, document in enumerate(documents)
+        ]
+
+    def fresh(self) -> str:
+        """Return a name that no test has used, so that nothing need be cleaned up."""
+        return f"{_run}-{os.getpid()}-{next(_names)}-"
+
+    @contextmanager
+    def opened(self) -> Iterator[Sink]:
+        """Open the sink, admit ourselves, close it."""
+        sink = self.make_sink()
+        try:
+            sink.admit(queue_id="conformance", store_id="conformance", fence=1)
+            yield sink
+        finally:
+            sink.close()
+
+    def apply(self, sink: Sink, deliveries: Sequence[Delivery]) -> ApplyResult:
+        """Apply one batch and check that all of it is accounted for."""
+        result = sink.apply(operations_of(deliveries))
+        assert result.written + result.stale + len(result.rejected) == len(deliveries), "I13: counts must add up"
+        assert min(result.written, result.stale) >= 0
+        return result
+
+    def check(self, deliveries: Sequence[Delivery]) -> None:
+        """Compare the target with the oracle."""
+        found, wanted = visible(self.read_all(), deliveries), expected(deliveries)
+        if self.takes == "nothing":
+            assert set(found) == set(wanted)
+        else:
+            assert found == wanted
+
+    def generator(self) -> random.Random:
+        """Return the random numbers of a test; the seed is printed."""
+        seed = os.environ.get("EXPORT_QUEUE_SEED") or str(random.randrange(1 << 32))
+        print(f"EXPORT_QUEUE_SEED={seed}")
+        return random.Random(seed)
+
+    def history(self, generator: random.Random, *, records: int, seqs: int) -> list[Delivery]:
+        """Make puts and deletes of some records."""
+        prefix = self.fresh()
+        return [
+            self.delivery(f"{prefix}{n}", seq, put=generator.random() < 0.7, collection=n % 2)
+            for n in range(records)
+            for seq in range(1, seqs + 1)
+        ]
+
+    # Order, repetition, deletes.
+
+    def test_any_batches_in_any_order_leave_each_record_at_its_highest_rank(self) -> None:
+        steps = st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans())
+        origins = st.sampled_from([0, (1 << 53) - 3, MAX_SEQ - 5])
+        with self.opened() as sink:
+
+            @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @given(st.lists(st.lists(steps, min_size=1, max_size=6), min_size=1, max_size=4), origins)
+            def hold(batches: list[list[tuple[int, int, bool]]], origin: int) -> None:
+                prefix = self.fresh()
+                delivered: list[Delivery] = []
+                for batch in batches:
+                    new = [self.delivery(f"{prefix}{n}", origin + seq, put=put) for n, seq, put in batch]
+                    before, after = winners(delivered), winners([*delivered, *new])
+                    result = self.apply(sink, new)
+                    delivered += new
+                    assert result.written == sum(before.get(r) != after[r] for r in after), "written must be exact"
+                    assert not result.rejected
+                    self.check(delivered)
+
+            hold()
+
+    def test_many_deliveries_repeated_and_out_of_order_end_right(self) -> None:
+        generator = self.generator()
+        deliveries = self.history(generator, records=150, seqs=12)
+        with self.opened() as sink:
+            for batch in shuffled_batches(deliveries, generator, 250):
+                self.apply(sink, batch)
+            self.check(deliveries)
+            again = self.apply(sink, deliveries)
+        assert (again.written, again.rejected) == (0, ()), "what is delivered again is stale"
+        self.check(deliveries)
+
+    def test_a_late_stale_put_does_not_bring_a_deleted_record_back(self) -> None:
+        name = self.fresh()
+        put, delete, late = self.delivery(name, 10), self.delivery(name, 20, put=False), self.delivery(name, 15)
+        with self.opened() as sink:
+            for one in (put, delete):
+                assert self.apply(sink, [one]).written == 1
+        with self.opened() as sink:  # another process, another day
+            assert self.apply(sink, [late]).stale == 1
+            self.check([put, delete, late])
+            assert self.apply(sink, [self.delivery(name, 21)]).written == 1
+        self.check([put, delete, late, self.delivery(name, 21)])
+
+    def test_a_delete_of_a_record_that_never_was_is_remembered(self) -> None:
+        name = self.fresh()
+        delete, late = self.delivery(name, 20, put=False), self.delivery(name, 19)
+        with self.opened() as sink:
+            assert self.apply(sink, [delete]).written == 1
+            assert self.apply(sink, [late]).stale == 1
+        self.check([delete, late])
+
+    @pytest.mark.parametrize("together", [True, False], ids=["one batch", "two batches"])
+    @pytest.mark.parametrize("put_first", [True, False], ids=["put first", "delete first"])
+    def test_at_one_sequence_a_put_beats_a_delete(self, together: bool, put_first: bool) -> None:
+        name = self.fresh()
+        pair = [self.delivery(name, 7), self.delivery(name, 7, put=False)]
+        if not put_first:
+            pair.reverse()
+        with self.opened() as sink:
+            self.apply(sink, [self.delivery(name, 6)])
+            for batch in [pair] if together else [[one] for one in pair]:
+                self.apply(sink, batch)
+        self.check(pair)
+
+    def test_a_put_and_a_delete_of_one_record_in_one_batch_act_by_sequence(self) -> None:
+        first, second = self.fresh(), self.fresh()
+        batch = [
+            self.delivery(first, 3, put=False),
+            self.delivery(second, 2, put=False),
+            self.delivery(first, 2),
+            self.delivery(second, 3),
+        ]
+        with self.opened() as sink:
+            assert self.apply(sink, batch).written == 2
+        self.check(batch)
+
+    def test_one_id_in_two_collections_is_two_records(self) -> None:
+        name = self.fresh()
+        batch = [self.delivery(name, 5), self.delivery(name, 6, put=False, collection=1)]
+        with self.opened() as sink:
+            assert self.apply(sink, batch).written == 2
+            assert self.apply(sink, [self.delivery(name, 4, collection=1)]).stale == 1
+        self.check(batch)
+
+    def test_an_empty_batch_does_nothing(self) -> None:
+        with self.opened() as sink:
+            assert self.apply(sink, []) == ApplyResult(0, 0)
+
+    # Edges of sequences, documents and ids.
+
+    @pytest.mark.parametrize("low", [0, 999, (1 << 53) - 1, 1 << 53, (1 << 53) + 1, MAX_SEQ - 1])
+    def test_neighbouring_sequences_are_told_apart(self, low: int) -> None:
+        first, second, third = (self.fresh() for _ in range(3))
+        older = [self.delivery(first, low), self.delivery(second, low, put=False), self.delivery(third, low)]
+        newer = [self.delivery(name, low + 1, put=name != third) for name in (first, second, third)]
+        with self.opened() as sink:
+            assert self.apply(sink, older[:2]).written == 2
+            assert self.apply(sink, newer).written == 3
+            assert self.apply(sink, older).stale == 3
+        self.check([*older, *newer])
+
+    def test_a_sequence_outside_of_64_bits_is_rejected_alone(self) -> None:
+        name = self.fresh()
+        good = [self.delivery(f"{name}{n}", MAX_SEQ) for n in range(3)]
+        bad = [self.delivery(f"{name}{n}", seq) for n, seq in enumerate([MAX_SEQ + 1, -1, 1 << 63])]
+        with self.opened() as sink:
+            result = self.apply(sink, [good[0], bad[0], good[1], bad[1], bad[2], good[2]])
+        assert [rejection.position for rejection in result.rejected] == [1, 3, 4]
+        assert all(rejection.reason for rejection in result.rejected)
+        self.check(good)
+
+    def test_empty_and_large_documents_arrive_whole(self) -> None:
+        sizes = [100_000, 100_000 - 7] if self.takes == "json" else [0, 1, 100_000, 0]
+        batch = self.puts([self.large_document(size) for size in sizes])
+        with self.opened() as sink:
+            assert self.apply(sink, batch).written == len(batch)
+        self.check(batch)
+
+    def large_document(self, size: int) -> bytes:
+        """Return a document of some size; a JSON object where the sink takes nothing else."""
+        return b'{"of":"%s","seq":1}' % (b"x" * size) if self.takes == "json" else b"x" * size
+
+    def test_every_text_is_an_id_of_its_own(self) -> None:
+        name = self.fresh()
+        batch = [self.delivery(f"{name}{text}", 1) for text in TRICKY_TEXTS]
+        batch += [self.delivery(f"{name}{text}", 2) for text in TRICKY_TEXTS[::2]]
+        with self.opened() as sink:
+            assert self.apply(sink, batch).written == len(TRICKY_TEXTS)
+        self.check(batch)
+
+    def test_documents_are_kept_byte_by_byte(self) -> None:
+        if self.takes in ("json", "nothing"):
+            pytest.skip("this sink keeps no documents, or rewrites them")
+        documents = [text.encode() for text in TRICKY_TEXTS]
+        if self.takes == "bytes":
+            documents += [b"\xff\x00\xfe", bytes(range(256))]
+        batch = self.puts(documents)
+        with self.opened() as sink:
+            assert self.apply(sink, batch).written == len(batch)
+        self.check(batch)
+
+    def test_binary_ids_are_taken_or_rejected_alone(self) -> None:
+        name = self.fresh().encode()
+        good = [self.delivery(name + b"before", 1), self.delivery(name + b"after", 1)]
+        odd = [self.delivery(name + tail, 1) for tail in (b"\xff", b"\xff\xfe\x00", b"\xed\xa0\x80")]
+        with self.opened() as sink:
+            result = self.apply(sink, [good[0], *odd, good[1]])
+            if sink.capabilities.binary_ids:
+                assert result.written == 5
+                self.check([*good, *odd])
+            else:
+                assert [rejection.position for rejection in result.rejected] == [1, 2, 3]
+                self.check(good)
+
+    def test_documents_that_cannot_be_kept_are_rejected_alone(self) -> None:
+        if self.takes in ("bytes", "nothing"):
+            pytest.skip("this sink takes every document")
+        name = self.fresh()
+        good = [self.delivery(f"{name}{n}", 1) for n in range(20)]
+        bad = self.puts([b"\xff\xfe", b"\xff"])
+        with self.opened() as sink:
+            result = self.apply(sink, [*good[:7], bad[0], *good[7:12], bad[1], *good[12:]])
+        assert [rejection.position for rejection in result.rejected] == [7, 13]
+        self.check(good)
+
+    def test_a_rejected_operation_does_not_take_older_ones_with_it(self) -> None:
+        name = self.fresh()
+        good = [self.delivery(name, 4), self.delivery(name, 5)]
+        bad = self.delivery(name, MAX_SEQ + 1)
+        with self.opened() as sink:
+            result = self.apply(sink, [good[0], bad, good[1]])
+        assert (result.written, result.stale, len(result.rejected)) == (1, 1, 1)
+        self.check(good)
+
+    # Several appliers, readers, kills.
+
+    def test_two_appliers_that_are_killed_at_any_point_end_right(self) -> None:
+        if not self.shared:
+            pytest.skip("this sink lives in one process")
+        generator = self.generator()
+        deliveries = self.history(generator, records=80, seqs=25)
+        orders = [shuffled_batches(deliveries, generator, 60) for _ in range(2)]
+        with Applier(self.make_sink, orders[0]) as one, Applier(self.make_sink, orders[1]) as other:
+            for _ in range(10):
+                applier = generator.choice([one, other])
+                applier.kill_after(generator.randrange(3), generator.uniform(0, 0.01))
+                applier.start()
+            one.finish()
+            other.finish()
+        self.check(deliveries)
+
+    def test_a_reader_never_sees_a_record_go_back(self) -> None:
+        generator = self.generator()
+        deliveries = self.history(generator, records=12, seqs=120)
+        orders = [shuffled_batches(deliveries, generator, 40) for _ in range(2)]
+        looks: list[dict[Record, bytes]] = []
+        with self.deliverers(orders) as is_finished:
+            while not is_finished():
+                looks.append(visible(self.read_all(), deliveries))
+        looks.append(visible(self.read_all(), deliveries))
+        self.check(deliveries)
+        if self.takes == "nothing":
+            return  # without documents a look does not tell its sequence
+        for record in {d.record for d in deliveries}:
+            own = [d for d in deliveries if d.record == record]
+            assert goes_back([look.get(record) for look in looks], own) is None, record
+
+    @contextmanager
+    def deliverers(self, orders: Sequence[Sequence[Sequence[Delivery]]]) -> Iterator[Callable[[], bool]]:
+        """Deliver each order of batches beside us: in a process each, or in threads where the sink lives in one."""
+        if self.shared:
+            with Applier(self.make_sink, orders[0]) as one, Applier(self.make_sink, orders[1]) as other:
+                yield lambda: one.is_finished and other.is_finished
+            return
+        with self.opened() as sink:
+
+            def deliver(batches: Sequence[Sequence[Delivery]]) -> None:
+                for batch in batches:
+                    apply_patiently(sink, operations_of(batch))
+
+            threads = [threading.Thread(target=deliver, args=(batches,)) for batches in orders]
+            for thread in threads:
+                thread.start()
+            yield lambda: not any(thread.is_alive() for thread in threads)
+            for thread in threads:
+                thread.join(60)
+
+    # Who may feed the sink.
+
+    def test_a_sink_refuses_another_store_and_a_store_that_went_back(self) -> None:
+        queue = f"conformance-{self.fresh()}0"
+        with self.opened() as sink:
+            sink.admit(queue_id=queue, store_id="first", fence=100)
+            sink.admit(queue_id=queue, store_id="first", fence=100)  # the same drain, tried again
+            sink.admit(queue_id=queue, store_id="first", fence=101)
+            with pytest.raises(SinkBelongsToAnother, match="second"):
+                sink.admit(queue_id=queue, store_id="second", fence=200)
+            with pytest.raises(SinkBelongsToAnother, match="101"):
+                sink.admit(queue_id=queue, store_id="first", fence=100)
+        with self.opened() as sink:
+            with pytest.raises(SinkBelongsToAnother):
+                sink.admit(queue_id=queue, store_id="first", fence=99)
+            sink.admit(queue_id=queue, store_id="first", fence=MAX_SEQ)
+            with pytest.raises(SinkBelongsToAnother):
+                sink.admit(queue_id=queue, store_id="first", fence=MAX_SEQ - 1)
+
+    def test_queues_of_one_sink_are_admitted_one_by_one(self) -> None:
+        queue = f"conformance-{self.fresh()}"
+        with self.opened() as sink:
+            sink.admit(queue_id=f"{queue}1", store_id="first", fence=100)
+            sink.admit(queue_id=f"{queue}2", store_id="first", fence=50)

@@ -1,0 +1,198 @@
+"""Histories of deliveries to a sink: what is expected after them, and processes that deliver and are killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from export_queue.core.errors import ExportQueueError
+from export_queue.core.sinks import Operations, Sink
+
+Record = tuple[str, bytes]
+"""Collection and id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One operation on its way to a sink."""
+
+    collection: str
+    id: bytes
+    seq: int
+    document: bytes | None
+
+    @property
+    def record(self) -> Record:
+        """What is written or removed."""
+        return self.collection, self.id
+
+
+def operations_of(deliveries: Sequence[Delivery]) -> Operations:
+    """Make a batch; each delivery comes from an entry of its own."""
+    return Operations(
+        [d.collection for d in deliveries],
+        [d.id for d in deliveries],
+        [d.document for d in deliveries],
+        [d.seq for d in deliveries],
+        list(range(len(deliveries))),
+    )
+
+
+def winners(deliveries: Iterable[Delivery]) -> dict[Record, Delivery]:
+    """Say which delivery each record ends at: the highest seq, and a put before a delete."""
+    best: dict[Record, Delivery] = {}
+    for new in deliveries:
+        old = best.get(new.record)
+        if old is None or (old.seq, old.document is not None) < (new.seq, new.document is not None):
+            best[new.record] = new
+    return best
+
+
+def expected(deliveries: Iterable[Delivery]) -> dict[Record, bytes]:
+    """Say what a reader sees after deliveries, in whatever order they came."""
+    return {record: d.document for record, d in winners(deliveries).items() if d.document is not None}
+
+
+def goes_back(seen: Sequence[bytes | None], history: Iterable[Delivery]) -> str | None:
+    """Judge what a reader saw of one record, one look after the other.
+
+    A document tells its sequence. A missing record is either not yet written or deleted: the reader
+    cannot tell at which sequence, so it is taken for the earliest that explains it.
+
+    :param seen: documents, None where the record was missing.
+    :param history: all deliveries of the record.
+    :returns: what is wrong, or None.
+    """
+    history = list(history)
+    put_at = {d.document: 2 * d.seq + 1 for d in history if d.document is not None}
+    deleted_at = sorted(2 * d.seq for d in history if d.document is None)
+    rank = -1
+    for look, document in enumerate(seen):
+        if document is not None:
+            if put_at[document] < rank:
+                return f"look {look} saw rank {put_at[document]} after rank {rank}"
+            rank = put_at[document]
+        elif rank % 2 and rank > 0:
+            later = [at for at in deleted_at if at > rank]
+            if not later:
+                return f"look {look} saw no record after rank {rank}, above which there is no delete"
+            rank = later[0]
+    return None
+
+
+class _Counter(Protocol):
+    value: int
+
+
+class Applier:
+    """A process that delivers batches to a sink, in their order, from where it was killed.
+
+    It counts a batch after the sink has acknowledged it, so that the batch in flight is delivered again.
+
+    :param make_sink: opens the sink, in the process.
+    :param batches: what is delivered; made before the process starts.
+    """
+
+    def __init__(self, make_sink: Callable[[], Sink], batches: Sequence[Sequence[Delivery]]) -> None:
+        self._context = multiprocessing.get_context("fork")
+        self._make_sink = make_sink
+        self._batches = [operations_of(batch) for batch in batches]
+        # without a lock: one that is held by a killed process is never freed
+        self._done: _Counter = self._context.RawValue("q", 0)
+        self._process: multiprocessing.process.BaseProcess | None = None
+
+    def __enter__(self) -> Applier:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Begin, or go on."""
+        self._process = self._context.Process(target=self._run)
+        self._process.start()
+
+    def kill(self) -> None:
+        """End the process at once, wherever it is."""
+        if self._process is not None:
+            if self._process.pid is not None and self._process.is_alive():
+                os.kill(self._process.pid, signal.SIGKILL)
+            self._process.join()
+            self._process = None
+
+    def kill_after(self, batches: int, delay: float) -> None:
+        """Kill once some more batches are acknowledged and a moment has passed; does nothing at the end."""
+        goal = min(self._done.value + batches, len(self._batches))
+        self.wait(lambda: self._done.value >= goal)
+        time.sleep(delay)  # not a wait: it spreads the kills over the next batch
+        self.kill()
+
+    def finish(self) -> None:
+        """Wait until all batches are acknowledged."""
+        self.wait(lambda: self.is_finished)
+        self.kill()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all batches are acknowledged."""
+        process = self._process
+        alive = process is not None and process.is_alive()
+        finished = self._done.value == len(self._batches)
+        assert finished or alive, "the applier failed; see its output"
+        return finished
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+        """Wait for a condition, but not for a process that has failed."""
+        limit = time.monotonic() + seconds
+        while not condition():
+            process = self._process
+            alive = process is not None and process.is_alive()
+            assert alive or condition(), "the applier failed; see its output"
+            assert time.monotonic() < limit, f"the applier has made {self._done.value} batches in {seconds} s"
+            time.sleep(0.001)
+
+    def _run(self) -> None:
+        try:
+            sink = self._make_sink()
+            sink.admit(queue_id="conformance", store_id="conformance", fence=1)
+            while self._done.value < len(self._batches):
+                apply_patiently(sink, self._batches[self._done.value])
+                self._done.value += 1
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)  # nothing that was inherited is cleaned up here: it belongs to the parent
+
+
+def apply_patiently(sink: Sink, operations: Operations, attempts: int = 50) -> None:
+    """Apply a batch, again where the sink asks for it; nothing of it may be rejected."""
+    for attempt in range(1, attempts + 1):
+        try:
+            result = sink.apply(operations)
+        except ExportQueueError as error:
+            if not error.transient or attempt == attempts:
+                raise
+        else:
+            assert not result.rejected, result.rejected
+            return
+
+
+def shuffled_batches(deliveries: Sequence[Delivery], generator: random.Random, size: int) -> list[list[Delivery]]:
+    """Make batches of all deliveries in another order, some of them twice."""
+    everything = [*deliveries, *generator.sample(list(deliveries), len(deliveries) // 5)]
+    generator.shuffle(everything)
+    return [everything[i : i + size] for i in range(0, len(everything), size)]
+
+
+def visible(found: Mapping[Record, bytes], deliveries: Iterable[Delivery]) -> dict[Record, bytes]:
+    """Keep of what a sink shows the records that the deliveries are about."""
+    records = {d.record for d in deliveries}
+    return {record: document for record, document in found.items() if record in records}

@@ -1,0 +1,26 @@
+"""Waits for work, and drains it in groups of ranges that Airflow retries and shows one by one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from airflow.sdk import dag
+
+from export_queue.operators import ExportQueueSparkDrainOperator
+from export_queue.sensors import ExportQueueSensor
+
+
+@dag(schedule="@hourly", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
+def mapped_drain():
+    waiting = ExportQueueSensor(task_id="wait", queue_id="orders", groups=2, poke_interval=30, deferrable=True)
+    ExportQueueSparkDrainOperator.partial(
+        task_id="drain",
+        queue_id="orders",
+        sink_conn_id="redis_default",
+        sink_options={"key": "customer:{id}"},
+        map_index_template="ranges {{ task.ranges }}",
+        max_active_tis_per_dagrun=1,
+    ).expand(ranges=waiting.output)
+
+
+mapped_drain()

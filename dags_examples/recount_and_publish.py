@@ -1,0 +1,46 @@
+"""One DAG changes totals and adds what readers must learn to a queue, the other one publishes it to Redis on Spark.
+
+Beforehand: the connections ``export_queue_default``, ``redis_default`` and ``spark_default``, and the queue ``orders``,
+which the DAG ``set_up_orders`` configures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from airflow.sdk import dag, task
+
+from export_queue.assets import queue_asset
+from export_queue.operators import ExportQueueSparkDrainOperator
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def new_orders() -> Iterator[tuple[str, int]]:
+    """Stand for the place that orders come from: a customer, and how many are new."""
+    yield from {"anna": 2, "ben": 1, "carla": 5}.items()
+
+
+@dag(schedule="@hourly", start_date=START, catchup=False)
+def recount():
+    @task.export_transaction(outlets=[queue_asset("orders")])  # takes effect once, however often retried
+    def totals(*, tx):
+        table, queue = tx.table("totals"), tx.queue("orders")
+        for customer, n in new_orders():
+            total = int(table.get(customer, "n", b"0")) + n
+            table.set(customer, "n", str(total).encode())
+            queue.add(customer, {"total": total})
+
+    totals()
+
+
+@dag(schedule=queue_asset("orders"), start_date=START, max_active_runs=1)
+def publish():
+    ExportQueueSparkDrainOperator(
+        task_id="drain", queue_id="orders", sink_conn_id="redis_default", sink_options={"key": "customer:{id}"}
+    )
+
+
+recount()
+publish()

@@ -1,0 +1,17 @@
+"""Creates the store, if there is none, and the queue of the other examples; running it again changes nothing."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from airflow.sdk import dag
+
+from export_queue.operators import ExportQueueConfigureOperator
+
+
+@dag(schedule="@once", start_date=datetime(2026, 1, 1, tzinfo=UTC))
+def set_up_orders():
+    ExportQueueConfigureOperator(task_id="orders", queue_id="orders", buckets=1009, buckets_per_range=101)
+
+
+set_up_orders()

@@ -1,0 +1,73 @@
+"""Every example DAG runs, with real stores and Spark."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def example(module: str, name: str) -> Any:
+    """Write an example's DAG anew, since a test run changes it."""
+    return getattr(importlib.import_module(f"export_queue.dags_examples.{module}"), name)()
+
+
+@pytest.fixture
+def orders(store_path: Path, run_dag: Any) -> Any:
+    """A store that the example DAG has set up."""
+    from export_queue.core.client import Store
+
+    run = run_dag(example("set_up_orders", "set_up_orders"))
+    assert run.state == "success"
+    assert run.result("orders")["buckets"] == 1009
+    with Store.open(f"sqlite:///{store_path}") as store:
+        yield store
+
+
+def test_setting_up_twice_changes_nothing(orders: Any, run_dag: Any) -> None:
+    assert run_dag(example("set_up_orders", "set_up_orders")).state == "success"
+    assert [queue.id for queue in orders.queues()] == ["orders"]
+
+
+def test_recount_and_publish(orders: Any, run_dag: Any, redis_connection: Any, spark_connection: None) -> None:
+    for _ in range(2):
+        assert run_dag(example("recount_and_publish", "recount")).state == "success"
+    assert sum(unit.entries for unit in orders.backlog("orders")) == 6
+
+    run = run_dag(example("recount_and_publish", "publish"))
+
+    assert run.state == "success"
+    report = run.result("drain")
+    assert (report["read"], report["acknowledged"], report["left"]) == (6, 6, 0)
+    assert report["sink"] == "redis_default"
+    assert orders.backlog("orders") == []
+    found = {name: json.loads(redis_connection.get(f"customer:{name}")) for name in ("anna", "ben", "carla")}
+    assert found == {"anna": {"total": 4}, "ben": {"total": 2}, "carla": {"total": 10}}
+
+
+def test_mapped_drain(orders: Any, run_dag: Any, redis_connection: Any, spark_connection: None) -> None:
+    assert run_dag(example("recount_and_publish", "recount")).state == "success"
+
+    run = run_dag(example("mapped_drain", "mapped_drain"))
+
+    assert run.states() == {"wait": "success", "drain[0]": "success", "drain[1]": "success"}
+    reports = [run.result("drain", index) for index in range(2)]
+    assert sum(report["acknowledged"] for report in reports) == 3
+    assert [report["ranges"] for report in reports] == run.result("wait")
+    assert redis_connection.get("customer:carla") == b'{"total":5}'
+
+
+def test_local_drain(orders: Any, run_dag: Any, connect: Any, tmp_path: Path) -> None:
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+    assert run_dag(example("recount_and_publish", "recount")).state == "success"
+
+    run = run_dag(example("local_drain", "local_drain"))
+
+    assert run.state == "success"
+    assert run.result("drain")["acknowledged"] == 3
+    rows = sqlite3.connect(tmp_path / "reports.db").execute("SELECT customer, total FROM totals ORDER BY customer")
+    assert rows.fetchall() == [("anna", 2), ("ben", 1), ("carla", 5)]

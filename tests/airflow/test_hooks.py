@@ -1,0 +1,324 @@
+"""The hooks on the connections that users have."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export_queue.core.errors import InvalidArgument, SinkConfigurationError, StoreNotCreated, StoreUnavailable
+from export_queue.core.sinks import SinkSpec, open_sink
+from export_queue.core.testing.servers import free_port
+from export_queue.hooks import ExportQueueHook, RedisSinkHook, SqlSinkHook, resolve_sink, sink_hook
+from export_queue.hooks.connections import MissingConnection, environment
+
+PASSWORD = "kept-secret-4711"
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "url"),
+    [
+        ({"conn_type": "export_queue", "host": "sqlite:////data/x.db"}, "sqlite:////data/x.db"),
+        ({"conn_type": "sqlite", "host": "/data/x.db"}, "sqlite:////data/x.db"),
+        ({"conn_type": "sqlite", "host": "sqlite:////data/x.db"}, "sqlite:////data/x.db"),
+        (
+            {"conn_type": "export_queue", "host": f"postgres://u:{PASSWORD}@h:5433/d"},
+            "postgresql+psycopg://u@h:5433/d",
+        ),
+        (
+            {"conn_type": "export_queue", "host": "postgresql://h/d", "login": "u", "password": PASSWORD},
+            "postgresql+psycopg://u@h/d",
+        ),
+        (
+            {"conn_type": "export_queue", "host": f"postgresql+psycopg://u@h/d?password={PASSWORD}&sslmode=require"},
+            "postgresql+psycopg://u@h/d?sslmode=require",
+        ),
+        (
+            {
+                "conn_type": "postgres",
+                "host": "h",
+                "port": 5433,
+                "schema": "d",
+                "login": "u",
+                "password": PASSWORD,
+                "extra": {"sslmode": "require", "cursor": "dictcursor"},
+            },
+            "postgresql+psycopg://u@h:5433/d?sslmode=require",
+        ),
+    ],
+)
+def test_a_store_is_found_through_its_connection(connect: Any, fields: dict[str, Any], url: str) -> None:
+    connect("store", **fields)
+    address = ExportQueueHook("store").get_address()
+    assert address.url == url
+    assert address.schema == "export_queue"
+    assert address.password == (PASSWORD if "postgres" in url else None)
+    assert PASSWORD not in f"{address!r} {address!s} {address.url}"
+
+
+@pytest.mark.parametrize(
+    ("uri", "url"),
+    [
+        ("sqlite:////data/x.db", "sqlite:////data/x.db"),
+        (f"postgres://u:{PASSWORD}@h:5433/d", "postgresql+psycopg://u@h:5433/d"),
+        ("export-queue://?sql_conn_id=other&store_schema=mine", "sqlite:////data/other.db"),
+    ],
+)
+def test_connections_given_as_uris_work(connect: Any, monkeypatch: pytest.MonkeyPatch, uri: str, url: str) -> None:
+    connect("other", conn_type="sqlite", host="/data/other.db")
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", uri)
+    address = ExportQueueHook("store").get_address()
+    assert address.url == url
+    assert address.schema == ("mine" if "mine" in uri else "export_queue")
+
+
+def test_a_store_is_found_through_another_sql_connection(connect: Any) -> None:
+    connect("db", conn_type="postgres", host="h", schema="d", login="u", password=PASSWORD)
+    connect("store", conn_type="export_queue", extra={"sql_conn_id": "db", "store_schema": "mine"})
+    address = ExportQueueHook("store").get_address()
+    assert (address.url, address.schema, address.password) == ("postgresql+psycopg://u@h/d", "mine", PASSWORD)
+    assert asyncio.run(ExportQueueHook("store").aget_address()) == address
+
+
+def test_untouched_form_fields_mean_the_defaults(connect: Any) -> None:
+    connect("store", conn_type="export_queue", host="sqlite:////x.db", extra={"sql_conn_id": None, "store_schema": None})
+    assert ExportQueueHook("store").get_address().schema == "export_queue"
+
+
+def test_the_password_travels_as_a_reference(connect: Any) -> None:
+    connect("store", conn_type="export_queue", host="postgresql://u@h/d", password=PASSWORD)
+    address = ExportQueueHook("store").get_address()
+    assert address.secret == "env:XQ_STORE_PASSWORD"
+    assert address.environment() == {"XQ_STORE_PASSWORD": PASSWORD}
+    connect("store", conn_type="export_queue", host="sqlite:////x.db")
+    address = ExportQueueHook("store").get_address()
+    assert (address.secret, address.environment()) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"conn_type": "export_queue"}, "names no store"),
+        ({"conn_type": "export_queue", "host": f"nonsense {PASSWORD}"}, "not a database URL"),
+        ({"conn_type": "export_queue", "host": f"oracle://u:{PASSWORD}@h/d"}, "expected a postgresql or sqlite URL"),
+        ({"conn_type": "export_queue", "host": "sqlite:///relative.db"}, "absolute path"),
+        ({"conn_type": "export_queue", "host": "sqlite://"}, "absolute path"),
+        ({"conn_type": "export_queue", "host": "sqlite:////x.db", "extra": {"sql_conn_id": "a"}}, "both a store URL"),
+        ({"conn_type": "export_queue", "extra": {"sql_conn_id": "store"}}, "names itself"),
+        ({"conn_type": "sqlite", "host": "relative.db"}, "absolute path"),
+        ({"conn_type": "postgres", "host": "h", "password": PASSWORD}, "names no database"),
+        ({"conn_type": "postgres", "host": "h", "schema": "d", "extra": {"iam": True}}, "IAM"),
+        ({"conn_type": "http", "host": "h", "password": PASSWORD}, "has the type 'http'"),
+    ],
+)
+def test_a_connection_that_leads_to_no_store_says_why(connect: Any, fields: dict[str, Any], expected: str) -> None:
+    connect("store", **fields)
+    with pytest.raises(InvalidArgument, match=expected) as caught:
+        ExportQueueHook("store").get_address()
+    assert PASSWORD not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_missing_connection_prints_the_variable_to_set(way: str) -> None:
+    hook = ExportQueueHook("my_store")
+    with pytest.raises(MissingConnection, match="AIRFLOW_CONN_MY_STORE='{\"conn_type\": \"export_queue\""):
+        hook.get_address() if way == "sync" else asyncio.run(hook.aget_address())
+
+
+def test_a_connection_that_cannot_be_read_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", "{not json " + PASSWORD)
+    with pytest.raises(MissingConnection, match="cannot be read") as caught:
+        ExportQueueHook("store").get_address()
+    assert PASSWORD not in str(caught.value)
+
+
+def test_the_test_button_tells_of_a_store(airflow_store: Any) -> None:
+    done, message = ExportQueueHook().test_connection()
+    assert done
+    assert airflow_store.id in message
+    assert "1 queues" in message
+
+
+def test_the_test_button_tells_what_is_wrong(connect: Any, store_path: Path) -> None:
+    assert ExportQueueHook("no_such_store").test_connection()[0] is False
+    done, message = ExportQueueHook().test_connection()
+    assert not done
+    assert "no store" in message
+    connect("store", conn_type="export_queue", host=f"postgresql://u:{PASSWORD}@127.0.0.1:{free_port()}/d")
+    done, message = ExportQueueHook("store").test_connection()
+    assert not done
+    assert PASSWORD not in message
+
+
+def test_the_form_tests_a_connection_that_is_not_saved(airflow_store: Any, store_path: Path) -> None:
+    from airflow.sdk import Connection
+
+    done, _ = Connection(conn_id="typed", conn_type="export_queue", host=f"sqlite:///{store_path}").test_connection()
+    assert done
+
+
+def test_a_store_that_was_not_created_says_so(store_path: Path) -> None:
+    with ExportQueueHook().get_store() as store, pytest.raises(StoreNotCreated):
+        store.queues()
+
+
+@pytest.mark.postgres
+def test_a_store_in_postgresql_opens_with_its_password(connect: Any, postgres_server: Any, postgres_url: str) -> None:
+    connect("store", conn_type="export_queue", host=postgres_url, extra={"store_schema": "mine"})
+    with ExportQueueHook("store").get_store() as store:
+        store.create()
+        assert postgres_server.password not in store.url_safe
+    done, message = ExportQueueHook("store").test_connection()
+    assert done, message
+    assert postgres_server.password not in message
+
+
+@pytest.mark.postgres
+def test_a_wrong_password_is_not_shown(connect: Any, postgres_server: Any, postgres_url: str) -> None:
+    connect("store", conn_type="export_queue", host=postgres_url, password=PASSWORD)
+    with ExportQueueHook("store").get_store() as store, pytest.raises(StoreUnavailable) as caught:
+        store.queues()
+    assert PASSWORD not in str(caught.value)
+
+
+# -- sinks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_redis_connection_is_a_redis_sink(connect: Any) -> None:
+    connect(
+        "cache", conn_type="redis", host="h", port=6380, login="u", password=PASSWORD, extra={"db": "3", "ssl": "true"}
+    )
+    spec, variables = sink_hook("cache").sink_spec({"key": "customer:{id}"})
+    assert spec.kind == "redis"
+    assert spec.name == "cache"
+    assert spec.options == {
+        "host": "h", "port": 6380, "db": 3, "username": "u", "ssl": True, "key": "customer:{id}"
+    }  # fmt: skip
+    assert spec.secrets == {"password": "env:XQ_SINK_CACHE_PASSWORD"}
+    assert variables == {"XQ_SINK_CACHE_PASSWORD": PASSWORD}
+    assert PASSWORD not in spec.to_json()
+
+
+def test_tls_fields_of_a_redis_connection_reach_the_sink(connect: Any) -> None:
+    extra = {"ssl": True, "ssl_cert_reqs": "required", "ssl_ca_certs": "/ca.pem", "ssl_check_hostname": "false"}
+    connect("cache", conn_type="redis", host="h", extra=extra)
+    spec, _ = RedisSinkHook("cache").sink_spec()
+    assert spec.options["ssl_options"] == {
+        "ssl_cert_reqs": "required",
+        "ssl_ca_certs": "/ca.pem",
+        "ssl_check_hostname": False,
+    }
+    with environment({}):
+        open_sink(spec).close()  # the sink takes them
+
+
+@pytest.mark.parametrize("password", ["None", "false", ""])
+def test_texts_that_airflow_reads_as_no_password_are_none(connect: Any, password: str) -> None:
+    connect("cache", conn_type="redis", host="h", password=password)
+    assert RedisSinkHook("cache").sink_spec()[0].secrets == {}
+
+
+@pytest.mark.parametrize("conn_type", ["sqlite", "postgres"])
+def test_sql_connections_are_sql_sinks(connect: Any, conn_type: str) -> None:
+    if conn_type == "sqlite":
+        connect("copies", conn_type="sqlite", host="/data/copies.db")
+    else:
+        connect("copies", conn_type="postgres", host="h", schema="d", login="u", password=PASSWORD)
+    spec, variables = sink_hook("copies").sink_spec({"table": "t"})
+    assert (spec.kind, spec.name, spec.options["table"]) == ("sql", "copies", "t")
+    assert variables == ({} if conn_type == "sqlite" else {"XQ_SINK_COPIES_PASSWORD": PASSWORD})
+    assert PASSWORD not in spec.to_json()
+
+
+def test_another_type_of_connection_names_those_that_are_supported(connect: Any) -> None:
+    connect("mail", conn_type="smtp", host="h", password=PASSWORD)
+    with pytest.raises(SinkConfigurationError, match="'smtp', which leads to no sink; supported are redis, sqlite, postgres"):
+        sink_hook("mail")
+    with pytest.raises(SinkConfigurationError, match="RedisSinkHook takes redis"):
+        RedisSinkHook("mail").sink_spec()
+
+
+def test_a_missing_sink_connection_prints_the_variable_to_set() -> None:
+    with pytest.raises(MissingConnection, match="AIRFLOW_CONN_CACHE="):
+        sink_hook("cache")
+
+
+@pytest.mark.parametrize("option", ["password", "host", "url"])
+def test_what_belongs_in_the_connection_is_refused_as_an_option(connect: Any, option: str) -> None:
+    connect("sink", conn_type="sqlite" if option == "url" else "redis", host="/h")
+    with pytest.raises(SinkConfigurationError, match=f"{option} belongs in connection") as caught:
+        if option == "host":
+            sink_hook("sink").sink_spec({"host": "other"})
+        else:
+            sink_hook("sink").sink_spec({option: PASSWORD})
+    assert PASSWORD not in str(caught.value)
+
+
+def test_a_redis_cluster_is_refused(connect: Any) -> None:
+    connect("cache", conn_type="redis", host="h", extra={"cluster": True})
+    with pytest.raises(SinkConfigurationError, match="Cluster"):
+        RedisSinkHook("cache").sink_spec()
+
+
+def test_the_test_of_sinks_reaches_them(connect: Any, redis_connection: Any, tmp_path: Path) -> None:
+    done, message = sink_hook("redis_default").test_connection()
+    assert done, message
+    connect("copies", conn_type="sqlite", host=str(tmp_path / "copies.db"))
+    done, message = SqlSinkHook("copies").test_connection()
+    assert done, message
+
+
+def test_the_test_of_sinks_tells_what_is_wrong(connect: Any) -> None:
+    connect("cache", conn_type="redis", host="127.0.0.1", port=free_port(), password=PASSWORD)
+    connect("copies", conn_type="postgres", host="127.0.0.1", port=free_port(), schema="d", password=PASSWORD)
+    for conn_id in ("cache", "copies"):
+        done, message = sink_hook(conn_id).test_connection()
+        assert not done
+        assert PASSWORD not in message
+
+
+def test_a_sink_of_ones_own_needs_no_connection() -> None:
+    assert resolve_sink(sink_conn_id=None, sink_options={"size": 3}, sink="mine.sinks:make") == (
+        SinkSpec("mine.sinks:make", {"size": 3}),
+        {},
+    )
+    described = {"kind": "redis", "options": {"host": "h"}, "secrets": {"password": "env:P"}, "name": "cache"}
+    for given in (described, json.dumps(described), SinkSpec(**described)):
+        assert resolve_sink(sink_conn_id=None, sink_options=None, sink=given)[0] == SinkSpec(**described)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, "either sink_conn_id or sink"),
+        ({"sink_conn_id": "a", "sink": "b:c"}, "either sink_conn_id or sink"),
+        ({"sink": {"options": {}}}, "with a kind"),
+        ({"sink": {"kind": "redis", "option": {}}}, "unknown option"),
+        ({"sink": "{broken"}, "not valid JSON"),
+        ({"sink": {"kind": "redis"}, "sink_options": {"db": 1}}, "describes its own"),
+        ({"sink": "b:c", "sink_options": [1]}, "expected a mapping"),
+    ],
+)
+def test_a_sink_that_is_not_described_well_is_refused(arguments: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidArgument, match=expected):
+        resolve_sink(**{"sink_conn_id": None, "sink_options": None, "sink": None, **arguments})
+
+
+def test_variables_are_set_for_a_block_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setenv("XQ_TEST_KEPT", "before")
+    monkeypatch.delenv("XQ_TEST_NEW", raising=False)
+    with pytest.raises(ValueError, match="inside"), environment({"XQ_TEST_NEW": "x", "XQ_TEST_KEPT": None}):
+        assert os.environ["XQ_TEST_NEW"] == "x"
+        assert "XQ_TEST_KEPT" not in os.environ
+        raise ValueError("inside")
+    assert "XQ_TEST_NEW" not in os.environ
+    assert os.environ["XQ_TEST_KEPT"] == "before"

@@ -1,0 +1,162 @@
+"""Many processes, real kills: nothing lost, nothing twice, every snapshot whole (I1-I3, I5, I12, I14).
+
+The workload is a bank whose accounts move money between them, and per account a counter whose every change adds
+``{old, new}`` to a queue. Whatever is killed, afterwards the total is what it was, each counter equals the
+transactions that committed on it, and each account's entries form one unbroken chain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+
+import orjson
+import pytest
+
+from export_queue.core.client import Store, TransactionContext
+from export_queue.core.errors import TransactionError
+from export_queue.core.queue import Range, read_entries
+from export_queue.core.transactions import observe, prune, sweep
+
+fork = multiprocessing.get_context("fork")
+
+ACCOUNTS, OPENING, WORKERS = 12, 100, 4
+SECONDS = float(os.environ.get("EXPORT_QUEUE_BATTERY_SECONDS", "8"))
+TIMEOUT = 5.0
+
+
+def number(tx: TransactionContext, account: str, column: str) -> int:
+    return int(tx.table("bank").get(account, column, b"0"))
+
+
+def transfer(tx: TransactionContext, source: str, target: str, amount: int) -> None:
+    table, queue = tx.table("bank"), tx.queue("moves")
+    for account, change in ((source, -amount), (target, amount)):
+        balance, count = number(tx, account, "balance"), number(tx, account, "count")
+        table.set(account, "balance", str(balance + change).encode())
+        table.set(account, "count", str(count + 1).encode())
+        queue.add(account, {"old": count, "new": count + 1})
+
+
+def work(url: str, seed: int, journal: str) -> None:
+    """Move money until killed; what was reported as committed is noted, one line a commit, before going on."""
+    random.seed(seed)
+    with Store.open(url) as store, open(journal, "ab", buffering=0) as lines:  # noqa: PTH123
+        while True:
+            source, target = random.sample([f"a{i}" for i in range(ACCOUNTS)], 2)
+            long = random.random() < 0.1
+            try:
+                with store.transaction(long=long, timeout=TIMEOUT) as tx:
+                    transfer(tx, source, target, random.randint(1, 5))
+                    if long:
+                        tx.flush()
+                    if random.random() < 0.1:
+                        raise KeyError("given up")
+            except (KeyError, TransactionError):
+                continue
+            lines.write(f"{source} {target}\n".encode())
+
+
+def check_total(url: str, failures: str) -> None:
+    """Read all accounts in one snapshot, again and again."""
+    with Store.open(url) as store:
+        while True:
+            with contextlib.suppress(TransactionError), store.transaction(timeout=TIMEOUT) as tx:
+                total = sum(number(tx, f"a{i}", "balance") for i in range(ACCOUNTS))
+                if total != ACCOUNTS * OPENING:
+                    with open(failures, "a") as file:  # noqa: PTH123
+                        file.write(f"snapshot {tx.id} saw a total of {total}\n")
+
+
+@contextlib.contextmanager
+def ending(processes: list[BaseProcess]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join(30)
+
+
+@pytest.mark.timeout(SECONDS * 4 + 120)
+def test_a_bank_under_kills_keeps_its_total_and_an_unbroken_chain_per_account(store: Store, store_url: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    seed = int(os.environ.get("EXPORT_QUEUE_SEED", random.SystemRandom().randrange(10**6)))
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    queue = store.configure_queue("moves", buckets=8, buckets_per_range=8)
+    with store.transaction() as tx:
+        for i in range(ACCOUNTS):
+            tx.table("bank").set(f"a{i}", "balance", str(OPENING).encode())
+    store.database.close()
+    failures = tmp_path / "failures"
+    journals = [tmp_path / f"journal-{i}" for i in range(WORKERS)]
+
+    def worker(i: int) -> BaseProcess:
+        process = fork.Process(target=work, args=(store_url, chance.randrange(10**9), str(journals[i])), daemon=True)
+        process.start()
+        return process
+
+    checker = fork.Process(target=check_total, args=(store_url, str(failures)), daemon=True)
+    processes = [worker(i) for i in range(WORKERS)]
+    with ending([checker]), ending(processes):
+        checker.start()
+        end = time.monotonic() + SECONDS
+        kills = 0
+        while time.monotonic() < end:
+            time.sleep(chance.uniform(0.02, 0.3))
+            victim = chance.randrange(WORKERS)
+            process = processes[victim]
+            if chance.random() < 0.3 and process.pid:
+                # Stopped past its time-out at times: a registration that outlives it must not commit.
+                os.kill(process.pid, signal.SIGSTOP)
+                time.sleep(chance.uniform(0, 0.3))
+                os.kill(process.pid, signal.SIGCONT)
+            else:
+                process.kill()
+                process.join(30)
+                processes[victim] = worker(victim)
+                kills += 1
+
+    assert not failures.exists(), failures.read_text()
+    settle(store)
+    snapshot = observe(store.database)
+    assert snapshot.excluded == ()
+    with store.database.read() as sql:
+        entries = read_entries(sql, queue, snapshot, Range(0, 8), rows=10**7, size=1 << 40)
+    chains: dict[str, list[dict[str, int]]] = defaultdict(list)
+    for key, value in zip(entries.keys, entries.values, strict=True):
+        assert value is not None
+        chains[key.decode()].append(orjson.loads(value))  # ascending by seq
+    with store.transaction() as tx:
+        assert sum(number(tx, f"a{i}", "balance") for i in range(ACCOUNTS)) == ACCOUNTS * OPENING
+        for i in range(ACCOUNTS):
+            account = f"a{i}"
+            count = number(tx, account, "count")
+            assert chains[account] == [{"old": n, "new": n + 1} for n in range(count)]
+    told: dict[str, int] = defaultdict(int)
+    for journal in journals:
+        for line in journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []:
+            for account in line.decode().split():
+                told[account] += 1
+    for account, count in told.items():
+        # A killed worker may have committed without telling, at most once a kill.
+        assert count <= len(chains[account]) <= count + kills + WORKERS
+    assert sum(map(len, chains.values())) > 200, "the workload hardly ran"
+
+
+def settle(store: Store) -> None:
+    """Wait until the store has forgotten the transactions of those that were killed."""
+    end = time.monotonic() + TIMEOUT + 30
+    while observe(store.database).excluded:
+        assert time.monotonic() < end, "an id stays in progress for ever"
+        sweep(store.database)
+        prune(store.database)
+        time.sleep(0.1)

@@ -1,0 +1,106 @@
+"""What Airflow reads about the provider is what it expects; a mistake here would keep all of Airflow from starting."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export_queue import __version__
+from export_queue.get_provider_info import get_provider_info
+
+ROOT = Path(__file__).parents[2]
+INFO = get_provider_info()
+
+
+def airflow_file(name: str) -> Any:
+    """Read a JSON file of the installed Airflow; importing it would set Airflow up in the user's home."""
+    try:
+        path = importlib.metadata.distribution("apache-airflow-core").locate_file(f"airflow/{name}")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("Airflow is not installed")
+    return json.loads(Path(str(path)).read_text())
+
+
+def validate(value: Any, schema: Any) -> None:
+    pytest.importorskip("jsonschema").validate(value, schema)
+
+
+def test_it_is_valid_against_airflows_schema() -> None:
+    validate(INFO, airflow_file("provider_info.schema.json"))
+
+
+def test_the_connection_type_is_valid_against_the_strict_schema() -> None:
+    strict = airflow_file("provider.yaml.schema.json")
+    validate(INFO["connection-types"], {**strict["properties"]["connection-types"], "definitions": strict["definitions"]})
+    behaviour = INFO["connection-types"][0]["ui-field-behaviour"]
+    flat = {name.replace("-", "_"): value for name, value in behaviour.items()}
+    validate(flat, airflow_file("customized_form_field_behaviours.schema.json"))
+
+
+@pytest.mark.parametrize("key", ["hooks", "operators", "sensors", "triggers", "config", "integrations"])
+def test_the_lists_for_registries_are_valid_against_the_strict_schema(key: str) -> None:
+    strict = airflow_file("provider.yaml.schema.json")
+    validate(INFO[key], {**strict["properties"][key], "definitions": strict["definitions"]})
+
+
+def test_the_package_name_is_the_distributions() -> None:
+    assert INFO["package-name"] == importlib.metadata.metadata("airflow-provider-export-queue")["Name"]
+    assert INFO["versions"] == [__version__]
+
+
+def test_the_distribution_has_the_entry_points() -> None:
+    points = importlib.metadata.distribution("airflow-provider-export-queue").entry_points
+    found = {point.group: point.value for point in points}
+    assert found["apache_airflow_provider"] == "export_queue.get_provider_info:get_provider_info"
+    # Airflow loads the plugins of provider information only where providers are not discovered lazily.
+    assert found["airflow.plugins"] == "export_queue.plugin:ExportQueuePlugin"
+    assert "plugins" not in INFO
+
+
+def test_every_module_that_is_named_exists() -> None:
+    modules = [
+        module for key in ("hooks", "operators", "sensors", "triggers") for item in INFO[key] for module in item["python-modules"]
+    ]
+    assert modules
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    assert not missing
+
+
+def test_no_module_with_a_hook_an_operator_or_a_sensor_is_forgotten() -> None:
+    rooms = ("hooks", "operators", "sensors")
+    named = {module for room in rooms for item in INFO[room] for module in item["python-modules"]}
+    public = re.compile(r"^class [A-Z]\w*(Hook|Operator|Sensor)\(", re.MULTILINE)
+    found = {
+        f"export_queue.{room}.{path.stem}"
+        for room in rooms
+        for path in (ROOT / room).glob("*.py")
+        if public.search(path.read_text())
+    }
+    assert found == named
+
+
+def test_the_connection_form_has_texts_and_nullable_fields() -> None:
+    (connection,) = INFO["connection-types"]
+    assert connection["connection-type"] == "export_queue"
+    assert connection["hook-name"]
+    for field in connection["conn-fields"].values():
+        assert field["label"]
+        assert field["description"]
+        assert "null" in field["schema"]["type"]  # forms write untouched fields as null
+
+
+def test_reading_it_imports_neither_airflow_nor_anything_of_ours_but_the_version() -> None:
+    program = (
+        "import sys; from export_queue.get_provider_info import get_provider_info; get_provider_info(); "
+        "print([m for m in sys.modules if m.startswith(('airflow', 'export_queue.'))])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "['export_queue.get_provider_info']"
