@@ -37,12 +37,23 @@ def parse_ranges(value: Any) -> list[list[int]] | None:
     return ranges
 
 
-def whole_number(value: Any, *, what: str) -> int:
+def whole_number(value: Any, *, what: str, least: int = 0) -> int:
     """Read a whole number that may have been rendered to text."""
     try:
-        return int(value)
+        number = int(value)
     except (TypeError, ValueError):
-        raise InvalidArgument(f"{what}: expected a whole number, found {value!r}") from None
+        number = least - 1
+    if number < least or (isinstance(value, float) and value != number):
+        raise InvalidArgument(f"{what}: expected a whole number from {least}, found {value!r}")
+    return number
+
+
+def one_of(value: Any, allowed: Iterable[str], *, what: str) -> Any:
+    """Read a choice."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        raise InvalidArgument(f"{what}: expected one of {', '.join(allowed)}, found {value!r}")
+    return value
 
 
 def join_ranges(ranges: Iterable[Sequence[int]]) -> list[list[int]]:

@@ -162,9 +162,13 @@ def _part(url: URL, password: str | None) -> SqlAddress:
     if isinstance(hidden, tuple):
         hidden = hidden[-1]
     # Built anew: URL.set(password=None) would keep the password.
-    bare = type(url).create(
-        url.drivername, username=url.username, host=url.host, port=url.port, database=url.database, query=url.query
-    ).difference_update_query(["password"])
+    bare = (
+        type(url)
+        .create(
+            url.drivername, username=url.username, host=url.host, port=url.port, database=url.database, query=url.query
+        )
+        .difference_update_query(["password"])
+    )
     return SqlAddress(bare.render_as_string(hide_password=False), str(hidden) if hidden else None)
 
 

@@ -155,9 +155,10 @@ class RedisSinkHook(SinkHook):
         import redis
 
         target, secrets = self._target(self._find())
+        limits = {"socket_timeout": TEST_SECONDS, "socket_connect_timeout": TEST_SECONDS}
         tls = target.pop("ssl_options", {})
-        seconds = {"socket_timeout": TEST_SECONDS, "socket_connect_timeout": TEST_SECONDS}
-        with redis.Redis(**target, **tls, **secrets, **seconds) as client:
+        settings: dict[str, Any] = {**target, **tls, **secrets, **limits}
+        with redis.Redis(**settings) as client:
             version = client.info("server")["redis_version"]
         return f"Redis {version} on {target['host']}:{target['port']}, database {target['db']}"
 

@@ -10,7 +10,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
 from export_queue.hooks import ExportQueueHook, resolve_sink
-from export_queue.hooks.arguments import parse_ranges, whole_number
+from export_queue.hooks.arguments import one_of, parse_ranges, whole_number
 from export_queue.hooks.connections import environment
 from export_queue.hooks.tasks import task_name
 
@@ -32,6 +32,9 @@ DRAIN_FIELDS = (
     "export_queue_conn_id",
 )
 """Templated arguments that all drains have."""
+
+IF_LOCKED = ("wait", "skip", "fail")
+ON_ERROR = ("dead_letter", "fail")
 
 DRAIN_RENDERERS = {"sink_options": "json", "sink": "json", "ranges": "json"}
 """How the user interface shows them."""
@@ -114,9 +117,9 @@ class ExportQueueDrainOperator(BaseOperator):
                 spec,
                 exporter=self.exporter or None,
                 ranges=ranges,
-                if_locked=self.if_locked,  # type: ignore[arg-type]  # checked by the drain
+                if_locked=one_of(self.if_locked, IF_LOCKED, what="if_locked"),
                 lock_timeout=self.lock_timeout,
-                on_error=self.on_error,  # type: ignore[arg-type]
+                on_error=one_of(self.on_error, ON_ERROR, what="on_error"),
                 max_dead=whole_number(self.max_dead, what="max_dead"),
                 owner=Owner(task=task, attempt=attempt),
                 token=f"{task}#{attempt}",

@@ -13,10 +13,10 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from export_queue.core.errors import ConfigurationError, DrainError, InvalidArgument
 from export_queue.core.secrets import is_reference
 from export_queue.hooks import ExportQueueHook, StoreAddress, resolve_sink
-from export_queue.hooks.arguments import join_ranges, parse_ranges, whole_number
+from export_queue.hooks.arguments import join_ranges, one_of, parse_ranges, whole_number
 from export_queue.hooks.connections import environment, find_connection
 from export_queue.hooks.tasks import task_name
-from export_queue.operators.drain import DRAIN_FIELDS, DRAIN_RENDERERS
+from export_queue.operators.drain import DRAIN_FIELDS, DRAIN_RENDERERS, IF_LOCKED, ON_ERROR
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
 
 if TYPE_CHECKING:
@@ -135,17 +135,26 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         :returns: the report, as plain values.
         """
         ranges = parse_ranges(self.ranges)
+        rules = {
+            "if_locked": one_of(self.if_locked, IF_LOCKED, what="if_locked"),
+            "lock_timeout": self.lock_timeout,
+            "on_error": one_of(self.on_error, ON_ERROR, what="on_error"),
+            "max_dead": whole_number(self.max_dead, what="max_dead"),
+        }
         spec, secrets = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
         spec = dataclasses.replace(spec, secrets={**spec.secrets, **self.sink_secrets})
         self._address = ExportQueueHook(self.export_queue_conn_id).get_address()
         self._task = task_name(context)
-        variables = self._prepare_spark(spec, needs_environment=self._needed(spec, secrets))
+        passwords = {name: value for name, value in secrets.items() if f"env:{name}" in spec.secrets.values()}
+        if self.store_secret is None:
+            passwords |= self._address.environment()
+        variables = self._prepare_spark(spec, has_passwords=bool(passwords))
         with self._address.open() as store:
             report = self._nothing_to_drain(store, spec, ranges)
             if report is None:
                 token = f"{self._task}#{uuid.uuid4().hex}"
-                self._describe_job(spec, ranges, token)
-                with environment({**variables, **self._address.environment(), **secrets}):
+                self._describe_job(spec, ranges, rules, token)
+                with environment({**variables, **passwords}):
                     self._submit(store, context, token)
                 report = self._report(store, token)
         self.log.info("%s", report.line())
@@ -165,13 +174,7 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
 
     # -- before --------------------------------------------------------------------------------------------------
 
-    def _needed(self, spec: SinkSpec, secrets: Mapping[str, str]) -> bool:
-        """Tell whether the job needs secrets that only the environment of this worker carries."""
-        assert self._address is not None
-        own = {f"env:{variable}" for variable in secrets}
-        return bool(own & set(spec.secrets.values())) or (bool(self._address.secret) and self.store_secret is None)
-
-    def _prepare_spark(self, spec: SinkSpec, *, needs_environment: bool) -> dict[str, str | None]:
+    def _prepare_spark(self, spec: SinkSpec, *, has_passwords: bool) -> dict[str, str | None]:
         """Check that Spark can be reached the way the connection says; returns the variables it needs."""
         assert self._address is not None
         master, deploy_mode, binary = self._master()
@@ -179,7 +182,7 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         if not is_local:
             _refuse_sqlite(self._address.url, f"the store of connection {self.export_queue_conn_id!r}", master)
             _refuse_sqlite(str(spec.options.get("url", "")), f"the sink {spec.name!r}", master)
-        if deploy_mode == "cluster" and needs_environment:
+        if deploy_mode == "cluster" and has_passwords:
             raise ConfigurationError(
                 "in cluster mode the driver does not get the environment of the worker, and a password is neither put "
                 "on a command line nor into Spark's configuration",
@@ -233,7 +236,7 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             queue=self.queue_id, sink=spec.name, token="", ranges=tuple(Range(first, end) for first, end in joined)
         )
 
-    def _describe_job(self, spec: SinkSpec, ranges: list[list[int]] | None, token: str) -> None:
+    def _describe_job(self, spec: SinkSpec, ranges: list[list[int]] | None, rules: dict[str, Any], token: str) -> None:
         from export_queue.core.spark import drain_job
 
         assert self._address is not None
@@ -247,11 +250,8 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             ranges=ranges,
             token=token,
             owner_task=self._task,
-            if_locked=self.if_locked,
-            lock_timeout=self.lock_timeout,
-            on_error=self.on_error,
-            max_dead=whole_number(self.max_dead, what="max_dead"),
             max_parallel=self.max_parallel,
+            **rules,
         )
         self.application = job.application
         self.application_args = list(job.arguments)

@@ -17,7 +17,7 @@ from export_queue.core.drain.exporters import Exporter, Failure
 from export_queue.core.drain.patience import Patience
 from export_queue.core.drain.report import Counts, Problem, RangeReport, total
 from export_queue.core.drain.sending import Sender, Sent
-from export_queue.core.errors import AmbiguousRecord, DrainError, EntryRejected, TooManyDeadLetters
+from export_queue.core.errors import AmbiguousRecord, DrainError, EntryRejected, InvalidArgument, TooManyDeadLetters
 from export_queue.core.locks import Lease, hold
 from export_queue.core.queue import (
     DeadLetter,
@@ -57,6 +57,12 @@ class Rules:
     chunk_rows: int = CHUNK_ROWS
     chunk_bytes: int = CHUNK_BYTES
     patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("dead_letter", "fail"):
+            raise InvalidArgument(f"on_error is 'dead_letter' or 'fail', found {self.on_error!r}")
+        if type(self.max_dead) is not int or self.max_dead < 0:
+            raise InvalidArgument(f"max_dead is a whole number from 0, found {self.max_dead!r}")
 
 
 OnChunk = Callable[[Counts], None]

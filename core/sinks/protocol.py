@@ -73,6 +73,8 @@ class Sink(Protocol):
         :raises SinkUnavailable: nothing is known of the batch, or parts of it are applied; the whole
             batch may be given again.
         :raises SinkRefused: the target takes no writes; trying again at once will not help.
+        :raises SinkConfigurationError: the target of one of the collections cannot hold the guarantees.
+        :raises AmbiguousRecord: two entries of one sequence put different documents into one record.
         """
 
     def close(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
-from export_queue.core.drain import IfLocked, OnError
+from export_queue.core.drain import DrainRequest, IfLocked, OnError, Rules
 from export_queue.core.errors import InvalidArgument
+from export_queue.core.locks import Owner
 from export_queue.core.secrets import is_reference
 from export_queue.core.sinks import SinkSpec, has_password
 
@@ -48,6 +50,25 @@ class DrainArguments:
             raise InvalidArgument('exporter: expected an import path "module:name", which executors can follow too')
         if self.max_parallel is not None and self.max_parallel < 1:
             raise InvalidArgument(f"max_parallel: expected a whole number from 1, found {self.max_parallel!r}")
+        self.request()  # both check what they are given, here where the submitter sees it
+        self.rules()
+
+    def request(self) -> DrainRequest:
+        """Make the request; each call is another attempt of the same task."""
+        return DrainRequest(
+            queue_id=self.queue_id,
+            sink_name=self.sink.name,
+            ranges=self.ranges,
+            if_locked=self.if_locked,
+            lock_timeout=self.lock_timeout,
+            owner=Owner(self.owner_task, uuid.uuid4().hex),
+            token=self.token,
+            lease_seconds=self.lease_seconds,
+        )
+
+    def rules(self) -> Rules:
+        """Say what is done about rejected entries."""
+        return Rules(drain=self.token, on_error=self.on_error, max_dead=self.max_dead)
 
     def to_json(self) -> str:
         """Return one text; it holds no secret."""

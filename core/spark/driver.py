@@ -6,15 +6,13 @@ import contextlib
 import logging
 import os
 import sys
-import uuid
 from collections.abc import Iterator, Sequence
 
 from pyspark import SparkConf, SparkContext
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, DrainRequest, Engine, Rules, is_transient, run_drain
+from export_queue.core.drain import DrainReport, Engine, is_transient, run_drain
 from export_queue.core.errors import ExportQueueError
-from export_queue.core.locks import Owner
 from export_queue.core.secrets import resolve_secret
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.arguments import DrainArguments
@@ -66,18 +64,8 @@ def drain_on_spark(arguments: DrainArguments) -> DrainReport:
     """
     password = None if arguments.store_secret is None else resolve_secret(arguments.store_secret)
     access = StoreAccess(arguments.store_url, arguments.store_schema, password)
-    request = DrainRequest(
-        queue_id=arguments.queue_id,
-        sink_name=arguments.sink.name,
-        ranges=arguments.ranges,
-        if_locked=arguments.if_locked,
-        lock_timeout=arguments.lock_timeout,
-        owner=Owner(arguments.owner_task, uuid.uuid4().hex),
-        token=arguments.token,
-        lease_seconds=arguments.lease_seconds,
-    )
     with contextlib.closing(Store(access.open())) as store:
-        return run_drain(store.database, store.id, request, _spark_engine(arguments, access))
+        return run_drain(store.database, store.id, arguments.request(), _spark_engine(arguments, access))
 
 
 @contextlib.contextmanager
@@ -85,8 +73,8 @@ def _spark_engine(arguments: DrainArguments, access: StoreAccess) -> Iterator[En
     context = SparkContext.getOrCreate(SparkConf().setAppName(f"export queue: drain {arguments.queue_id}"))
     refuse_remote_sqlite(arguments.store_url, context.master)
     check_executors(context, _modules(arguments))
-    rules = Rules(drain=arguments.token, on_error=arguments.on_error, max_dead=arguments.max_dead)
-    yield SparkEngine(context, access, arguments.sink.resolve(), arguments.exporter, rules, arguments.max_parallel)
+    sink, rules = arguments.sink.resolve(), arguments.rules()
+    yield SparkEngine(context, access, sink, arguments.exporter, rules, arguments.max_parallel)
     context.stop()  # after an error the end of the process does it
 
 

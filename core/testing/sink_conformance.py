@@ -36,6 +36,7 @@ from hypothesis import strategies as st
 from export_queue.core.errors import SinkBelongsToAnother
 from export_queue.core.sinks import MAX_SEQ, ApplyResult, Sink
 from export_queue.core.testing.sink_histories import (
+    TRICKY_TEXTS,
     Applier,
     Delivery,
     Record,
@@ -47,13 +48,6 @@ from export_queue.core.testing.sink_histories import (
     visible,
     winners,
 )
-
-_TRICKY = (
-    "é É e\u0301 日本語 🛫 a A ' \" \\ \\N \\. \\x00 | %s %(id)s {id} {collection} : ::x * [a] ? -- $1 "
-    "0 00 1e3 null NULL true \u2028"
-)
-TRICKY_TEXTS = (*_TRICKY.split(" "), "a ", "a  b", " ", "\t", "\n", "\r\n", "line\nline", "x" * 300)
-"""Texts that some escaping, folding or number somewhere gets wrong."""
 
 _names = itertools.count()
 _run = secrets.token_hex(3)
@@ -153,7 +147,7 @@ class SinkConformance:
         origins = st.sampled_from([0, (1 << 53) - 3, MAX_SEQ - 5])
         with self.opened() as sink:
 
-            @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
             @given(st.lists(st.lists(steps, min_size=1, max_size=6), min_size=1, max_size=4), origins)
             def hold(batches: list[list[tuple[int, int, bool]]], origin: int) -> None:
                 prefix = self.fresh()

@@ -18,6 +18,13 @@ from export_queue.core.sinks import Operations, Sink
 Record = tuple[str, bytes]
 """Collection and id."""
 
+_TRICKY = (
+    "é É e\u0301 日本語 🛫 a A ' \" \\ \\N \\. \\x00 | %s %(id)s {id} {collection} : ::x * [a] ? -- $1 "
+    "0 00 1e3 null NULL true \u2028"
+)
+TRICKY_TEXTS = (*_TRICKY.split(" "), "a ", "a  b", " ", "\t", "\n", "\r\n", "line\nline", "x" * 300)
+"""Texts that some escaping, folding or number somewhere gets wrong."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:

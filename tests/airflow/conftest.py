@@ -25,7 +25,9 @@ atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 
 # Airflow reads these when it is imported, and then never again.
 if "airflow.settings" in sys.modules:
-    raise RuntimeError("Airflow was imported before tests/airflow could set it up; run tests/airflow in a process of its own")
+    raise RuntimeError(
+        "Airflow was imported before tests/airflow could set it up; run tests/airflow in a process of its own"
+    )
 os.environ.update(
     {
         "AIRFLOW_HOME": str(HOME),

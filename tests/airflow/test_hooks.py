@@ -87,7 +87,9 @@ def test_a_store_is_found_through_another_sql_connection(connect: Any) -> None:
 
 
 def test_untouched_form_fields_mean_the_defaults(connect: Any) -> None:
-    connect("store", conn_type="export_queue", host="sqlite:////x.db", extra={"sql_conn_id": None, "store_schema": None})
+    connect(
+        "store", conn_type="export_queue", host="sqlite:////x.db", extra={"sql_conn_id": None, "store_schema": None}
+    )
     assert ExportQueueHook("store").get_address().schema == "export_queue"
 
 
@@ -128,7 +130,7 @@ def test_a_connection_that_leads_to_no_store_says_why(connect: Any, fields: dict
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_missing_connection_prints_the_variable_to_set(way: str) -> None:
     hook = ExportQueueHook("my_store")
-    with pytest.raises(MissingConnection, match="AIRFLOW_CONN_MY_STORE='{\"conn_type\": \"export_queue\""):
+    with pytest.raises(MissingConnection, match='AIRFLOW_CONN_MY_STORE=\'{"conn_type": "export_queue"'):
         hook.get_address() if way == "sync" else asyncio.run(hook.aget_address())
 
 
@@ -239,7 +241,9 @@ def test_sql_connections_are_sql_sinks(connect: Any, conn_type: str) -> None:
 
 def test_another_type_of_connection_names_those_that_are_supported(connect: Any) -> None:
     connect("mail", conn_type="smtp", host="h", password=PASSWORD)
-    with pytest.raises(SinkConfigurationError, match="'smtp', which leads to no sink; supported are redis, sqlite, postgres"):
+    with pytest.raises(
+        SinkConfigurationError, match="'smtp', which leads to no sink; supported are redis, sqlite, postgres"
+    ):
         sink_hook("mail")
     with pytest.raises(SinkConfigurationError, match="RedisSinkHook takes redis"):
         RedisSinkHook("mail").sink_spec()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+
 from export_queue.core.sinks import MemorySink, Operations
 from export_queue.core.testing import SinkConformance
 from export_queue.core.testing.sink_histories import Delivery, goes_back

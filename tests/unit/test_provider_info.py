@@ -39,7 +39,9 @@ def test_it_is_valid_against_airflows_schema() -> None:
 
 def test_the_connection_type_is_valid_against_the_strict_schema() -> None:
     strict = airflow_file("provider.yaml.schema.json")
-    validate(INFO["connection-types"], {**strict["properties"]["connection-types"], "definitions": strict["definitions"]})
+    validate(
+        INFO["connection-types"], {**strict["properties"]["connection-types"], "definitions": strict["definitions"]}
+    )
     behaviour = INFO["connection-types"][0]["ui-field-behaviour"]
     flat = {name.replace("-", "_"): value for name, value in behaviour.items()}
     validate(flat, airflow_file("customized_form_field_behaviours.schema.json"))
@@ -67,7 +69,10 @@ def test_the_distribution_has_the_entry_points() -> None:
 
 def test_every_module_that_is_named_exists() -> None:
     modules = [
-        module for key in ("hooks", "operators", "sensors", "triggers") for item in INFO[key] for module in item["python-modules"]
+        module
+        for key in ("hooks", "operators", "sensors", "triggers")
+        for item in INFO[key]
+        for module in item["python-modules"]
     ]
     assert modules
     missing = [module for module in modules if importlib.util.find_spec(module) is None]

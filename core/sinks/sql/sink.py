@@ -74,8 +74,7 @@ class SqlSink:
 
     def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
         """Check the database and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
-        if self._create:
-            self._run_ddl([statements.CREATE_CONTROL])
+        self._ensure(statements.CONTROL_TABLE, [statements.CREATE_CONTROL])
         if "{collection}" not in self._template:
             self._prepare(self._template)
         wanted = admission(None, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self))
@@ -97,21 +96,21 @@ class SqlSink:
         return apply_batch(retarget(operations, tables), reasons=reasons, write=self._write)
 
     def create(self, collection: str) -> None:
-        """Create the table and the view of a collection where they are missing.
+        """Create the table of a collection, and its view, if the table is missing.
 
         :param collection: the collection.
         """
-        self._run_ddl(statements.create_table(self._table(collection), self._dialect.name))
+        self._prepare(self._table(collection).name)
 
     def ddl(self, *collections: str) -> str:
-        """Return what :meth:`create` and :meth:`admit` would run, to be run by somebody with more rights.
+        """Return the statements that create what the sink needs, to be run by somebody with more rights.
 
         :param collections: whose tables are wanted; the control table always comes first.
         """
         found = [statements.CREATE_CONTROL]
         for collection in collections:
             found += statements.create_table(self._table(collection), self._dialect.name)
-        return "".join(f"{statement};\n" for statement in found)
+        return _script(found)
 
     def close(self) -> None:
         """Close all connections."""
@@ -135,7 +134,7 @@ class SqlSink:
                 unfit |= {i: poison[key] for i, key in enumerate(part.ids) if key in poison}
             rejected |= {positions[i]: reason for i, reason in unfit.items()}
         return ApplyResult(
-            written, len(operations) - written - len(rejected), tuple(Rejection(*pair) for pair in rejected.items())
+            written, len(operations) - written - len(rejected), tuple(Rejection(*pair) for pair in sorted(rejected.items()))
         )
 
     def _upsert(self, table: Table, rows: Sequence[Row], poison: dict[bytes, str]) -> int:
@@ -173,27 +172,26 @@ class SqlSink:
         table = Table(name, self._contents)
         if name in self._ready:
             return table
-        statements_ = statements.create_table(table, self._dialect.name)
-        ddl = "".join(f"{statement};\n" for statement in statements_)
-        with self._transaction() as connection:
-            exists = inspect(connection).has_table(name)
-        if not exists:
-            if not self._create:
-                raise SinkRefused(f"{self} has no table {name!r}", hint=f"create it:\n{ddl}")
-            self._run_ddl(statements_)
+        commands = statements.create_table(table, self._dialect.name)
+        self._ensure(name, commands)
         with self._transaction() as connection:
             problems = misfits(connection, table, self._dialect)
         if problems:
             raise SinkConfigurationError(
                 f"table {name!r} of {self} cannot be a sink:\n  " + "\n  ".join(problems),
-                hint=f"another table, or one like this:\n{ddl}",
+                hint=f"name another table, or make it like this one:\n{_script(commands)}",
             )
         self._ready.add(name)
         return table
 
-    def _run_ddl(self, commands: Sequence[str]) -> None:
-        """Run DDL that creates what is missing; another process may do the same at this moment."""
+    def _ensure(self, table: str, commands: Sequence[str]) -> None:
+        """Create what is missing; another process may do the same at this moment."""
         for attempt in range(1, _TRIES + 1):
+            with self._transaction() as connection:
+                if inspect(connection).has_table(table):
+                    return
+            if not self._create:
+                raise SinkRefused(f"{self} has no table {table!r}", hint=f"create it:\n{_script(commands)}")
             try:
                 with self._transaction() as connection:
                     for command in commands:
@@ -202,8 +200,8 @@ class SqlSink:
             except (Poison, TryAgain, SinkRefused) as error:
                 # PostgreSQL answers a race of two CREATE … IF NOT EXISTS with one of several errors
                 if attempt == _TRIES:
-                    ddl = "".join(f"{command};\n" for command in commands)
-                    raise SinkRefused(f"{self}: {error}", hint=f"let somebody with more rights run:\n{ddl}") from error
+                    hint = f"let somebody with more rights run:\n{_script(commands)}"
+                    raise SinkRefused(f"{self}: {error}", hint=hint) from error
                 time.sleep(random.uniform(0, _PAUSE_SECONDS * attempt))
 
     @contextmanager
@@ -234,6 +232,10 @@ class SqlSink:
 
     def __repr__(self) -> str:
         return f"<SqlSink {self}>"
+
+
+def _script(commands: Sequence[str]) -> str:
+    return "".join(f"{command};\n" for command in commands)
 
 
 def _dialect(url: str, password: Password, timeout: float) -> Dialect:

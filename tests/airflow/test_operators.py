@@ -1,0 +1,300 @@
+"""The operators that need no Spark: configuring a queue and draining it in the worker; good input and bad."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowException
+
+from export_queue.core.errors import (
+    ConfigurationError,
+    InvalidArgument,
+    LockNotAvailable,
+    OptionsDiffer,
+    SinkBindingError,
+    SinkConfigurationError,
+    SinkUnavailable,
+    StoreNotCreated,
+    UnknownQueue,
+)
+from export_queue.core.locks import Owner, claim
+from export_queue.core.testing.servers import free_port
+from export_queue.hooks.arguments import join_ranges, parse_ranges
+from export_queue.hooks.connections import MissingConnection
+from export_queue.hooks.tasks import task_name
+from export_queue.operators import ExportQueueConfigureOperator, ExportQueueDrainOperator
+
+
+@pytest.fixture
+def run_task(run_dag: Any) -> Callable[..., Any]:
+    """Run one operator in a DAG of its own; returns its result, or raises its error."""
+
+    def run(operator: type[Any], **arguments: Any) -> Any:
+        with DAG("one_task", schedule=None, render_template_as_native_obj=False) as dag:
+            operator(task_id="it", **arguments)
+        finished = run_dag(dag)
+        if finished.errors:
+            raise finished.errors["it"]
+        return finished.result("it")
+
+    return run
+
+
+@pytest.fixture
+def copies(connect: Any, tmp_path: Path) -> Callable[[], dict[str, Any]]:
+    """The connection ``copies`` to an SQLite file; returns a function that reads the table ``orders`` of it."""
+    connect("copies", conn_type="sqlite", host=str(tmp_path / "copies.db"))
+
+    def read() -> dict[str, Any]:
+        rows = sqlite3.connect(tmp_path / "copies.db").execute("SELECT id, document FROM orders_live").fetchall()
+        return {key: json.loads(document) for key, document in rows}
+
+    return read
+
+
+def add(store: Any, count: int, *, start: int = 0) -> None:
+    with store.transaction() as tx:
+        for i in range(start, start + count):
+            tx.queue("orders").add(f"customer {i}", {"total": i})
+
+
+# -- configuring -------------------------------------------------------------------------------------------------------
+
+
+def test_configuring_creates_store_and_queue(store_path: Path, run_task: Any) -> None:
+    for _ in range(2):
+        result = run_task(ExportQueueConfigureOperator, queue_id="orders", buckets=10, buckets_per_range=4)
+        assert result == {"queue": "orders", "buckets": 10, "units": [[0, 4], [4, 8], [8, 10]]}
+    assert store_path.exists()
+
+
+def test_other_options_for_an_existing_queue_are_listed(airflow_store: Any, run_task: Any) -> None:
+    with pytest.raises(OptionsDiffer, match=r"buckets: expected 7, found 1009"):
+        run_task(ExportQueueConfigureOperator, queue_id="orders", buckets=7, buckets_per_range=7)
+
+
+@pytest.mark.parametrize("queue_id", ["Orders", "-a", "a..b", "", "x" * 65])
+def test_a_bad_queue_id_is_refused(airflow_store: Any, run_task: Any, queue_id: str) -> None:
+    with pytest.raises(InvalidArgument, match="queue id"):
+        run_task(ExportQueueConfigureOperator, queue_id=queue_id)
+
+
+def test_an_unknown_codec_names_those_that_exist(airflow_store: Any, run_task: Any) -> None:
+    with pytest.raises(InvalidArgument, match="json"):
+        run_task(ExportQueueConfigureOperator, queue_id="other", value="xml")
+
+
+def test_without_create_store_a_missing_store_is_an_error(store_path: Path, run_task: Any) -> None:
+    with pytest.raises(StoreNotCreated):
+        run_task(ExportQueueConfigureOperator, queue_id="orders", create_store=False)
+
+
+# -- draining ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_brings_everything_into_the_sink_and_reports(airflow_store: Any, run_task: Any, copies: Any) -> None:
+    add(airflow_store, 20)
+    result = run_task(ExportQueueDrainOperator, queue_id="orders", sink_conn_id="copies")
+    assert result["read"] == result["acknowledged"] == result["written"] == 20
+    assert result["left"] == result["dead"] == 0
+    assert json.loads(json.dumps(result)) == result
+    assert copies() == {f"customer {i}": {"total": i} for i in range(20)}
+    assert airflow_store.backlog("orders") == []
+    (stored,) = airflow_store.reports(queue_id="orders")
+    assert stored == result
+    assert stored["token"].startswith("one_task/manual__")
+
+
+def test_arguments_are_templated(airflow_store: Any, run_task: Any, copies: Any, monkeypatch: Any) -> None:
+    add(airflow_store, 20)
+    for name, value in {"QUEUE": "orders", "RANGES": "[[0, 101]]", "TABLE": "{collection}"}.items():
+        monkeypatch.setenv(f"AIRFLOW_VAR_{name}", value)
+    result = run_task(
+        ExportQueueDrainOperator,
+        queue_id="{{ var.value.queue }}",
+        sink_conn_id="{{ 'copies' }}",
+        sink_options={"table": "{{ var.value.table }}"},
+        ranges="{{ var.value.ranges }}",
+        if_locked="{{ 'fail' }}",
+        max_dead="{{ 5 }}",
+    )
+    assert result["ranges"] == [[0, 101]]
+    assert 0 < result["acknowledged"] < 20
+
+
+def test_draining_nothing_is_a_success(airflow_store: Any, run_task: Any, copies: Any) -> None:
+    for ranges in (None, []):
+        result = run_task(ExportQueueDrainOperator, queue_id="orders", sink_conn_id="copies", ranges=ranges)
+        assert result["read"] == result["left"] == 0
+
+
+def test_rejected_entries_become_dead_letters_and_the_rest_flows(
+    airflow_store: Any, run_task: Any, copies: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "own_exporters.py").write_text(
+        "from export_queue.core.sinks import Put\n"
+        "def picky(entry):\n"
+        "    if entry.value['total'] == 3: raise ValueError('no threes')\n"
+        "    yield Put('orders', entry.key, entry.value)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    add(airflow_store, 5)
+    drain = {"queue_id": "orders", "sink_conn_id": "copies", "exporter": "own_exporters:picky"}
+    result = run_task(ExportQueueDrainOperator, **drain)
+    assert (result["acknowledged"], result["dead"]) == (4, 1)
+    assert airflow_store.dead_letters("orders")[0].reason == "no threes"
+
+
+def test_a_range_that_is_locked_is_waited_for_skipped_or_an_error(
+    airflow_store: Any, run_task: Any, copies: Any
+) -> None:
+    add(airflow_store, 20)
+    queue = airflow_store.queue("orders")
+    unit = queue.units()[0]
+    claim(airflow_store.database, queue, [unit], owner=Owner("somebody", "1"), lease_seconds=600)
+    drain = {"queue_id": "orders", "sink_conn_id": "copies"}
+    with pytest.raises(LockNotAvailable, match="somebody"):
+        run_task(ExportQueueDrainOperator, **drain, if_locked="fail")
+    result = run_task(ExportQueueDrainOperator, **drain, if_locked="skip")
+    assert result["skipped"] == [[unit.first, unit.end]]
+    with pytest.raises(LockNotAvailable, match="somebody"):
+        run_task(ExportQueueDrainOperator, **drain, lock_timeout=0)
+
+
+def test_a_retry_takes_over_the_leases_of_the_attempt_before(airflow_store: Any, copies: Any) -> None:
+    add(airflow_store, 20)
+    context = {"ti": SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)}
+    queue = airflow_store.queue("orders")
+    claim(airflow_store.database, queue, queue.units(), owner=Owner(task_name(context), "dead"), lease_seconds=600)
+    operator = ExportQueueDrainOperator(task_id="t", queue_id="orders", sink_conn_id="copies", if_locked="fail")
+    assert operator.execute(context)["acknowledged"] == 20
+
+
+def test_a_killed_drain_stops_and_what_was_acknowledged_stays_removed(airflow_store: Any, copies: Any) -> None:
+    add(airflow_store, 20)
+    operator = ExportQueueDrainOperator(task_id="t", queue_id="orders", sink_conn_id="copies")
+    operator.on_kill()  # arrives before the first chunk is done
+    with pytest.raises(AirflowException, match="told to stop"):
+        operator.execute({"ti": SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)})
+    left = sum(unit.entries for unit in airflow_store.backlog("orders"))
+    assert left + len(copies()) == 20
+    assert left > 0
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def refuse(run_task: Any, store: Any, error: type[Exception], match: str, **arguments: Any) -> None:
+    """A drain fails with a clear error, and no entry is lost."""
+    add(store, 3)
+    with pytest.raises(error, match=match):
+        run_task(ExportQueueDrainOperator, **{"queue_id": "orders", "sink_conn_id": "copies", **arguments})
+    assert sum(unit.entries for unit in store.backlog("orders")) == 3
+
+
+def test_an_unknown_queue_names_those_that_exist(airflow_store: Any, run_task: Any, copies: Any) -> None:
+    refuse(run_task, airflow_store, UnknownQueue, "it has: orders", queue_id="order")
+
+
+def test_ranges_that_are_not_whole_units_are_refused(airflow_store: Any, run_task: Any, copies: Any) -> None:
+    refuse(run_task, airflow_store, InvalidArgument, "unit", ranges=[[0, 100]])
+
+
+@pytest.mark.parametrize("ranges", ["all", [[0]], [["0", "101"]], {"a": 1}, 5])
+def test_ranges_that_are_no_ranges_are_refused(airflow_store: Any, run_task: Any, copies: Any, ranges: Any) -> None:
+    refuse(run_task, airflow_store, InvalidArgument, "pairs of whole numbers", ranges=ranges)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("if_locked", "maybe"), ("on_error", "ignore"), ("max_dead", "many"), ("max_dead", -1)]
+)
+def test_choices_that_do_not_exist_are_refused(
+    airflow_store: Any, run_task: Any, copies: Any, name: str, value: Any
+) -> None:
+    refuse(run_task, airflow_store, ConfigurationError, name, **{name: value})
+
+
+def test_an_exporter_that_cannot_be_imported_is_named(airflow_store: Any, run_task: Any, copies: Any) -> None:
+    refuse(run_task, airflow_store, Exception, "no_such_module", exporter="no_such_module:export")
+
+
+def test_an_unknown_sink_option_names_those_that_exist(airflow_store: Any, run_task: Any, copies: Any) -> None:
+    refuse(run_task, airflow_store, SinkConfigurationError, "it takes: .*columns", sink_options={"colums": ["a"]})
+
+
+def test_a_missing_sink_connection_prints_the_variable_to_set(airflow_store: Any, run_task: Any, copies: Any) -> None:
+    refuse(run_task, airflow_store, MissingConnection, "AIRFLOW_CONN_NOWHERE=", sink_conn_id="nowhere")
+
+
+def test_a_missing_store_connection_prints_the_variable_to_set(run_task: Any, copies: Any) -> None:
+    with pytest.raises(MissingConnection, match="AIRFLOW_CONN_EXPORT_QUEUE_DEFAULT="):
+        run_task(ExportQueueDrainOperator, queue_id="orders", sink_conn_id="copies")
+
+
+def test_a_connection_that_is_no_sink_names_the_types_that_are(
+    airflow_store: Any, run_task: Any, copies: Any, connect: Any
+) -> None:
+    connect("mail", conn_type="smtp", host="h")
+    refuse(
+        run_task, airflow_store, SinkConfigurationError, "supported are redis, sqlite, postgres", sink_conn_id="mail"
+    )
+
+
+def test_a_queue_that_is_bound_to_another_sink_is_refused(
+    airflow_store: Any, run_task: Any, copies: Any, connect: Any, tmp_path: Path
+) -> None:
+    connect("others", conn_type="sqlite", host=str(tmp_path / "others.db"))
+    run_task(ExportQueueDrainOperator, queue_id="orders", sink_conn_id="copies")
+    refuse(run_task, airflow_store, SinkBindingError, "'copies'", sink_conn_id="others")
+    assert not (tmp_path / "others.db").exists()
+
+
+def test_a_sink_that_cannot_be_reached_loses_nothing(
+    airflow_store: Any, run_task: Any, copies: Any, connect: Any, monkeypatch: Any
+) -> None:
+    from export_queue.core.drain import Patience
+
+    monkeypatch.setitem(Patience.__init__.__kwdefaults__, "sleep", lambda _: None)
+    connect("cache", conn_type="redis", host="127.0.0.1", port=free_port(), password="kept-secret-4711")
+    refuse(run_task, airflow_store, SinkUnavailable, "127.0.0.1", sink_conn_id="cache")
+    assert airflow_store.queue("orders").sink is None
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, None),
+        ("None", None),
+        (" ", None),
+        ([], []),
+        ("[]", []),
+        ([0, 101], [[0, 101]]),
+        ([[0, 101], (202, 303)], [[0, 101], [202, 303]]),
+        ("[[0, 101], [101, 202]]", [[0, 101], [101, 202]]),
+    ],
+)
+def test_ranges_are_read_as_they_arrive(given: Any, expected: Any) -> None:
+    assert parse_ranges(given) == expected
+
+
+def test_neighbours_are_joined() -> None:
+    assert join_ranges([[4, 6], [0, 2], [2, 4], [8, 9]]) == [[0, 6], [8, 9]]
+
+
+def test_a_task_has_one_name_over_its_tries() -> None:
+    def instance(map_index: int | None, try_number: int) -> dict[str, Any]:
+        fields = {"dag_id": "d", "run_id": "r", "task_id": "g.t", "map_index": map_index, "try_number": try_number}
+        return {"ti": SimpleNamespace(**fields)}
+
+    assert task_name(instance(-1, 1)) == task_name(instance(-1, 2)) == task_name(instance(None, 1)) == "d/r/g.t"
+    assert task_name(instance(3, 1)) == "d/r/g.t/3"

@@ -1,0 +1,75 @@
+"""Writing a DAG costs little: none of the heavy packages is imported, nothing is asked of a server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "dags_examples"
+HEAVY = ("pyspark", "redis", "elasticsearch", "pyarrow", "pandas", "psycopg", "psycopg2")
+
+PROGRAM = """
+import runpy, sys
+for path in sys.argv[1:]:
+    runpy.run_path(path)
+import export_queue.plugin
+print(sorted({name.split(".")[0] for name in sys.modules} & set(%r)))
+"""
+
+
+def run(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-P", "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_no_example_imports_a_heavy_package() -> None:
+    paths = sorted(str(path) for path in EXAMPLES.glob("*.py"))
+    assert len(paths) > 4
+    assert run(PROGRAM % (HEAVY,), *paths) == "[]"
+
+
+def test_airflow_finds_all_examples_without_errors(airflow_database: Path) -> None:
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(dag_folder=str(EXAMPLES), bundle_path=EXAMPLES, bundle_name="examples")
+    assert bag.import_errors == {}
+    assert {"recount", "publish", "set_up_orders", "mapped_drain", "local_drain"} <= set(bag.dags)
+
+
+@pytest.mark.parametrize("dag_id", ["recount", "publish", "set_up_orders", "mapped_drain", "local_drain"])
+def test_examples_can_be_stored_by_the_dag_processor(airflow_database: Path, dag_id: str) -> None:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    bag = DagBag(dag_folder=str(EXAMPLES), bundle_path=EXAMPLES, bundle_name="examples")
+    stored = DagSerialization.to_dict(bag.dags[dag_id])
+    assert stored["dag"]["dag_id"] == dag_id
+
+
+def test_airflow_lists_the_provider_its_connection_type_and_its_form() -> None:
+    program = """
+from airflow.providers_manager import ProvidersManager
+manager = ProvidersManager()
+assert "airflow-provider-export-queue" in manager.providers
+hook = manager.hooks["export_queue"]
+assert hook.hook_name == "Export Queue", hook
+assert "host" in manager.field_behaviours["export_queue"]["relabeling"]
+print(sorted(name for name in manager.connection_form_widgets if "export_queue" in name))
+"""
+    assert run(program) == "['extra__export_queue__sql_conn_id', 'extra__export_queue__store_schema']"
+
+
+def test_the_configuration_section_has_its_option() -> None:
+    program = """
+import os
+os.environ.pop("AIRFLOW__EXPORT_QUEUE__SPARK_HOME", None)
+from airflow.sdk import conf
+print(repr(conf.get("export_queue", "spark_home")))
+"""
+    assert run(program) == "''"

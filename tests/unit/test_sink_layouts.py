@@ -1,0 +1,186 @@
+"""How records lie in Redis and in SQL tables: the pure parts of both sinks."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.queue import bucket
+from export_queue.core.sinks import MAX_SEQ, Operations
+from export_queue.core.sinks.redis import layout
+from export_queue.core.sinks.redis.targets import TARGETS
+from export_queue.core.sinks.sql import statements, tables
+from export_queue.core.sinks.sql.tables import Column, Contents, Limits, Table, rows_of
+
+LIMITS = Limits(id_bytes=20, values_as_text=True)
+
+
+def operations(*rows: tuple[bytes, int, bytes | None], collection: str = "c:{id}") -> Operations:
+    ids, seqs, documents = ([row[i] for row in rows] for i in range(3))
+    return Operations([collection] * len(rows), ids, documents, seqs, list(range(len(rows))))
+
+
+# Redis
+
+
+@given(st.integers(0, MAX_SEQ * 2 + 1), st.integers(0, MAX_SEQ * 2 + 1))
+def test_ranks_as_text_are_ordered_as_numbers(one, other):
+    assert (layout.rank_text(one) < layout.rank_text(other)) == (one < other)
+    assert len(layout.rank_text(one)) == 20
+
+
+@given(st.lists(st.binary(max_size=12), unique=True), st.integers(1, 1009))
+def test_a_record_is_in_the_shard_of_its_bucket(ids, shards):
+    groups = layout.group_by_shard(ids, shards, b"xq:rank:%d")
+    assert {ids[i]: name for name, group in groups.items() for i in group} == {
+        record: b"xq:rank:%d" % bucket(record, shards) for record in ids
+    }
+
+
+@pytest.mark.parametrize(
+    "template", ["{collection}", "{id}{id}", "{key}:{id}", "xq:{id}", "", "{collection}:{seq}:{id}"]
+)
+def test_templates_without_one_id_or_with_our_keys_are_refused(template):
+    with pytest.raises(SinkConfigurationError, match="template"):
+        layout.check_template(template)
+
+
+def test_collections_that_could_make_two_records_one_key_are_refused():
+    filled, refused = layout.fill_collections("{collection}:{id}", ["a", "a:b", "", "{id}", "é"])
+    assert filled == {"a": "a:{id}"}
+    assert set(refused) == {"a:b", "", "{id}", "é"}
+
+
+def test_a_template_without_collection_takes_any():
+    filled, refused = layout.fill_collections("k:{id}:v", ["a:b", ""])
+    assert (set(filled.values()), refused) == ({"k:{id}:v"}, {})
+    assert layout.keys_of(["k:{id}:v", "{id}"], [b"\xff", b"{id}"]) == [b"k:\xff:v", b"{id}"]
+
+
+@pytest.mark.parametrize(
+    ("target", "template", "record", "reason"),
+    [
+        ("string", "{id}", b"xq:control", "the sink's own"),
+        ("string", "x{id}", b"q:control", "the sink's own"),
+        ("set", "{id}", b"xq:control/m", "the sink's own"),
+        ("set", "c:{id}", b"no member", "<set>/<member>"),
+        ("set", "c:{id}", b"a\0b/c", "NUL"),
+    ],
+)
+def test_records_that_cannot_be_are_refused(target, template, record, reason):
+    reasons = {}
+    TARGETS[target].refuse(operations((record, 1, b""), collection=template), reasons)
+    assert reason in reasons[0]
+
+
+def test_members_keep_slashes_and_their_ranks_stand_under_key_nul_member():
+    records = TARGETS["set"].place(operations((b"12/a/b", 1, b"")), 1)
+    assert (records.keys, records.members, records.fields) == ([b"c:12"], [b"a/b"], [b"c:12\0a/b"])
+
+
+def test_halves_have_every_record_once():
+    records = TARGETS["string"].place(operations(*((b"%d" % n, 1, b"") for n in range(50))), 7)
+    first, second = records.halves()
+    assert sorted(i for half in (first, second) for group in half.shards.values() for i in group) == list(range(50))
+    assert not first.shards.keys() & second.shards.keys()
+
+
+# SQL
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a" * 59, "xq_control", "sqlite_master", "PG_class", "orders_live", 'a"b', "a b", "-a", "é"]
+)
+def test_names_that_no_table_may_have_are_refused(name):
+    assert tables.refuse_table(name)
+    assert tables.fill_collections("{collection}", [name, "good"], fold=False)[0] == {"good": "good"}
+
+
+@pytest.mark.parametrize("name", ["orders", "daily-orders", "a.b", "_x", "2026", "A" * 58])
+def test_names_of_queues_are_names_of_tables(name):
+    assert tables.refuse_table(name) is None
+
+
+@pytest.mark.parametrize("template", ["{id}", "{collection}_{x}", "xq_{collection}", "{collection}_live", "a b"])
+def test_templates_of_tables_are_checked(template):
+    with pytest.raises(SinkConfigurationError):
+        tables.check_template(template)
+
+
+@pytest.mark.parametrize(
+    ("columns", "document"),
+    [
+        ([], "text"),
+        (["id"], "text"),
+        (["_RANK"], "text"),
+        (["a b"], "text"),
+        ({"a": "blob"}, "text"),
+        (["a", "a"], "text"),
+        (None, "xml"),
+    ],
+)
+def test_columns_are_checked(columns, document):
+    with pytest.raises(SinkConfigurationError):
+        Contents.of(columns, document)
+
+
+documents = st.none() | st.binary(max_size=8) | st.text(max_size=8).map(str.encode)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=24) | st.just(b"good"), documents), max_size=6))
+def test_quick_rows_are_those_of_the_careful_way(pairs):
+    batch = operations(*((record, 1, document) for record, document in pairs))
+    text = Contents.of(None, "text")
+    rows, reasons = rows_of(batch, text, LIMITS)
+    one_by_one = [rows_of(batch.take([i]), text, LIMITS) for i in range(len(pairs))]
+    assert rows == [row for found, _ in one_by_one for row in found]
+    assert reasons == {i: unfit[0] for i, (_, unfit) in enumerate(one_by_one) if unfit}
+    for row in rows:
+        assert "\0" not in row[0] + (row[1] or "")
+
+
+FIELDS = {"n": "integer", "t": "text", "j": "json", "b": "boolean"}
+
+
+@pytest.mark.parametrize(
+    ("document", "as_text", "native"),
+    [
+        (b'{"n":1,"t":"x","j":{"a":1},"b":true}', ("1", "x", '{"a":1}', "true"), (1, "x", '{"a":1}', True)),
+        (b'{"t":5,"j":"x","more":1}', (None, "5", '"x"', None), (None, "5", '"x"', None)),
+        (b'{"t":true,"n":1.5}', ("1.5", "true", None, None), (1.5, "true", None, None)),
+    ],
+)
+def test_fields_become_columns(document, as_text, native):
+    contents = Contents.of(FIELDS, "text")
+    for limits, values in ((LIMITS, as_text), (Limits(id_bytes=9, values_as_text=False), native)):
+        assert rows_of(operations((b"a", 3, document)), contents, limits) == ([("a", *values, 7, False)], {})
+
+
+@pytest.mark.parametrize(
+    "document", [b"[]", b"", b"{", b"5", b'{"t":"\\u0000"}', b'{"t":"\\ud800"}', b'{"n":18446744073709551615}']
+)
+def test_documents_that_have_no_such_fields_are_unfit(document):
+    contents = Contents.of(FIELDS, "text")
+    rows, reasons = rows_of(operations((b"a", 3, document)), contents, Limits(id_bytes=9, values_as_text=False))
+    assert rows == []
+    assert list(reasons) == [0]
+
+
+def test_a_tombstone_has_no_values():
+    rows, _ = rows_of(operations((b"a", 3, None)), Contents.of(FIELDS, "text"), LIMITS)
+    assert rows == [("a", None, None, None, None, 6, True)]
+
+
+def test_the_guard_is_strict_and_writes_every_column():
+    table = Table("orders", Contents((Column("n"),), whole=False))
+    for statement in (statements.upsert_values(table), statements.upsert_batch(table)):
+        assert 'WHERE t."_rank" < excluded."_rank"' in statement
+        assert 'SET "n" = excluded."n", "_rank" = excluded."_rank", "_deleted" = excluded."_deleted"' in statement
+
+
+def test_documents_survive_as_json_text():
+    rows, _ = rows_of(operations((b"a", 3, orjson.dumps({"j": ["é"]}))), Contents.of({"j": "json"}, "text"), LIMITS)
+    assert orjson.loads(rows[0][1]) == ["é"]

@@ -1,0 +1,164 @@
+"""Descriptions of sinks: what travels, what is refused, and that secrets stay out of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import types
+
+import pytest
+
+from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
+from export_queue.core.sinks import MemorySink, SinkSpec, has_password, open_sink
+
+REDIS = SinkSpec("redis", {"host": "cache.example", "key": "customer:{id}"}, {"password": "env:XQ_TEST"})
+
+
+def test_a_description_survives_json():
+    assert SinkSpec.from_json(REDIS.to_json()) == REDIS
+    assert json.loads(REDIS.to_json())["secrets"] == {"password": "env:XQ_TEST"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "{}", '{"kind": "redis"}', '{"kind": 1, "options": 2, "secrets": 3, "name": 4}']
+)
+def test_other_json_is_refused(text):
+    with pytest.raises((InvalidArgument, SinkConfigurationError)):
+        SinkSpec.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (SinkSpec("memory", {"name": "m"}), "memory:m"),
+        (SinkSpec("redis"), "redis://localhost:6379/0"),
+        (REDIS, "redis://cache.example:6379/0 as customer:{id}"),
+        (SinkSpec("sql", {"url": "postgresql://me@db/x"}), "postgresql://me@db/x"),
+        (SinkSpec("sql", {}, {"url": "env:URL"}), "env:URL"),
+        (SinkSpec("my.module:Sink"), "my.module:Sink"),
+        (SinkSpec("redis", name="redis_default"), "redis_default"),
+    ],
+)
+def test_a_sink_is_named_after_its_target(spec, name):
+    assert spec.name == name
+
+
+def test_own_sinks_with_other_options_have_other_names():
+    names = {SinkSpec("my.module:Sink", {"folder": folder}).name for folder in "ab"}
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"password": "hunter2"},
+        {"auth_token": "hunter2"},
+        {"ssl_options": {"ssl_password": "hunter2"}},
+        {"url": "postgresql://me:hunter2@db/x"},
+        {"url": "postgresql://me:hunt/er2@db/x"},
+        {"url": "postgresql://me@db/x?password=hunter2"},
+        {"hosts": ["redis://:hunter2@a"]},
+    ],
+)
+def test_a_password_among_the_options_is_refused_and_not_shown(options):
+    with pytest.raises(SinkConfigurationError) as caught:
+        SinkSpec("sql", options)
+    assert "hunter" not in str(caught.value)
+    assert "secrets=" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("postgresql://db/x", False),
+        ("postgresql://me@db:5432/x", False),
+        ("postgresql://me@db/x?sslmode=require", False),
+        ("sqlite:////tmp/a:b@c.db", False),
+        ("redis://[::1]:6379/0", False),
+        ("{collection}:{id}", False),
+        ("redis://:x@db", True),
+        ("postgresql://me:x@db", True),
+    ],
+)
+def test_passwords_in_urls_are_seen(text, answer):
+    assert has_password(text) == answer
+
+
+def test_a_secret_that_is_no_reference_is_refused_and_not_shown():
+    with pytest.raises(SinkConfigurationError) as caught:
+        SinkSpec("redis", {}, {"password": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: SinkSpec("mongo"),
+        lambda: SinkSpec("redis", {"when": object()}),
+        lambda: SinkSpec("redis", {"host": "a"}, {"host": "env:A"}),
+        lambda: open_sink(SinkSpec("memory", {"nmae": "m"})),
+        lambda: open_sink(SinkSpec("no_such_module:Sink")),
+        lambda: open_sink(SinkSpec("json:no_such_name")),
+        lambda: open_sink(SinkSpec("json:JSONDecoder")),
+    ],
+)
+def test_a_description_of_no_sink_is_refused(build):
+    with pytest.raises(SinkConfigurationError):
+        build()
+
+
+def test_an_unknown_option_is_answered_with_the_known_ones():
+    with pytest.raises(SinkConfigurationError, match="it takes: name"):
+        open_sink(SinkSpec("memory", {"nmae": "m"}))
+
+
+def test_memory_sinks_are_opened_by_name():
+    sink = open_sink(SinkSpec("memory", {"name": "opened by name"}))
+    assert isinstance(sink, MemorySink)
+    assert sink.name == "opened by name"
+
+
+def test_an_own_sink_gets_options_and_resolved_secrets(monkeypatch):
+    module = types.ModuleType("own_sinks")
+    given = {}
+
+    def make(**arguments):
+        given.update(arguments)
+        return MemorySink()
+
+    module.make = make
+    monkeypatch.setitem(sys.modules, "own_sinks", module)
+    monkeypatch.setenv("XQ_TEST", "hunter2")
+    spec = SinkSpec("own_sinks:make", {"folder": "x"}, {"key": "env:XQ_TEST"})
+    open_sink(spec)
+    assert given == {"folder": "x", "key": "hunter2"}
+    spec.resolve().open()
+    assert given == {"folder": "x", "key": "hunter2"}
+
+
+def test_a_missing_secret_is_named_when_the_sink_is_opened(monkeypatch):
+    monkeypatch.delenv("XQ_TEST", raising=False)
+    for act in (REDIS.resolve, lambda: open_sink(REDIS)):
+        with pytest.raises(SecretNotFound, match="env:XQ_TEST"):
+            act()
+
+
+def test_nothing_shows_a_resolved_secret(monkeypatch):
+    monkeypatch.setenv("XQ_TEST", "hunter2")
+    resolved = REDIS.resolve()
+    sink = resolved.open()
+    assert resolved.values == {"password": "hunter2"}
+    assert "hunter2" not in repr(resolved) + str(resolved) + repr(sink) + str(sink) + repr(vars(sink))
+    assert pickle.loads(pickle.dumps(resolved)) == resolved
+
+
+def test_describing_a_sink_loads_no_client():
+    code = """
+import sys
+from export_queue.core.sinks import SinkSpec
+SinkSpec("redis", {"host": "a"}); SinkSpec("sql", {"url": "postgresql://db/x"})
+assert not {"redis", "hiredis", "psycopg", "pyarrow", "pyspark", "airflow"} & set(sys.modules), sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
