@@ -293,9 +293,7 @@ class Store:
         with self.database.read() as work:
             return backlog(work, queue, snapshot, None if ranges is None else queue.split(ranges))
 
-    def waiting_ranges(
-        self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None
-    ) -> list[Range]:
+    def waiting_ranges(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Range]:
         """Say which units have work; cheaper than counting it."""
         queue = self.queue(queue_id)
         snapshot = observe(self.database)

@@ -20,10 +20,14 @@ from export_queue.core.secrets import resolve_secret
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at a store of export queues and set it up.")
 
-Url = Annotated[str, typer.Option("--store", envvar="EXPORT_QUEUE_STORE", help="sqlite:///path or postgresql://user@host/db")]
+Url = Annotated[
+    str, typer.Option("--store", envvar="EXPORT_QUEUE_STORE", help="sqlite:///path or postgresql://user@host/db")
+]
 Password = Annotated[
     str | None,
-    typer.Option("--password", help="where the password is: env:NAME, file:PATH or module:function; never the password"),
+    typer.Option(
+        "--password", help="where the password is: env:NAME, file:PATH or module:function; never the password"
+    ),
 ]
 Schema = Annotated[str, typer.Option("--schema", help="PostgreSQL schema that holds the store")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]

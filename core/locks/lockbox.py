@@ -168,7 +168,10 @@ def holders(work: Work, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
     wanted = set(ranges)
     found = [
         Holder(
-            Owner(row["task"], row["attempt"]), Range(row["first_bucket"], row["end_bucket"]), row["fence"], row["lease_ms"]
+            Owner(row["task"], row["attempt"]),
+            Range(row["first_bucket"], row["end_bucket"]),
+            row["fence"],
+            row["lease_ms"],
         )
         for row in sql.of_queue(work, queue.number, now=work.now())
     ]

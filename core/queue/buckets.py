@@ -45,9 +45,7 @@ class Range:
 
 def units_of(buckets: int, buckets_per_range: int) -> list[Range]:
     """List the units of a layout; the last one may be smaller."""
-    return [
-        Range(first, min(first + buckets_per_range, buckets)) for first in range(0, buckets, buckets_per_range)
-    ]
+    return [Range(first, min(first + buckets_per_range, buckets)) for first in range(0, buckets, buckets_per_range)]
 
 
 def split(ranges: Iterable[Range | Sequence[int]], buckets: int, buckets_per_range: int) -> list[Range]:

@@ -109,7 +109,9 @@ def configure_queue(
             add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **wanted})
             row = queue_row(work, queue_id)
     assert row is not None
-    differences = [f"{name}: expected {wanted[name]!r}, found {row[name]!r}" for name in wanted if row[name] != wanted[name]]
+    differences = [
+        f"{name}: expected {wanted[name]!r}, found {row[name]!r}" for name in wanted if row[name] != wanted[name]
+    ]
     if differences:
         raise OptionsDiffer(f"queue {queue_id!r} exists with other options: {'; '.join(differences)}")
     return _queue(row)

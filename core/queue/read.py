@@ -110,9 +110,7 @@ def remove_entries(work: Work, queue: Queue, positions: Sequence[Position]) -> i
     return sql.delete_entries(work, queue.number, queue.layout, [position._sql for position in positions])
 
 
-def backlog(
-    work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None
-) -> list[Backlog]:
+def backlog(work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Backlog]:
     """Count what waits, unit by unit; units without entries are left out."""
     wanted = None if within is None else set(within)
     units = queue.units()
@@ -123,9 +121,7 @@ def backlog(
     return [unit for unit in found if wanted is None or unit.range in wanted]
 
 
-def waiting_ranges(
-    work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None
-) -> list[Range]:
+def waiting_ranges(work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Range]:
     """Say which units have work, at the cost of one index probe each."""
     units = queue.units() if within is None else sorted(within)
     found: list[Range] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from export_queue.core.errors import AmbiguousRecord
 from export_queue.core.sinks.operations import MAX_SEQ, Operations, collapse
@@ -31,7 +32,8 @@ def apply_batch(operations: Operations, *, reasons: Reasons, write: Callable[[Op
     if not len(operations):
         return ApplyResult(0, 0)
     if not reasons and _distinct(operations):
-        return write(operations)
+        result = write(operations)
+        return replace(result, rejected=tuple(sorted(result.rejected, key=attrgetter("position"))))
     rejected = dict(reasons)
     pending: Sequence[int] = [i for i in range(len(operations)) if i not in rejected]
     written = 0

@@ -39,7 +39,9 @@ def create(database: Database, *, floor: int = 0) -> Identity:
         if database.dialect.name == "postgresql":
             name = schema_of(connection)
             # Two that create at once would meet in the catalogue.
-            connection.execute(sa.text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"export-queue {name}"})
+            connection.execute(
+                sa.text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"export-queue {name}"}
+            )
             connection.execute(sa.schema.CreateSchema(name, if_not_exists=True))
         schema.metadata.create_all(connection)
         database.dialect.create(connection)

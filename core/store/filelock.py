@@ -52,7 +52,9 @@ class FileLock:
                 hint="look for a stopped process that has the store open",
             )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         file, self._file = self._file, None
         if file is not None:
             os.close(file)

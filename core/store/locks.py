@@ -21,9 +21,7 @@ def overlapping(work: Work, queue: int, layout: int, *, first: int, end: int) ->
     """Read and lock the rows that meet a bucket interval."""
     statement = (
         sa.select(lk)
-        .where(
-            lk.c.queue_number == queue, lk.c.layout == layout, lk.c.first_bucket < end, lk.c.end_bucket > first
-        )
+        .where(lk.c.queue_number == queue, lk.c.layout == layout, lk.c.first_bucket < end, lk.c.end_bucket > first)
         .order_by(lk.c.fence)
         .with_for_update()
     )

@@ -37,10 +37,8 @@ _READ_CELL = """
           and (version = any(%s::bigint[]) or (version <= %b and version <> all(%s::bigint[])))
         order by version desc limit 1) c on true
 """
-_WRITES = "%b::bytea[], %s::int[], %b::bytea[], %b::bytea[], %b::bytea[], %s::int[], %s::int[], %s::int[], %b::bytea[], %b::bytea[]"
-_COMMIT = (
-    "select {s}.xq_commit_v1(%b, %s, %b, %b, %s::bigint[], %b, %b, %s, %b, %s, " + _WRITES + ")"
-)
+_WRITES = ", ".join(["%b::bytea[]", "%s::int[]"] + ["%b::bytea[]"] * 3 + ["%s::int[]"] * 3 + ["%b::bytea[]"] * 2)
+_COMMIT = "select {s}.xq_commit_v1(%b, %s, %b, %b, %s::bigint[], %b, %b, %s, %b, %s, " + _WRITES + ")"
 _STAGE = "select {s}.xq_stage_v1(%b, " + _WRITES + ")"
 
 
@@ -106,7 +104,8 @@ class PostgresDialect:
     def set_floor(self, connection: sa.Connection, floor: int) -> None:
         """Make all ids to come greater than a number."""
         _raw(connection).execute(
-            f"select setval('{self._s}.xq_id', greatest(coalesce(pg_sequence_last_value('{self._s}.xq_id'), 0), %s))".encode(),
+            f"select setval('{self._s}.xq_id', "
+            f"greatest(coalesce(pg_sequence_last_value('{self._s}.xq_id'), 0), %s))".encode(),
             (floor,),
         )
 

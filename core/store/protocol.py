@@ -7,8 +7,8 @@ own way. Everything else that the store says in SQL is portable and stands in th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 from uuid import UUID
 

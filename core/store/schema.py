@@ -161,7 +161,9 @@ drain_report = _table(
     sa.Index("xq_drain_report_token", "token"),
 )
 
-_LIVE_ENTRY = "not exists (select 1 from {s}xq_active a where a.id = e.seq) and not exists (select 1 from {s}xq_invalid i where i.id = e.seq)"
+_LIVE_ENTRY = """
+    not exists (select 1 from {s}xq_active a where a.id = e.seq)
+    and not exists (select 1 from {s}xq_invalid i where i.id = e.seq)"""
 
 VIEWS = {
     "queue_lag": f"""

@@ -19,10 +19,10 @@ from export_queue.core.errors import (
     SnapshotTooOld,
     TransactionTimeout,
 )
+from export_queue.core.store.conflict_keys import conflict_error
 from export_queue.core.store.database import Clock
 from export_queue.core.store.filelock import FileLock
 from export_queue.core.store.protocol import CommitCall, Committed, Kind, Outcome, Started, View, Writes
-from export_queue.core.store.conflict_keys import conflict_error
 
 LOCK_SECONDS = 30.0
 """How long a writer waits for its turn."""
@@ -210,9 +210,7 @@ class SqliteDialect:
         """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
         raw = _raw(connection)
         with self.transaction(connection):
-            decided = raw.execute(
-                "select status, id from xq_outcome where request = ?", (call.request.hex,)
-            ).fetchone()
+            decided = raw.execute("select status, id from xq_outcome where request = ?", (call.request.hex,)).fetchone()
             if decided is not None:
                 if decided[0] == "committed":
                     return Committed(decided[1])
@@ -292,9 +290,7 @@ class SqliteDialect:
                 "insert or ignore into xq_outcome (request, status, id, decided_ms) values (?, 'refused', null, ?)",
                 (request.hex, self._clock()),
             )
-            status, own = raw.execute(
-                "select status, id from xq_outcome where request = ?", (request.hex,)
-            ).fetchone()
+            status, own = raw.execute("select status, id from xq_outcome where request = ?", (request.hex,)).fetchone()
         return Outcome(status, own)
 
     def sweep(self, connection: sa.Connection) -> int:

@@ -37,7 +37,8 @@ def check_name(what: str, name: str) -> str:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
         raise InvalidArgument(
-            f"{what}: expected 1-64 characters of a-z 0-9 _ . -, first and last a letter or digit, no '..'; found {name!r}"
+            f"{what}: expected 1-64 characters of a-z 0-9 _ . -, first and last a letter or digit, no '..'; "
+            f"found {name!r}"
         )
     return name
 
@@ -53,7 +54,9 @@ def configure_table(database: Database, name: str, *, conflict: str = ConflictLe
     try:
         wanted = ConflictLevel(conflict)
     except ValueError as error:
-        raise InvalidArgument(f"conflict: expected one of {[c.value for c in ConflictLevel]}, found {conflict!r}") from error
+        raise InvalidArgument(
+            f"conflict: expected one of {[c.value for c in ConflictLevel]}, found {conflict!r}"
+        ) from error
     found = find_or_add_table(database, name, wanted)
     if found.conflict is not wanted:
         raise OptionsDiffer(

@@ -29,7 +29,7 @@ from export_queue.core.transactions.steps import outcome, stored_result, sweep_i
 ASK_SECONDS = 20.0
 """How long the outcome of a broken commit is asked for."""
 WRITE_ONLY_TRIES = 20
-"""How often a commit that never read is repeated when a younger transaction overtook it; nothing was read, so it may."""
+"""How often a commit is repeated that never read, and so may be, when a younger transaction overtook it."""
 MAX_SHORT_SECONDS = 3600.0
 MAX_LONG_SECONDS = 7 * 24 * 3600.0
 
@@ -130,9 +130,7 @@ class OpenTransaction:
             value = self.buffer.cells[cell]
         else:
             view = self.value.view
-            _, value = self._on_connection(
-                lambda connection: self.database.dialect.read_cell(connection, view, *cell)
-            )
+            _, value = self._on_connection(lambda connection: self.database.dialect.read_cell(connection, view, *cell))
         return value is not None, value
 
     def write_cell(self, cell: Cell, value: bytes | None, *, conflict_key: bytes | None) -> None:
@@ -235,7 +233,8 @@ class OpenTransaction:
                 if time.monotonic() > deadline:
                     self._end("aborted")
                     raise CommitOutcomeUnknown(
-                        f"the commit of request {self.request} got no answer and the store cannot be asked: {error.message}"
+                        f"the commit of request {self.request} got no answer, "
+                        f"and the store cannot be asked: {error.message}"
                     ) from reason
                 time.sleep(0.2)
         if decided.status == "committed" and decided.id is not None:
@@ -278,4 +277,3 @@ def _checked_timeout(timeout: float | None, long: bool) -> int:
     if not 0 < seconds <= most:
         raise InvalidArgument(f"timeout: expected more than 0 and at most {most:.0f} seconds, found {seconds}")
     return int(seconds * 1000)
-

@@ -29,7 +29,9 @@ def main() -> int:
 
     :returns: 0 if every store equals the committed data, else 1.
     """
-    parser = argparse.ArgumentParser(prog="./run demo", description="Export a year of flights, and prove every store right.")
+    parser = argparse.ArgumentParser(
+        prog="./run demo", description="Export a year of flights, and prove every store right."
+    )
     parser.add_argument("--ui", action="store_true", help="leave Airflow running on 127.0.0.1 to look at, until Ctrl-C")
     wants_ui = parser.parse_args().ui
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -107,7 +109,9 @@ def run_dag(folder: Path) -> bool:
 def show_verdicts(folder: Path) -> bool:
     """Print the table; returns whether every store that the export queue feeds is right."""
     verdicts = json.loads((folder / "verdicts.json").read_bytes())
-    table = Table("store", "exported by", "records", "missing", "extra", "different", title="against a plain recount of the input")
+    table = Table(
+        "store", "exported by", "records", "missing", "extra", "different", title="against a plain recount of the input"
+    )
     for verdict in verdicts:
         numbers = [f"{verdict[name]:,}" for name in ("records", "missing", "extra", "different")]
         table.add_row(verdict["store"], verdict["exported_by"], *numbers)

@@ -33,6 +33,4 @@ def redis_client(database: int) -> Any:
     import redis
 
     connection = json.loads(os.environ["AIRFLOW_CONN_REDIS_DEFAULT"])
-    return redis.Redis(
-        host=connection["host"], port=connection["port"], password=connection["password"], db=database
-    )
+    return redis.Redis(host=connection["host"], port=connection["port"], password=connection["password"], db=database)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -67,10 +68,8 @@ def wait_for_writers(first_month: int, last_month: int) -> None:
 
 def stop_background() -> None:
     """Stop the writers that are left in the background, if there are any."""
-    try:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         os.killpg(int((settings.folder() / "background.pid").read_text()), signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):
-        pass
 
 
 def submit_twice(queue_id: str, options: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections import defaultdict
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def write(work: list[Batch], first: int, journal: Path) -> None:
             batch = work[i]
             if i % GIVEN_UP_EVERY == 7 or i >= len(work) - WRITERS:
                 give_up(store, batch, naive)
-            store.run(lambda tx, batch=batch: bring_in(tx, batch, naive), token=batch.token, attempts=50)
+            store.run(partial(bring_in, batch=batch, naive=naive), token=batch.token, attempts=50)
             noted.seek(0)
             noted.write(b"%12d" % (i + WRITERS))
 

@@ -48,7 +48,7 @@ def transfer(tx: TransactionContext, source: str, target: str, amount: int) -> N
 def work(url: str, seed: int, journal: str) -> None:
     """Move money until killed; what was reported as committed is noted, one line a commit, before going on."""
     random.seed(seed)
-    with Store.open(url) as store, open(journal, "ab", buffering=0) as lines:  # noqa: PTH123
+    with Store.open(url) as store, open(journal, "ab", buffering=0) as lines:
         while True:
             source, target = random.sample([f"a{i}" for i in range(ACCOUNTS)], 2)
             long = random.random() < 0.1
@@ -71,7 +71,7 @@ def check_total(url: str, failures: str) -> None:
             with contextlib.suppress(TransactionError), store.transaction(timeout=TIMEOUT) as tx:
                 total = sum(number(tx, f"a{i}", "balance") for i in range(ACCOUNTS))
                 if total != ACCOUNTS * OPENING:
-                    with open(failures, "a") as file:  # noqa: PTH123
+                    with open(failures, "a") as file:
                         file.write(f"snapshot {tx.id} saw a total of {total}\n")
 
 
@@ -87,7 +87,9 @@ def ending(processes: list[BaseProcess]) -> Iterator[None]:
 
 
 @pytest.mark.timeout(SECONDS * 4 + 120)
-def test_a_bank_under_kills_keeps_its_total_and_an_unbroken_chain_per_account(store: Store, store_url: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_bank_under_kills_keeps_its_total_and_an_unbroken_chain_per_account(
+    store: Store, store_url: str, tmp_path
+) -> None:  # type: ignore[no-untyped-def]
     seed = int(os.environ.get("EXPORT_QUEUE_SEED", random.SystemRandom().randrange(10**6)))
     print(f"seed {seed}")
     chance = random.Random(seed)

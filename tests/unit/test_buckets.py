@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+# Key and XXH64 with seed 42 as a signed number, as Spark's xxhash64 gives it; tests/spark compares the same list.
+from tests.golden import GOLDEN_HASHES
+
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import Range, bucket, buckets_of
 from export_queue.core.queue.buckets import split, units_of
-
-# Key and XXH64 with seed 42 as a signed number, as Spark's xxhash64 gives it; tests/spark compares the same list.
-from tests.golden import GOLDEN_HASHES
 
 
 @pytest.mark.parametrize(("key", "signed"), GOLDEN_HASHES)
@@ -36,7 +36,20 @@ def test_units_tile_the_buckets(buckets: int, per_range: int) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [[0, 100], [1, 101], [0, 102], [101, 101], [202, 101], [-101, 0], [0, 1010], [909, 1008], [0], "ab", [0, 101.0], [True, 101]],
+    [
+        [0, 100],
+        [1, 101],
+        [0, 102],
+        [101, 101],
+        [202, 101],
+        [-101, 0],
+        [0, 1010],
+        [909, 1008],
+        [0],
+        "ab",
+        [0, 101.0],
+        [True, 101],
+    ],
 )
 def test_a_range_that_is_not_whole_units_is_refused_with_what_is_expected(wrong: object) -> None:
     with pytest.raises(InvalidArgument, match="expected"):

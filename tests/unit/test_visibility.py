@@ -47,13 +47,19 @@ def test_the_current_write_pointer_can_be_hidden() -> None:
 ids = st.integers(1, 2**62 - 1)
 
 
-@given(st.builds(transaction, id=ids, read_pointer=ids, excluded=st.frozensets(ids), own=st.lists(ids, min_size=1).map(tuple)))
+@given(
+    st.builds(
+        transaction, id=ids, read_pointer=ids, excluded=st.frozensets(ids), own=st.lists(ids, min_size=1).map(tuple)
+    )
+)
 def test_a_transaction_survives_the_way_through_json(value: Transaction) -> None:
     assert Transaction.from_json(value.to_json()) == value
 
 
 @given(ids, st.lists(ids, unique=True).map(sorted).map(tuple), ids)
-def test_the_view_that_sql_gets_says_the_same_as_the_rule(pointer: int, excluded: tuple[int, ...], version: int) -> None:
+def test_the_view_that_sql_gets_says_the_same_as_the_rule(
+    pointer: int, excluded: tuple[int, ...], version: int
+) -> None:
     snapshot = Snapshot(pointer, excluded)
     view = snapshot.view
     assert snapshot.is_visible(version) == (version <= view.read_pointer and version not in view.excluded)

@@ -143,7 +143,9 @@ class RedisSink:
             parts += (part.halves() if collisions > 1 else None) or (part,)
             if collisions > 1:
                 time.sleep(random.uniform(0, _PAUSE_SECONDS))
-        return ApplyResult(written, len(operations) - written - len(rejected), tuple(sorted(rejected, key=lambda one: one.position)))
+        return ApplyResult(
+            written, len(operations) - written - len(rejected), tuple(sorted(rejected, key=lambda one: one.position))
+        )
 
     def _attempt(self, part: Records) -> ApplyResult | None:
         """Compare and write in one transaction; None if somebody else wrote to one of its shards meanwhile."""

@@ -134,7 +134,9 @@ class SqlSink:
                 unfit |= {i: poison[key] for i, key in enumerate(part.ids) if key in poison}
             rejected |= {positions[i]: reason for i, reason in unfit.items()}
         return ApplyResult(
-            written, len(operations) - written - len(rejected), tuple(Rejection(*pair) for pair in sorted(rejected.items()))
+            written,
+            len(operations) - written - len(rejected),
+            tuple(Rejection(*pair) for pair in sorted(rejected.items())),
         )
 
     def _upsert(self, table: Table, rows: Sequence[Row], poison: dict[bytes, str]) -> int:
