@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
-from export_queue.core.errors import ConfigurationError, DrainError, InvalidArgument
+from export_queue.core.errors import ConfigurationError, DrainError, ExportQueueError, InvalidArgument
 from export_queue.core.secrets import is_reference
 from export_queue.hooks import ExportQueueHook, StoreAddress, resolve_sink
 from export_queue.hooks.arguments import join_ranges, one_of, parse_ranges, whole_number
@@ -166,11 +166,16 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         """Kill the submission and take its leases away, so that a driver that outlives it changes nothing."""
         if self._hook is not None:
             super().on_kill()
-        if self._address is not None and self._task:
-            from export_queue.core.locks import revoke
+        if self._address is None or not self._task:
+            return
+        from export_queue.core.locks import revoke
 
+        try:
             with self._address.open() as store:
                 revoke(store.database, self._task)
+        except ExportQueueError:
+            # Called from a signal handler: an error here would break into whatever runs. The leases expire anyway.
+            self.log.exception("The leases of task %s could not be taken away", self._task)
 
     # -- before --------------------------------------------------------------------------------------------------
 

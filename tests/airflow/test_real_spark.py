@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from export_queue.core.client import Store
 from export_queue.core.locks import holders
 from export_queue.operators import ExportQueueDrainOperator, ExportQueueSparkDrainOperator
 
-WRONG = "a-wrong-secret-0815"
+WRONG = secrets.token_hex(16)  # drawn, since Airflow stores this file as the source of its DAG
 
 
 def wait_for(condition: Callable[[], bool], *, seconds: float = 60) -> None:
@@ -65,9 +66,8 @@ def stores(connect: Any, postgres_server: Any, postgres_url: str, redis_server: 
     with Store.open(postgres_url) as store:
         store.create()
         store.configure_queue("orders")
-        yield SimpleNamespace(
-            store=store, redis=redis_connection, secrets=[postgres_server.password, redis_server.password]
-        )
+        passwords = [postgres_server.password, redis_server.password]
+        yield SimpleNamespace(store=store, redis=redis_connection, passwords=passwords)
 
 
 def test_passwords_are_in_no_command_line_template_log_or_error(
@@ -109,7 +109,7 @@ def test_passwords_are_in_no_command_line_template_log_or_error(
     assert any(b"spark-submit" in line or b"SparkSubmit" in line for line in watched.seen)
     database = b"".join(content for name, content in places.items() if name.startswith("airflow.db"))
     assert b"customer:{id}" in database  # where rendered templates are
-    for secret in [*stores.secrets, WRONG]:
+    for secret in [*stores.passwords, WRONG]:
         found = [name for name, content in places.items() if secret.encode() in content]
         assert found == []
 

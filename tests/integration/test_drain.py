@@ -354,9 +354,8 @@ def test_max_dead_counts_over_all_ranges_of_a_drain(orders: Store) -> None:
     with pytest.raises(TooManyDeadLetters):
         drain(orders, "orders", PickySink(), max_dead=60)
     assert 0 < orders.count_dead("orders") <= 60
-    report = drain(orders, "orders", PickySink(), max_dead=100)
+    drain(orders, "orders", PickySink(), max_dead=100)
     assert orders.count_dead("orders") == 100
-    assert report.dead + sum(per_range) - waiting(orders) >= report.read
 
 
 def test_on_error_fail_stops_at_the_first_refusal_and_buries_nothing(orders: Store) -> None:

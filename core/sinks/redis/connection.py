@@ -15,7 +15,10 @@ from export_queue.core.errors import ExportQueueError, SinkConfigurationError, S
 from export_queue.core.sinks.redis.layout import Command
 
 Reply = Any
-_pack = cast(Callable[[Command], bytes], pack_command)
+
+_LARGE = 1 << 16
+"""Bytes above which a command is sent in pieces: the server reads the first ones while the others are packed."""
+_pack_whole = cast(Callable[[Command], bytes], pack_command)
 
 _CODES: Mapping[str, tuple[type[ExportQueueError], str]] = {
     "AUTH": (SinkRefused, "check user and password of the sink's connection"),
@@ -75,6 +78,30 @@ def explain(error: Exception, server: str) -> ExportQueueError:
     return SinkRefused(f"Redis at {server} refuses: {error}")
 
 
+def pack(commands: Sequence[Command]) -> list[bytes]:
+    """Write commands in Redis's protocol.
+
+    :returns: what to send, one piece after the other; one piece if it is not much.
+    """
+    pieces: list[bytes] = []
+    small: list[bytes] = []
+    for command in commands:
+        if sum(map(len, command)) < _LARGE:
+            small.append(_pack_whole(command))
+            continue
+        small.append(b"*%d\r\n" % len(command))
+        size = 0
+        for part in command:
+            raw = part.encode() if isinstance(part, str) else part
+            small += (b"$%d\r\n" % len(raw), raw, b"\r\n")
+            size += len(raw)
+            if size > _LARGE:
+                pieces.append(b"".join(small))
+                small, size = [], 0
+    pieces.append(b"".join(small))
+    return pieces
+
+
 class Connection:
     """A connection that is opened at its first use, and again at the first use after an error.
 
@@ -115,7 +142,7 @@ class Connection:
         connection = self._connection
         replies: list[Reply] = []
         try:
-            connection.send_packed_command([b"".join([_pack(command) for command in commands])])
+            connection.send_packed_command(pack(commands))
             for _ in commands:
                 try:
                     replies.append(connection.read_response())
@@ -129,7 +156,7 @@ class Connection:
             raise
         return replies
 
-    def ask(self, *command: bytes | str | int) -> Reply:
+    def ask(self, *command: bytes | str) -> Reply:
         """Send one command and return its reply.
 
         :raises ExportQueueError: the server answered with an error.

@@ -18,18 +18,18 @@ bucket of a queue's key, so that drains of different units do not meet where ids
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.queue import buckets_of
 from export_queue.core.sinks.control import ControlRecord
 
-Command = tuple[bytes | str | int, ...]
+Command = tuple[bytes | str, ...]
 
 RESERVED = b"xq:"
 """What no key of a user begins with."""
 CONTROL = "xq:control"
-NUMBER = 1
+NUMBER = "1"
 """Of this layout; another one is not touched."""
 DEFAULT_SHARDS = 1009
 MAX_BYTES = 512 << 20
@@ -100,9 +100,9 @@ def group_by_shard(ids: Sequence[bytes], shards: int, name: bytes) -> dict[bytes
     return {name % shard: positions for shard, positions in groups.items()}
 
 
-def rank_text(rank: int) -> bytes:
-    """Write a rank so that text order is its order."""
-    return b"%020d" % rank
+def rank_texts(ranks: Sequence[int]) -> list[bytes]:
+    """Write ranks so that text order is their order."""
+    return [b"%020d" % rank for rank in ranks]
 
 
 def control_key(queue_id: str) -> str:
@@ -121,6 +121,6 @@ def read_control(fields: Sequence[bytes | None]) -> ControlRecord | None:
 CONTROL_FIELDS = ("store", "fence", "floor")
 
 
-def write_control(record: ControlRecord) -> Mapping[str, str | int]:
-    """Return the fields of a control record; numbers as decimal text."""
-    return {"store": record.store_id, "fence": record.fence, "floor": record.floor}
+def write_control(record: ControlRecord) -> Command:
+    """Return the fields of a control record and their values; numbers as decimal text."""
+    return ("store", record.store_id, "fence", str(record.fence), "floor", str(record.floor))

@@ -100,8 +100,7 @@ class RedisSink:
                 except Exception:
                     self._all(("UNWATCH",))
                     raise
-                pairs = [part for pair in layout.write_control(wanted).items() for part in pair]
-                *_, done = self._all(("MULTI",), ("HSET", key, *pairs), ("EXEC",))
+                *_, done = self._all(("MULTI",), ("HSET", key, *layout.write_control(wanted)), ("EXEC",))
                 if done is not None:
                     return
         raise SinkUnavailable(f"{self}: the control record of queue {queue_id!r} changes all the time")
@@ -217,11 +216,11 @@ class RedisSink:
         # each field is set by whoever comes first, and never changed
         *_, (number, shards) = self._all(
             ("HSETNX", layout.CONTROL, "layout", layout.NUMBER),
-            ("HSETNX", layout.CONTROL, "shards", wanted),
+            ("HSETNX", layout.CONTROL, "shards", str(wanted)),
             ("HMGET", layout.CONTROL, "layout", "shards"),
         )
-        if int(number) != layout.NUMBER:
-            raise SinkConfigurationError(f"{self} has ranks in layout {int(number)}, expected {layout.NUMBER}")
+        if number.decode() != layout.NUMBER:
+            raise SinkConfigurationError(f"{self} has ranks in layout {number.decode()}, expected {layout.NUMBER}")
         if self._wanted_shards not in (None, int(shards)):
             raise SinkConfigurationError(
                 f"{self} has its ranks in {int(shards)} shards, the sink asks for {self._wanted_shards}",

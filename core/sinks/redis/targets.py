@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from export_queue.core.sinks.batch import Reasons, refuse_lengths
 from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.redis.layout import MAX_BYTES, RESERVED, Command, group_by_shard, keys_of, rank_text
+from export_queue.core.sinks.redis.layout import MAX_BYTES, RESERVED, Command, group_by_shard, keys_of, rank_texts
 
 Kind = Literal["string", "set"]
 
@@ -74,7 +74,7 @@ class StringTarget:
     def place(self, operations: Operations, shards: int) -> Records:
         """The key is also the rank's field."""
         keys = keys_of(operations.collections, operations.ids)
-        ranks = [rank_text(rank) for rank in operations.ranks()]
+        ranks = rank_texts(operations.ranks())
         groups = group_by_shard(operations.ids, shards, b"xq:rank:%d")
         return Records(keys, (), operations.documents, keys, ranks, groups)
 
@@ -85,8 +85,8 @@ class StringTarget:
     def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
         """One MSET for the puts, one UNLINK for the deletes."""
         keys, documents = records.keys, records.documents
-        put: list[bytes | str | int] = ["MSET"]
-        gone: list[bytes | str | int] = ["UNLINK"]
+        put: list[bytes | str] = ["MSET"]
+        gone: list[bytes | str] = ["UNLINK"]
         for i in positions:
             document = documents[i]
             if document is None:
@@ -118,7 +118,7 @@ class SetTarget:
         keys = keys_of(operations.collections, [name for name, _, _ in split])
         members = [member for _, _, member in split]
         fields = [key + b"\0" + member for key, member in zip(keys, members, strict=True)]
-        ranks = [rank_text(rank) for rank in operations.ranks()]
+        ranks = rank_texts(operations.ranks())
         groups = group_by_shard(operations.ids, shards, b"xq:member:%d")
         return Records(keys, members, operations.documents, fields, ranks, groups)
 

@@ -1,0 +1,135 @@
+"""The Redis sink against the raw client: the same records by hand-packed, pipelined SETs, and by redis-py's pipeline."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import hiredis
+import redis
+
+from benchmarks.measuring import Figure, Watch, alternate, rate, speed
+from export_queue.core.queue import bucket
+from export_queue.core.sinks import Operations, RedisSink
+from export_queue.core.testing.servers import RedisServer
+
+RAW, CLIENT = "raw pipelined SET", "redis-py pipeline"
+GOALS = {100: 0.55, 1_000: 0.75, 10_000: 0.85}
+
+
+def run(quick: bool) -> list[Figure]:
+    repeats = 2 if quick else 7
+    figures: list[Figure] = []
+    with RedisServer() as server:
+        for size, records, batch in ((100, 60_000, 1000), (1_000, 20_000, 500), (10_000, 4_000, 100)):
+            bench = Bench(server, records // 20 if quick else records, batch, b"x" * size)
+            figures += bench.compare(size, repeats)
+        figures += Bench(server, 3_000 if quick else 30_000, 1000, b"x" * 100).compare_scattered(repeats)
+    return figures
+
+
+class Bench:
+    """Records of one size, delivered in batches of the order in which a drain reads them."""
+
+    def __init__(self, server: RedisServer, records: int, batch: int, document: bytes) -> None:
+        self.server, self.records, self.batch, self.document = server, records, batch, document
+        self.admin = redis.Redis(host=server.host, port=server.port, password=server.password)
+        ids = [b"customer-%09d" % n for n in range(records)]
+        self.sorted_ids = sorted(ids, key=lambda record: (bucket(record, 1009), record))
+        self.unsorted_ids = ids
+
+    def compare(self, size: int, repeats: int) -> list[Figure]:
+        name = f"{size} B" if size < 1000 else f"{size // 1000} kB"
+        figures: list[Figure] = []
+        for phase, seq in (("insert", 1), ("update", 2), ("stale", 1)):
+            contestants = {
+                "sink": lambda watch, p=phase, s=seq: self.sink(watch, self.sorted_ids, p, s),
+                RAW: lambda watch, p=phase: self.raw(watch, p),
+                CLIENT: lambda watch, p=phase: self.client(watch, p),
+            }
+            seconds = alternate(contestants, repeats=repeats)
+            goal = GOALS[size] if phase == "update" else None
+            figures.append(self.figure(f"{phase} {name}", seconds, RAW, goal))
+            if phase == "update":
+                figures.append(self.figure(f"{phase} {name}", seconds, CLIENT, 2.5 if size == 100 else None))
+        return figures
+
+    def compare_scattered(self, repeats: int) -> list[Figure]:
+        contestants = {
+            "sink": lambda watch: self.sink(watch, self.unsorted_ids, "update", 2),
+            RAW: lambda watch: self.raw(watch, "update"),
+            CLIENT: lambda watch: self.client(watch, "update"),
+        }
+        seconds = alternate(contestants, repeats=repeats)
+        case = "update 100 B, ids that are not the keys"
+        return [self.figure(case, seconds, base, None) for base in (RAW, CLIENT)]
+
+    def figure(self, case: str, seconds: dict[str, list[float]], baseline: str, goal: float | None) -> Figure:
+        return Figure(
+            bench="redis",
+            case=case,
+            ratio=speed(seconds, "sink", baseline),
+            better="higher",
+            goal=goal,
+            baseline=baseline,
+            repeats=len(seconds["sink"]),
+            note=rate(seconds, "sink", self.records, "records"),
+        )
+
+    def sink(self, watch: Watch, ids: Sequence[bytes], phase: str, seq: int) -> None:
+        self.admin.flushall()
+        sink = RedisSink(self.server.host, self.server.port, password=self.server.password, key="r:{id}")
+        sink.admit(queue_id="q", store_id="s", fence=1)
+        if phase != "insert":
+            self.deliver(sink, ids, seq - 1 if phase == "update" else seq)
+        with watch.running():
+            self.deliver(sink, ids, seq)
+        sink.close()
+
+    def deliver(self, sink: RedisSink, ids: Sequence[bytes], seq: int) -> None:
+        for start in range(0, len(ids), self.batch):
+            part = ids[start : start + self.batch]
+            n = len(part)
+            sink.apply(Operations(["c"] * n, part, [self.document] * n, [seq] * n, range(n)))
+
+    def raw(self, watch: Watch, phase: str) -> None:
+        self.admin.flushall()
+        with socket.create_connection((self.server.host, self.server.port)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            reader = hiredis.Reader()
+            connection.sendall(hiredis.pack_command((b"AUTH", self.server.password.encode())))
+            self.read(connection, reader, 1)
+            if phase != "insert":
+                self.set_all(connection, reader)
+            with watch.running():
+                self.set_all(connection, reader)
+
+    def set_all(self, connection: socket.socket, reader: hiredis.Reader) -> None:
+        document, ids = self.document, self.sorted_ids
+        head, tail = b"*3\r\n$3\r\nSET\r\n$%d\r\nr:", b"\r\n$%d\r\n%b\r\n" % (len(document), document)
+        for start in range(0, len(ids), self.batch):
+            part = ids[start : start + self.batch]
+            connection.sendall(b"".join([head % (len(record) + 2) + record + tail for record in part]))
+            self.read(connection, reader, len(part))
+
+    @staticmethod
+    def read(connection: socket.socket, reader: hiredis.Reader, replies: int) -> None:
+        while replies:
+            reader.feed(connection.recv(1 << 16))
+            while (reply := reader.gets()) is not False:
+                assert reply == b"OK"
+                replies -= 1
+
+    def client(self, watch: Watch, phase: str) -> None:
+        self.admin.flushall()
+        if phase != "insert":
+            self.set_by_client()
+        with watch.running():
+            self.set_by_client()
+
+    def set_by_client(self) -> None:
+        for start in range(0, len(self.sorted_ids), self.batch):
+            pipeline = self.admin.pipeline(transaction=False)
+            for record in self.sorted_ids[start : start + self.batch]:
+                pipeline.set(b"r:" + record, self.document)
+            pipeline.execute()

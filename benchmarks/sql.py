@@ -1,0 +1,172 @@
+"""The SQL sink against the raw client: COPY straight into a table of the same shape, and ``executemany`` of SQLite."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import psycopg
+
+from benchmarks.measuring import Figure, Watch, alternate, rate, speed
+from export_queue.core.sinks import Operations, SqlSink
+from export_queue.core.testing.servers import PostgresServer
+
+COPY, UPSERT = "raw COPY into the same table", "executemany of a guarded upsert, psycopg"
+INSERT = "raw executemany INSERT"
+COLUMNS = "id, document, _rank, _deleted"
+DOCUMENT = b"x" * 100
+
+
+def run(quick: bool) -> list[Figure]:
+    records, repeats = (5_000, 2) if quick else (40_000, 7)
+    with PostgresServer() as server, tempfile.TemporaryDirectory() as folder:
+        return OnPostgresql(server, records).compare(repeats) + OnSqlite(Path(folder), records).compare(repeats)
+
+
+class Bench:
+    """Records in random order, in the sink's own batches; a fresh table each time."""
+
+    kind: str
+    url: str
+    goals: dict[str, float]
+
+    def __init__(self, records: int) -> None:
+        self.ids = [b"customer-%09d" % n for n in range(records)]
+        random.Random(1).shuffle(self.ids)
+        self.rows = [(record.decode(), DOCUMENT.decode(), 3, False) for record in self.ids]
+        self.tables = (f"t{n}" for n in itertools.count())
+
+    def sink(self, watch: Watch, phase: str, table: str) -> None:
+        sink = SqlSink(self.url, table=table)
+        sink.admit(queue_id="q", store_id="s", fence=1)
+        if phase != "insert":
+            self.deliver(sink, 1)
+        with watch.running():
+            self.deliver(sink, 2 if phase == "update" else 1)
+        sink.close()
+
+    def deliver(self, sink: SqlSink, seq: int) -> None:
+        rows = sink.capabilities.batch_rows
+        for start in range(0, len(self.ids), rows):
+            part = self.ids[start : start + rows]
+            n = len(part)
+            sink.apply(Operations(["c"] * n, part, [DOCUMENT] * n, [seq] * n, range(n)))
+
+    def drop(self, table: str) -> None:
+        raise NotImplementedError
+
+    def baselines(self, phase: str) -> dict:
+        raise NotImplementedError
+
+    def compare(self, repeats: int) -> list[Figure]:
+        figures: list[Figure] = []
+        for phase in ("insert", "update", "stale"):
+
+            def own(watch: Watch, phase: str = phase) -> None:
+                table = next(self.tables)
+                self.sink(watch, phase, table)
+                self.drop(table)
+
+            baselines = self.baselines(phase)
+            seconds = alternate({"sink": own, **baselines}, repeats=repeats)
+            for name in baselines:
+                goal = self.goals.get(phase) if name in (COPY, INSERT) else None
+                figures.append(
+                    Figure(
+                        bench="sql",
+                        case=f"{self.kind}: {phase}",
+                        ratio=speed(seconds, "sink", name),
+                        better="higher",
+                        goal=goal,
+                        baseline=name,
+                        repeats=repeats,
+                        note=rate(seconds, "sink", len(self.ids), "records"),
+                    )
+                )
+        return figures
+
+
+class OnPostgresql(Bench):
+    kind = "PostgreSQL"
+    goals = {"insert": 0.55, "update": 0.38}
+
+    def __init__(self, server: PostgresServer, records: int) -> None:
+        super().__init__(records)
+        self.url = server.url()
+        self.connection = psycopg.connect(self.url.replace("+psycopg", ""))
+
+    def drop(self, table: str) -> None:
+        self.connection.execute(f"DROP TABLE {table} CASCADE")
+        self.connection.commit()
+
+    def baselines(self, phase: str) -> dict:
+        found = {COPY: self.copy}
+        return {**found, UPSERT: self.upsert} if phase == "insert" else found
+
+    def table(self) -> str:
+        table = next(self.tables)
+        self.connection.execute(
+            f'CREATE TABLE {table} (id text COLLATE "C" PRIMARY KEY, document text, _rank bigint NOT NULL DEFAULT -1, '
+            "_deleted boolean NOT NULL DEFAULT false)"
+        )
+        self.connection.commit()
+        return table
+
+    def copy(self, watch: Watch) -> None:
+        table = self.table()
+        with watch.running():
+            for start in range(0, len(self.rows), 10_000):
+                with self.connection.cursor().copy(f"COPY {table} ({COLUMNS}) FROM STDIN") as copy:
+                    for row in self.rows[start : start + 10_000]:
+                        copy.write_row(row)
+                self.connection.commit()
+        self.drop(table)
+
+    def upsert(self, watch: Watch) -> None:
+        table = self.table()
+        statement = (
+            f"INSERT INTO {table} AS t ({COLUMNS}) VALUES (%s, %s, %s, %s) ON CONFLICT (id) DO UPDATE SET "
+            "document = excluded.document, _rank = excluded._rank, _deleted = excluded._deleted "
+            "WHERE t._rank < excluded._rank"
+        )
+        with watch.running():
+            for start in range(0, len(self.rows), 10_000):
+                self.connection.cursor().executemany(statement, self.rows[start : start + 10_000])
+                self.connection.commit()
+        self.drop(table)
+
+
+class OnSqlite(Bench):
+    kind = "SQLite"
+    goals = {"insert": 0.8}
+
+    def __init__(self, folder: Path, records: int) -> None:
+        super().__init__(records)
+        self.path = folder / "bench.db"
+        self.url = f"sqlite:///{self.path}"
+        self.connection = sqlite3.connect(self.path, isolation_level=None)
+        self.connection.execute("PRAGMA synchronous = FULL")
+
+    def drop(self, table: str) -> None:
+        self.connection.execute(f"DROP VIEW IF EXISTS {table}_live")
+        self.connection.execute(f"DROP TABLE {table}")
+
+    def baselines(self, phase: str) -> dict:
+        return {INSERT: self.insert}
+
+    def insert(self, watch: Watch) -> None:
+        table = next(self.tables)
+        self.connection.execute(
+            f"CREATE TABLE {table} (id text PRIMARY KEY, document text, _rank bigint NOT NULL, _deleted boolean NOT NULL)"
+        )
+        with watch.running():
+            for start in range(0, len(self.rows), 5_000):
+                self.connection.execute("BEGIN IMMEDIATE")
+                self.connection.executemany(
+                    f"INSERT INTO {table} ({COLUMNS}) VALUES (?, ?, ?, ?)", self.rows[start : start + 5_000]
+                )
+                self.connection.execute("COMMIT")
+        self.drop(table)
