@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError as UrlError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError
 
 from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreUnavailable
@@ -122,6 +123,11 @@ class Database:
         """Turn a database's own errors into :class:`StoreUnavailable` or :class:`StoreNotCreated`."""
         try:
             yield
+        except PoolTimeout as error:
+            raise StoreUnavailable(
+                f"store {self.shown_url}: all connections of this process are taken",
+                hint="a transaction that has read owns a connection to its end: keep fewer of them open at once",
+            ) from error
         except DBAPIError as error:
             raise self._translate(error.orig or error) from error.orig
         except self.dialect.driver_error as error:

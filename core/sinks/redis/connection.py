@@ -16,8 +16,10 @@ from export_queue.core.sinks.redis.layout import Command
 
 Reply = Any
 
-_LARGE = 1 << 16
-"""Bytes above which a command is sent in pieces: the server reads the first ones while the others are packed."""
+_LARGE = 1 << 18
+"""Bytes above which a command is packed by hand: the C packer grows its buffer too often for it."""
+_PIECE = 1 << 16
+"""Bytes that are sent at once of a large command: the server reads the first ones while others are packed."""
 _pack_whole = cast(Callable[[Command], bytes], pack_command)
 
 _CODES: Mapping[str, tuple[type[ExportQueueError], str]] = {
@@ -95,7 +97,7 @@ def pack(commands: Sequence[Command]) -> list[bytes]:
             raw = part.encode() if isinstance(part, str) else part
             small += (b"$%d\r\n" % len(raw), raw, b"\r\n")
             size += len(raw)
-            if size > _LARGE:
+            if size > _PIECE:
                 pieces.append(b"".join(small))
                 small, size = [], 0
     pieces.append(b"".join(small))

@@ -1,0 +1,74 @@
+"""What the page about Airflow says is true: its DAGs run, its connections lead where they should."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+
+from export_queue.hooks import ExportQueueHook, sink_hook
+
+PAGE = (Path(__file__).parents[2] / "docs" / "airflow.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_its_dags_can_be_written(block: str) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(block, "docs/airflow.md", "exec"), names)
+    written = [names[name]() for name in re.findall(r"^def (\w+)\(\):", block, re.MULTILINE)]
+    assert written
+    assert all(isinstance(dag, DAG) for dag in written)
+
+
+def test_its_smallest_dags_run(store_path: Path, redis_connection: Any, run_dag: Any) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(blocks("python")[0], "docs/airflow.md", "exec"), names)
+    for _ in range(2):
+        assert run_dag(names["count_visits"]()).state == "success"
+        assert run_dag(names["publish_visits"]()).state == "success"
+    assert redis_connection.get("visits:home") == b'{"visits":2}'
+
+
+def test_its_connections_are_understood(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
+    connect("warehouse", conn_type="postgres", host="h", schema="d")
+    lines = blocks("bash")[0].strip().splitlines()
+    assert len(lines) == 5
+    found = []
+    for line in lines:
+        name, value = re.fullmatch(r"(AIRFLOW_CONN_\w+)='(.*)'", line).groups()  # type: ignore[union-attr]
+        monkeypatch.setenv(name, value)
+        if "EXPORT_QUEUE" in name:
+            address = ExportQueueHook().get_address()
+            found.append((address.url, address.schema))
+    assert found == [
+        ("postgresql+psycopg://exports@db.example/exports", "export_queue"),
+        ("postgresql+psycopg://h/d", "exports"),
+        ("sqlite:////var/lib/exports.db", "export_queue"),
+    ]
+    assert sink_hook("redis_default").sink_spec()[0].options["host"] == "redis.example"
+
+
+@pytest.mark.parametrize("operator", ["ExportQueueDrainOperator", "ExportQueueSparkDrainOperator", "ExportQueueSensor"])
+def test_every_argument_in_its_tables_exists(operator: str) -> None:
+    import inspect
+
+    from export_queue import operators, sensors
+
+    known = set(inspect.signature(getattr(operators, operator, None) or getattr(sensors, operator)).parameters)
+    shared = {"queue_id", "sink_conn_id", "sink_options", "sink", "exporter", "ranges", "if_locked", "lock_timeout"}
+    drains = shared | {"on_error", "max_dead"}
+    expected = {
+        "ExportQueueDrainOperator": drains,
+        "ExportQueueSparkDrainOperator": drains
+        | {"spark_conn_id", "spark_home", "spark_python", "max_parallel", "store_secret", "sink_secrets"},
+        "ExportQueueSensor": {"queue_id", "groups", "deferrable"},
+    }[operator]
+    assert expected <= known
+    assert all(f"`{name}`" in PAGE or f"`{name}=" in PAGE for name in expected)
