@@ -29,7 +29,15 @@ from export_queue.core.store.creation import Identity, check, create
 from export_queue.core.store.database import Clock
 from export_queue.core.store.reports import close_token, find_reports
 from export_queue.core.tables import Table, TableOptions, configure_table, find_or_add_table
-from export_queue.core.transactions import OpenTransaction, Transaction, observe, outcome, run_retrying, stored_result
+from export_queue.core.transactions import (
+    OpenTransaction,
+    TokenState,
+    Transaction,
+    observe,
+    outcome,
+    run_retrying,
+    token_state,
+)
 
 Result = TypeVar("Result")
 
@@ -177,10 +185,13 @@ class Store:
             exclusive=exclusive,
         )
 
-    def configure_table(self, name: str, *, conflict: str = "row") -> TableOptions:
-        """Store a table's options: what two overlapping transactions must not both write."""
+    def configure_table(self, name: str, *, conflict: str = "row", ttl: float | None = None) -> TableOptions:
+        """Store a table's options; the same options again change nothing, others are refused.
+
+        See :func:`export_queue.core.tables.configure_table` for the parameters.
+        """
         _ = self.identity
-        return configure_table(self.database, name, conflict=conflict)
+        return configure_table(self.database, name, conflict=conflict, ttl=ttl)
 
     def queue(self, queue_id: str) -> Queue:
         """Read a queue's options as they are stored now."""
@@ -276,15 +287,18 @@ class Store:
         """
         return outcome(self.database, UUID(str(request)))
 
-    def token_result(self, token: str) -> tuple[bool, Any]:
-        """Tell whether a token's current generation has committed, and with which result."""
-        _, committed, result = stored_result(self.database, token)
-        return committed, result
+    def token(self, token: str) -> TokenState:
+        """Tell where a unit of work stands: whether it has taken effect, and with which result."""
+        return token_state(self.database, token)
 
-    def close_token(self, token: str) -> bool:
-        """End a token's generation: the same unit of work may take effect anew; False if none was open."""
+    def close_token(self, token: str, *, generation: int | None = None) -> bool:
+        """Let the same unit of work take effect anew.
+
+        :param generation: close only this generation, so that a late caller cannot close a younger one.
+        :returns: False if there was none to close.
+        """
         with self.database.begin() as work:
-            return close_token(work, token)
+            return close_token(work, token, generation)
 
     def backlog(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Backlog]:
         """Count what waits, unit by unit."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from export_queue.hooks import ExportQueueHook
+from export_queue.hooks.arguments import whole_number
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -19,29 +20,37 @@ class ExportQueueConfigureOperator(BaseOperator):
     A queue that exists with other options is an error that lists the differences.
 
     :param queue_id: the queue: 1 to 64 of ``a-z 0-9 _ . -``. (templated)
-    :param buckets: number of buckets that keys are spread over.
-    :param buckets_per_range: buckets per unit of work and locking.
+    :param buckets: number of buckets that keys are spread over. (templated)
+    :param buckets_per_range: buckets per unit of work and locking. (templated)
     :param key: codec of keys: ``str`` or ``bytes``. (templated)
     :param value: codec of values: ``json``, ``str`` or ``bytes``. (templated)
-    :param max_value_bytes: the largest value that the queue takes.
+    :param max_value_bytes: the largest value that the queue takes. (templated)
     :param exclusive: whether adding a key conflicts with concurrent transactions that add it, too.
     :param create_store: create the store where there is none, which needs the right to create tables; False leaves
         this to ``export-queue init``.
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
-    template_fields: Collection[str] = ("queue_id", "key", "value", "export_queue_conn_id")
+    template_fields: Collection[str] = (
+        "queue_id",
+        "buckets",
+        "buckets_per_range",
+        "key",
+        "value",
+        "max_value_bytes",
+        "export_queue_conn_id",
+    )
     ui_color = "#e8f4ea"
 
     def __init__(
         self,
         *,
         queue_id: str,
-        buckets: int = 1009,
-        buckets_per_range: int = 101,
+        buckets: int | str = 1009,
+        buckets_per_range: int | str = 101,
         key: str = "str",
         value: str = "json",
-        max_value_bytes: int = 1 << 20,
+        max_value_bytes: int | str = 1 << 20,
         exclusive: bool = False,
         create_store: bool = True,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
@@ -68,11 +77,11 @@ class ExportQueueConfigureOperator(BaseOperator):
                 store.create()
             queue = store.configure_queue(
                 self.queue_id,
-                buckets=self.buckets,
-                buckets_per_range=self.buckets_per_range,
+                buckets=whole_number(self.buckets, what="buckets"),
+                buckets_per_range=whole_number(self.buckets_per_range, what="buckets_per_range"),
                 key=self.key,
                 value=self.value,
-                max_value_bytes=self.max_value_bytes,
+                max_value_bytes=whole_number(self.max_value_bytes, what="max_value_bytes"),
                 exclusive=self.exclusive,
             )
         units = queue.units()

@@ -58,13 +58,13 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
     :param on_error: what becomes of an entry that the exporter or the sink rejects: ``dead_letter`` sets it aside,
         ``fail`` stops the drain. (templated)
     :param max_dead: the most entries that may be set aside. (templated)
-    :param max_parallel: the most ranges that are drained at once; by default as many as Spark has cores.
+    :param max_parallel: the most ranges that are drained at once; by default as many as Spark has cores. (templated)
     :param export_queue_conn_id: connection of the store. (templated)
     :param spark_conn_id: connection of Spark, of the type ``spark``, whose host is the master, such as ``local[2]`` or
         ``spark://host:7077``. (templated)
     :param spark_home: folder of a virtual environment or of a Spark distribution with ``bin/spark-submit``; by default
-        the option ``spark_home`` of the configuration section ``export_queue``, then the PATH.
-    :param spark_python: the Python that has PySpark; by default ``bin/python`` beside ``spark-submit``.
+        the option ``spark_home`` of the configuration section ``export_queue``, then the PATH. (templated)
+    :param spark_python: the Python that has PySpark; by default ``bin/python`` beside ``spark-submit``. (templated)
     :param store_secret: reference to the store's password where Spark runs: ``env:NAME``, ``file:/PATH`` or
         ``module:callable``.
     :param sink_secrets: the same for the sink, by option: ``{"password": "file:/run/secrets/redis"}``.
@@ -74,7 +74,10 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
     template_fields: Collection[str] = (  # type: ignore[assignment]
         *SparkSubmitOperator.template_fields,
         *DRAIN_FIELDS,
+        "max_parallel",
         "spark_conn_id",
+        "spark_home",
+        "spark_python",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = DRAIN_RENDERERS
     ui_color = "#fdebd0"
@@ -92,7 +95,7 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         lock_timeout: float = 600.0,
         on_error: str = "dead_letter",
         max_dead: int | str = 1000,
-        max_parallel: int | None = None,
+        max_parallel: int | str | None = None,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         spark_conn_id: str = "spark_default",
         spark_home: str | None = None,
@@ -140,6 +143,7 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             "lock_timeout": self.lock_timeout,
             "on_error": one_of(self.on_error, ON_ERROR, what="on_error"),
             "max_dead": whole_number(self.max_dead, what="max_dead"),
+            "max_parallel": None if not self.max_parallel else whole_number(self.max_parallel, what="max_parallel"),
         }
         spec, secrets = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
         spec = dataclasses.replace(spec, secrets={**spec.secrets, **self.sink_secrets})
@@ -255,7 +259,6 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             ranges=ranges,
             token=token,
             owner_task=self._task,
-            max_parallel=self.max_parallel,
             **rules,
         )
         self.application = job.application

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
         self.transaction_timeout = transaction_timeout
         self.attempts = attempts
         self._token = ""
+        self._generation = 0
         self._address: StoreAddress | None = None
 
     def execute(self, context: Context) -> Any:
@@ -81,12 +83,13 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
         self._address = ExportQueueHook(self.export_queue_conn_id).get_address()
         with self._address.open() as store:
             result = store.run(work, token=self._token, timeout=self.transaction_timeout, attempts=self.attempts)
+            self._generation = store.token(self._token).generation
         if not calls:
             self.log.warning(
                 "Transaction %r committed in an earlier try, so the function was not called; returning the stored "
-                "result. To run it anew, call store.close_token(%r) and clear the task.",
+                "result. To run it anew, run `export-queue token --close %s` and clear the task.",
                 self._token,
-                self._token,
+                shlex.quote(self._token),
             )
         return result
 
@@ -112,7 +115,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
             self.log.warning("Airflow records the state %r; clearing this task will count as a retry", state)
             return
         with self._address.open() as store:
-            store.close_token(self._token)
+            store.close_token(self._token, generation=self._generation)
 
 
 def export_transaction_task(

@@ -19,7 +19,8 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [
             {
                 "integration-name": INTEGRATION,
-                "external-doc-url": "https://pypi.org/project/airflow-provider-export-queue/",
+                # the recipe that the queue follows
+                "external-doc-url": "https://fluo.apache.org/docs/fluo-recipes/1.2/recipes/export-queue/",
                 "tags": ["software"],
             }
         ],

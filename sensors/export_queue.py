@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 
-from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook
-from export_queue.hooks.arguments import join_ranges, parse_ranges
+from export_queue.hooks.arguments import join_ranges, parse_ranges, whole_number
 from export_queue.triggers import ExportQueueTrigger, find_waiting
 
 if TYPE_CHECKING:
@@ -26,11 +25,12 @@ class ExportQueueSensor(BaseSensorOperator):
     :param ranges: ranges of buckets that are watched, ``[[0, 101], …]``; None for all. (templated)
     :param groups: None returns the units that have work, ``[[0, 101], [202, 303]]``; a number returns at most so many
         groups of them, of about as many entries each, for ``DrainOperator.partial(…).expand(ranges=sensor.output)``.
+        (templated)
     :param deferrable: wait on the triggerer and hold no worker.
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
-    template_fields: Collection[str] = ("queue_id", "ranges", "export_queue_conn_id")
+    template_fields: Collection[str] = ("queue_id", "ranges", "groups", "export_queue_conn_id")
     ui_color = "#eee4f5"
 
     def __init__(
@@ -38,14 +38,14 @@ class ExportQueueSensor(BaseSensorOperator):
         *,
         queue_id: str,
         ranges: Any = None,
-        groups: int | None = None,
+        groups: int | str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if groups is not None and groups < 1:
-            raise InvalidArgument(f"groups: expected at least 1, found {groups}")
+        if isinstance(groups, int):
+            whole_number(groups, what="groups", least=1)
         self.queue_id = queue_id
         self.ranges = ranges
         self.groups = groups
@@ -91,7 +91,7 @@ class ExportQueueSensor(BaseSensorOperator):
         )
         if self.groups is None:
             return [[first, end] for first, end, _ in waiting]
-        return group_ranges(waiting, self.groups)
+        return group_ranges(waiting, whole_number(self.groups, what="groups", least=1))
 
 
 def group_ranges(waiting: Sequence[Sequence[int]], groups: int) -> list[list[list[int]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -122,6 +123,23 @@ def dead(
             for letter in opened.dead_letters(queue_id, limit=limit)
         ]
     _show(rows, as_json)
+
+
+@app.command()
+def token(
+    name: Annotated[str, typer.Argument(help="the unit of work; of a task: dag/run/task or dag/run/task/map index")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    close: Annotated[bool, typer.Option("--close", help="let the same unit of work take effect anew")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show whether a unit of work has taken effect, and with which result."""
+    with _open(store, password, schema) as opened:
+        if close and not opened.close_token(name):
+            sys.exit(f"token {name!r} has not taken effect, so there is nothing to close")
+        state = opened.token(name)
+    _show([{"token": name, **asdict(state)}], as_json)
 
 
 def _time(milliseconds: int) -> str:

@@ -42,10 +42,13 @@ class SinkSpec:
     name: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.kind not in _BUILT_IN and not _OWN.fullmatch(self.kind):
+        if self.kind not in _BUILT_IN and not _OWN.fullmatch(str(self.kind)):
             raise SinkConfigurationError(
                 f"unknown kind of sink {self.kind!r}: expected {', '.join(sorted(_BUILT_IN))} or module:factory"
             )
+        for field_name in ("options", "secrets"):
+            if not isinstance(getattr(self, field_name), Mapping):
+                raise SinkConfigurationError(f"{field_name} of sink {self.kind}: expected names and values")
         try:
             options = json.loads(json.dumps(dict(self.options)))
         except (TypeError, ValueError) as error:
@@ -130,10 +133,11 @@ def open_sink(spec: SinkSpec) -> Sink:
 def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Sink:
     factory = _find(_BUILT_IN.get(spec.kind, spec.kind), spec.kind)
     arguments = {**spec.options, **secrets}
+    signature = inspect.signature(factory)
     try:
-        inspect.signature(factory).bind(**arguments)
+        signature.bind(**arguments)
     except TypeError as error:
-        known = ", ".join(inspect.signature(factory).parameters)
+        known = ", ".join(signature.parameters)
         raise SinkConfigurationError(f"sink {spec.kind}: {error}; it takes: {known}") from None
     sink = factory(**arguments)
     missing = [part for part in ("capabilities", "admit", "apply", "close") if not hasattr(sink, part)]

@@ -17,7 +17,7 @@ from export_queue.core.secrets import resolve_secret
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.arguments import DrainArguments
 from export_queue.core.spark.drain_job import refuse_remote_sqlite
-from export_queue.core.spark.engine import SparkEngine, check_executors
+from export_queue.core.spark.engine import SparkEngine, check_driver, check_executors
 from export_queue.core.spark.tasks import StoreAccess
 from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_with_parent
 
@@ -70,9 +70,11 @@ def drain_on_spark(arguments: DrainArguments) -> DrainReport:
 
 @contextlib.contextmanager
 def _spark_engine(arguments: DrainArguments, access: StoreAccess) -> Iterator[Engine]:
+    modules = _modules(arguments)
+    check_driver(modules)
     context = SparkContext.getOrCreate(SparkConf().setAppName(f"export queue: drain {arguments.queue_id}"))
     refuse_remote_sqlite(arguments.store_url, context.master)
-    check_executors(context, _modules(arguments))
+    check_executors(context, modules)
     sink, rules = arguments.sink.resolve(), arguments.rules()
     yield SparkEngine(context, access, sink, arguments.exporter, rules, arguments.max_parallel)
     context.stop()  # after an error the end of the process does it

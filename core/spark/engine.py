@@ -110,20 +110,28 @@ def _first_lines(error: Exception, count: int = 8) -> str:
     return "\n".join(lines[:count]) or repr(error)
 
 
-def check_executors(context: SparkContext, modules: Sequence[str]) -> None:
-    """Make sure that driver and executors can import what tasks need.
+def check_driver(modules: Sequence[str]) -> None:
+    """Make sure that this process can import what a drain needs.
 
     :param modules: names of modules.
-    :raises ConfigurationError: naming what is missing, and where.
+    :raises ConfigurationError: naming what is missing.
     """
     missing = _missing(modules)
     if missing:
         raise ConfigurationError(f"the Spark driver cannot import {', '.join(missing)}", hint=_hint(missing))
-    if context.master.startswith("local["):
-        return  # tasks run in the same environment
 
-    # By value and without a name of this library in it: executors may lack even that.
-    def probe(rows: Iterator[int]) -> Iterator[list[str]]:
+
+def check_executors(context: SparkContext, modules: Sequence[str]) -> None:
+    """Make sure that executors can import what a drain needs.
+
+    :param modules: names of modules.
+    :raises ConfigurationError: naming what is missing.
+    """
+    if context.master.startswith("local[") or context.master == "local":
+        return  # tasks run in the environment of the driver
+
+    # Shipped by value, without a name of this library in it: executors may lack even that.
+    def probe(numbers: Iterator[int]) -> Iterator[list[str]]:
         import importlib
 
         absent = []

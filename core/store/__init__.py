@@ -1,6 +1,17 @@
 """The store: one schema of a SQL database, and all SQL that is spoken to it."""
 
 from export_queue.core.store.database import Database, Work
-from export_queue.core.store.protocol import CommitCall, Committed, Outcome, Started, StoreDialect, View, Writes
+from export_queue.core.store.protocol import CommitCall, Committed, Outcome, Span, Started, StoreDialect, View, Writes
 
-__all__ = ["CommitCall", "Committed", "Database", "Outcome", "Started", "StoreDialect", "View", "Work", "Writes"]
+__all__ = [
+    "CommitCall",
+    "Committed",
+    "Database",
+    "Outcome",
+    "Span",
+    "Started",
+    "StoreDialect",
+    "View",
+    "Work",
+    "Writes",
+]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError as UrlError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreUnavailable
 

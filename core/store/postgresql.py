@@ -24,7 +24,7 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store.conflict_keys import conflict_error
-from export_queue.core.store.protocol import CommitCall, Committed, Kind, Outcome, Started, View, Writes
+from export_queue.core.store.protocol import CommitCall, Committed, Kind, Outcome, Span, Started, View, Writes
 
 CONNECT_SECONDS = 10
 """How long a connection attempt may take."""
@@ -37,6 +37,32 @@ _READ_CELL = """
           and (version = any(%s::bigint[]) or (version <= %b and version <> all(%s::bigint[])))
         order by version desc limit 1) c on true
 """
+_VISIBLE = "(version = any(%s::bigint[]) or (version <= %b and version <> all(%s::bigint[])))"
+_READ_CELLS = (
+    """
+    select (select horizon from {s}.xq_store), w.r, w.k, c.version, c.value
+    from unnest(%b::bytea[], %b::bytea[]) as w(r, k)
+    left join lateral (
+        select version, value from {s}.xq_cell
+        where table_number = %b and row_key = w.r and column_key = w.k and """
+    + _VISIBLE
+    + """
+        order by version desc limit 1) c on true
+"""
+)
+_SCAN = (
+    """
+    select (select horizon from {s}.xq_store), c.row_key, c.column_key, c.version, c.value
+    from (select 1) one left join (
+        select distinct on (row_key, column_key) row_key, column_key, version, value from {s}.xq_cell
+        where table_number = %b and row_key >= %b and (%b::bytea is null or row_key < %b)
+          and (%b::bytea is null or (row_key, column_key) > (%b, %b))
+          and (%b or column_key = any(%b::bytea[])) and """
+    + _VISIBLE
+    + """
+        order by row_key, column_key, version desc limit %b) c on true
+"""
+)
 _WRITES = ", ".join(["%b::bytea[]", "%s::int[]"] + ["%b::bytea[]"] * 3 + ["%s::int[]"] * 3 + ["%b::bytea[]"] * 2)
 _COMMIT = "select {s}.xq_commit_v1(%b, %s, %b, %b, %s::bigint[], %b, %b, %s, %b, %s, " + _WRITES + ")"
 _STAGE = "select {s}.xq_stage_v1(%b, " + _WRITES + ")"
@@ -66,6 +92,8 @@ class PostgresDialect:
         self._s = '"' + schema.replace('"', '""') + '"'
         self._mask: int | None = None
         self._read_cell = _READ_CELL.format(s=self._s)
+        self._read_cells = _READ_CELLS.format(s=self._s)
+        self._scan = _SCAN.format(s=self._s)
         self._commit = _COMMIT.format(s=self._s)
         self._stage = _STAGE.format(s=self._s)
 
@@ -149,7 +177,7 @@ class PostgresDialect:
 
     def read_cell(
         self, connection: sa.Connection, view: View, table: int, row: bytes, column: bytes
-    ) -> tuple[bool, bytes | None]:
+    ) -> tuple[int | None, bytes | None]:
         """Read the newest visible version, and the horizon in the same statement."""
         horizon, version, value = self._one(
             connection,
@@ -158,7 +186,36 @@ class PostgresDialect:
         )
         if view.low < horizon:
             raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
-        return version is not None, value
+        return version, value
+
+    def read_cells(
+        self, connection: sa.Connection, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        """Read many cells in one statement."""
+        rows, columns = zip(*cells, strict=True)
+        seen = (_ids(view.own), view.read_pointer, _ids(view.excluded))
+        return self._cells(connection, view, self._read_cells, (list(rows), list(columns), table, *seen))
+
+    def scan_cells(
+        self, connection: sa.Connection, view: View, table: int, span: Span, *, limit: int
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        """Read the first cells of a span in one statement."""
+        after_row, after_column = span.after or (None, None)
+        first = span.first_row if after_row is None else after_row
+        seen = (_ids(view.own), view.read_pointer, _ids(view.excluded))
+        arguments = (table, first, span.end_row, span.end_row, after_row, after_row, after_column)
+        return self._cells(
+            connection, view, self._scan, (*arguments, not span.columns, list(span.columns), *seen, limit)
+        )
+
+    def _cells(
+        self, connection: sa.Connection, view: View, statement: str, arguments: Sequence[Any]
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        with self._refusals(), _raw(connection).cursor(binary=True, row_factory=tuple_row) as cursor:
+            rows = cursor.execute(statement.encode(), arguments).fetchall()
+        if rows and view.low < rows[0][0]:
+            raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {rows[0][0]}")
+        return [(row, column, version, value) for _, row, column, version, value in rows if version is not None]
 
     def stage(self, connection: sa.Connection, transaction: int, writes: Writes) -> None:
         """Write rows of a long transaction early, in one call."""

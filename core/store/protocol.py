@@ -36,6 +36,28 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """A run of cells in the order of row and column."""
+
+    first_row: bytes = b""
+    end_row: bytes | None = None
+    """The first row that is not in it; None for all to the end."""
+    columns: tuple[bytes, ...] = ()
+    """Only these columns; all if empty."""
+    after: tuple[bytes, bytes] | None = None
+    """Only cells behind this row and column."""
+
+    def holds(self, row: bytes, column: bytes) -> bool:
+        """Tell whether a cell lies in the span."""
+        return (
+            row >= self.first_row
+            and (self.end_row is None or row < self.end_row)
+            and (not self.columns or column in self.columns)
+            and (self.after is None or (row, column) > self.after)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """A transaction that is registered as in progress."""
 
@@ -129,8 +151,24 @@ class StoreDialect(Protocol):
 
     def read_cell(
         self, connection: Connection, view: View, table: int, row: bytes, column: bytes
-    ) -> tuple[bool, bytes | None]:
-        """Read one cell; returns whether a version was found, and its value (None is a tombstone).
+    ) -> tuple[int | None, bytes | None]:
+        """Read one cell; returns its version, None if none is visible, and its value (None is a tombstone).
+
+        :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
+        """
+
+    def read_cells(
+        self, connection: Connection, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        """Read many cells of one table, each (row, column); returns row, column, version and value of those found.
+
+        :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
+        """
+
+    def scan_cells(
+        self, connection: Connection, view: View, table: int, span: Span, *, limit: int
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        """Read the first cells of a span in order, tombstones included: row, column, version, value.
 
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """

@@ -41,10 +41,10 @@ def table_row(work: Work, name: str) -> Mapping[str, Any] | None:
     return dict(row) if row else None
 
 
-def add_table(work: Work, name: str, conflict: str) -> bool:
+def add_table(work: Work, name: str, conflict: str, ttl_ms: int | None) -> bool:
     """Store a new table under the next number; False if somebody else has just stored it."""
     number = sa.select(sa.func.coalesce(sa.func.max(t.c.number), 0) + 1).scalar_subquery()
-    return _insert(work, t, {"name": name, "number": number, "conflict": conflict}, t.c.name)
+    return _insert(work, t, {"name": name, "number": number, "conflict": conflict, "ttl_ms": ttl_ms}, t.c.name)
 
 
 def _insert(work: Work, table: sa.Table, values: Mapping[str, Any], key: sa.Column[Any]) -> bool:

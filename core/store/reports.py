@@ -45,9 +45,9 @@ def latest_token(work: Work, token: str) -> Mapping[str, Any] | None:
     return dict(row) if row else None
 
 
-def close_token(work: Work, token: str) -> bool:
-    """End a token's generation, so that the same work may take effect anew; False if none was open."""
-    closed = work.connection.execute(
-        t.update().where(t.c.token == token, t.c.closed_ms.is_(None)).values(closed_ms=work.now())
-    )
-    return closed.rowcount > 0
+def close_token(work: Work, token: str, generation: int | None) -> bool:
+    """End a token's generation, so that the same work may take effect anew; False if it was not open."""
+    statement = t.update().where(t.c.token == token, t.c.closed_ms.is_(None)).values(closed_ms=work.now())
+    if generation is not None:
+        statement = statement.where(t.c.generation == generation)
+    return work.connection.execute(statement).rowcount > 0

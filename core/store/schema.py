@@ -73,7 +73,9 @@ token = _table(
     _id("committed_ms"),
     _id("closed_ms", nullable=True),
 )
-table = _table("xq_table", _text("name", primary_key=True), _int("number"), _text("conflict"))
+table = _table(
+    "xq_table", _text("name", primary_key=True), _int("number"), _text("conflict"), _id("ttl_ms", nullable=True)
+)
 conflict_key = _table("xq_conflict_key", _bytes("key", primary_key=True), _id("writer"))
 cell = _table(
     "xq_cell",

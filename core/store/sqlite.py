@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -22,7 +22,7 @@ from export_queue.core.errors import (
 from export_queue.core.store.conflict_keys import conflict_error
 from export_queue.core.store.database import Clock
 from export_queue.core.store.filelock import FileLock
-from export_queue.core.store.protocol import CommitCall, Committed, Kind, Outcome, Started, View, Writes
+from export_queue.core.store.protocol import CommitCall, Committed, Kind, Outcome, Span, Started, View, Writes
 
 LOCK_SECONDS = 30.0
 """How long a writer waits for its turn."""
@@ -35,6 +35,15 @@ _READ_CELL = """
           and (version in (select value from json_each(?))
                or (version <= ? and version not in (select value from json_each(?))))
         order by version desc limit 1) c on 1
+"""
+_SCAN = """
+    select row_key, column_key, max(version), value from xq_cell
+    where table_number = :table and row_key >= :first and (:end is null or row_key < :end)
+      and (:after_row is null or (row_key, column_key) > (:after_row, :after_column))
+      and (version in (select value from json_each(:own))
+           or (version <= :pointer and version not in (select value from json_each(:hidden))))
+      {columns}
+    group by row_key, column_key order by row_key, column_key limit :limit
 """
 _TAKE_KEY = """
     insert into xq_conflict_key (key, writer) values (:key, :own)
@@ -173,13 +182,53 @@ class SqliteDialect:
 
     def read_cell(
         self, connection: sa.Connection, view: View, table: int, row: bytes, column: bytes
-    ) -> tuple[bool, bytes | None]:
+    ) -> tuple[int | None, bytes | None]:
         """Read the newest visible version, and the horizon in the same statement."""
         arguments = (table, row, column, json.dumps(view.own), view.read_pointer, json.dumps(view.excluded))
         horizon, version, value = _raw(connection).execute(_READ_CELL, arguments).fetchone()
         if view.low < horizon:
             raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
-        return version is not None, value
+        return version, value
+
+    def read_cells(
+        self, connection: sa.Connection, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        """Read many cells; in SQLite a statement a cell costs less than one for all."""
+        found = []
+        for row, column in cells:
+            version, value = self.read_cell(connection, view, table, row, column)
+            if version is not None:
+                found.append((row, column, version, value))
+        return found
+
+    def scan_cells(
+        self, connection: sa.Connection, view: View, table: int, span: Span, *, limit: int
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        """Read the first cells of a span; SQLite gives the value of the row that has the maximum."""
+        raw = _raw(connection)
+        wanted = {f"column{i}": column for i, column in enumerate(span.columns)}
+        columns = f"and column_key in ({', '.join(f':{name}' for name in wanted)})" if wanted else ""
+        after_row, after_column = span.after or (None, None)
+        arguments = {
+            "table": table,
+            "first": span.first_row if after_row is None else after_row,
+            "end": span.end_row,
+            "after_row": after_row,
+            "after_column": after_column,
+            "own": json.dumps(view.own),
+            "pointer": view.read_pointer,
+            "hidden": json.dumps(view.excluded),
+            "limit": limit,
+            **wanted,
+        }
+        raw.execute("begin")
+        try:
+            horizon = int(raw.execute("select horizon from xq_store").fetchone()[0])
+            if view.low < horizon:
+                raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
+            return raw.execute(_SCAN.format(columns=columns), arguments).fetchall()
+        finally:
+            raw.execute("rollback")
 
     def stage(self, connection: sa.Connection, transaction: int, writes: Writes) -> None:
         """Write rows of a long transaction early."""

@@ -12,6 +12,8 @@ from export_queue.core.store.queues import add_table, table_row
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 
+MAX_TTL_SECONDS = 100 * 365 * 24 * 3600.0
+
 
 class ConflictLevel(StrEnum):
     """What two overlapping transactions must not both write."""
@@ -28,6 +30,8 @@ class TableOptions:
     name: str
     number: int
     conflict: ConflictLevel
+    ttl_ms: int | None
+    """Age in milliseconds from which a version counts as deleted."""
 
 
 def check_name(what: str, name: str) -> str:
@@ -43,29 +47,39 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
-def configure_table(database: Database, name: str, *, conflict: str = ConflictLevel.ROW) -> TableOptions:
+def configure_table(
+    database: Database, name: str, *, conflict: str = ConflictLevel.ROW, ttl: float | None = None
+) -> TableOptions:
     """Store a table's options; the same options again change nothing.
 
     :param name: as a queue's name.
     :param conflict: ``row``, ``cell`` or ``none``: what two overlapping transactions must not both write.
-    :raises OptionsDiffer: the table exists with other options.
+    :param ttl: seconds after which what was written counts as deleted; None for never.
+    :raises OptionsDiffer: the table exists with other options, which are listed.
     """
     check_name("table name", name)
     try:
-        wanted = ConflictLevel(conflict)
+        level = ConflictLevel(conflict)
     except ValueError as error:
-        raise InvalidArgument(
-            f"conflict: expected one of {[c.value for c in ConflictLevel]}, found {conflict!r}"
-        ) from error
-    found = find_or_add_table(database, name, wanted)
-    if found.conflict is not wanted:
-        raise OptionsDiffer(
-            f"table {name!r} exists with other options: conflict: expected {wanted.value}, found {found.conflict.value}"
-        )
+        known = [c.value for c in ConflictLevel]
+        raise InvalidArgument(f"conflict: expected one of {known}, found {conflict!r}") from error
+    if ttl is not None and not 0.001 <= ttl <= MAX_TTL_SECONDS:
+        raise InvalidArgument(f"ttl: expected 0.001 to {MAX_TTL_SECONDS:.0f} seconds, found {ttl!r}")
+    ttl_ms = None if ttl is None else int(ttl * 1000)
+    found = find_or_add_table(database, name, conflict=level, ttl_ms=ttl_ms)
+    differences = []
+    if found.conflict is not level:
+        differences.append(f"conflict: expected {level.value}, found {found.conflict.value}")
+    if found.ttl_ms != ttl_ms:
+        differences.append(f"ttl_ms: expected {ttl_ms}, found {found.ttl_ms}")
+    if differences:
+        raise OptionsDiffer(f"table {name!r} exists with other options: {'; '.join(differences)}")
     return found
 
 
-def find_or_add_table(database: Database, name: str, conflict: ConflictLevel = ConflictLevel.ROW) -> TableOptions:
+def find_or_add_table(
+    database: Database, name: str, *, conflict: ConflictLevel = ConflictLevel.ROW, ttl_ms: int | None = None
+) -> TableOptions:
     """Read a table's options, or store these at its first use."""
     with database.read() as work:
         found = _read(work, name)
@@ -73,7 +87,7 @@ def find_or_add_table(database: Database, name: str, conflict: ConflictLevel = C
         return found
     check_name("table name", name)
     with database.begin() as work:
-        add_table(work, name, conflict.value)
+        add_table(work, name, conflict.value, ttl_ms)
         added = _read(work, name)
     assert added is not None
     return added
@@ -81,4 +95,6 @@ def find_or_add_table(database: Database, name: str, conflict: ConflictLevel = C
 
 def _read(work: Work, name: str) -> TableOptions | None:
     row = table_row(work, name)
-    return None if row is None else TableOptions(row["name"], row["number"], ConflictLevel(row["conflict"]))
+    if row is None:
+        return None
+    return TableOptions(row["name"], row["number"], ConflictLevel(row["conflict"]), row["ttl_ms"])

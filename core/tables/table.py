@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TypeVar, overload
 
 from export_queue.core.errors import InvalidArgument
+from export_queue.core.store import Span
 from export_queue.core.store.conflict_keys import cell_key, row_key
 from export_queue.core.tables.options import ConflictLevel, TableOptions
 from export_queue.core.transactions import OpenTransaction
@@ -38,8 +41,50 @@ class Table:
         :param column: the same.
         :param default: returned if there is no value.
         """
-        found, value = self._transaction.read_cell((self._options.number, _key("row", row), _key("column", column)))
-        return value if found else default
+        cell = self._options.number, _key("row", row), _key("column", column)
+        value = self._transaction.read_cell(cell, ttl_ms=self._options.ttl_ms)
+        return default if value is None else value
+
+    def get_many(self, cells: Iterable[tuple[str | bytes, str | bytes]]) -> dict[tuple[bytes, bytes], bytes]:
+        """Read many cells at once.
+
+        :param cells: each row and column.
+        :returns: the values of those that have one, by row and column as bytes.
+        """
+        wanted = [(_key("row", row), _key("column", column)) for row, column in cells]
+        return self._transaction.read_cells(self._options.number, wanted, ttl_ms=self._options.ttl_ms)
+
+    def scan(
+        self,
+        start: str | bytes | None = None,
+        stop: str | bytes | None = None,
+        *,
+        prefix: str | bytes | None = None,
+        columns: Iterable[str | bytes] = (),
+        limit: int | None = None,
+    ) -> Iterator[tuple[bytes, bytes, bytes]]:
+        """Read cells in the order of rows and columns, page by page; own writes are in their places.
+
+        What this transaction writes while a scan runs is not part of it.
+
+        :param start: first row.
+        :param stop: the first row that is not read.
+        :param prefix: instead of both: rows that begin with these bytes.
+        :param columns: only these columns.
+        :param limit: most cells.
+        :returns: row, column and value of each cell that has one.
+        """
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise InvalidArgument(f"limit: expected a whole number of cells, found {limit!r}")
+        span = _span(start, stop, prefix, columns)
+        cells = self._transaction.scan_cells(self._options.number, span, ttl_ms=self._options.ttl_ms)
+        return islice(cells, limit)
+
+    def delete_row(self, row: str | bytes) -> None:
+        """Remove all cells of one row that this transaction sees."""
+        key = _key("row", row)
+        for _, column, _ in list(self.scan(key, key + b"\x00")):
+            self.delete(key, column)
 
     def set(self, row: str | bytes, column: str | bytes, value: bytes) -> None:
         """Write one cell; others see it when the transaction has committed.
@@ -63,6 +108,28 @@ class Table:
         elif level is ConflictLevel.CELL:
             conflict_key = cell_key(number, row_bytes, column_bytes)
         self._transaction.write_cell((number, row_bytes, column_bytes), value, conflict_key=conflict_key)
+
+
+def _span(
+    start: str | bytes | None, stop: str | bytes | None, prefix: str | bytes | None, columns: Iterable[str | bytes]
+) -> Span:
+    if prefix is not None and (start is not None or stop is not None):
+        raise InvalidArgument("scan: expected either prefix or start and stop, found both")
+    chosen = tuple(_key("column", column) for column in columns)
+    if prefix is not None:
+        first = _bytes(prefix)
+        return Span(first, _behind(first), chosen)
+    return Span(_bytes(start or b""), None if stop is None else _bytes(stop), chosen)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _behind(prefix: bytes) -> bytes | None:
+    """Return the first row behind all that begin with a prefix; None if there is none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
 def _key(what: str, value: str | bytes) -> bytes:

@@ -3,17 +3,18 @@
 from export_queue.core.transactions.open import OpenTransaction
 from export_queue.core.transactions.retrying import run_retrying
 from export_queue.core.transactions.snapshot import Level, Snapshot, Transaction
-from export_queue.core.transactions.steps import observe, outcome, prune, stored_result, sweep
+from export_queue.core.transactions.steps import TokenState, observe, outcome, prune, sweep, token_state
 
 __all__ = [
     "Level",
     "OpenTransaction",
     "Snapshot",
+    "TokenState",
     "Transaction",
     "observe",
     "outcome",
     "prune",
     "run_retrying",
-    "stored_result",
     "sweep",
+    "token_state",
 ]

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
@@ -21,11 +26,13 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionEnded,
 )
-from export_queue.core.store import CommitCall, Database
+from export_queue.core.store import CommitCall, Database, Span
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
 from export_queue.core.transactions.snapshot import Transaction
-from export_queue.core.transactions.steps import outcome, stored_result, sweep_if_due
+from export_queue.core.transactions.steps import outcome, sweep_if_due, token_state
 
+READ_BLOCK = 1000
+"""Cells that one statement reads at most."""
 ASK_SECONDS = 20.0
 """How long the outcome of a broken commit is asked for."""
 WRITE_ONLY_TRIES = 20
@@ -60,9 +67,10 @@ class OpenTransaction:
         self._connection: sa.Connection | None = None
         self._state: Literal["open", "committed", "aborted"] = "open"
         if token is not None:
-            self._generation, committed, result = stored_result(database, token)
-            if committed:
-                raise AlreadyCommitted(token, result)
+            state = token_state(database, token)
+            if state.committed:
+                raise AlreadyCommitted(token, state.result)
+            self._generation = state.generation
 
     @classmethod
     def resume(cls, database: Database, value: Transaction) -> OpenTransaction:
@@ -120,18 +128,79 @@ class OpenTransaction:
                 self._connection = self.database.engine.connect()
             return call(self._connection)
 
-    def read_cell(self, cell: Cell) -> tuple[bool, bytes | None]:
+    def read_cell(self, cell: Cell, *, ttl_ms: int | None = None) -> bytes | None:
         """Read one cell: own writes first (I4), then the snapshot (I1).
 
-        :returns: whether there is a value, and the value.
+        :param ttl_ms: versions that are older than this many milliseconds count as deleted.
+        :returns: the value; None if there is none.
         """
         self.require_open()
         if cell in self.buffer.cells:
-            value = self.buffer.cells[cell]
-        else:
-            view = self.value.view
-            _, value = self._on_connection(lambda connection: self.database.dialect.read_cell(connection, view, *cell))
-        return value is not None, value
+            return self.buffer.cells[cell]
+        view = self.value.view
+        version, value = self._on_connection(
+            lambda connection: self.database.dialect.read_cell(connection, view, *cell)
+        )
+        return value if version is not None and self._lives(version, ttl_ms) else None
+
+    def read_cells(
+        self, table: int, cells: Iterable[tuple[bytes, bytes]], *, ttl_ms: int | None = None
+    ) -> dict[tuple[bytes, bytes], bytes]:
+        """Read many cells of one table at once.
+
+        :param cells: each row and column.
+        :returns: the values of those that have one.
+        """
+        self.require_open()
+        wanted = list(dict.fromkeys(cells))
+        found = {cell: self.buffer.cells[table, *cell] for cell in wanted if (table, *cell) in self.buffer.cells}
+        unknown = [cell for cell in wanted if cell not in found]
+        for start in range(0, len(unknown), READ_BLOCK):
+            read = partial(
+                self.database.dialect.read_cells,
+                view=self.value.view,
+                table=table,
+                cells=unknown[start : start + READ_BLOCK],
+            )
+            rows = self._on_connection(read)
+            found |= {(row, column): value for row, column, version, value in rows if self._lives(version, ttl_ms)}
+        return {cell: value for cell in wanted if (value := found.get(cell)) is not None}
+
+    def scan_cells(
+        self, table: int, span: Span, *, ttl_ms: int | None = None, page: int = READ_BLOCK
+    ) -> Iterator[tuple[bytes, bytes, bytes]]:
+        """Read a span in the order of rows and columns, page by page, own writes merged in.
+
+        :returns: row, column and value of each cell that has one.
+        """
+        self.require_open()
+        mine = {  # as they are now: what is written while the scan runs is not part of it
+            (row, column): value
+            for (number, row, column), value in self.buffer.cells.items()
+            if number == table and span.holds(row, column)
+        }
+        stored = ((cell, value) for cell, value in self._stored(table, span, ttl_ms, page) if cell not in mine)
+        for (row, column), value in heapq.merge(stored, sorted(mine.items()), key=itemgetter(0)):
+            if value is not None:
+                yield row, column, value
+
+    def _stored(
+        self, table: int, span: Span, ttl_ms: int | None, page: int
+    ) -> Iterator[tuple[tuple[bytes, bytes], bytes | None]]:
+        while True:
+            self.require_open()
+            read = partial(self.database.dialect.scan_cells, view=self.value.view, table=table, span=span, limit=page)
+            rows = self._on_connection(read)
+            for row, column, version, value in rows:
+                yield (row, column), value if self._lives(version, ttl_ms) else None
+            if len(rows) < page:
+                return
+            span = replace(span, after=(rows[-1][0], rows[-1][1]))
+
+    def _lives(self, version: int, ttl_ms: int | None) -> bool:
+        # Ids carry the time at which their transactions began, so a version's age needs no column of its own.
+        value = self.value
+        return ttl_ms is None or version in value.own or version > value.id - ttl_ms * 1_000_000
 
     def write_cell(self, cell: Cell, value: bytes | None, *, conflict_key: bytes | None) -> None:
         """Buffer a write; None is a delete."""
@@ -191,8 +260,7 @@ class OpenTransaction:
             own = self._ask(error)
         except AlreadyCommitted as error:
             self.abort()
-            _, _, stored = stored_result(self.database, error.token)
-            raise AlreadyCommitted(error.token, stored) from error
+            raise AlreadyCommitted(error.token, token_state(self.database, error.token).result) from error
         except BaseException:
             self.abort()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -29,18 +30,28 @@ def outcome(database: Database, request: UUID) -> Outcome:
         return database.dialect.decide(connection, request)
 
 
-def stored_result(database: Database, token: str) -> tuple[int, bool, Any]:
-    """Look a token up.
+@dataclass(frozen=True, slots=True)
+class TokenState:
+    """Where a unit of work stands."""
 
-    :returns: its current generation, whether that generation has committed, and its result.
-    """
+    generation: int
+    """How often its token has been closed, plus one."""
+    committed: bool
+    """Whether the work has taken effect in this generation."""
+    result: Any = None
+    """What was stored with the commit."""
+
+
+def token_state(database: Database, token: str) -> TokenState:
+    """Look a token up."""
     with database.read() as work:
         row = latest_token(work, token)
     if row is None:
-        return 1, False, None
+        return TokenState(1, committed=False)
     if row["closed_ms"] is not None:
-        return int(row["generation"]) + 1, False, None
-    return int(row["generation"]), True, None if row["result"] is None else orjson.loads(row["result"])
+        return TokenState(int(row["generation"]) + 1, committed=False)
+    result = None if row["result"] is None else orjson.loads(row["result"])
+    return TokenState(int(row["generation"]), committed=True, result=result)
 
 
 def sweep(database: Database) -> int:

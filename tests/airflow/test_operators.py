@@ -70,7 +70,7 @@ def add(store: Any, count: int, *, start: int = 0) -> None:
 
 def test_configuring_creates_store_and_queue(store_path: Path, run_task: Any) -> None:
     for _ in range(2):
-        result = run_task(ExportQueueConfigureOperator, queue_id="orders", buckets=10, buckets_per_range=4)
+        result = run_task(ExportQueueConfigureOperator, queue_id="orders", buckets="{{ 10 }}", buckets_per_range=4)
         assert result == {"queue": "orders", "buckets": 10, "units": [[0, 4], [4, 8], [8, 10]]}
     assert store_path.exists()
 

@@ -158,7 +158,7 @@ def test_arguments_are_templated_and_reach_the_job(
         ranges="{{ [[0, 101]] }}",
         if_locked="{{ 'skip' }}",
         max_dead="{{ 7 }}",
-        max_parallel=3,
+        max_parallel="{{ 3 }}",
         lock_timeout=5,
         conf={"spark.executor.memory": "{{ '2g' }}", "spark.log.level": "ERROR"},
         py_files="/mine.zip",

@@ -7,6 +7,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from export_queue.core.errors import (
     SinkBindingError,
     SinkRefused,
     SinkUnavailable,
+    StoreUnavailable,
     TooManyDeadLetters,
     UnknownQueue,
 )
@@ -40,6 +42,7 @@ from export_queue.core.sinks import (
     SinkSpec,
     open_sink,
 )
+from export_queue.core.store import Work
 from export_queue.core.testing.servers import RedisServer
 
 IMPATIENT = Patience(attempts=3, sleep=lambda seconds: None)
@@ -438,6 +441,73 @@ def test_what_was_acknowledged_before_a_failure_stays_removed(orders: Store, mon
     assert report.acknowledged == sum(batches[:3])
     assert waiting(orders) == 300 - report.acknowledged
     assert report.left == batches[3]
+
+
+def test_a_removal_whose_commit_was_in_doubt_is_repeated_without_harm(orders: Store) -> None:
+    """The store's connection breaks after a commit has taken effect: nothing is counted or buried twice."""
+    add(orders, {"a": 1, "b": "poison"})
+    begin, broken = orders.database.begin, []
+
+    @contextmanager
+    def begin_and_break() -> Iterator[Work]:
+        buried = orders.count_dead("orders")
+        with begin() as work:
+            yield work
+        if orders.count_dead("orders") > buried and not broken:
+            broken.append(1)
+            raise StoreUnavailable("connection lost")
+
+    orders.database.begin = begin_and_break  # type: ignore[method-assign]
+    report = drain(orders, "orders", PickySink(), patience=IMPATIENT)
+    assert broken
+    assert (report.read, report.acknowledged, report.dead) == (2, 1, 1)
+    assert (waiting(orders), orders.count_dead("orders")) == (0, 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_fails_counts_reconcile_and_in_the_end_every_entry_is_in_the_sink_or_dead(
+    orders: Store, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """I6, I12, I13 under random trouble; each drain checks its own counts."""
+    monkeypatch.setattr("export_queue.core.drain.local.Rules", _with_small_chunks)
+    generator = random.Random(seed)
+    last: dict[str, str] = {}
+    total = 0
+    for turn in range(8):
+        values = {f"k{generator.randrange(60)}": f"{turn}" for _ in range(40)}
+        for key in generator.sample(sorted(values), 3):
+            values[key] = "poison"  # dead, unless something newer of its key is in its chunk
+        add(orders, values)
+        total += len(values)
+        last |= {key: value for key, value in values.items() if value != "poison"}
+
+    def trouble(operations: Operations) -> None:
+        if generator.random() < 0.2:
+            raise generator.choice([SinkUnavailable("down"), SinkRefused("full"), ConnectionResetError("gone")])
+
+    class Troubled(PickySink):
+        def apply(self, operations: Operations) -> ApplyResult:
+            trouble(operations)
+            result = super().apply(operations)
+            trouble(operations)
+            return result
+
+    sink = Troubled()
+    patience = Patience(attempts=2, sleep=lambda seconds: None)
+    reports: list[DrainReport] = []
+    for attempt in range(200):
+        if not waiting(orders):
+            break
+        with suppress(SinkUnavailable, SinkRefused, ConnectionError):
+            drain(orders, "orders", sink, patience=patience, token=f"{attempt}")
+        reports += map(DrainReport.from_dict, orders.reports(token=f"{attempt}"))
+    assert waiting(orders) == 0
+    for report in reports:
+        report.check()
+    dead = sum(report.dead for report in reports)
+    assert 0 < dead == orders.count_dead("orders")
+    assert sum(report.acknowledged for report in reports) + dead == total
+    assert sink.inner.records() == {("orders", key.encode()): f'"{value}"'.encode() for key, value in last.items()}
 
 
 @pytest.mark.redis

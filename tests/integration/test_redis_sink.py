@@ -168,7 +168,17 @@ def test_the_number_of_shards_is_fixed_by_the_first_sink(make):
         admit(make(shards=8))
 
 
-@pytest.mark.parametrize("options", [{"key": "x"}, {"target": "hash"}, {"shards": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": "x"},
+        {"target": "hash"},
+        {"shards": 0},
+        {"port": "6379"},
+        {"ssl": True, "ssl_options": {"ssl_cert": "x"}},
+        {"ssl": True, "ssl_options": {"ssl_cert_reqs": "perhaps"}},
+    ],
+)
 def test_options_are_checked_before_anything_is_connected(options):
     with pytest.raises(SinkConfigurationError):
         RedisSink("nowhere.invalid", **options)
@@ -260,6 +270,22 @@ def test_a_user_without_rights_is_refused_by_name_of_the_right(make, redis_clien
     finally:
         redis_client.acl_deluser("reader")
     assert SECRET not in shown(caught.value)
+
+
+def test_the_least_privileges_suffice(make, redis_client):
+    commands = "info watch unwatch multi exec hmget hset hsetnx type mset unlink sadd srem client|setname".split()
+    keys = ["orders:*", "xq:*"]
+    redis_client.acl_setuser(
+        "writer", enabled=True, passwords=["+" + SECRET], commands=[f"+{name}" for name in commands], keys=keys
+    )
+    try:
+        for target, record in (("string", b"1"), ("set", b"1/a")):
+            redis_client.delete("orders:1")
+            sink = admit(make(username="writer", password=SECRET, target=target))
+            assert sink.apply(puts(record)).written == 1
+            assert sink.apply(puts(record, seq=6, document=None)).written == 1
+    finally:
+        redis_client.acl_deluser("writer")
 
 
 def test_a_wrong_password_is_refused_and_not_shown(make):

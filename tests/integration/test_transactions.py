@@ -312,7 +312,7 @@ def test_a_token_takes_effect_once(store: Store) -> None:
 def test_two_attempts_under_one_token_at_once_take_effect_once(store: Store) -> None:
     def attempt(tx: object) -> str:
         tx.table("t").set("mine", "n", b"1")  # type: ignore[attr-defined]
-        if not store.token_result("t")[0]:
+        if not store.token("t").committed:
             store.run(lambda other: other.table("t").set("theirs", "n", b"1") or "theirs", token="t")
         return "mine"
 
@@ -325,6 +325,8 @@ def test_a_closed_token_is_new_work(store: Store) -> None:
     assert store.run(lambda tx: next(results), token="t") == "a"
     assert store.close_token("t")
     assert not store.close_token("t")
+    assert store.token("t").generation == 2
+    assert not store.close_token("t", generation=1)
     assert store.run(lambda tx: next(results), token="t") == "b"
     assert store.run(lambda tx: next(results), token="t") == "b"
 

@@ -10,6 +10,7 @@ import types
 
 import pytest
 
+from export_queue.core import sinks, testing
 from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
 from export_queue.core.sinks import MemorySink, SinkSpec, has_password, open_sink
 
@@ -22,7 +23,15 @@ def test_a_description_survives_json():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "{}", '{"kind": "redis"}', '{"kind": 1, "options": 2, "secrets": 3, "name": 4}']
+    "text",
+    [
+        "",
+        "5",
+        "{}",
+        '{"kind": "redis", "options": {}, "secrets": 3, "name": ""}',
+        '{"kind": "redis"}',
+        '{"kind": 1, "options": 2, "secrets": 3, "name": 4}',
+    ],
 )
 def test_other_json_is_refused(text):
     with pytest.raises((InvalidArgument, SinkConfigurationError)):
@@ -162,3 +171,16 @@ SinkSpec("redis", {"host": "a"}); SinkSpec("sql", {"url": "postgresql://db/x"})
 assert not {"redis", "hiredis", "psycopg", "pyarrow", "pyspark", "airflow"} & set(sys.modules), sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_doors_export_what_they_always_did():
+    """What is taken away here breaks somebody's exporter, sink or test."""
+    assert set(sinks.__all__) == set(
+        "MAX_SEQ ApplyResult Capabilities Delete MemorySink Operations OperationsBuilder Put RedisSink Rejection "
+        "ResolvedSink Sink SinkSpec SqlSink collapse document_bytes has_password open_sink".split()
+    )
+    assert set(testing.__all__) == {"MemorySink", "SinkConformance"}
+    assert all(getattr(module, name) for module in (sinks, testing) for name in module.__all__)
+    for module in (sinks, testing):
+        with pytest.raises(AttributeError, match="no_such_name"):
+            _ = module.no_such_name

@@ -111,6 +111,7 @@ class Connection:
     :param options: arguments of the client's connections.
     :param username: the user; None for the default one.
     :param password: the password, or what finds it; asked for at each new connection.
+    :raises SinkConfigurationError: the client knows no such option.
     """
 
     def __init__(
@@ -125,14 +126,17 @@ class Connection:
         self.server = server
         provider = None if username is None and password is None else _Credentials(username, password)
         kind = redis.SSLConnection if ssl else redis.Connection
-        self._connection: Any = kind(
-            **options,
-            credential_provider=provider,
-            # RESP2: no push messages between replies. No retry: what was lost may have been applied.
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-            health_check_interval=0,
-        )
+        try:
+            self._connection: Any = kind(
+                **options,
+                credential_provider=provider,
+                # RESP2: no push messages between replies. No retry: what was lost may have been applied.
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),
+                health_check_interval=0,
+            )
+        except (TypeError, redis.RedisError) as error:
+            raise SinkConfigurationError(f"Redis at {server}: {error}") from None
 
     def exchange(self, commands: Sequence[Command]) -> list[Reply]:
         """Send commands in one go and read their replies.

@@ -16,7 +16,7 @@ from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejectio
 from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.connection import Connection, code_of, explain
 from export_queue.core.sinks.redis.layout import Command
-from export_queue.core.sinks.redis.targets import TARGETS, Kind, Records
+from export_queue.core.sinks.redis.targets import TARGETS, Kind, Records, decide
 
 _MAX_COLLISIONS = 200
 """Tries of one batch that others spoilt, one after the other, before the sink counts as overloaded."""
@@ -63,6 +63,9 @@ class RedisSink:
         layout.check_template(key)
         if target not in TARGETS:
             raise SinkConfigurationError(f"target {target!r}: expected one of {', '.join(TARGETS)}")
+        for name, number in (("port", port), ("db", db)):
+            if not isinstance(number, int) or number < 0:
+                raise SinkConfigurationError(f"{name}: expected a number, found {number!r}")
         if shards is not None and not 1 <= shards <= 1 << 20:
             raise SinkConfigurationError(f"shards: expected 1 to {1 << 20}, found {shards}")
         self._template = key
@@ -74,8 +77,8 @@ class RedisSink:
             server=f"{host}:{port}",
             options={
                 "host": host,
-                "port": int(port),
-                "db": int(db),
+                "port": port,
+                "db": db,
                 "socket_timeout": socket_timeout,
                 "socket_connect_timeout": socket_connect_timeout,
                 "socket_keepalive": True,
@@ -142,54 +145,30 @@ class RedisSink:
             parts += (part.halves() if collisions > 1 else None) or (part,)
             if collisions > 1:
                 time.sleep(random.uniform(0, _PAUSE_SECONDS))
-        return ApplyResult(
-            written, len(operations) - written - len(rejected), tuple(sorted(rejected, key=lambda one: one.position))
-        )
+        return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
 
     def _attempt(self, part: Records) -> ApplyResult | None:
         """Compare and write in one transaction; None if somebody else wrote to one of its shards meanwhile."""
-        shards = part.shards
-        fields, ranks = part.fields, part.ranks
         checked = self._target.checked_keys(part)
-        reads: list[Command] = [("WATCH", *shards)]
-        reads += [("HMGET", name, *[fields[i] for i in group]) for name, group in shards.items()]
+        reads: list[Command] = [("WATCH", *part.shards)]
+        reads += [("HMGET", name, *[part.fields[i] for i in group]) for name, group in part.shards.items()]
         reads += [("TYPE", key) for key in checked]
-        replies = self._all(*reads)
-        found_ranks, types = replies[1 : len(shards) + 1], replies[len(shards) + 1 :]
-        wrong = {
-            key: f"WRONGTYPE key {key[:100]!r} holds a {kind.decode()}, not a set"
-            for key, kind in zip(checked, types, strict=True)
-            if kind not in (b"set", b"none")
-        }
-        rejected: list[Rejection] = []
-        newer: list[int] = []
-        repeated: list[int] = []
-        hashes: list[Command] = []
-        for (name, group), found in zip(shards.items(), found_ranks, strict=True):
-            fresh: list[bytes] = []
-            for i, known in zip(group, found, strict=True):
-                if wrong and part.keys[i] in wrong:
-                    rejected.append(Rejection(i, wrong[part.keys[i]]))
-                elif known is None or known < ranks[i]:
-                    newer.append(i)
-                    fresh += (fields[i], ranks[i])
-                elif self._target.repeats and known == ranks[i]:
-                    repeated.append(i)
-            if fresh:
-                hashes.append(("HSET", name, *fresh))
-        writes = self._target.writes(part, newer + repeated)
+        _, *found = self._all(*reads)
+        types = dict(zip(checked, found[len(part.shards) :], strict=True))
+        decision = decide(part, found[: len(part.shards)], types, repeats=self._target.repeats)
+        writes = self._target.writes(part, decision.newer + decision.repeated)
         if not writes:
             self._all(("UNWATCH",))
-            return ApplyResult(0, 0, tuple(rejected))
-        *_, answers = self._all(("MULTI",), *writes, *hashes, ("EXEC",))
+            return ApplyResult(0, 0, decision.rejected)
+        *_, answers = self._all(("MULTI",), *writes, *decision.ranks, ("EXEC",))
         if answers is None:
             return None
         for answer in answers:
             if isinstance(answer, Exception):
                 if code_of(answer) == "WRONGTYPE":
-                    return None  # it became another type just now: the next try sees it
+                    return None  # a key became something else just now: the next try sees it
                 raise explain(answer, self._connection.server) from answer
-        return ApplyResult(len(newer), 0, tuple(rejected))
+        return ApplyResult(len(decision.newer), 0, decision.rejected)
 
     def _prepare(self) -> int:
         """Look at the server once per connection, and return its number of shards."""

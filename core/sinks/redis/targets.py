@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from export_queue.core.sinks.batch import Reasons, refuse_lengths
 from export_queue.core.sinks.operations import Operations
+from export_queue.core.sinks.protocol import Rejection
 from export_queue.core.sinks.redis.layout import MAX_BYTES, RESERVED, Command, group_by_shard, keys_of, rank_texts
 
 Kind = Literal["string", "set"]
@@ -39,6 +40,54 @@ class Records:
             for part in (names[:middle], names[middle:])
         )
         return first, second
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done about records, now that the ranks in the server are known."""
+
+    newer: list[int]
+    """Positions of operations above the rank that the server holds."""
+    repeated: list[int]
+    """Positions of operations that the server has, and that are sent again."""
+    rejected: tuple[Rejection, ...]
+    ranks: list[Command]
+    """The commands that record the ranks of the newer ones."""
+
+
+def decide(
+    records: Records, found: Sequence[Sequence[bytes | None]], types: Mapping[bytes, bytes], *, repeats: bool
+) -> Decision:
+    """Compare operations with what the server holds; strictly, since an equal rank is a repetition.
+
+    :param records: the operations.
+    :param found: ranks in the server, shard by shard; None where a record has none.
+    :param types: types of the keys that were checked: anything but a set is wrong.
+    :param repeats: whether an operation of the recorded rank is sent again.
+    """
+    wrong = {key for key, kind in types.items() if kind not in (b"set", b"none")}
+    keys, fields, ranks = records.keys, records.fields, records.ranks
+    decision = Decision([], [], tuple(_wrong_types(records, wrong, types)) if wrong else (), [])
+    for (name, group), known_ranks in zip(records.shards.items(), found, strict=True):
+        fresh: list[bytes] = []
+        for i, known in zip(group, known_ranks, strict=True):
+            if wrong and keys[i] in wrong:
+                continue
+            if known is None or known < ranks[i]:
+                decision.newer.append(i)
+                fresh += (fields[i], ranks[i])
+            elif repeats and known == ranks[i]:
+                decision.repeated.append(i)
+        if fresh:
+            decision.ranks.append(("HSET", name, *fresh))
+    return decision
+
+
+def _wrong_types(records: Records, wrong: Set[bytes], types: Mapping[bytes, bytes]) -> Iterator[Rejection]:
+    for group in records.shards.values():
+        for i in group:
+            if (key := records.keys[i]) in wrong:
+                yield Rejection(i, f"WRONGTYPE key {key[:100]!r} holds a {types[key].decode()}, not a set")
 
 
 class Target(Protocol):

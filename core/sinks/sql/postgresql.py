@@ -48,6 +48,7 @@ class PostgreSQL:
         """Make the engine; the password is looked up at each connection and is not part of its URL."""
         settings = {
             "application_name": "export_queue",
+            "client_encoding": "UTF8",  # what the database cannot hold is then its own error, about one row
             "connect_timeout": 10,
             "keepalives_idle": 30,
             "keepalives_interval": 10,
@@ -96,7 +97,10 @@ class PostgreSQL:
         # the detail is left out: it repeats the row
         words = f"{code}: {primary or error}" if code else str(error).strip()
         if code is None:
-            return SinkUnavailable(f"{self.server}: {words}")
+            if isinstance(error, psycopg.DataError):  # of the driver itself
+                return Poison(words)
+            lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+            return (SinkUnavailable if lost else SinkRefused)(f"{self.server}: {words}")
         if code in _TRY_AGAIN:
             return TryAgain(words)
         if code.startswith(_POISON):

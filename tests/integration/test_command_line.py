@@ -1,0 +1,74 @@
+"""The command line on a real store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from export_queue.core.client import Store
+from export_queue.core.locks import Owner, claim
+from export_queue.core.queue import DeadLetter, Position, bury
+
+
+def run(*arguments: str, url: str, status: int = 0) -> str:
+    program = Path(sys.executable).with_name("export-queue")
+    environment = {**os.environ, "EXPORT_QUEUE_STORE": url, "COLUMNS": "200"}
+    done = subprocess.run(
+        [program, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout if not status else done.stderr
+
+
+def test_a_store_is_set_up_and_looked_at(sqlite_url: str) -> None:
+    assert "no store" in run("status", url=sqlite_url, status=1)
+    assert "is ready" in run("init", url=sqlite_url)
+    assert "is ready" in run("init", url=sqlite_url)
+    assert "nothing to show" in run("status", url=sqlite_url)
+    with Store.open(sqlite_url) as store:
+        queue = store.configure_queue("orders", buckets=16, buckets_per_range=4)
+        store.run(lambda tx: tx.queue("orders").add("anna", {"secret value": 1}), token="dag/run/task")
+        claim(store.database, queue, queue.units()[:1], owner=Owner("somebody", "1"), lease_seconds=600)
+        with store.database.begin() as work:
+            bury(
+                work,
+                queue,
+                [DeadLetter(Position(0, b"ben", 7), b'"secret value"', "ValueError", "not today", "drain-1")],
+            )
+    (status,) = json.loads(run("status", "--json", url=sqlite_url))
+    assert (status["queue"], status["entries"], status["dead"], status["sink"]) == ("orders", 1, 1, None)
+    assert "orders" in run("status", url=sqlite_url)
+    (lock,) = json.loads(run("locks", "--json", url=sqlite_url))
+    assert (lock["task"], lock["range"]) == ("somebody", [0, 4])
+    dead = run("dead", "orders", url=sqlite_url)
+    assert "not today" in dead
+    assert "secret value" not in dead
+    (token,) = json.loads(run("token", "dag/run/task", "--json", url=sqlite_url))
+    assert (token["committed"], token["generation"]) == (True, 1)
+    (closed,) = json.loads(run("token", "dag/run/task", "--close", "--json", url=sqlite_url))
+    assert (closed["committed"], closed["generation"]) == (False, 2)
+    assert "nothing to close" in run("token", "dag/run/task", "--close", url=sqlite_url, status=1)
+
+
+def test_an_error_is_one_message_with_a_hint(sqlite_url: str) -> None:
+    run("init", url=sqlite_url)
+    message = run("dead", "missing", url=sqlite_url, status=1)
+    assert "UnknownQueue" in message
+    assert "hint:" in message
+    assert "Traceback" not in message
+
+
+def test_a_password_comes_by_reference_only(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    user, _, rest = postgres_url.partition("://")[2].partition(":")
+    password, _, place = rest.partition("@")
+    monkeypatch.setenv("THE_PASSWORD", password)
+    url = f"postgresql+psycopg://{user}@{place}"
+    shown = run("init", "--password", "env:THE_PASSWORD", url=url)
+    assert "is ready" in shown
+    assert password not in shown
+    assert "SecretNotFound" in run("init", "--password", "env:NOT_THERE", url=url, status=1)

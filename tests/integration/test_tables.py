@@ -1,0 +1,130 @@
+"""Tables on both stores: many cells at once, scans, rows, time to live (I1, I4)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from export_queue.core.client import Store
+from export_queue.core.errors import InvalidArgument, OptionsDiffer, SnapshotTooOld
+from export_queue.core.store import Span, schema
+
+Cells = dict[tuple[bytes, bytes], bytes]
+
+keys = st.sampled_from([b"a", b"aa", b"ab", b"a\x00", b"a\xff", b"a\xff\xff", b"b", b"\xff", b"\xff\xff"])
+values = st.one_of(st.none(), st.sampled_from([b"", b"1", b"\x00\xff"]))
+writes = st.lists(st.tuples(keys, keys, values), max_size=12)
+
+
+def write(store: Store, table: str, cells: list[tuple[bytes, bytes, bytes | None]]) -> None:
+    with store.transaction() as tx:
+        apply(tx.table(table), cells)
+
+
+def apply(table: object, cells: list[tuple[bytes, bytes, bytes | None]]) -> None:
+    for row, column, value in cells:
+        if value is None:
+            table.delete(row, column)  # type: ignore[attr-defined]
+        else:
+            table.set(row, column, value)  # type: ignore[attr-defined]
+
+
+def model(*steps: list[tuple[bytes, bytes, bytes | None]]) -> Cells:
+    found: dict[tuple[bytes, bytes], bytes | None] = {}
+    for step in steps:
+        found |= {(row, column): value for row, column, value in step}
+    return {cell: value for cell, value in found.items() if value is not None}
+
+
+numbers = iter(range(10**6))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(old=writes, staged=writes, own=writes, later=writes, first=keys, end=keys, columns=st.lists(keys, max_size=2))
+def test_reads_of_all_kinds_agree_with_a_dictionary(
+    store: Store,
+    old: list[tuple[bytes, bytes, bytes | None]],
+    staged: list[tuple[bytes, bytes, bytes | None]],
+    own: list[tuple[bytes, bytes, bytes | None]],
+    later: list[tuple[bytes, bytes, bytes | None]],
+    first: bytes,
+    end: bytes,
+    columns: list[bytes],
+) -> None:
+    name = f"t{next(numbers)}"
+    store.configure_table(name, conflict="none")
+    write(store, name, old)
+    with store.transaction(long=True) as tx:
+        table = tx.table(name)
+        apply(table, staged)
+        tx.flush()
+        write(store, name, later)  # by somebody else, and so not visible
+        apply(table, own)
+        expected = model(old, staged, own)
+        in_order = sorted(expected)
+        assert [(r, c) for r, c, _ in table.scan()] == in_order
+        assert {(r, c): v for r, c, v in table.scan()} == expected
+        assert [(r, c) for r, c, _ in table.scan(first, end)] == [x for x in in_order if first <= x[0] < end]
+        assert [(r, c) for r, c, _ in table.scan(prefix=first)] == [x for x in in_order if x[0].startswith(first)]
+        chosen = [x for x in in_order if not columns or x[1] in columns]
+        assert [(r, c) for r, c, _ in table.scan(columns=columns)] == chosen
+        assert [(r, c) for r, c, _ in table.scan(limit=3)] == in_order[:3]
+        paged = tx._transaction.scan_cells(table._options.number, Span(), page=2)
+        assert [(r, c) for r, c, _ in paged] == in_order
+        everything = [(r, c) for r in (b"a", b"aa", b"b", b"\xff") for c in (b"a", b"aa", b"\xff\xff")]
+        assert table.get_many(everything) == {cell: expected[cell] for cell in everything if cell in expected}
+        assert all(table.get(*cell) == expected.get(cell) for cell in everything)
+
+
+def test_a_deleted_row_is_gone_with_all_its_columns(store: Store) -> None:
+    write(store, "t", [(b"r", b"1", b"x"), (b"r", b"2", b"x"), (b"r\x00", b"1", b"kept"), (b"q", b"1", b"kept")])
+    with store.transaction() as tx:
+        tx.table("t").set("r", "3", b"own")
+        tx.table("t").delete_row("r")
+        assert [row for row, _, _ in tx.table("t").scan()] == [b"q", b"r\x00"]
+    with store.transaction() as tx:
+        assert [row for row, _, _ in tx.table("t").scan()] == [b"q", b"r\x00"]
+
+
+def test_what_is_older_than_its_time_to_live_is_gone(store: Store) -> None:
+    store.configure_table("brief", ttl=3600)
+    write(store, "brief", [(b"a", b"n", b"old"), (b"b", b"n", b"old")])
+    with store.database.begin() as work:  # two hours ago
+        cell = schema.cell
+        work.connection.execute(cell.update().values(version=cell.c.version - 2 * 3600 * 10**9))
+    write(store, "brief", [(b"b", b"n", b"new")])
+    with store.transaction() as tx:
+        table = tx.table("brief")
+        assert table.get("a", "n") is None
+        assert table.get("b", "n") == b"new"
+        assert table.get_many([("a", "n"), ("b", "n")]) == {(b"b", b"n"): b"new"}
+        assert list(table.scan()) == [(b"b", b"n", b"new")]
+        table.set("a", "n", b"own")
+        assert table.get("a", "n") == b"own"
+
+
+def test_a_time_to_live_is_a_stored_option(store: Store) -> None:
+    store.configure_table("t", ttl=60)
+    store.configure_table("t", ttl=60)
+    with pytest.raises(OptionsDiffer, match="ttl_ms: expected None, found 60000"):
+        store.configure_table("t")
+    with pytest.raises(InvalidArgument, match="ttl"):
+        store.configure_table("u", ttl=0)
+
+
+def test_scans_and_many_reads_below_the_horizon_are_refused(store: Store) -> None:
+    write(store, "t", [(b"a", b"n", b"1")])
+    for read in (lambda t: list(t.scan()), lambda t: t.get_many([("a", "n")])):
+        with pytest.raises(SnapshotTooOld), store.transaction() as tx:
+            assert tx.id
+            with store.database.begin() as work:
+                horizon = store.database.dialect.draw(work.connection)
+                work.connection.execute(schema.store.update().values(horizon=horizon))
+            read(tx.table("t"))
+
+
+@pytest.mark.parametrize("arguments", [{"prefix": "a", "start": "a"}, {"limit": -1}, {"limit": 1.5}])
+def test_a_bad_scan_is_refused(store: Store, arguments: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument), store.transaction() as tx:
+        tx.table("t").scan(**arguments)  # type: ignore[arg-type]

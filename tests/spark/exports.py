@@ -1,0 +1,16 @@
+"""Exporters for tests, which Spark's workers import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import export_queue.core
+from export_queue.core.drain import Entry
+from export_queue.core.sinks import Put
+
+
+def with_origin(entry: Entry) -> Iterator[Put]:
+    """Export the value, and where the library was imported from."""
+    if entry.value == "poison":
+        raise ValueError("refused by the exporter")
+    yield Put(entry.queue, entry.key, {"value": entry.value, "library": export_queue.core.__file__})

@@ -1,0 +1,32 @@
+"""A sink for tests, which Spark's workers import: after each batch that is applied it waits to be told to go on."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from export_queue.core.sinks import ApplyResult, Operations, SqlSink
+
+
+class GatedSink:
+    """Copies into SQLite, says so in a file named after its process, and waits for the file ``go``."""
+
+    def __init__(self, folder: str, url: str) -> None:
+        self._folder = Path(folder)
+        self._inner = SqlSink(url)
+        self.capabilities = self._inner.capabilities
+
+    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+        self._inner.admit(queue_id=queue_id, store_id=store_id, fence=fence)
+
+    def apply(self, operations: Operations) -> ApplyResult:
+        result = self._inner.apply(operations)
+        (self._folder / f"reached-{os.getpid()}").touch()
+        end = time.monotonic() + 120
+        while not (self._folder / "go").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        return result
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,276 @@
+"""Drain jobs through spark-submit: what they bring, how they fail, and what their death leaves (I6, I7, I10, I13)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import sqlalchemy as sa
+from tests.spark.conftest import Submission, Submit, is_running, wait_until
+
+from export_queue.core.client import Store
+from export_queue.core.drain import DrainReport, drain
+from export_queue.core.locks import Owner, claim, holders, revoke
+from export_queue.core.sinks import SinkSpec
+from export_queue.core.spark import drain_job
+
+MODULES = {"PYTHONPATH": str(Path(__file__).parent)}
+
+
+def add(store: Store, values: dict[str, Any]) -> None:
+    with store.transaction() as tx:
+        for key, value in values.items():
+            tx.queue("orders").add(key, value)
+
+
+def waiting(store: Store) -> int:
+    return sum(unit.entries for unit in store.backlog("orders"))
+
+
+def report_of(store: Store, token: str) -> DrainReport:
+    (found,) = store.reports(token=token)
+    report = DrainReport.from_dict(found)
+    report.check()
+    return report
+
+
+# -- with PostgreSQL and Redis, both with passwords ------------------------------------------------------------------
+
+
+@pytest.fixture
+def store_url(postgres_url: str) -> str:
+    """The tests of this module need no SQLite: the demo drains it."""
+    return postgres_url
+
+
+@pytest.fixture
+def passwords(store_url: str, redis_server: Any) -> dict[str, str]:
+    return {"XQ_STORE": sa.make_url(store_url).password or "", "XQ_REDIS": redis_server.password}
+
+
+@pytest.fixture
+def redis_spec(redis_server: Any, redis_client: Any) -> SinkSpec:
+    options = {"host": redis_server.host, "port": redis_server.port}
+    return SinkSpec("redis", options, {"password": "env:XQ_REDIS"}, name="redis")
+
+
+def job_for(store_url: str, sink: SinkSpec, **options: Any) -> Any:
+    url = sa.make_url(store_url)._replace(password=None)
+    options = {"token": uuid.uuid4().hex, "owner_task": "dag/run/task", "store_secret": "env:XQ_STORE", **options}
+    return drain_job(queue_id="orders", sink=sink, store_url=url.render_as_string(), **options)
+
+
+def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_password(
+    orders: Store,
+    store_url: str,
+    redis_spec: SinkSpec,
+    redis_client: Any,
+    passwords: dict[str, str],
+    submit: Submit,
+    tmp_path: Path,
+) -> None:
+    add(orders, {f"k{i}": i for i in range(500)})
+    add(orders, {"k3": 33, "bad": "poison"})
+    events = tmp_path / "events"
+    events.mkdir()
+    job = job_for(store_url, redis_spec, exporter="exports:with_origin", max_parallel=3)
+    conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(), "spark.eventLog.compress": "false"}
+    submission = submit(job, variables={**MODULES, **passwords}, conf=conf)
+    assert submission.wait() == 0, submission.output()
+
+    report = report_of(orders, job.token)
+    assert (report.read, report.acknowledged, report.dead, report.left) == (502, 501, 1, 0)
+    assert waiting(orders) == 0
+    assert f"{report.line()}\n" in submission.output()
+    documents = {key: orjson.loads(redis_client.get(key)) for key in redis_client.scan_iter("orders:*")}
+    assert {key.decode(): document["value"] for key, document in documents.items()} == {
+        f"orders:k{i}": 33 if i == 3 else i for i in range(500)
+    }
+    assert {document["library"].partition(".zip")[1] for document in documents.values()} == {".zip"}
+    (letter,) = orders.dead_letters("orders")
+    assert (letter.position.key, letter.reason, letter.drain) == (b"bad", "refused by the exporter", job.token)
+
+    shown = "\n".join(
+        [submission.output(), *submission.command, *(path.read_text() for path in events.rglob("*") if path.is_file())]
+    )
+    assert "drain" in shown
+    for password in passwords.values():
+        assert password not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "error", "message"),
+    [
+        ({"exporter": "no_such_module:export"}, 1, "ConfigurationError", "no_such_module"),
+        ({"if_locked": "fail"}, 75, "LockNotAvailable", "by somebody"),
+    ],
+)
+def test_a_job_that_fails_says_why_and_whether_trying_again_may_help(
+    orders: Store,
+    store_url: str,
+    redis_spec: SinkSpec,
+    passwords: dict[str, str],
+    submit: Submit,
+    options: dict[str, str],
+    status: int,
+    error: str,
+    message: str,
+) -> None:
+    add(orders, {"a": 1})
+    queue = orders.queue("orders")
+    claim(orders.database, queue, queue.units(), owner=Owner("somebody", "1"), lease_seconds=60)
+    job = job_for(store_url, redis_spec, **options)
+    submission = submit(job, variables=passwords)
+    assert submission.wait() == status, submission.output()
+    report = report_of(orders, job.token)
+    assert report.problem is not None
+    assert (report.problem.error_class, report.problem.transient) == (error, status == 75)
+    assert message in report.problem.message
+    assert message in submission.output()
+    assert "Traceback" not in submission.output()
+    assert waiting(orders) == 1
+
+
+# -- deaths ----------------------------------------------------------------------------------------------------------
+
+
+class Stopped:
+    """A job whose workers have applied their first batches and wait before they remove anything."""
+
+    def __init__(self, submission: Submission, folder: Path, token: str) -> None:
+        self.submission, self.folder, self.token = submission, folder, token
+        wait_until(lambda: len(self.workers()) >= 2 or self.submission.process.poll() is not None, "no worker came")
+        assert self.submission.process.poll() is None, self.submission.output()
+
+    def workers(self) -> list[int]:
+        return [int(path.name.removeprefix("reached-")) for path in self.folder.glob("reached-*")]
+
+    def let_go(self) -> None:
+        (self.folder / "go").touch()
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'copies.db'}"
+
+
+@pytest.fixture
+def stopped_job(
+    store_url: str, passwords: dict[str, str], submit: Submit, tmp_path: Path, copies: str
+) -> Callable[..., Stopped]:
+    def start(*, master: str, lease_seconds: float) -> Stopped:
+        sink = SinkSpec("gated_sink:GatedSink", {"folder": str(tmp_path), "url": copies}, name="copies")
+        job = job_for(store_url, sink, lease_seconds=lease_seconds)
+        return Stopped(submit(job, master=master, variables={**MODULES, **passwords}), tmp_path, job.token)
+
+    return start
+
+
+def read(copies: str) -> dict[str, str]:
+    engine = sa.create_engine(copies, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        return {row[0]: row[1] for row in connection.execute(sa.text("select * from orders_live"))}
+
+
+VALUES = {f"k{i}": i for i in range(200)}
+EXPECTED = {key: str(value) for key, value in VALUES.items()}
+
+
+def test_a_python_worker_killed_between_sink_and_removal_is_repeated(
+    orders: Store, stopped_job: Callable[..., Stopped], copies: str
+) -> None:
+    add(orders, VALUES)
+    job = stopped_job(master="local[2,4]", lease_seconds=30)
+    os.kill(job.workers()[0], signal.SIGKILL)
+    job.let_go()
+    assert job.submission.wait() == 0, job.submission.output()
+    report = report_of(orders, job.token)
+    assert (report.acknowledged, report.left) == (200, 0), "nothing had been removed before the kill"
+    assert report.stale > 0, "the killed worker had applied its batch"
+    assert waiting(orders) == 0
+    assert read(copies) == EXPECTED
+
+
+def test_a_killed_driver_removes_nothing_more_and_the_next_drain_ends_its_work(
+    orders: Store, stopped_job: Callable[..., Stopped], copies: str
+) -> None:
+    add(orders, VALUES)
+    job = stopped_job(master="local[2]", lease_seconds=3)
+    os.kill(job.submission.driver(), signal.SIGKILL)
+    assert job.submission.wait() != 0
+    wait_until(lambda: not any(map(is_running, job.workers())), "workers outlive their driver")
+    job.let_go()
+    assert waiting(orders) == 200
+    report = drain(orders, "orders", SinkSpec("sql", {"url": copies}, name="copies"), lock_timeout=60)
+    assert (report.acknowledged, waiting(orders)) == (200, 0)
+    assert report.stale > 0
+    assert read(copies) == EXPECTED
+
+
+def test_an_orphaned_driver_gives_its_leases_back_and_ends_itself(
+    orders: Store, stopped_job: Callable[..., Stopped], copies: str
+) -> None:
+    """SIGKILL is what Airflow's hook sends to spark-submit; it reaches no Python process."""
+    add(orders, VALUES)
+    job = stopped_job(master="local[2]", lease_seconds=600)
+    driver = job.submission.driver()
+    os.kill(job.submission.process.pid, signal.SIGKILL)
+    job.submission.wait()
+    wait_until(lambda: not is_running(driver), "the orphaned driver goes on", seconds=20)
+    queue = orders.queue("orders")
+    with orders.database.read() as work:
+        assert holders(work, queue, queue.units()) == []
+    job.let_go()
+    wait_until(lambda: not any(map(is_running, job.workers())), "workers outlive their driver")
+    assert waiting(orders) == 200, "something was removed without a lease"
+    report = report_of(orders, job.token)
+    assert report.problem is not None
+    report = drain(orders, "orders", SinkSpec("sql", {"url": copies}, name="copies"), if_locked="fail")
+    assert (report.acknowledged, waiting(orders)) == (200, 0)
+    assert read(copies) == EXPECTED
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_orphaned_driver_that_waits_for_others_does_not_wait_on(
+    orders: Store,
+    store_url: str,
+    redis_spec: SinkSpec,
+    passwords: dict[str, str],
+    submit: Submit,
+    number: signal.Signals,
+) -> None:
+    """No call into Java fails here: only the look at the parent ends it."""
+    add(orders, VALUES)
+    queue = orders.queue("orders")
+    claim(orders.database, queue, queue.units(), owner=Owner("somebody", "1"), lease_seconds=600)
+    job = job_for(store_url, redis_spec, lock_timeout=600)
+    submission = submit(job, variables=passwords)
+    driver = submission.driver()
+    # an admitted sink binds the queue; after that the driver waits
+    wait_until(lambda: orders.queue("orders").sink == "redis", f"the driver did not start: {submission.output()}")
+    os.kill(submission.process.pid, number)
+    submission.wait()
+    wait_until(lambda: not is_running(driver), "the orphaned driver goes on", seconds=20)
+    assert report_of(orders, job.token).problem is not None
+    assert waiting(orders) == 200
+
+
+def test_a_job_whose_leases_were_revoked_removes_nothing_more_and_ends(
+    orders: Store, stopped_job: Callable[..., Stopped], copies: str
+) -> None:
+    """What `on_kill` of the operator does where it cannot reach the driver."""
+    add(orders, VALUES)
+    job = stopped_job(master="local[2]", lease_seconds=3)
+    assert revoke(orders.database, "dag/run/task") == 4
+    job.let_go()
+    assert job.submission.wait() == 75, job.submission.output()
+    report = report_of(orders, job.token)
+    assert (report.acknowledged, waiting(orders)) == (0, 200)
+    assert report.problem is not None
+    assert report.problem.error_class == "LeaseLost"
