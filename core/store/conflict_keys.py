@@ -25,14 +25,20 @@ def entry_key(queue: int, key: bytes) -> bytes:
     return _NUMBER.pack(b"q", queue) + key
 
 
+def note_key(table: int, row: bytes, column: bytes) -> bytes:
+    """Make the conflict key of a notification that one observer's transaction works off."""
+    return _NUMBER.pack(b"n", table) + _LENGTH.pack(len(row)) + row + column
+
+
 def show_key(key: bytes) -> str:
     """Make a conflict key readable."""
     kind, number = _NUMBER.unpack_from(key)
     rest = key[_NUMBER.size :]
-    if kind == b"c":
+    if kind in (b"c", b"n"):
         length = _LENGTH.unpack_from(rest)[0]
         row, column = rest[2 : 2 + length], rest[2 + length :]
-        return f"table {number}: {_text(row)}/{_text(column)}"
+        what = "notification of table" if kind == b"n" else "table"
+        return f"{what} {number}: {_text(row)}/{_text(column)}"
     return f"{'table' if kind == b'r' else 'queue'} {number}: {_text(rest)}"
 
 

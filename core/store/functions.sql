@@ -139,7 +139,8 @@ create or replace function {s}.xq_commit_v1(
   mask bigint, kind text, request uuid, own bigint, hidden bigint[], low bigint, deadline bigint,
   token text, generation int, result text, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
-  entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[])
+  entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
+  note_table int[], note_row bytea[], note_column bytea[], seen_table int[], seen_row bytea[], seen_column bytea[])
 returns bigint language plpgsql volatile as $body$
 #variable_conflict use_variable
 declare
@@ -209,7 +210,7 @@ begin
     end if;
   end if;
 
-  -- 5. Cells and entries.
+  -- 5. Cells, entries, notifications.
   if cardinality(cell_table) > 0 then
     insert into {s}.xq_cell select c.n, c.r, c.k, tx, c.v
       from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
@@ -219,6 +220,15 @@ begin
     insert into {s}.xq_entry select e.q, e.l, e.b, e.k, tx, e.v
       from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v)
       on conflict on constraint xq_entry_pkey do update set value = excluded.value;
+  end if;
+  if cardinality(note_table) > 0 then
+    insert into {s}.xq_notification select n.n, n.r, n.k, tx from unnest(note_table, note_row, note_column) as n(n, r, k)
+      on conflict do nothing;
+  end if;
+  if cardinality(seen_table) > 0 then
+    -- Exactly what this transaction saw: a notification that an older one sets meanwhile stays.
+    delete from {s}.xq_notification d using unnest(seen_table, seen_row, seen_column) as n(n, r, k)
+      where d.table_number = n.n and d.row_key = n.r and d.column_key = n.k and d.version < tx and d.version <> all(hidden);
   end if;
   if kind = 'long' then
     delete from {s}.xq_staged_key s where s.id = tx;

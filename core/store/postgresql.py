@@ -64,7 +64,8 @@ _SCAN = (
 """
 )
 _WRITES = ", ".join(["%b::bytea[]", "%s::int[]"] + ["%b::bytea[]"] * 3 + ["%s::int[]"] * 3 + ["%b::bytea[]"] * 2)
-_COMMIT = "select {s}.xq_commit_v1(%b, %s, %b, %b, %s::bigint[], %b, %b, %s, %b, %s, " + _WRITES + ")"
+_NOTES = ", ".join(["%s::int[]", "%b::bytea[]", "%b::bytea[]"] * 2)
+_COMMIT = "select {s}.xq_commit_v1(%b, %s, %b, %b, %s::bigint[], %b, %b, %s, %b, %s, " + _WRITES + ", " + _NOTES + ")"
 _STAGE = "select {s}.xq_stage_v1(%b, " + _WRITES + ")"
 
 
@@ -236,6 +237,8 @@ class PostgresDialect:
             call.generation,
             call.result,
             *_columns(call.writes),
+            *_cells_of(call.writes.notes),
+            *_cells_of(call.writes.acknowledged),
         )
         try:
             return Committed(int(self._one(connection, self._commit, arguments)[0]))
@@ -318,6 +321,11 @@ def _raw(connection: sa.Connection) -> psycopg.Connection[Any]:
 def _ids(ids: Sequence[int]) -> str:
     # As text: psycopg gives arrays of small and large numbers different types, and so different prepared statements.
     return "{" + ",".join(map(str, ids)) + "}"
+
+
+def _cells_of(notes: Sequence[tuple[int, bytes, bytes]]) -> tuple[Any, ...]:
+    tables, rows, columns = list(zip(*notes, strict=True)) or ((), (), ())
+    return _ids(tables), list(rows), list(columns)
 
 
 def _columns(writes: Writes) -> tuple[Any, ...]:

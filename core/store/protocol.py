@@ -77,8 +77,10 @@ class Writes:
     entries: Sequence[tuple[int, int, int, bytes, bytes | None]] = ()
     """Queue number, layout, bucket, key, value."""
 
-    def __bool__(self) -> bool:
-        return bool(self.keys or self.cells or self.entries)
+    notes: Sequence[tuple[int, bytes, bytes]] = ()
+    """Notifications to set: table number, row, column."""
+    acknowledged: Sequence[tuple[int, bytes, bytes]] = ()
+    """Notifications to remove, as far as the transaction's snapshot saw them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,6 +101,25 @@ staged_entry = _table(
     _int("bucket", primary_key=True),
     _bytes("key", primary_key=True),
 )
+observed = _table(
+    "xq_observed", _int("table_number", primary_key=True), _bytes("column_key", primary_key=True), _text("kind")
+)
+notification = _table(
+    "xq_notification",
+    _int("table_number", primary_key=True),
+    _bytes("row_key", primary_key=True),
+    _bytes("column_key", primary_key=True),
+    _id("version", primary_key=True),
+)
+observer_failure = _table(
+    "xq_observer_failure",
+    _int("table_number", primary_key=True),
+    _bytes("row_key", primary_key=True),
+    _bytes("column_key", primary_key=True),
+    _int("attempts"),
+    _id("next_ms"),
+    _text("error"),
+)
 queue = _table(
     "xq_queue",
     _text("id", primary_key=True),

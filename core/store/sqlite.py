@@ -19,6 +19,7 @@ from export_queue.core.errors import (
     SnapshotTooOld,
     TransactionTimeout,
 )
+from export_queue.core.store import sqlite_statements as sql
 from export_queue.core.store.conflict_keys import conflict_error
 from export_queue.core.store.database import Clock
 from export_queue.core.store.filelock import FileLock
@@ -26,45 +27,6 @@ from export_queue.core.store.protocol import CommitCall, Committed, Kind, Outcom
 
 LOCK_SECONDS = 30.0
 """How long a writer waits for its turn."""
-
-_READ_CELL = """
-    select s.horizon, c.version, c.value
-    from xq_store s left join (
-        select version, value from xq_cell
-        where table_number = ? and row_key = ? and column_key = ?
-          and (version in (select value from json_each(?))
-               or (version <= ? and version not in (select value from json_each(?))))
-        order by version desc limit 1) c on 1
-"""
-_SCAN = """
-    select row_key, column_key, max(version), value from xq_cell
-    where table_number = :table and row_key >= :first and (:end is null or row_key < :end)
-      and (:after_row is null or (row_key, column_key) > (:after_row, :after_column))
-      and (version in (select value from json_each(:own))
-           or (version <= :pointer and version not in (select value from json_each(:hidden))))
-      {columns}
-    group by row_key, column_key order by row_key, column_key limit :limit
-"""
-_TAKE_KEY = """
-    insert into xq_conflict_key (key, writer) values (:key, :own)
-    on conflict (key) do update set writer = :own
-    where writer < :own and (:reads = 0 or writer < :low or writer not in (select value from json_each(:hidden)))
-"""
-_PUT_CELL = """
-    insert into xq_cell (table_number, row_key, column_key, version, value) values (?, ?, ?, ?, ?)
-    on conflict do update set value = excluded.value
-"""
-_PUT_ENTRY = """
-    insert into xq_entry (queue_number, layout, bucket, key, seq, value) values (?, ?, ?, ?, ?, ?)
-    on conflict do update set value = excluded.value
-"""
-_ROLLBACK = (
-    """delete from xq_cell where version = :id and (table_number, row_key, column_key) in
-       (select table_number, row_key, column_key from xq_staged_cell where id = :id)""",
-    """delete from xq_entry where seq = :id and (queue_number, layout, bucket, key) in
-       (select queue_number, layout, bucket, key from xq_staged_entry where id = :id)""",
-)
-_FORGET_STAGED = tuple(f"delete from xq_staged_{what} where id = :id" for what in ("key", "cell", "entry"))
 
 
 def open_engine(url: sa.URL) -> sa.Engine:
@@ -185,7 +147,7 @@ class SqliteDialect:
     ) -> tuple[int | None, bytes | None]:
         """Read the newest visible version, and the horizon in the same statement."""
         arguments = (table, row, column, json.dumps(view.own), view.read_pointer, json.dumps(view.excluded))
-        horizon, version, value = _raw(connection).execute(_READ_CELL, arguments).fetchone()
+        horizon, version, value = _raw(connection).execute(sql.READ_CELL, arguments).fetchone()
         if view.low < horizon:
             raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
         return version, value
@@ -226,7 +188,7 @@ class SqliteDialect:
             horizon = int(raw.execute("select horizon from xq_store").fetchone()[0])
             if view.low < horizon:
                 raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
-            return raw.execute(_SCAN.format(columns=columns), arguments).fetchall()
+            return raw.execute(sql.SCAN.format(columns=columns), arguments).fetchall()
         finally:
             raw.execute("rollback")
 
@@ -251,9 +213,9 @@ class SqliteDialect:
 
     def _write(self, raw: sqlite3.Connection, own: int, writes: Writes) -> None:
         if writes.cells:
-            raw.executemany(_PUT_CELL, [(t, r, c, own, v) for t, r, c, v in writes.cells])
+            raw.executemany(sql.PUT_CELL, [(t, r, c, own, v) for t, r, c, v in writes.cells])
         if writes.entries:
-            raw.executemany(_PUT_ENTRY, [(q, la, b, k, own, v) for q, la, b, k, v in writes.entries])
+            raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, own, v) for q, la, b, k, v in writes.entries])
 
     def commit(self, connection: sa.Connection, call: CommitCall) -> Committed:
         """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
@@ -273,8 +235,9 @@ class SqliteDialect:
                 self._take_token(raw, call, own)
             self._take_keys(raw, call, own)
             self._write(raw, own, call.writes)
+            self._notify(raw, call, own)
             if call.kind == "long":
-                for statement in _FORGET_STAGED:
+                for statement in sql.FORGET_STAGED:
                     raw.execute(statement, {"id": own})
             if call.view is not None:
                 horizon = int(raw.execute("select horizon from xq_store").fetchone()[0])
@@ -315,9 +278,21 @@ class SqliteDialect:
             "hidden": json.dumps(view.excluded if view else ()),
         }
         for key in sorted(keys):
-            if raw.execute(_TAKE_KEY, {**arguments, "key": key}).rowcount == 0:
+            if raw.execute(sql.TAKE_KEY, {**arguments, "key": key}).rowcount == 0:
                 writer = raw.execute("select writer from xq_conflict_key where key = ?", (key,)).fetchone()[0]
                 raise conflict_error(own, key, writer)
+
+    def _notify(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
+        writes, view = call.writes, call.view
+        if writes.notes:
+            raw.executemany(
+                "insert or ignore into xq_notification (table_number, row_key, column_key, version) values (?, ?, ?, ?)",
+                [(*note, own) for note in writes.notes],
+            )
+        if writes.acknowledged and view is not None:
+            # Exactly what this transaction saw: a notification that an older one sets meanwhile stays.
+            seen = (view.read_pointer, json.dumps(view.excluded))
+            raw.executemany(sql.ACKNOWLEDGE, [(*note, *seen) for note in writes.acknowledged])
 
     def abort(self, connection: sa.Connection, *, kind: Kind, transaction: int) -> None:
         """Delete the active row and what was staged under it."""
@@ -328,7 +303,7 @@ class SqliteDialect:
                 self._roll_back(raw, transaction)
 
     def _roll_back(self, raw: sqlite3.Connection, transaction: int) -> None:
-        for statement in (*_ROLLBACK, *_FORGET_STAGED):
+        for statement in (*sql.ROLLBACK, *sql.FORGET_STAGED):
             raw.execute(statement, {"id": transaction})
 
     def decide(self, connection: sa.Connection, request: UUID) -> Outcome:

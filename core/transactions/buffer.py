@@ -19,9 +19,13 @@ class WriteBuffer:
     keys: set[bytes] = field(default_factory=set)
     cells: dict[Cell, bytes | None] = field(default_factory=dict)
     entries: dict[EntryPlace, bytes | None] = field(default_factory=dict)
+    notes: set[Cell] = field(default_factory=set)
+    """Notifications to set."""
+    acknowledged: set[Cell] = field(default_factory=set)
+    """Notifications that this transaction has worked off."""
 
     def __bool__(self) -> bool:
-        return bool(self.keys or self.cells or self.entries)
+        return bool(self.keys or self.cells or self.entries or self.notes or self.acknowledged)
 
     def writes(self) -> Writes:
         """Return the rows to send."""
@@ -29,4 +33,6 @@ class WriteBuffer:
             keys=sorted(self.keys),
             cells=[(*cell, value) for cell, value in self.cells.items()],
             entries=[(*place, value) for place, value in self.entries.items()],
+            notes=sorted(self.notes),
+            acknowledged=sorted(self.acknowledged),
         )

@@ -216,6 +216,21 @@ class OpenTransaction:
         if conflict_key is not None:
             self.buffer.keys.add(conflict_key)
 
+    def notify(self, cell: Cell) -> None:
+        """Set a notification on a cell, with the commit."""
+        self.require_open()
+        self.buffer.notes.add(cell)
+
+    def acknowledge(self, cell: Cell, *, conflict_key: bytes | None) -> None:
+        """Remove the notifications on a cell that this snapshot sees, with the commit.
+
+        :param conflict_key: of two overlapping transactions that give it, one commits.
+        """
+        _ = self.value  # what is seen is what the snapshot holds
+        self.buffer.acknowledged.add(cell)
+        if conflict_key is not None:
+            self.buffer.keys.add(conflict_key)
+
     def flush(self) -> None:
         """Stage what is buffered, so that it need not fit into memory; for long transactions only.
 
@@ -228,7 +243,8 @@ class OpenTransaction:
         if self.buffer:
             writes = self.buffer.writes()
             self._on_connection(lambda connection: self.database.dialect.stage(connection, own, writes))
-            self.buffer = WriteBuffer()
+            # Notifications are few and tell of what has committed: they wait for the commit.
+            self.buffer = WriteBuffer(notes=self.buffer.notes, acknowledged=self.buffer.acknowledged)
 
     def commit(self, result: Any = None) -> int | None:
         """Commit, or find out truthfully what became of it.

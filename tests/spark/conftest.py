@@ -48,6 +48,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def _is_driver(command: str) -> bool:
+    program, _, arguments = command.partition(" ")
+    return "python" in program and "drain_main.py" in arguments
+
+
 class Submission:
     """One ``spark-submit``; its own pid is that of Java, whose child is the driver's Python."""
 
@@ -64,7 +69,9 @@ class Submission:
         found: list[int] = []
 
         def look() -> bool:
-            found[:] = [pid for pid, command in children(self.process.pid).items() if "drain_main.py" in command]
+            # spark-submit's launcher, a Java program, has the same words on its command line for a moment
+            commands = children(self.process.pid)
+            found[:] = [pid for pid, command in commands.items() if _is_driver(command)]
             return bool(found)
 
         wait_until(look, f"no driver came: {self.output()}")

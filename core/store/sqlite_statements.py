@@ -1,0 +1,46 @@
+"""The statements of a transaction's steps in SQLite."""
+
+from __future__ import annotations
+
+READ_CELL = """
+    select s.horizon, c.version, c.value
+    from xq_store s left join (
+        select version, value from xq_cell
+        where table_number = ? and row_key = ? and column_key = ?
+          and (version in (select value from json_each(?))
+               or (version <= ? and version not in (select value from json_each(?))))
+        order by version desc limit 1) c on 1
+"""
+SCAN = """
+    select row_key, column_key, max(version), value from xq_cell
+    where table_number = :table and row_key >= :first and (:end is null or row_key < :end)
+      and (:after_row is null or (row_key, column_key) > (:after_row, :after_column))
+      and (version in (select value from json_each(:own))
+           or (version <= :pointer and version not in (select value from json_each(:hidden))))
+      {columns}
+    group by row_key, column_key order by row_key, column_key limit :limit
+"""
+TAKE_KEY = """
+    insert into xq_conflict_key (key, writer) values (:key, :own)
+    on conflict (key) do update set writer = :own
+    where writer < :own and (:reads = 0 or writer < :low or writer not in (select value from json_each(:hidden)))
+"""
+PUT_CELL = """
+    insert into xq_cell (table_number, row_key, column_key, version, value) values (?, ?, ?, ?, ?)
+    on conflict do update set value = excluded.value
+"""
+PUT_ENTRY = """
+    insert into xq_entry (queue_number, layout, bucket, key, seq, value) values (?, ?, ?, ?, ?, ?)
+    on conflict do update set value = excluded.value
+"""
+ACKNOWLEDGE = """
+    delete from xq_notification where table_number = ? and row_key = ? and column_key = ?
+      and version <= ? and version not in (select value from json_each(?))
+"""
+ROLLBACK = (
+    """delete from xq_cell where version = :id and (table_number, row_key, column_key) in
+       (select table_number, row_key, column_key from xq_staged_cell where id = :id)""",
+    """delete from xq_entry where seq = :id and (queue_number, layout, bucket, key) in
+       (select queue_number, layout, bucket, key from xq_staged_entry where id = :id)""",
+)
+FORGET_STAGED = tuple(f"delete from xq_staged_{what} where id = :id" for what in ("key", "cell", "entry"))
