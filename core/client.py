@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 from uuid import UUID
 
-from export_queue.core.errors import AlreadyCommitted
+from export_queue.core.errors import AlreadyCommitted, InvalidArgument
 from export_queue.core.queue import (
     Backlog,
     DeadLetter,
@@ -30,6 +30,7 @@ from export_queue.core.store.database import Clock
 from export_queue.core.store.reports import close_token, find_reports
 from export_queue.core.tables import Table, TableOptions, configure_table, find_or_add_table
 from export_queue.core.transactions import (
+    BoundSession,
     OpenTransaction,
     TokenState,
     Transaction,
@@ -224,19 +225,32 @@ class Store:
 
     @contextmanager
     def transaction(
-        self, *, timeout: float | None = None, long: bool = False, token: str | None = None
+        self,
+        *,
+        timeout: float | None = None,
+        long: bool = False,
+        token: str | None = None,
+        connection: object = None,
     ) -> Iterator[TransactionContext]:
         """Run a block in a transaction: leaving it commits, an exception aborts.
 
         :param timeout: seconds from the first read until a commit is refused; 30, or 24 hours if long.
         :param long: stage writes in the store, for work that takes long or spans processes.
         :param token: the unit of work; if it has committed before, the block is not entered (I14).
+        :param connection: a connection of the user's to the store's database, SQLAlchemy's or the driver's, with a
+            SQL transaction open: leaving the block checks and writes into that SQL transaction, and the user commits
+            it. Business rows and entries are then one.
         :raises AlreadyCommitted: on entry, or at the commit if another attempt came first; carries the stored result.
         :raises ConflictError: another transaction wrote a key of this one.
         :raises CommitOutcomeUnknown: the connection broke and the store cannot be asked.
         """
         _ = self.identity
-        opened = OpenTransaction(self.database, long=long, timeout=timeout, token=token)
+        bound = None
+        if connection is not None:
+            if long:
+                raise InvalidArgument("a long transaction spans SQL transactions, so it cannot be bound to one")
+            bound = BoundSession(self.database, connection, store_id=self.id)
+        opened = OpenTransaction(self.database, long=long, timeout=timeout, token=token, bound=bound)
         try:
             yield TransactionContext(self, opened)
             opened.commit()

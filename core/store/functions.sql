@@ -75,6 +75,7 @@ begin
   perform {s}.xq_require_read_committed_v1();
   if kind = 'short' then
     -- A start need not be durable, only its id never drawn again, which the clock in it sees to.
+    -- Not where it is bound to the SQL transaction of a user, all of which would lose its durability.
     perform set_config('synchronous_commit', 'off', true);
   end if;
   begin
@@ -162,6 +163,13 @@ begin
     end if;
     if not pg_advisory_unlock(tx # mask) then
       raise exception using errcode = 'XQ002', message = 'not held by this session';
+    end if;
+  elsif kind = 'bound' then
+    -- Registered by a lock of the user's SQL transaction: held if and only if start belongs to this one.
+    if not exists (select 1 from pg_locks l
+                   where l.pid = pg_backend_pid() and l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+                     and ((l.classid::bigint << 32) | l.objid::bigint) = (tx # mask)) then
+      raise exception using errcode = 'XQ002', message = 'begun in another SQL transaction';
     end if;
   else
     delete from {s}.xq_active a where a.id = tx;
@@ -262,7 +270,7 @@ language plpgsql volatile as $body$
 begin
   if kind = 'short' then
     perform pg_advisory_unlock(own # mask);  -- never unlock_all: the session may hold locks of its user
-  else
+  elsif kind = 'long' then
     delete from {s}.xq_active a where a.id = own;
     if found then
       perform {s}.xq_rollback_v1(own);

@@ -18,13 +18,14 @@ from export_queue.core.errors import (
     CommitRefused,
     ConfigurationError,
     ExportQueueError,
+    InvalidArgument,
     RegistrationLost,
     SnapshotTooOld,
     StoreUnavailable,
     TransactionTimeout,
 )
 from export_queue.core.store.conflict_keys import conflict_error
-from export_queue.core.store.protocol import CommitCall, Committed, Kind, Outcome, Span, Started, View, Writes
+from export_queue.core.store.protocol import CommitCall, Committed, Handle, Kind, Outcome, Span, Started, View, Writes
 
 CONNECT_SECONDS = 10
 """How long a connection attempt may take."""
@@ -111,26 +112,26 @@ class PostgresDialect:
             return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
         return state[:2] in ("08", "53", "57", "40", "55", "58")
 
-    def now(self, connection: sa.Connection) -> int:
+    def now(self, connection: Handle) -> int:
         """Read the server's clock."""
         return int(self._one(connection, f"select {self._s}.xq_now_v1()")[0])
 
     @contextlib.contextmanager
-    def transaction(self, connection: sa.Connection, *, durable: bool = True) -> Iterator[None]:
+    def transaction(self, connection: Handle, *, durable: bool = True) -> Iterator[None]:
         """Open one READ COMMITTED transaction."""
         raw = _raw(connection)
         raw.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         with raw.transaction():
             yield
 
-    def create(self, connection: sa.Connection) -> None:
+    def create(self, connection: Handle) -> None:
         """Create the id source and the functions."""
         raw = _raw(connection)
         raw.execute(f"create sequence if not exists {self._s}.xq_id as bigint minvalue 0 start 1".encode())
         text = (files("export_queue.core.store") / "functions.sql").read_text("utf-8")
         raw.execute(text.replace("{s}", self._s).encode())
 
-    def set_floor(self, connection: sa.Connection, floor: int) -> None:
+    def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
         _raw(connection).execute(
             f"select setval('{self._s}.xq_id', "
@@ -138,22 +139,35 @@ class PostgresDialect:
             (floor,),
         )
 
-    def _mask_of(self, connection: sa.Connection) -> int:
+    def _mask_of(self, connection: Handle) -> int:
         if self._mask is None:
             self._mask = int(self._one(connection, f"select mask from {self._s}.xq_store")[0])
         return self._mask
 
-    def _one(self, connection: sa.Connection, statement: str, arguments: Sequence[Any] = ()) -> tuple[Any, ...]:
+    def _one(self, connection: Handle, statement: str, arguments: Sequence[Any] = ()) -> tuple[Any, ...]:
         with self._refusals(), _raw(connection).cursor(binary=True, row_factory=tuple_row) as cursor:
             row = cursor.execute(statement.encode(), arguments).fetchone()
         assert row is not None
         return row
 
-    def draw(self, connection: sa.Connection) -> int:
+    def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; nothing stays registered after the SQL transaction."""
         return int(self._one(connection, f"select {self._s}.xq_draw_v1(%b, false)", (self._mask_of(connection),))[0])
 
-    def start(self, connection: sa.Connection, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
+    def check_bound(self, raw: object) -> None:
+        """Check a driver's own connection."""
+        if not isinstance(raw, psycopg.Connection):
+            raise InvalidArgument(
+                f"expected a connection of psycopg 3 to the store's database, found {type(raw).__name__}"
+            )
+        if raw.autocommit and raw.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            raise InvalidArgument("connection: expected an open SQL transaction, found autocommit")
+
+    def store_id(self, connection: Handle) -> str:
+        """Read the store's identity."""
+        return str(self._one(connection, f"select store_id from {self._s}.xq_store")[0])
+
+    def start(self, connection: Handle, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
         """Draw an id, register it and list what is in progress, in one call."""
         try:
             own, excluded, deadline = self._one(
@@ -163,11 +177,12 @@ class PostgresDialect:
             )
         except BaseException:
             # A cancel may hit after the id was locked; the session must not keep it in progress.
-            connection.invalidate()
+            if isinstance(connection, sa.Connection):
+                connection.invalidate()
             raise
         return Started(own, tuple(excluded), deadline)
 
-    def observe(self, connection: sa.Connection) -> View:
+    def observe(self, connection: Handle) -> View:
         """Read the id source under the gate, then what is in progress."""
         read_pointer, excluded = self._one(
             connection,
@@ -177,7 +192,7 @@ class PostgresDialect:
         return View(read_pointer, tuple(excluded))
 
     def read_cell(
-        self, connection: sa.Connection, view: View, table: int, row: bytes, column: bytes
+        self, connection: Handle, view: View, table: int, row: bytes, column: bytes
     ) -> tuple[int | None, bytes | None]:
         """Read the newest visible version, and the horizon in the same statement."""
         horizon, version, value = self._one(
@@ -190,7 +205,7 @@ class PostgresDialect:
         return version, value
 
     def read_cells(
-        self, connection: sa.Connection, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
+        self, connection: Handle, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells in one statement."""
         rows, columns = zip(*cells, strict=True)
@@ -198,7 +213,7 @@ class PostgresDialect:
         return self._cells(connection, view, self._read_cells, (list(rows), list(columns), table, *seen))
 
     def scan_cells(
-        self, connection: sa.Connection, view: View, table: int, span: Span, *, limit: int
+        self, connection: Handle, view: View, table: int, span: Span, *, limit: int
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read the first cells of a span in one statement."""
         after_row, after_column = span.after or (None, None)
@@ -210,7 +225,7 @@ class PostgresDialect:
         )
 
     def _cells(
-        self, connection: sa.Connection, view: View, statement: str, arguments: Sequence[Any]
+        self, connection: Handle, view: View, statement: str, arguments: Sequence[Any]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         with self._refusals(), _raw(connection).cursor(binary=True, row_factory=tuple_row) as cursor:
             rows = cursor.execute(statement.encode(), arguments).fetchall()
@@ -218,11 +233,11 @@ class PostgresDialect:
             raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {rows[0][0]}")
         return [(row, column, version, value) for _, row, column, version, value in rows if version is not None]
 
-    def stage(self, connection: sa.Connection, transaction: int, writes: Writes) -> None:
+    def stage(self, connection: Handle, transaction: int, writes: Writes) -> None:
         """Write rows of a long transaction early, in one call."""
         self._one(connection, self._stage, (transaction, *_columns(writes)))
 
-    def commit(self, connection: sa.Connection, call: CommitCall) -> Committed:
+    def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""
         view = call.view
         arguments = (
@@ -245,15 +260,17 @@ class PostgresDialect:
         except AlreadyCommitted as error:
             raise AlreadyCommitted(call.token or "", None) from error.__cause__
 
-    def abort(self, connection: sa.Connection, *, kind: Kind, transaction: int) -> None:
+    def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
         """Free the registration and delete what was staged."""
+        if kind == "bound":
+            return  # registered by a lock of the user's SQL transaction, which goes with it
         self._one(
             connection,
             f"select {self._s}.xq_abort_v1(%b, %s, %b)",
             (self._mask_of(connection), kind, transaction),
         )
 
-    def decide(self, connection: sa.Connection, request: UUID) -> Outcome:
+    def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Insert a refusal unless the request has an outcome; waits for a commit in flight."""
         raw = _raw(connection)
         raw.execute(
@@ -266,11 +283,11 @@ class PostgresDialect:
         )
         return Outcome(status, own)
 
-    def sweep(self, connection: sa.Connection) -> int:
+    def sweep(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""
         return int(self._one(connection, f"select {self._s}.xq_sweep_v1()")[0])
 
-    def prune(self, connection: sa.Connection, *, limit: int) -> int:
+    def prune(self, connection: Handle, *, limit: int) -> int:
         """Delete what invalid transactions left and forget them."""
         return int(self._one(connection, f"select {self._s}.xq_prune_v1(%b)", (limit,))[0])
 
@@ -312,8 +329,8 @@ def _refusal(error: psycopg.Error) -> ExportQueueError | None:
             return None
 
 
-def _raw(connection: sa.Connection) -> psycopg.Connection[Any]:
-    raw = connection.connection.driver_connection
+def _raw(connection: Handle) -> psycopg.Connection[Any]:
+    raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
     assert isinstance(raw, psycopg.Connection)
     return raw
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 from uuid import UUID
 
 if TYPE_CHECKING:
+    import sqlite3
+
+    import psycopg
     from sqlalchemy import Connection
 
-Kind = Literal["write", "short", "long"]
-"""``write``: never read, has no id before its commit; ``short``: buffered; ``long``: staged early."""
+Handle: TypeAlias = "Connection | sqlite3.Connection | psycopg.Connection[Any]"
+"""A connection of the engine, or, in a transaction that is bound to its user's, the driver's own."""
+
+Kind = Literal["write", "short", "long", "bound"]
+"""``write``: never read, has no id before its commit; ``short``: buffered; ``long``: staged early;
+``bound``: written into a SQL transaction of the user's, which the user ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,29 +137,38 @@ class StoreDialect(Protocol):
     def is_transient(self, error: BaseException) -> bool:
         """Tell whether, after a driver's error, trying again may help."""
 
-    def now(self, connection: Connection) -> int:
+    def now(self, connection: Handle) -> int:
         """Read the store's clock, in milliseconds since the epoch."""
 
-    def transaction(self, connection: Connection, *, durable: bool = True) -> AbstractContextManager[None]:
+    def transaction(self, connection: Handle, *, durable: bool = True) -> AbstractContextManager[None]:
         """Open a SQL transaction for the length of a block."""
 
-    def create(self, connection: Connection) -> None:
+    def create(self, connection: Handle) -> None:
         """Create what this database needs beside the portable tables; idempotent."""
 
-    def set_floor(self, connection: Connection, floor: int) -> None:
+    def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
 
-    def draw(self, connection: Connection) -> int:
+    def draw(self, connection: Handle) -> int:
         """Draw a number from the id source, greater than all before it (I5)."""
 
-    def start(self, connection: Connection, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
+    def check_bound(self, raw: object) -> None:
+        """Check that a driver's own connection can carry a transaction of this store and has a SQL transaction open.
+
+        :raises InvalidArgument: it is another driver's, or each statement would commit by itself.
+        """
+
+    def store_id(self, connection: Handle) -> str:
+        """Read the identity of the store that a connection leads to."""
+
+    def start(self, connection: Handle, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
         """Draw an id and register it: every smaller id is now listed or finished (I1)."""
 
-    def observe(self, connection: Connection) -> View:
+    def observe(self, connection: Handle) -> View:
         """Take a snapshot without an id and without a durable write."""
 
     def read_cell(
-        self, connection: Connection, view: View, table: int, row: bytes, column: bytes
+        self, connection: Handle, view: View, table: int, row: bytes, column: bytes
     ) -> tuple[int | None, bytes | None]:
         """Read one cell; returns its version, None if none is visible, and its value (None is a tombstone).
 
@@ -160,7 +176,7 @@ class StoreDialect(Protocol):
         """
 
     def read_cells(
-        self, connection: Connection, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
+        self, connection: Handle, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells of one table, each (row, column); returns row, column, version and value of those found.
 
@@ -168,27 +184,27 @@ class StoreDialect(Protocol):
         """
 
     def scan_cells(
-        self, connection: Connection, view: View, table: int, span: Span, *, limit: int
+        self, connection: Handle, view: View, table: int, span: Span, *, limit: int
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read the first cells of a span in order, tombstones included: row, column, version, value.
 
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """
 
-    def stage(self, connection: Connection, transaction: int, writes: Writes) -> None:
+    def stage(self, connection: Handle, transaction: int, writes: Writes) -> None:
         """Write rows of a long transaction early; refused once it has ended."""
 
-    def commit(self, connection: Connection, call: CommitCall) -> Committed:
+    def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish in one SQL transaction (I2, I3)."""
 
-    def abort(self, connection: Connection, *, kind: Kind, transaction: int) -> None:
+    def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
         """Remove what was staged and forget the id."""
 
-    def decide(self, connection: Connection, request: UUID) -> Outcome:
+    def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Tell the outcome of a request; one that has not committed is refused from now on."""
 
-    def sweep(self, connection: Connection) -> int:
+    def sweep(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; returns how many."""
 
-    def prune(self, connection: Connection, *, limit: int) -> int:
+    def prune(self, connection: Handle, *, limit: int) -> int:
         """Delete what invalid transactions left and forget them; returns how many."""

@@ -15,6 +15,7 @@ from sqlalchemy import event
 from export_queue.core.errors import (
     AlreadyCommitted,
     CommitRefused,
+    InvalidArgument,
     RegistrationLost,
     SnapshotTooOld,
     TransactionTimeout,
@@ -23,7 +24,7 @@ from export_queue.core.store import sqlite_statements as sql
 from export_queue.core.store.conflict_keys import conflict_error
 from export_queue.core.store.database import Clock
 from export_queue.core.store.filelock import FileLock
-from export_queue.core.store.protocol import CommitCall, Committed, Kind, Outcome, Span, Started, View, Writes
+from export_queue.core.store.protocol import CommitCall, Committed, Handle, Kind, Outcome, Span, Started, View, Writes
 
 LOCK_SECONDS = 30.0
 """How long a writer waits for its turn."""
@@ -69,17 +70,20 @@ class SqliteDialect:
         """Tell whether trying again may help."""
         return isinstance(error, sqlite3.OperationalError)
 
-    def now(self, connection: sa.Connection) -> int:
+    def now(self, connection: Handle) -> int:
         """Read the host's clock."""
         return self._clock()
 
     @contextlib.contextmanager
-    def transaction(self, connection: sa.Connection, *, durable: bool = True) -> Iterator[None]:
+    def transaction(self, connection: Handle, *, durable: bool = True) -> Iterator[None]:
         """Hold the writers' queue and one immediate SQL transaction.
 
         :param durable: whether the commit is flushed; a start need not be.
         """
         raw = _raw(connection)
+        if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
+            yield
+            return
         with FileLock(_path(connection) + ".lock", seconds=LOCK_SECONDS):
             if not durable:
                 raw.execute("pragma synchronous = normal")
@@ -96,10 +100,10 @@ class SqliteDialect:
                 if not durable:
                     raw.execute("pragma synchronous = full")
 
-    def create(self, connection: sa.Connection) -> None:
+    def create(self, connection: Handle) -> None:
         """Add what SQLite needs beside the tables: nothing."""
 
-    def set_floor(self, connection: sa.Connection, floor: int) -> None:
+    def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
         _raw(connection).execute("update xq_clock set last_id = max(last_id, ?)", (floor,))
 
@@ -110,7 +114,7 @@ class SqliteDialect:
             ).fetchone()[0]
         )
 
-    def draw(self, connection: sa.Connection) -> int:
+    def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; inside or outside of a SQL transaction."""
         raw = _raw(connection)
         if raw.in_transaction:
@@ -118,9 +122,22 @@ class SqliteDialect:
         with self.transaction(connection, durable=False):
             return self._draw(raw)
 
-    def start(self, connection: sa.Connection, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
+    def check_bound(self, raw: object) -> None:
+        """Check a driver's own connection."""
+        if not isinstance(raw, sqlite3.Connection):
+            raise InvalidArgument(f"expected a connection of sqlite3 to the store's file, found {type(raw).__name__}")
+        if raw.isolation_level is None and not raw.in_transaction:
+            raise InvalidArgument("connection: expected an open SQL transaction, found autocommit; run BEGIN IMMEDIATE")
+
+    def store_id(self, connection: Handle) -> str:
+        """Read the store's identity."""
+        return str(_raw(connection).execute("select store_id from xq_store").fetchone()[0])
+
+    def start(self, connection: Handle, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
         """Draw an id, list what is in progress and add an active row, in one SQL transaction."""
         raw = _raw(connection)
+        if kind == "bound" and not raw.in_transaction:
+            raw.execute("begin immediate")
         with self.transaction(connection, durable=kind == "long"):
             own = self._draw(raw)
             excluded = _unfinished(raw, own)
@@ -132,7 +149,7 @@ class SqliteDialect:
             )
         return Started(own, excluded, now + timeout_ms)
 
-    def observe(self, connection: sa.Connection) -> View:
+    def observe(self, connection: Handle) -> View:
         """Read the clock and the active rows in one SQL snapshot: every id up to it is listed or finished."""
         raw = _raw(connection)
         raw.execute("begin")
@@ -143,7 +160,7 @@ class SqliteDialect:
             raw.execute("rollback")
 
     def read_cell(
-        self, connection: sa.Connection, view: View, table: int, row: bytes, column: bytes
+        self, connection: Handle, view: View, table: int, row: bytes, column: bytes
     ) -> tuple[int | None, bytes | None]:
         """Read the newest visible version, and the horizon in the same statement."""
         arguments = (table, row, column, json.dumps(view.own), view.read_pointer, json.dumps(view.excluded))
@@ -153,7 +170,7 @@ class SqliteDialect:
         return version, value
 
     def read_cells(
-        self, connection: sa.Connection, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
+        self, connection: Handle, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells; in SQLite a statement a cell costs less than one for all."""
         found = []
@@ -164,7 +181,7 @@ class SqliteDialect:
         return found
 
     def scan_cells(
-        self, connection: sa.Connection, view: View, table: int, span: Span, *, limit: int
+        self, connection: Handle, view: View, table: int, span: Span, *, limit: int
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read the first cells of a span; SQLite gives the value of the row that has the maximum."""
         raw = _raw(connection)
@@ -183,16 +200,19 @@ class SqliteDialect:
             "limit": limit,
             **wanted,
         }
-        raw.execute("begin")
+        own_transaction = not raw.in_transaction
+        if own_transaction:
+            raw.execute("begin")
         try:
             horizon = int(raw.execute("select horizon from xq_store").fetchone()[0])
             if view.low < horizon:
                 raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
             return raw.execute(sql.SCAN.format(columns=columns), arguments).fetchall()
         finally:
-            raw.execute("rollback")
+            if own_transaction:
+                raw.execute("rollback")
 
-    def stage(self, connection: sa.Connection, transaction: int, writes: Writes) -> None:
+    def stage(self, connection: Handle, transaction: int, writes: Writes) -> None:
         """Write rows of a long transaction early."""
         raw = _raw(connection)
         with self.transaction(connection):
@@ -217,7 +237,7 @@ class SqliteDialect:
         if writes.entries:
             raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, own, v) for q, la, b, k, v in writes.entries])
 
-    def commit(self, connection: sa.Connection, call: CommitCall) -> Committed:
+    def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
         raw = _raw(connection)
         with self.transaction(connection):
@@ -285,18 +305,17 @@ class SqliteDialect:
     def _notify(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
         writes, view = call.writes, call.view
         if writes.notes:
-            raw.executemany(
-                "insert or ignore into xq_notification (table_number, row_key, column_key, version) values (?, ?, ?, ?)",
-                [(*note, own) for note in writes.notes],
-            )
+            raw.executemany(sql.PUT_NOTE, [(*note, own) for note in writes.notes])
         if writes.acknowledged and view is not None:
             # Exactly what this transaction saw: a notification that an older one sets meanwhile stays.
             seen = (view.read_pointer, json.dumps(view.excluded))
             raw.executemany(sql.ACKNOWLEDGE, [(*note, *seen) for note in writes.acknowledged])
 
-    def abort(self, connection: sa.Connection, *, kind: Kind, transaction: int) -> None:
+    def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
         """Delete the active row and what was staged under it."""
         raw = _raw(connection)
+        if kind == "bound" and not raw.in_transaction:
+            return  # the user's SQL transaction has ended; if it committed, the row goes at its deadline
         with self.transaction(connection, durable=kind == "long"):
             gone = raw.execute("delete from xq_active where id = ?", (transaction,)).rowcount
             if gone and kind == "long":
@@ -306,7 +325,7 @@ class SqliteDialect:
         for statement in (*sql.ROLLBACK, *sql.FORGET_STAGED):
             raw.execute(statement, {"id": transaction})
 
-    def decide(self, connection: sa.Connection, request: UUID) -> Outcome:
+    def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Insert a refusal unless the request has an outcome, then read it."""
         raw = _raw(connection)
         with self.transaction(connection):
@@ -317,7 +336,7 @@ class SqliteDialect:
             status, own = raw.execute("select status, id from xq_outcome where request = ?", (request.hex,)).fetchone()
         return Outcome(status, own)
 
-    def sweep(self, connection: sa.Connection) -> int:
+    def sweep(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""
         raw = _raw(connection)
         now = self._clock()
@@ -332,7 +351,7 @@ class SqliteDialect:
             )
             return raw.execute("delete from xq_active where deadline_ms < ?", (now,)).rowcount
 
-    def prune(self, connection: sa.Connection, *, limit: int) -> int:
+    def prune(self, connection: Handle, *, limit: int) -> int:
         """Delete what invalid transactions left and forget them."""
         raw = _raw(connection)
         with self.transaction(connection):
@@ -343,13 +362,14 @@ class SqliteDialect:
         return len(ids)
 
 
-def _raw(connection: sa.Connection) -> sqlite3.Connection:
-    raw = connection.connection.driver_connection
+def _raw(connection: Handle) -> sqlite3.Connection:
+    raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
     assert isinstance(raw, sqlite3.Connection)
     return raw
 
 
-def _path(connection: sa.Connection) -> str:
+def _path(connection: Handle) -> str:
+    assert isinstance(connection, sa.Connection)
     return str(connection.engine.url.database)
 
 

@@ -33,6 +33,9 @@ PUT_ENTRY = """
     insert into xq_entry (queue_number, layout, bucket, key, seq, value) values (?, ?, ?, ?, ?, ?)
     on conflict do update set value = excluded.value
 """
+PUT_NOTE = """
+    insert or ignore into xq_notification (table_number, row_key, column_key, version) values (?, ?, ?, ?)
+"""
 ACKNOWLEDGE = """
     delete from xq_notification where table_number = ? and row_key = ? and column_key = ?
       and version <= ? and version not in (select value from json_each(?))

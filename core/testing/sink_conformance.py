@@ -20,125 +20,18 @@ looked at. Random tests print their seed and take it from the environment variab
 
 from __future__ import annotations
 
-import itertools
-import os
-import random
-import secrets
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import ClassVar, Literal
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from export_queue.core.errors import SinkBelongsToAnother
-from export_queue.core.sinks import MAX_SEQ, ApplyResult, Sink
-from export_queue.core.testing.sink_histories import (
-    TRICKY_TEXTS,
-    Applier,
-    Delivery,
-    Record,
-    apply_patiently,
-    expected,
-    goes_back,
-    operations_of,
-    shuffled_batches,
-    visible,
-    winners,
-)
-
-_names = itertools.count()
-_run = secrets.token_hex(3)
+from export_queue.core.sinks import MAX_SEQ, ApplyResult
+from export_queue.core.testing.sink_histories import TRICKY_TEXTS, Delivery, shuffled_batches, winners
+from export_queue.core.testing.sink_races import SinkRaces
 
 
-class SinkConformance:
+class SinkConformance(SinkRaces):
     """Tests that every sink must pass; a subclass says how to open it and how a reader reads it."""
-
-    collections: ClassVar[tuple[str, str]] = ("conformance_a", "conformance_b")
-    """Two collections that the sink takes."""
-    takes: ClassVar[Literal["bytes", "text", "json", "nothing"]] = "bytes"
-    """What documents the sink takes: any bytes, UTF-8 text without NUL, JSON objects as :meth:`document`
-    makes them; ``nothing`` means that it keeps no documents, only that a record is there."""
-    shared: ClassVar[bool] = True
-    """Whether sinks that are opened in different processes write to one target."""
-
-    def make_sink(self) -> Sink:
-        """Open the sink. Called several times, also in other processes: each has its own connection."""
-        raise NotImplementedError
-
-    def read_all(self) -> Mapping[Record, bytes]:
-        """Read the target as its users do, without the sink: documents by collection and id."""
-        raise NotImplementedError
-
-    def record_id(self, name: bytes) -> bytes:
-        """Return an id that the sink takes, from a name; different names have different ids."""
-        return name
-
-    def document(self, name: bytes, seq: int) -> bytes:
-        """Return the document that a put of a record carries: a JSON object."""
-        return b'{"of":"%s","seq":%d}' % (name.hex().encode(), seq)
-
-    # What the tests below are written with.
-
-    def delivery(self, name: str | bytes, seq: int, *, put: bool = True, collection: int = 0) -> Delivery:
-        """Make a delivery to the record of a name."""
-        raw = name.encode() if isinstance(name, str) else name
-        document = self.document(raw, seq) if put else None
-        return Delivery(self.collections[collection], self.record_id(raw), seq, document)
-
-    def puts(self, documents: Sequence[bytes]) -> list[Delivery]:
-        """Make a put of each document, to records of their own."""
-        prefix = self.fresh()
-        return [
-            Delivery(self.collections[0], self.record_id(f"{prefix}{n}".encode()), 1, document)
-            for n, document in enumerate(documents)
-        ]
-
-    def fresh(self) -> str:
-        """Return a name that no test has used, so that nothing need be cleaned up."""
-        return f"{_run}-{os.getpid()}-{next(_names)}-"
-
-    @contextmanager
-    def opened(self) -> Iterator[Sink]:
-        """Open the sink, admit ourselves, close it."""
-        sink = self.make_sink()
-        try:
-            sink.admit(queue_id="conformance", store_id="conformance", fence=1)
-            yield sink
-        finally:
-            sink.close()
-
-    def apply(self, sink: Sink, deliveries: Sequence[Delivery]) -> ApplyResult:
-        """Apply one batch and check that all of it is accounted for."""
-        result = sink.apply(operations_of(deliveries))
-        assert result.written + result.stale + len(result.rejected) == len(deliveries), "I13: counts must add up"
-        assert min(result.written, result.stale) >= 0
-        return result
-
-    def check(self, deliveries: Sequence[Delivery]) -> None:
-        """Compare the target with the oracle."""
-        found, wanted = visible(self.read_all(), deliveries), expected(deliveries)
-        if self.takes == "nothing":
-            assert set(found) == set(wanted)
-        else:
-            assert found == wanted
-
-    def generator(self) -> random.Random:
-        """Return the random numbers of a test; the seed is printed."""
-        seed = os.environ.get("EXPORT_QUEUE_SEED") or str(random.randrange(1 << 32))
-        print(f"EXPORT_QUEUE_SEED={seed}")
-        return random.Random(seed)
-
-    def history(self, generator: random.Random, *, records: int, seqs: int) -> list[Delivery]:
-        """Make puts and deletes of some records."""
-        prefix = self.fresh()
-        return [
-            self.delivery(f"{prefix}{n}", seq, put=generator.random() < 0.7, collection=n % 2)
-            for n in range(records)
-            for seq in range(1, seqs + 1)
-        ]
 
     # Order, repetition, deletes.
 
@@ -317,58 +210,16 @@ class SinkConformance:
         assert (result.written, result.stale, len(result.rejected)) == (1, 1, 1)
         self.check(good)
 
-    # Several appliers, readers, kills.
-
-    def test_two_appliers_that_are_killed_at_any_point_end_right(self) -> None:
-        if not self.shared:
-            pytest.skip("this sink lives in one process")
-        generator = self.generator()
-        deliveries = self.history(generator, records=80, seqs=25)
-        orders = [shuffled_batches(deliveries, generator, 60) for _ in range(2)]
-        with Applier(self.make_sink, orders[0]) as one, Applier(self.make_sink, orders[1]) as other:
-            for _ in range(10):
-                applier = generator.choice([one, other])
-                applier.kill_after(generator.randrange(3), generator.uniform(0, 0.01))
-                applier.start()
-            one.finish()
-            other.finish()
-        self.check(deliveries)
-
-    def test_a_reader_never_sees_a_record_go_back(self) -> None:
-        generator = self.generator()
-        deliveries = self.history(generator, records=12, seqs=120)
-        orders = [shuffled_batches(deliveries, generator, 40) for _ in range(2)]
-        looks: list[dict[Record, bytes]] = []
-        with self.deliverers(orders) as is_finished:
-            while not is_finished():
-                looks.append(visible(self.read_all(), deliveries))
-        looks.append(visible(self.read_all(), deliveries))
-        self.check(deliveries)
-        if self.takes == "nothing":
-            return  # without documents a look does not tell its sequence
-        for record in {d.record for d in deliveries}:
-            own = [d for d in deliveries if d.record == record]
-            assert goes_back([look.get(record) for look in looks], own) is None, record
-
-    @contextmanager
-    def deliverers(self, orders: Sequence[Sequence[Sequence[Delivery]]]) -> Iterator[Callable[[], bool]]:
-        """Deliver each order of batches beside us: in a process each, or in threads where the sink lives in one."""
-        if self.shared:
-            with Applier(self.make_sink, orders[0]) as one, Applier(self.make_sink, orders[1]) as other:
-                yield lambda: one.is_finished and other.is_finished
-            return
+    def test_a_rejected_document_does_not_take_older_ones_with_it(self) -> None:
+        if self.takes in ("bytes", "nothing"):
+            pytest.skip("this sink takes every document")
+        name = self.fresh()
+        good = [self.delivery(name, 4), self.delivery(name, 5)]
+        bad = Delivery(*good[0].record, 6, b"\xff")
         with self.opened() as sink:
-
-            def deliver(batches: Sequence[Sequence[Delivery]]) -> None:
-                for batch in batches:
-                    apply_patiently(sink, operations_of(batch))
-
-            threads = [threading.Thread(target=deliver, args=(batches,)) for batches in orders]
-            for thread in threads:
-                thread.start()
-            yield lambda: not any(thread.is_alive() for thread in threads)
-            for thread in threads:
-                thread.join(60)
+            result = self.apply(sink, [good[0], bad, good[1]])
+        assert (result.written, result.stale, len(result.rejected)) == (1, 1, 1)
+        self.check(good)
 
     # Who may feed the sink.
 

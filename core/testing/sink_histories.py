@@ -113,7 +113,12 @@ class Applier:
         self._batches = [operations_of(batch) for batch in batches]
         # without a lock: one that is held by a killed process is never freed
         self._done: _Counter = self._context.RawValue("q", 0)
+        self._beside: Applier | None = None
         self._process: multiprocessing.process.BaseProcess | None = None
+
+    def keep_step_with(self, other: Applier) -> None:
+        """Begin each batch at the moment when the other begins its own; to be said before either starts."""
+        self._beside, other._beside = other, self
 
     def __enter__(self) -> Applier:
         self.start()
@@ -171,6 +176,8 @@ class Applier:
             sink = self._make_sink()
             sink.admit(queue_id="conformance", store_id="conformance", fence=1)
             while self._done.value < len(self._batches):
+                while self._beside is not None and self._beside._done.value < self._done.value:
+                    pass  # spinning: a pause would let them miss each other
                 apply_patiently(sink, self._batches[self._done.value])
                 self._done.value += 1
         except BaseException:

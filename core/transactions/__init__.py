@@ -2,10 +2,12 @@
 
 from export_queue.core.transactions.open import OpenTransaction
 from export_queue.core.transactions.retrying import run_retrying
+from export_queue.core.transactions.sessions import BoundSession
 from export_queue.core.transactions.snapshot import Level, Snapshot, Transaction
 from export_queue.core.transactions.steps import TokenState, observe, outcome, prune, sweep, token_state
 
 __all__ = [
+    "BoundSession",
     "Level",
     "OpenTransaction",
     "Snapshot",

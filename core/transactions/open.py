@@ -13,7 +13,6 @@ from typing import Any, Literal
 from uuid import UUID, uuid4
 
 import orjson
-import sqlalchemy as sa
 
 from export_queue.core.errors import (
     AlreadyCommitted,
@@ -28,6 +27,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.store import CommitCall, Database, Span
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
+from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
 from export_queue.core.transactions.snapshot import Transaction
 from export_queue.core.transactions.steps import outcome, sweep_if_due, token_state
 
@@ -51,20 +51,27 @@ class OpenTransaction:
     :param long: whether writes are staged in the store before the commit, for work that spans processes.
     :param timeout: seconds from the first read until the commit is refused.
     :param token: the unit of work; a second commit under it is refused (I14).
+    :param bound: the user's own SQL transaction: the commit writes into it, and the user ends it.
     """
 
     def __init__(
-        self, database: Database, *, long: bool = False, timeout: float | None = None, token: str | None = None
+        self,
+        database: Database,
+        *,
+        long: bool = False,
+        timeout: float | None = None,
+        token: str | None = None,
+        bound: BoundSession | None = None,
     ) -> None:
         self.database = database
-        self.kind: Literal["short", "long"] = "long" if long else "short"
+        self.kind: Literal["short", "long", "bound"] = "bound" if bound else "long" if long else "short"
         self.request: UUID = uuid4()
         self.token = token
         self.buffer = WriteBuffer()
         self._generation = 1
         self._timeout_ms = _checked_timeout(timeout, long)
         self._value: Transaction | None = None
-        self._connection: sa.Connection | None = None
+        self._session: Session = bound or (PooledSession(database) if long else PinnedSession(database))
         self._state: Literal["open", "committed", "aborted"] = "open"
         if token is not None:
             state = token_state(database, token)
@@ -102,12 +109,15 @@ class OpenTransaction:
             raise TransactionEnded(f"the transaction has been {self._state}")
 
     def _start(self) -> Transaction:
-        sweep_if_due(self.database)
-        started = self._on_connection(
-            lambda connection: self.database.dialect.start(
-                connection, kind=self.kind, request=self.request, timeout_ms=self._timeout_ms
-            )
+        if self.kind != "bound":
+            sweep_if_due(self.database)
+        start = partial(
+            self.database.dialect.start,
+            kind=self.kind,
+            request=self.request,
+            timeout_ms=self._timeout_ms,
         )
+        started = self._session.call(start)
         return Transaction(
             id=started.id,
             read_pointer=started.id - 1,
@@ -117,16 +127,6 @@ class OpenTransaction:
             deadline_ms=started.deadline_ms,
             request=self.request.hex,
         )
-
-    def _on_connection(self, call: Any) -> Any:
-        # A short transaction that has read owns its connection to the end: its session holds the registration.
-        with self.database.translated():
-            if self.kind == "long":
-                with self.database.connect() as connection:
-                    return call(connection)
-            if self._connection is None:
-                self._connection = self.database.engine.connect()
-            return call(self._connection)
 
     def read_cell(self, cell: Cell, *, ttl_ms: int | None = None) -> bytes | None:
         """Read one cell: own writes first (I4), then the snapshot (I1).
@@ -138,9 +138,7 @@ class OpenTransaction:
         if cell in self.buffer.cells:
             return self.buffer.cells[cell]
         view = self.value.view
-        version, value = self._on_connection(
-            lambda connection: self.database.dialect.read_cell(connection, view, *cell)
-        )
+        version, value = self._session.call(lambda connection: self.database.dialect.read_cell(connection, view, *cell))
         return value if version is not None and self._lives(version, ttl_ms) else None
 
     def read_cells(
@@ -162,7 +160,7 @@ class OpenTransaction:
                 table=table,
                 cells=unknown[start : start + READ_BLOCK],
             )
-            rows = self._on_connection(read)
+            rows = self._session.call(read)
             found |= {(row, column): value for row, column, version, value in rows if self._lives(version, ttl_ms)}
         return {cell: value for cell in wanted if (value := found.get(cell)) is not None}
 
@@ -190,7 +188,7 @@ class OpenTransaction:
         while True:
             self.require_open()
             read = partial(self.database.dialect.scan_cells, view=self.value.view, table=table, span=span, limit=page)
-            rows = self._on_connection(read)
+            rows = self._session.call(read)
             for row, column, version, value in rows:
                 yield (row, column), value if self._lives(version, ttl_ms) else None
             if len(rows) < page:
@@ -242,7 +240,7 @@ class OpenTransaction:
         own = self.value.id
         if self.buffer:
             writes = self.buffer.writes()
-            self._on_connection(lambda connection: self.database.dialect.stage(connection, own, writes))
+            self._session.call(lambda connection: self.database.dialect.stage(connection, own, writes))
             # Notifications are few and tell of what has committed: they wait for the commit.
             self.buffer = WriteBuffer(notes=self.buffer.notes, acknowledged=self.buffer.acknowledged)
 
@@ -267,6 +265,8 @@ class OpenTransaction:
         if self.kind == "long":
             self.flush()
         call = self._call(result)
+        if self.kind == "bound":
+            return self._write_into_bound(call)
         try:
             own = self._send(call)
         except StoreUnavailable as error:
@@ -277,6 +277,16 @@ class OpenTransaction:
         except AlreadyCommitted as error:
             self.abort()
             raise AlreadyCommitted(error.token, token_state(self.database, error.token).result) from error
+        except BaseException:
+            self.abort()
+            raise
+        self._end("committed")
+        return own
+
+    def _write_into_bound(self, call: CommitCall) -> int:
+        # Whatever goes wrong belongs to the user's SQL transaction, which cannot commit any more.
+        try:
+            own = int(self._session.call(lambda connection: self.database.dialect.commit(connection, call)).id)
         except BaseException:
             self.abort()
             raise
@@ -299,7 +309,7 @@ class OpenTransaction:
     def _send(self, call: CommitCall) -> int:
         for left in range(WRITE_ONLY_TRIES, -1, -1):
             try:
-                return int(self._on_connection(lambda c: self.database.dialect.commit(c, call)).id)
+                return int(self._session.call(lambda c: self.database.dialect.commit(c, call)).id)
             except ConflictError:
                 if call.view is not None or not left:
                     raise
@@ -307,7 +317,7 @@ class OpenTransaction:
 
     def _ask(self, reason: ExportQueueError) -> int:
         """Learn the outcome on a new connection after the commit's answer was lost."""
-        self._drop_connection()
+        self._session.drop()
         deadline = time.monotonic() + ASK_SECONDS
         while True:
             try:
@@ -336,23 +346,15 @@ class OpenTransaction:
             own = self._value.id
             # What cannot be undone now becomes invalid at its deadline; the abort itself always succeeds.
             with contextlib.suppress(ExportQueueError):
-                self._on_connection(
+                self._session.call(
                     lambda connection: self.database.dialect.abort(connection, kind=self.kind, transaction=own)
                 )
         self._end("aborted")
 
-    def _drop_connection(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.invalidate()
-            connection.close()
-
     def _end(self, state: Literal["committed", "aborted"]) -> None:
         self._state = state
         self.buffer = WriteBuffer()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._session.close()
 
 
 def _checked_timeout(timeout: float | None, long: bool) -> int:

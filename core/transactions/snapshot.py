@@ -65,7 +65,7 @@ class Transaction:
     """Ids at or below ``read_pointer`` that were in progress or invalid at the start."""
     own: tuple[int, ...]
     """Write pointers of this transaction, oldest first; more than one after checkpoints."""
-    kind: Literal["short", "long"]
+    kind: Literal["short", "long", "bound"]
     deadline_ms: int
     """By the store's clock; a later commit is refused."""
     request: str

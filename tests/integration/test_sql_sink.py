@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import threading
 import time
@@ -427,6 +428,32 @@ def test_a_deadlock_is_repeated_until_it_is_gone(postgres_url, make):
     assert results == [ApplyResult(2, 0)]
     assert execute(postgres_url, "SELECT * FROM orders_live ORDER BY id") == [("a", "new"), ("z", "new")]
     assert execute(postgres_url, "SELECT deadlocks > 0 FROM pg_stat_database WHERE datname = current_database()")
+
+
+def test_writers_of_the_same_rows_do_not_lock_each_other_out(postgres_url, make):
+    """Each batch is in another order; the sink takes the rows' locks in one."""
+    make(postgres_url).create("orders")
+    ids = [b"%03d" % n for n in range(400)]
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            generator = random.Random(seed)
+            sink = make(postgres_url)
+            for seq in range(12):
+                generator.shuffle(mine := list(ids))
+                sink.apply(puts(*mine, seq=seq))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    counted = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    assert execute(postgres_url, counted) == [(0,)]
 
 
 def test_a_role_that_may_not_create_tables_is_told_what_to_run(postgres_url, make):

@@ -1,0 +1,105 @@
+"""What a sink's tests need to know of it, and what they are written with."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import ClassVar, Literal
+
+from export_queue.core.sinks import ApplyResult, Sink
+from export_queue.core.testing.sink_histories import Delivery, Record, expected, operations_of, visible
+
+_names = itertools.count()
+_run = secrets.token_hex(3)
+
+
+class SinkTarget:
+    """A sink under test; a subclass says how to open it and how a reader reads it."""
+
+    collections: ClassVar[tuple[str, str]] = ("conformance_a", "conformance_b")
+    """Two collections that the sink takes."""
+    takes: ClassVar[Literal["bytes", "text", "json", "nothing"]] = "bytes"
+    """What documents the sink takes: any bytes, UTF-8 text without NUL, JSON objects as :meth:`document`
+    makes them; ``nothing`` means that it keeps no documents, only that a record is there."""
+    shared: ClassVar[bool] = True
+    """Whether sinks that are opened in different processes write to one target."""
+
+    def make_sink(self) -> Sink:
+        """Open the sink. Called several times, also in other processes: each has its own connection."""
+        raise NotImplementedError
+
+    def read_all(self) -> Mapping[Record, bytes]:
+        """Read the target as its users do, without the sink: documents by collection and id."""
+        raise NotImplementedError
+
+    def record_id(self, name: bytes) -> bytes:
+        """Return an id that the sink takes, from a name; different names have different ids."""
+        return name
+
+    def document(self, name: bytes, seq: int) -> bytes:
+        """Return the document that a put of a record carries: a JSON object."""
+        return b'{"of":"%s","seq":%d}' % (name.hex().encode(), seq)
+
+    # What the tests below are written with.
+
+    def delivery(self, name: str | bytes, seq: int, *, put: bool = True, collection: int = 0) -> Delivery:
+        """Make a delivery to the record of a name."""
+        raw = name.encode() if isinstance(name, str) else name
+        document = self.document(raw, seq) if put else None
+        return Delivery(self.collections[collection], self.record_id(raw), seq, document)
+
+    def puts(self, documents: Sequence[bytes]) -> list[Delivery]:
+        """Make a put of each document, to records of their own."""
+        prefix = self.fresh()
+        return [
+            Delivery(self.collections[0], self.record_id(f"{prefix}{n}".encode()), 1, document)
+            for n, document in enumerate(documents)
+        ]
+
+    def fresh(self) -> str:
+        """Return a name that no test has used, so that nothing need be cleaned up."""
+        return f"{_run}-{os.getpid()}-{next(_names)}-"
+
+    @contextmanager
+    def opened(self) -> Iterator[Sink]:
+        """Open the sink, admit ourselves, close it."""
+        sink = self.make_sink()
+        try:
+            sink.admit(queue_id="conformance", store_id="conformance", fence=1)
+            yield sink
+        finally:
+            sink.close()
+
+    def apply(self, sink: Sink, deliveries: Sequence[Delivery]) -> ApplyResult:
+        """Apply one batch and check that all of it is accounted for."""
+        result = sink.apply(operations_of(deliveries))
+        assert result.written + result.stale + len(result.rejected) == len(deliveries), "I13: counts must add up"
+        assert min(result.written, result.stale) >= 0
+        return result
+
+    def check(self, deliveries: Sequence[Delivery]) -> None:
+        """Compare the target with the oracle."""
+        found, wanted = visible(self.read_all(), deliveries), expected(deliveries)
+        if self.takes == "nothing":
+            assert set(found) == set(wanted)
+        else:
+            assert found == wanted
+
+    def generator(self) -> random.Random:
+        """Return the random numbers of a test; the seed is printed."""
+        seed = os.environ.get("EXPORT_QUEUE_SEED") or str(random.randrange(1 << 32))
+        print(f"EXPORT_QUEUE_SEED={seed}")
+        return random.Random(seed)
+
+    def history(self, generator: random.Random, *, records: int, seqs: int) -> list[Delivery]:
+        """Make puts and deletes of some records."""
+        prefix = self.fresh()
+        return [
+            self.delivery(f"{prefix}{n}", seq, put=generator.random() < 0.7, collection=n % 2)
+            for n in range(records)
+            for seq in range(1, seqs + 1)
+        ]

@@ -1,0 +1,103 @@
+"""Which connection a transaction's steps run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import sqlalchemy as sa
+
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.store import Database, Handle
+
+Answer = TypeVar("Answer")
+
+
+class Session(Protocol):
+    """Lends a transaction its connection."""
+
+    def call(self, step: Callable[[Handle], Answer]) -> Answer:
+        """Run one step of the dialect."""
+
+    def drop(self) -> None:
+        """Forget a connection whose answer was lost."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class PooledSession:
+    """Any connection for each step: for long transactions, which are registered by a row."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def call(self, step: Callable[[Handle], Answer]) -> Answer:
+        """Run one step."""
+        with self._database.connect() as connection:
+            return step(connection)
+
+    def drop(self) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class PinnedSession:
+    """One connection from the first step to the end: its server session may hold the registration."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: sa.Connection | None = None
+
+    def call(self, step: Callable[[Handle], Answer]) -> Answer:
+        """Run one step."""
+        with self._database.translated():
+            if self._connection is None:
+                self._connection = self._database.engine.connect()
+            return step(self._connection)
+
+    def drop(self) -> None:
+        """Close the connection instead of giving it back to the pool."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+            connection.close()
+
+    def close(self) -> None:
+        """Give the connection back."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class BoundSession:
+    """The user's own connection, in the user's own SQL transaction, which the user ends.
+
+    :param connection: SQLAlchemy's, or the driver's, to the store's database.
+    :param store_id: identity of the store that is meant.
+    :raises InvalidArgument: it leads elsewhere, or has no SQL transaction open.
+    """
+
+    def __init__(self, database: Database, connection: object, *, store_id: str) -> None:
+        self._database = database
+        raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
+        if isinstance(connection, sa.Connection) and not connection.in_transaction():
+            connection.begin()
+        database.dialect.check_bound(raw)
+        self._raw: Handle = raw  # type: ignore[assignment]  # checked by the dialect
+        found = self.call(database.dialect.store_id)
+        if found != store_id:
+            raise InvalidArgument(f"connection: expected one to store {store_id}, found one to store {found}")
+
+    def call(self, step: Callable[[Handle], Answer]) -> Answer:
+        """Run one step."""
+        with self._database.translated():
+            return step(self._raw)
+
+    def drop(self) -> None:
+        """Nothing: the connection is the user's."""
+
+    def close(self) -> None:
+        """Nothing: the connection is the user's."""

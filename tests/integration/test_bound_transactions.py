@@ -1,0 +1,229 @@
+"""Transactions bound to the user's own SQL transaction: business rows and entries are one (I1-I3)."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from export_queue.core.client import Store
+from export_queue.core.errors import ConfigurationError, ConflictError, InvalidArgument, RegistrationLost
+from export_queue.core.transactions import observe
+
+Connect = Callable[[], Any]
+on_postgresql = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture(params=["sqlalchemy", "driver"])
+def connect(request: pytest.FixtureRequest, store: Store) -> Iterator[Connect]:
+    """Makes connections of the user's, SQLAlchemy's or the driver's own."""
+    url = store.database.engine.url
+    opened: list[Any] = []
+    store.configure_queue("q")
+    store.configure_table("t")
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("create table business (id text primary key)"))
+
+    def new() -> Any:
+        if request.param == "sqlalchemy":
+            opened.append(engine.connect())
+        elif url.get_backend_name() == "sqlite":
+            opened.append(sqlite3.connect(str(url.database), timeout=10))
+        else:
+            import psycopg
+
+            plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
+            opened.append(psycopg.connect(plain))
+        return opened[-1]
+
+    yield new
+    for connection in opened:
+        connection.close()
+    engine.dispose()
+
+
+def insert(connection: Any, key: str) -> None:
+    statement = f"insert into business values ('{key}')"
+    connection.execute(sa.text(statement) if isinstance(connection, sa.Connection) else statement)
+
+
+def business(store: Store) -> list[str]:
+    with store.database.read() as work:
+        return sorted(work.connection.execute(sa.text("select id from business")).scalars())
+
+
+def queued(store: Store) -> int:
+    return sum(unit.entries for unit in store.backlog("q"))
+
+
+def read(store: Store, row: str) -> bytes | None:
+    with store.transaction() as tx:
+        return tx.table("t").get(row, "n")
+
+
+def change(tx: Any, key: str, *, reads: bool) -> None:
+    if reads:
+        assert tx.table("t").get(key, "n") is None
+    tx.table("t").set(key, "n", b"1")
+    tx.queue("q").add(key, {"key": key})
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_the_users_commit_makes_rows_and_entries_one(store: Store, connect: Connect, reads: bool) -> None:
+    connection = connect()
+    insert(connection, "a")
+    with store.transaction(connection=connection) as tx:
+        change(tx, "a", reads=reads)
+    assert business(store) == []
+    assert queued(store) == 0
+    connection.commit()
+    assert business(store) == ["a"]
+    assert queued(store) == 1
+    assert read(store, "a") == b"1"
+    assert store.outcome(tx.request).status == "committed"
+    assert observe(store.database).excluded == ()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_the_users_roll_back_leaves_nothing(store: Store, connect: Connect, reads: bool) -> None:
+    connection = connect()
+    insert(connection, "a")
+    with store.transaction(connection=connection) as tx:
+        change(tx, "a", reads=reads)
+    connection.rollback()
+    assert business(store) == []
+    assert queued(store) == 0
+    assert read(store, "a") is None
+    assert observe(store.database).excluded == ()
+    assert store.outcome(tx.request).status == "refused"
+
+
+@on_postgresql
+def test_until_the_users_commit_the_id_is_in_progress(store: Store, connect: Connect) -> None:
+    """In SQLite the user's SQL transaction keeps all other writers out, so nobody can look."""
+    connection = connect()
+    with store.transaction(connection=connection) as tx:
+        change(tx, "a", reads=True)
+        own = tx.id
+    assert own in observe(store.database).excluded
+    with store.transaction() as later:
+        assert later.table("t").get("a", "n") is None
+        connection.commit()
+        assert later.table("t").get("a", "n") is None
+    assert read(store, "a") == b"1"
+
+
+def test_a_roll_back_to_a_savepoint_leaves_nothing_of_ours(store: Store, connect: Connect) -> None:
+    connection = connect()
+    insert(connection, "a")
+    execute = connection.exec_driver_sql if isinstance(connection, sa.Connection) else connection.execute
+    execute("savepoint here")
+    with store.transaction(connection=connection) as tx:
+        change(tx, "b", reads=True)
+    execute("rollback to savepoint here")
+    connection.commit()
+    assert business(store) == ["a"]
+    assert queued(store) == 0
+    assert read(store, "b") is None
+    assert observe(store.database).excluded == ()
+
+
+@on_postgresql
+def test_a_conflict_is_raised_and_the_user_rolls_back(store: Store, connect: Connect) -> None:
+    """In SQLite nothing can overlap a bound transaction."""
+    connection = connect()
+    insert(connection, "a")
+    with pytest.raises(ConflictError), store.transaction(connection=connection) as tx:
+        change(tx, "a", reads=True)
+        with store.transaction() as other:
+            other.table("t").set("a", "n", b"other")
+    connection.rollback()
+    assert business(store) == []
+    assert queued(store) == 0
+    assert read(store, "a") == b"other"
+    assert observe(store.database).excluded == ()
+
+
+def test_an_exception_in_the_block_writes_nothing_of_ours(store: Store, connect: Connect) -> None:
+    connection = connect()
+    insert(connection, "a")
+    with pytest.raises(KeyError), store.transaction(connection=connection) as tx:
+        change(tx, "a", reads=True)
+        raise KeyError
+    connection.commit()
+    assert business(store) == ["a"]
+    assert queued(store) == 0
+    assert observe(store.database).excluded == ()
+
+
+@on_postgresql
+def test_a_start_in_another_sql_transaction_is_refused(store: Store, connect: Connect) -> None:
+    """In SQLite the row of the start commits with the first one and is proven in the second."""
+    connection = connect()
+    with pytest.raises(RegistrationLost), store.transaction(connection=connection) as tx:
+        change(tx, "a", reads=True)
+        connection.commit()
+    connection.rollback()
+    assert queued(store) == 0
+
+
+def test_several_bound_transactions_in_one_sql_transaction(store: Store, connect: Connect) -> None:
+    connection = connect()
+    insert(connection, "a")
+    for key in "ab":
+        with store.transaction(connection=connection) as tx:
+            change(tx, key, reads=False)
+    connection.commit()
+    assert queued(store) == 2
+
+
+def test_a_connection_that_cannot_carry_it_is_refused(store: Store, store_url: str, tmp_path: Any) -> None:
+    store.configure_queue("q")
+    elsewhere = sa.create_engine(f"sqlite:///{tmp_path / 'elsewhere.db'}")
+    with Store.open(f"sqlite:///{tmp_path / 'elsewhere.db'}") as other:
+        other.create()
+    with elsewhere.connect() as connection, pytest.raises(InvalidArgument), store.transaction(connection=connection):
+        raise AssertionError("the block is not entered")
+    for wrong in ("text", object(), 7):
+        with pytest.raises(InvalidArgument, match="expected a connection"), store.transaction(connection=wrong):
+            raise AssertionError("the block is not entered")
+    autocommit = sa.create_engine(store.database.engine.url, isolation_level="AUTOCOMMIT")
+    with (
+        autocommit.connect() as connection,
+        pytest.raises(InvalidArgument, match="autocommit"),
+        store.transaction(connection=connection),
+    ):
+        raise AssertionError("the block is not entered")
+    with pytest.raises(InvalidArgument, match="long"), store.transaction(connection=object(), long=True):
+        raise AssertionError("the block is not entered")
+
+
+def test_another_isolation_level_is_refused(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.configure_table("t")
+        engine = sa.create_engine(postgres_url, isolation_level="REPEATABLE READ")
+        for reads in (False, True):
+            with (
+                engine.connect() as connection,
+                pytest.raises(ConfigurationError, match="READ COMMITTED, found repeatable read"),
+                store.transaction(connection=connection) as tx,
+            ):
+                if reads:
+                    tx.table("t").get("a", "n")
+                tx.table("t").set("a", "n", b"1")
+        assert read(store, "a") is None
+
+
+def test_durability_of_the_users_transaction_is_not_touched(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store, sa.create_engine(postgres_url).connect() as connection:
+        store.create()
+        with store.transaction(connection=connection) as tx:
+            tx.table("t").get("a", "n")
+            tx.table("t").set("a", "n", b"1")
+        assert connection.execute(sa.text("show synchronous_commit")).scalar() == "on"
+        connection.commit()
