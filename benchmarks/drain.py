@@ -15,7 +15,7 @@ from benchmarks import sql as sql_bench
 from benchmarks.measuring import Contestant, Figure, Watch, alternate, rate, speed
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
-from export_queue.core.drain.pipeline import CHUNK_BYTES, CHUNK_ROWS
+from export_queue.core.drain.chunk import CHUNK_BYTES, CHUNK_ROWS
 from export_queue.core.queue import Entries, Position, read_entries, remove_span
 from export_queue.core.sinks import Operations, RedisSink, Sink, SqlSink
 from export_queue.core.testing.servers import PostgresServer, RedisServer

@@ -1,11 +1,12 @@
 """Drains: from a claim on a queue's ranges to records in a sink and a report."""
 
+from export_queue.core.drain.chunk import OnError, Rules
 from export_queue.core.drain.engine import Engine, LocalEngine, Progress
 from export_queue.core.drain.exporters import Entry, Exported, Exporter, load_exporter
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.local import drain, opened_exporter, opened_sink
 from export_queue.core.drain.patience import Patience, is_transient
-from export_queue.core.drain.pipeline import OnError, Rules, drain_range
+from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, total
 from export_queue.core.drain.run import DrainRequest, IfLocked, run_drain
 
@@ -27,7 +28,7 @@ __all__ = [
     "RangeReport",
     "Rules",
     "drain",
-    "drain_range",
+    "drain_ranges",
     "is_transient",
     "load_exporter",
     "opened_exporter",

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from export_queue.core.drain.chunk import Rules
 from export_queue.core.drain.exporters import Exporter
 from export_queue.core.drain.leases import LeaseKeeper
-from export_queue.core.drain.pipeline import Rules, drain_range
+from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, RangeReport
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
@@ -26,7 +27,7 @@ class Engine(Protocol):
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
     ) -> Iterator[RangeReport]:
-        """Drain each leased range; a range that fails says so in its report."""
+        """Drain leased ranges, one report for each; a range that was not done says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +67,22 @@ class LocalEngine:
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
     ) -> Iterator[RangeReport]:
-        """Drain the ranges in their order; each is given back as soon as it is done, the first error ends it."""
-        for lease in leases:
-            report = drain_range(
-                self.database,
-                queue,
-                lease,
-                snapshot,
-                self.sink,
-                self.exporter,
-                self.rules,
-                check=keeper.check,
-                on_chunk=self._tell,
-            )
+        """Drain the ranges in their order; each is given back as soon as it is done."""
+        reports = drain_ranges(
+            self.database,
+            queue,
+            leases,
+            snapshot,
+            self.sink,
+            self.exporter,
+            self.rules,
+            check=keeper.check,
+            on_chunk=self._tell,
+        )
+        for lease, report in zip(leases, reports, strict=True):
+            if report.problem is None:
+                keeper.give_back(lease)
             yield report
-            if report.problem is not None:
-                return
-            keeper.give_back(lease)
 
     def _tell(self, counts: Counts) -> None:
         before = self._progress

@@ -74,9 +74,10 @@ class LeaseKeeper:
 
     def give_back(self, lease: Lease) -> None:
         """Free one range early: others may have it while the rest goes on."""
-        with self._mutex:
-            self._leases.remove(lease)
+        # If the store is away just now, the lease is given back with the others at the end.
+        with self._mutex, contextlib.suppress(ExportQueueError):
             release(self._database, [lease])
+            self._leases.remove(lease)
 
     def _renew_until_stopped(self) -> None:
         while not self._stop.wait(self._lease_seconds / 3) and self._lost is None:

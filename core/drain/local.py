@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Iterator
 from typing import Protocol
 
+from export_queue.core.drain.chunk import OnError, Rules
 from export_queue.core.drain.engine import Engine, LocalEngine, OnProgress
 from export_queue.core.drain.exporters import Exporter, load_exporter
 from export_queue.core.drain.patience import Patience
-from export_queue.core.drain.pipeline import OnError, Rules
 from export_queue.core.drain.report import DrainReport
 from export_queue.core.drain.run import LEASE_SECONDS, DrainRequest, IfLocked, Ranges, anybody, run_drain
 from export_queue.core.locks import Owner

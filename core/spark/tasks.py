@@ -12,7 +12,7 @@ from export_queue.core.drain import (
     Problem,
     RangeReport,
     Rules,
-    drain_range,
+    drain_ranges,
     load_exporter,
     opened_exporter,
 )
@@ -51,25 +51,20 @@ class TaskSetup:
     def run(self, leases: Sequence[Lease]) -> list[RangeReport]:
         """Drain some units, one after the other; whatever happens, there is one report for each."""
         reports: list[RangeReport] = []
-        trouble: Problem | None = None
         try:
             with (
                 contextlib.closing(self.store.open()) as database,
                 contextlib.closing(self.sink.open()) as sink,
                 opened_exporter(load_exporter(self.exporter), self.rules.patience) as exporter,
             ):
-                for lease in leases:
-                    check = _lease_check(database, self.queue, lease)
-                    report = drain_range(
-                        database, self.queue, lease, self.snapshot, sink, exporter, self.rules, check=check
-                    )
-                    reports.append(report)
-                    trouble = report.problem
-                    if trouble is not None:
-                        break
+                check = _lease_check(database, self.queue, leases)
+                reports += drain_ranges(
+                    database, self.queue, leases, self.snapshot, sink, exporter, self.rules, check=check
+                )
         except Exception as error:
             trouble = Problem.of(error)  # while opening, or while closing after all was done, which harms nothing
-        return reports + [RangeReport(range=lease.range, problem=trouble) for lease in leases[len(reports) :]]
+            reports += [RangeReport(range=lease.range, problem=trouble) for lease in leases[len(reports) :]]
+        return reports
 
 
 def drain_task(setup: TaskSetup, parts: Sequence[Sequence[Lease]]) -> Callable[[Iterator[int]], Iterator[str]]:
@@ -86,13 +81,15 @@ def drain_task(setup: TaskSetup, parts: Sequence[Sequence[Lease]]) -> Callable[[
     return task
 
 
-def _lease_check(database: Database, queue: Queue, lease: Lease) -> Callable[[], None]:
+def _lease_check(database: Database, queue: Queue, leases: Sequence[Lease]) -> Callable[[], None]:
     """Ask the store before each batch: the driver, who renews, may be gone."""
+    ranges = [lease.range for lease in leases]
 
     def check() -> None:
         with database.read() as work:
-            held = {holder.fence for holder in holders(work, queue, [lease.range])}
-        if lease.fence not in held:
-            raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired or was taken over")
+            held = {holder.fence for holder in holders(work, queue, ranges)}
+        for lease in leases:
+            if lease.fence not in held:
+                raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired or was taken over")
 
     return check

@@ -1,0 +1,144 @@
+"""Bringing one chunk of entries into the sink, and deciding what becomes of those that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from export_queue.core.drain.batch import Batch
+from export_queue.core.drain.exporters import Exporter, Failure
+from export_queue.core.drain.patience import Patience
+from export_queue.core.drain.report import Counts
+from export_queue.core.drain.sending import Sender, Sent
+from export_queue.core.errors import AmbiguousRecord, EntryRejected, InvalidArgument, TooManyDeadLetters
+from export_queue.core.queue import DeadLetter, Entries, Queue
+from export_queue.core.sinks import Operations
+
+OnError = Literal["dead_letter", "fail"]
+
+CHUNK_ROWS = 10_000
+CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How a drain treats what goes wrong, and how much it holds in memory.
+
+    :param drain: token of the drain; dead letters name it.
+    :param on_error: set rejected entries aside, or stop at the first.
+    :param max_dead: more rejected entries than this are a bug, not data.
+    :param chunk_rows: most entries per chunk.
+    :param chunk_bytes: about the most bytes per chunk.
+    :param patience: how transient errors are met.
+    """
+
+    drain: str
+    on_error: OnError = "dead_letter"
+    max_dead: int = 1000
+    chunk_rows: int = CHUNK_ROWS
+    chunk_bytes: int = CHUNK_BYTES
+    patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("dead_letter", "fail"):
+            raise InvalidArgument(f"on_error is 'dead_letter' or 'fail', found {self.on_error!r}")
+        if type(self.max_dead) is not int or self.max_dead < 0:
+            raise InvalidArgument(f"max_dead is a whole number from 0, found {self.max_dead!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A chunk whose every entry is in the sink or dead, and may leave the queue."""
+
+    entries: Entries
+    dead: list[DeadLetter]
+    counts: Counts
+
+
+@dataclass(slots=True)
+class ChunkWriter:
+    """Exports and applies chunks, and counts the dead.
+
+    :param queue: the queue that the chunks are of.
+    :param exporter: makes operations of entries, open.
+    :param sender: the way into the sink.
+    :param rules: what is done about rejected entries.
+    """
+
+    queue: Queue
+    exporter: Exporter
+    sender: Sender
+    rules: Rules
+    _dead: int = 0
+
+    def apply(self, entries: Entries) -> Applied:
+        """Bring a chunk into the sink; only when this returns may it be removed (I7).
+
+        :raises EntryRejected: an entry was rejected, and the rules say to stop.
+        :raises TooManyDeadLetters: more of them were rejected than the rules allow.
+        :raises AmbiguousRecord: two entries of one transaction put different documents into one record.
+        """
+        refused: set[int] = set()
+
+        def refuse(entry: int, failure: Failure) -> None:
+            refused.add(entry)
+            if self.rules.on_error == "fail":
+                raise EntryRejected(f"{self._shown(entries, entry)}: {failure.error_class}: {failure.reason}")
+            if self._dead + len(refused) > self.rules.max_dead:
+                raise too_many(self.rules, f"{self._shown(entries, entry)}: {failure.error_class}: {failure.reason}")
+
+        exported = self.rules.patience.call(lambda: self.exporter.export(self.queue, entries), check=self.sender.check)
+        for entry, failure in exported.failures.items():
+            refuse(entry, failure)
+        batch = Batch(exported.operations, dict(exported.failures))
+        try:
+            while (operations := batch.next_round()) is not None:
+                sent = self._send(operations, refuse)
+                batch.settle(written=sent.written, stale=sent.stale, rejected=sent.rejected)
+        except AmbiguousRecord as error:
+            one, other = (self._shown(entries, batch.operations.entries[i]) for i in error.positions)
+            raise AmbiguousRecord(f"{error.message}: from {one} and {other}") from error
+        self._dead += len(batch.dead)
+        return Applied(entries, self._dead_letters(entries, batch.dead), _counts(entries, batch))
+
+    def _send(self, operations: Operations, refuse: Callable[[int, Failure], None]) -> Sent:
+        return self.sender.send(operations, on_rejected=lambda i, failure: refuse(operations.entries[i], failure))
+
+    def _shown(self, entries: Entries, entry: int) -> str:
+        # never with its value
+        return f"entry {entries.keys[entry]!r} of {self.queue.id} (seq {entries.seqs[entry]})"
+
+    def _dead_letters(self, entries: Entries, dead: dict[int, Failure]) -> list[DeadLetter]:
+        return [
+            DeadLetter(
+                position=entries.position(i),
+                value=entries.values[i],
+                reason=failure.reason,
+                error_class=failure.error_class,
+                drain=self.rules.drain,
+            )
+            for i, failure in sorted(dead.items())
+        ]
+
+
+def too_many(rules: Rules, example: str) -> TooManyDeadLetters:
+    """Say that the limit is passed, with one of the reasons."""
+    return TooManyDeadLetters(f"more than max_dead={rules.max_dead} entries were rejected; the last one: {example}")
+
+
+def _counts(entries: Entries, batch: Batch) -> Counts:
+    dead = len(batch.dead)
+    return Counts(
+        read=len(entries),
+        acknowledged=len(entries) - dead,
+        dead=dead,
+        produced=len(batch.operations),
+        written=batch.written,
+        stale=batch.stale,
+        collapsed=batch.collapsed,
+        rejected=batch.rejected,
+        bytes=entries.size,
+        lowest_seq=min(entries.seqs),
+        highest_seq=max(entries.seqs),
+    )

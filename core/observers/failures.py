@@ -1,0 +1,41 @@
+"""Observers that failed: what is told of them, and how it is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from export_queue.core.store import Work
+from export_queue.core.store import notifications as sql
+
+MOST_TEXT = 2_000
+"""Characters that are kept of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverFailure:
+    """One notification that waits because its observer failed."""
+
+    table: str
+    row: bytes
+    column: bytes
+    attempts: int
+    next_ms: int
+    """When it is tried again, by the store's clock."""
+    error: str
+    """Class and text of the last error."""
+
+
+def observer_failures(work: Work, *, limit: int) -> list[ObserverFailure]:
+    """Read what failed and still waits, the next to be tried first."""
+    return [
+        ObserverFailure(
+            row["name"], row["row_key"], row["column_key"], row["attempts"], row["next_ms"], row["error"]
+        )
+        for row in sql.failures(work, limit=limit)
+    ]
+
+
+def describe(error: BaseException) -> str:
+    """Put an error into text that every database takes."""
+    text = f"{type(error).__name__}: {error}"[:MOST_TEXT]
+    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

@@ -1,0 +1,94 @@
+"""The observers of one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from export_queue.core.errors import InvalidArgument, OptionsDiffer
+from export_queue.core.observers.failures import ObserverFailure, observer_failures
+from export_queue.core.observers.round import Observation, Observer, Processed, Round
+from export_queue.core.store import Database
+from export_queue.core.store.notifications import add_observed
+from export_queue.core.tables import ObserverKind, TableOptions, as_key
+from export_queue.core.transactions import OpenTransaction
+
+__all__ = ["Observer", "Observers"]
+
+
+class Observers:
+    """What this process calls for which column.
+
+    :param bind: makes what a function is given from its transaction.
+    :param random: spreads the work of several processes, and the waits of observers that failed.
+    """
+
+    def __init__(
+        self, database: Database, bind: Callable[[OpenTransaction], Any], *, random: random.Random | None = None
+    ) -> None:
+        self._database = database
+        self._bind = bind
+        self._random = random or _random()
+        self._known: dict[tuple[int, bytes], Observation] = {}
+
+    def register(self, table: TableOptions, column: str | bytes, function: Observer, kind: str) -> None:
+        """Store that a column is observed, and call a function for it from now on; the same again changes nothing.
+
+        :raises OptionsDiffer: the column is observed in the other kind.
+        :raises InvalidArgument: this process has another function for the column.
+        """
+        key = as_key("column", column)
+        try:
+            wanted = ObserverKind(kind)
+        except ValueError as error:
+            known = [one.value for one in ObserverKind]
+            raise InvalidArgument(f"kind: expected one of {known}, found {kind!r}") from error
+        if not callable(function):
+            raise InvalidArgument(f"observer: expected a function, found {type(function).__name__}")
+        before = self._known.get((table.number, key))
+        if before is not None and before.function != function:
+            raise InvalidArgument(
+                f"column {before.name} has the observer {_name(before.function)} in this process, "
+                f"found another one, {_name(function)}",
+                hint="a column has one observer; call both functions from one",
+            )
+        with self._database.begin() as work:
+            found = add_observed(work, table.number, key, wanted.value)
+        if found != wanted:
+            raise OptionsDiffer(
+                f"column {key!r} of table {table.name!r} is observed in another kind: "
+                f"expected {wanted.value}, found {found}"
+            )
+        self._known[table.number, key] = Observation(table, key, wanted, function)
+
+    def process(
+        self, *, limit: int | None = None, timeout: float | None = None, stop: Callable[[], bool] | None = None
+    ) -> Processed:
+        """Call observers for what is due now; see :meth:`Store.process_notifications`."""
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise InvalidArgument(f"limit: expected a number of notifications from 1 on, found {limit!r}")
+        if not self._known:
+            raise InvalidArgument(
+                "no observer is registered in this process", hint="call store.observe(table, column, function) first"
+            )
+        return Round(
+            self._database, self._bind, self._random, limit=limit, timeout=timeout, stop=stop or _never
+        ).run(list(self._known.values()))
+
+    def failures(self, *, limit: int) -> list[ObserverFailure]:
+        """Read what failed and still waits, in whatever process."""
+        with self._database.read() as work:
+            return observer_failures(work, limit=limit)
+
+
+def _never() -> bool:
+    return False
+
+
+def _random() -> random.Random:
+    return random.Random()
+
+
+def _name(function: Observer) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)

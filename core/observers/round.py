@@ -1,0 +1,201 @@
+"""One round over what is due: which notifications, in which order, and what became of each."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from random import Random
+from typing import Any
+
+from export_queue.core.errors import ConflictError
+from export_queue.core.observers.backoff import delay_ms
+from export_queue.core.observers.failures import describe
+from export_queue.core.store import Database, View
+from export_queue.core.store import notifications as sql
+from export_queue.core.store.conflict_keys import note_key
+from export_queue.core.tables import ObserverKind, TableOptions
+from export_queue.core.transactions import OpenTransaction, observe
+
+PAGE = 256
+"""Notifications of one column that are read at once, and shuffled."""
+MOST_COUNTED = 1_000
+"""How far what is left is counted."""
+
+Observer = Callable[[Any, bytes, bytes], object]
+"""Called with a transaction, the row and the column."""
+
+log = logging.getLogger("export_queue.observers")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One column and what is called for it."""
+
+    table: TableOptions
+    column: bytes
+    kind: ObserverKind
+    function: Observer
+
+    @property
+    def name(self) -> str:
+        """Table and column for people."""
+        return f"{self.table.name}/{self.column.decode('utf-8', 'backslashreplace')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processed:
+    """What a round did, one notification each."""
+
+    done: int = 0
+    """Worked off by a transaction that has committed."""
+    conflicted: int = 0
+    """Tried, and met another transaction; due again at once."""
+    failed: int = 0
+    """The observer raised an error; due again later."""
+    skipped: int = 0
+    """Worked off by others before the observer was called."""
+    left: int = 0
+    """Due when the round ended, counted as far as 1000; without those that wait because they failed."""
+
+
+class _End(Enum):
+    """What became of one notification."""
+
+    DONE = "done"
+    CONFLICTED = "conflicted"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(slots=True)
+class _Lane:
+    """How far one column has been gone through."""
+
+    observation: Observation
+    after: sql.Place | None = None
+    tried: set[bytes] = field(default_factory=set)
+    """Rows that were tried and still wait: each is tried once in a round."""
+
+
+class Round:
+    """Goes through all notifications that were set before it began, oldest first, a page of each column in turn.
+
+    Several processes share the work without knowing of each other: each shuffles its page, looks before it
+    calls, and reads its page anew as soon as it meets somebody else's tracks. Of ``p`` notifications in a
+    page two processes then do about ``√p`` each between two meetings (the birthday paradox), so that little is
+    done in vain.
+
+    :param limit: how many observers are called at most.
+    :param timeout: seconds that one observer's transaction may take.
+    :param stop: asked before each notification.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        bind: Callable[[OpenTransaction], Any],
+        random: Random,
+        *,
+        limit: int | None,
+        timeout: float | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._database = database
+        self._bind = bind
+        self._random = random
+        self._limit = limit
+        self._timeout = timeout
+        self._stop = stop
+        self._ends: Counter[_End] = Counter()
+
+    def run(self, observations: Sequence[Observation]) -> Processed:
+        """Do the round."""
+        # What observers and writers set meanwhile is not part of it, so that a round ends.
+        view = observe(self._database).view
+        lanes = deque(_Lane(one) for one in self._random.sample(observations, len(observations)))
+        while lanes and not self._ended():
+            lane = lanes.popleft()
+            if self._page(lane, view):
+                lanes.append(lane)
+        counts = {end.value: number for end, number in self._ends.items()}
+        return Processed(**counts, left=self._count_left(observations))
+
+    def _ended(self) -> bool:
+        called = self._ends.total() - self._ends[_End.SKIPPED]
+        return (self._limit is not None and called >= self._limit) or self._stop()
+
+    def _page(self, lane: _Lane, view: View) -> bool:
+        """Work off a page of one column; False if nothing is behind it."""
+        one = lane.observation
+        with self._database.read() as work:
+            page = sql.due(work, one.table.number, one.column, view, after=lane.after, limit=PAGE)
+        attempts = {row: failed for _, row, failed in page if row not in lane.tried}
+        for row in self._random.sample(list(attempts), len(attempts)):
+            if self._ended():
+                return False
+            end = self._call(one, row, attempts[row])
+            self._ends[end] += 1
+            if end is not _End.DONE:
+                lane.tried.add(row)
+            if end in (_End.CONFLICTED, _End.SKIPPED):
+                return True  # somebody else works here: see what they left of this page
+        if page:
+            lane.after = page[-1][:2]
+        return len(page) == PAGE
+
+    def _call(self, one: Observation, row: bytes, attempts: int) -> _End:
+        cell = (one.table.number, row, one.column)
+        opened = OpenTransaction(self._database, timeout=self._timeout)
+        committing = False
+        try:
+            if not self._is_set(cell, opened.value.view):
+                return _End.SKIPPED
+            strong = one.kind is ObserverKind.STRONG
+            opened.acknowledge(cell, conflict_key=note_key(*cell) if strong else None)
+            try:
+                one.function(self._bind(opened), row, one.column)
+                committing = True
+                opened.commit()
+            finally:
+                opened.abort()  # before anything else is done: an id in progress holds others back
+        except Exception as error:
+            if committing and isinstance(error, ConflictError):
+                return _End.CONFLICTED
+            self._record(one, cell, attempts + 1, error)
+            return _End.FAILED
+        if attempts:
+            with self._database.begin() as work:
+                sql.clear_failure(work, cell)
+        return _End.DONE
+
+    def _is_set(self, cell: sql.Cell, view: View) -> bool:
+        with self._database.read() as work:
+            return sql.is_set(work, cell, view)
+
+    def _record(self, one: Observation, cell: sql.Cell, attempts: int, error: Exception) -> None:
+        wait = delay_ms(attempts, self._random.random())
+        with self._database.begin() as work:
+            told = describe(error)
+            sql.record_failure(work, cell, attempts=attempts, next_ms=work.now() + wait, error=told)
+        log.warning(
+            "the observer of %s failed on row %s, attempt %d, next in %.1f s: %s",
+            one.name,
+            cell[1].decode("utf-8", "backslashreplace"),
+            attempts,
+            wait / 1000,
+            told,
+            exc_info=error,
+        )
+
+    def _count_left(self, observations: Sequence[Observation]) -> int:
+        view = observe(self._database).view
+        left = 0
+        with self._database.read() as work:
+            for one in observations:
+                if left < MOST_COUNTED:
+                    limit = MOST_COUNTED - left
+                    left += sql.count_due(work, one.table.number, one.column, view, limit=limit)
+        return left

@@ -1,0 +1,53 @@
+"""A process that does nothing but observe."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from random import Random
+
+from export_queue.core.errors import ExportQueueError
+from export_queue.core.observers.round import Processed
+
+LONGEST_PAUSE = 30.0
+"""Most seconds between two attempts to reach a store."""
+
+log = logging.getLogger("export_queue.observers")
+
+
+def work(
+    process: Callable[[], Processed],
+    *,
+    stopped: Callable[[], bool],
+    wait: Callable[[float], object],
+    poll: float,
+    random: Random,
+) -> Processed:
+    """Do round after round until told to stop; a store that cannot be reached is waited for.
+
+    :param process: one round.
+    :param stopped: tells whether to end; a round in progress asks it too.
+    :param wait: waits some seconds, less when told to stop.
+    :param poll: seconds between two rounds when nothing is due, spread by half so that workers part.
+    :returns: what all rounds did together; ``left`` is the last one's.
+    """
+    total = Processed()
+    unreachable = 0
+    while not stopped():
+        try:
+            found = process()
+        except ExportQueueError as error:
+            if not error.transient:
+                raise
+            pause = min(LONGEST_PAUSE, poll * 2.0**unreachable)
+            unreachable = min(unreachable + 1, 20)
+            log.warning("the round has ended early, next in %.1f s: %s", pause, error.message)
+            wait(pause * (0.5 + random.random()))
+            continue
+        unreachable = 0
+        total = Processed(**{name: value + getattr(total, name) for name, value in asdict(found).items()})
+        total = Processed(**{**asdict(total), "left": found.left})
+        if not (found.done and found.left):
+            wait(poll * (0.5 + random.random()))
+    return total

@@ -1,0 +1,51 @@
+"""Columns that have observers: what every writer must know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+from export_queue.core.store import Database
+from export_queue.core.store.notifications import observed_columns
+
+OBSERVED_SECONDS = 3.0
+"""How long a process trusts what it has read; a column that is observed from now on is known to all after that."""
+
+
+class ObserverKind(StrEnum):
+    """How a notification is set and worked off."""
+
+    STRONG = "strong"
+    """Set by every write to the column; worked off by exactly one committed transaction."""
+    WEAK = "weak"
+    """Set by ``notify``; never conflicts; worked off at least once."""
+
+
+class ObservedColumns:
+    """The columns of one store that have observers, as this process last read them.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._database = database
+        self._clock = clock
+        self._read_at: float | None = None
+        self._kinds: dict[int, dict[bytes, ObserverKind]] = {}
+
+    def of(self, table: int) -> Mapping[bytes, ObserverKind]:
+        """Tell which columns of a table have observers; read anew when it was last read some seconds ago."""
+        if self._read_at is None or self._clock() - self._read_at > OBSERVED_SECONDS:
+            self.refresh()
+        return self._kinds.get(table, {})
+
+    def refresh(self) -> None:
+        """Read the store."""
+        now = self._clock()
+        with self._database.read() as work:
+            rows = observed_columns(work)
+        kinds: dict[int, dict[bytes, ObserverKind]] = {}
+        for table, column, kind in rows:
+            kinds.setdefault(table, {})[column] = ObserverKind(kind)
+        self._kinds, self._read_at = kinds, now
