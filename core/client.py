@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from export_queue.core.errors import AlreadyCommitted, InvalidArgument
+from export_queue.core.observers import Observer, ObserverFailure, Observers, Processed
 from export_queue.core.queue import (
     Backlog,
     DeadLetter,
@@ -28,7 +29,7 @@ from export_queue.core.store import Database, Outcome
 from export_queue.core.store.creation import Identity, check, create
 from export_queue.core.store.database import Clock
 from export_queue.core.store.reports import close_token, find_reports
-from export_queue.core.tables import Table, TableOptions, configure_table, find_or_add_table
+from export_queue.core.tables import ObservedColumns, Table, TableOptions, configure_table, find_or_add_table
 from export_queue.core.transactions import (
     BoundSession,
     OpenTransaction,
@@ -64,7 +65,7 @@ class TransactionContext:
     def table(self, name: str) -> Table:
         """Bind a table to this transaction; one that is not configured is stored with default options."""
         self._transaction.require_open()
-        return Table(self._transaction, self._store._table(name))
+        return Table(self._transaction, self._store._table(name), self._store._observed)
 
     def queue(self, queue_id: str) -> QueueWriter:
         """Bind a queue to this transaction.
@@ -104,6 +105,8 @@ class Store:
         self._identity: Identity | None = None
         self._queues: dict[str, Queue] = {}
         self._tables: dict[str, TableOptions] = {}
+        self._observed = ObservedColumns(database)
+        self._observers = Observers(database, lambda opened: TransactionContext(self, opened))
 
     @classmethod
     def open(
@@ -193,6 +196,35 @@ class Store:
         """
         _ = self.identity
         return configure_table(self.database, name, conflict=conflict, ttl=ttl)
+
+    def observe(self, table: str, column: str | bytes, function: Observer, kind: str = "strong") -> None:
+        """Call a function for every row whose cell in a column awaits work, from :meth:`process_notifications`.
+
+        :param function: called with a transaction of its own, the row and the column, both as bytes.
+        :param kind: ``strong``: every write to the column notifies, and of the transactions that work a
+            notification off exactly one commits; ``weak``: ``table.notify`` does, and it is worked off at least once.
+        :raises OptionsDiffer: the column is observed in the other kind.
+        """
+        self._observers.register(self._table(table), column, function, kind)
+        self._observed.refresh()
+
+    def process_notifications(
+        self, *, limit: int | None = None, timeout: float | None = None, stop: Callable[[], bool] | None = None
+    ) -> Processed:
+        """Call the observers of this process for what is due now, oldest first, each in a transaction of its own.
+
+        What is set while it runs is left for the next call. An observer that raises an error is called again
+        later, after 1 s, 2 s, 4 s … 5 min.
+
+        :param limit: how many observers are called at most.
+        :param timeout: seconds that one observer's transaction may take; 30.
+        :param stop: asked before each notification whether to end.
+        """
+        return self._observers.process(limit=limit, timeout=timeout, stop=stop)
+
+    def observer_failures(self, *, limit: int = 100) -> list[ObserverFailure]:
+        """Read the notifications that wait because their observer failed, the next to be tried first."""
+        return self._observers.failures(limit=limit)
 
     def queue(self, queue_id: str) -> Queue:
         """Read a queue's options as they are stored now."""

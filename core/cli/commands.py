@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from random import Random
 from typing import Annotated, Any
 
 import orjson
@@ -14,9 +16,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from export_queue.core.cli.loading import load_function
+from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.locks import holders
+from export_queue.core.observers import Processed, work
 from export_queue.core.secrets import resolve_secret
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at a store of export queues and set it up.")
@@ -33,6 +38,12 @@ Password = Annotated[
 Schema = Annotated[str, typer.Option("--schema", help="PostgreSQL schema that holds the store")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 QueueId = Annotated[str, typer.Argument(help="id of the queue")]
+
+
+ROUND = 1000
+"""Observers that are called between two looks at what is new."""
+
+log = logging.getLogger("export_queue.observers")
 
 
 def main() -> None:
@@ -140,6 +151,33 @@ def token(
             sys.exit(f"token {name!r} has not taken effect, so there is nothing to close")
         state = opened.token(name)
     _show([{"token": name, **asdict(state)}], as_json)
+
+
+@app.command()
+def observe(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="is given the store and registers observers")
+    ],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    poll: Annotated[float, typer.Option(min=0.01, help="seconds between two looks when nothing is due")] = 1.0,
+    timeout: Annotated[float, typer.Option(help="seconds that one observer's transaction may take")] = 30.0,
+) -> None:
+    """Call observers until SIGTERM or Ctrl-C comes; the transaction at hand is ended first.
+
+    The module is looked for in the current folder too. Several such processes share the work.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    with _open(store, password, schema) as opened, StopSignals() as signals:
+        load_function(target)(opened)
+        log.info("observing %s; SIGTERM ends this", opened.url_safe)
+
+        def one_round() -> Processed:
+            return opened.process_notifications(limit=ROUND, timeout=timeout, stop=signals.requested)
+
+        total = work(one_round, stopped=signals.requested, wait=signals.wait, poll=poll, random=Random())
+    log.info("stopped: %d done, %d conflicted, %d failed", total.done, total.conflicted, total.failed)
 
 
 def _time(milliseconds: int) -> str:

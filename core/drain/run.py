@@ -14,6 +14,7 @@ from typing import Literal
 
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.leases import LeaseKeeper
+from export_queue.core.drain.patience import Patience
 from export_queue.core.drain.report import DrainReport, Problem, RangeReport, join_ranges, total
 from export_queue.core.errors import ExportQueueError, InvalidArgument, LockNotAvailable, SinkBelongsToAnother
 from export_queue.core.locks import Lease, Owner, claim, holders, release
@@ -93,15 +94,14 @@ def run_drain(
     try:
         with engine as opened:
             run.work(opened)
-        run.look_at_rest()
     except BaseException as error:
         trouble = error
-        with contextlib.suppress(ExportQueueError):
-            run.look_at_rest()
+    with contextlib.suppress(ExportQueueError):
+        run.look_at_rest()
     report = run.report(seconds=clock() - started, problem=Problem.of(trouble) if trouble else None)
     report.check()
     if trouble is None:
-        _save(database, report)
+        Patience(sleep=sleep).call(lambda: _save(database, report))
         return report
     with contextlib.suppress(Exception):  # the trouble itself matters more
         _save(database, report)

@@ -3,7 +3,7 @@
 from export_queue.core.observers.backoff import delay_ms
 from export_queue.core.observers.failures import ObserverFailure, observer_failures
 from export_queue.core.observers.registry import Observer, Observers
-from export_queue.core.observers.round import Processed
+from export_queue.core.observers.rounds import Processed
 from export_queue.core.observers.worker import work
 
 __all__ = ["Observer", "ObserverFailure", "Observers", "Processed", "delay_ms", "observer_failures", "work"]

@@ -28,9 +28,7 @@ class ObserverFailure:
 def observer_failures(work: Work, *, limit: int) -> list[ObserverFailure]:
     """Read what failed and still waits, the next to be tried first."""
     return [
-        ObserverFailure(
-            row["name"], row["row_key"], row["column_key"], row["attempts"], row["next_ms"], row["error"]
-        )
+        ObserverFailure(row["name"], row["row_key"], row["column_key"], row["attempts"], row["next_ms"], row["error"])
         for row in sql.failures(work, limit=limit)
     ]
 

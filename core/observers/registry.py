@@ -8,7 +8,7 @@ from typing import Any
 
 from export_queue.core.errors import InvalidArgument, OptionsDiffer
 from export_queue.core.observers.failures import ObserverFailure, observer_failures
-from export_queue.core.observers.round import Observation, Observer, Processed, Round
+from export_queue.core.observers.rounds import Observation, Observer, Processed, Round
 from export_queue.core.store import Database
 from export_queue.core.store.notifications import add_observed
 from export_queue.core.tables import ObserverKind, TableOptions, as_key
@@ -72,9 +72,9 @@ class Observers:
             raise InvalidArgument(
                 "no observer is registered in this process", hint="call store.observe(table, column, function) first"
             )
-        return Round(
-            self._database, self._bind, self._random, limit=limit, timeout=timeout, stop=stop or _never
-        ).run(list(self._known.values()))
+        return Round(self._database, self._bind, self._random, limit=limit, timeout=timeout, stop=stop or _never).run(
+            list(self._known.values())
+        )
 
     def failures(self, *, limit: int) -> list[ObserverFailure]:
         """Read what failed and still waits, in whatever process."""

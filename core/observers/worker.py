@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
 from random import Random
 
 from export_queue.core.errors import ExportQueueError
-from export_queue.core.observers.round import Processed
+from export_queue.core.observers.rounds import Processed
 
 LONGEST_PAUSE = 30.0
 """Most seconds between two attempts to reach a store."""
@@ -46,8 +45,7 @@ def work(
             wait(pause * (0.5 + random.random()))
             continue
         unreachable = 0
-        total = Processed(**{name: value + getattr(total, name) for name, value in asdict(found).items()})
-        total = Processed(**{**asdict(total), "left": found.left})
+        total = total.then(found)
         if not (found.done and found.left):
             wait(poll * (0.5 + random.random()))
     return total

@@ -110,6 +110,7 @@ notification = _table(
     _bytes("row_key", primary_key=True),
     _bytes("column_key", primary_key=True),
     _id("version", primary_key=True),
+    sa.Index("xq_notification_column", "table_number", "column_key", "version", "row_key"),
 )
 observer_failure = _table(
     "xq_observer_failure",

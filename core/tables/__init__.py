@@ -1,6 +1,16 @@
 """Tables of versioned cells inside a transaction."""
 
+from export_queue.core.tables.observed import ObservedColumns, ObserverKind
 from export_queue.core.tables.options import ConflictLevel, TableOptions, configure_table, find_or_add_table
-from export_queue.core.tables.table import Table
+from export_queue.core.tables.table import Table, as_key
 
-__all__ = ["ConflictLevel", "Table", "TableOptions", "configure_table", "find_or_add_table"]
+__all__ = [
+    "ConflictLevel",
+    "ObservedColumns",
+    "ObserverKind",
+    "Table",
+    "TableOptions",
+    "as_key",
+    "configure_table",
+    "find_or_add_table",
+]

@@ -9,6 +9,7 @@ from typing import TypeVar, overload
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.store import Span
 from export_queue.core.store.conflict_keys import cell_key, row_key
+from export_queue.core.tables.observed import ObservedColumns, ObserverKind
 from export_queue.core.tables.options import ConflictLevel, TableOptions
 from export_queue.core.transactions import OpenTransaction
 
@@ -24,9 +25,11 @@ class Table:
     an empty value is a value.
     """
 
-    def __init__(self, transaction: OpenTransaction, options: TableOptions) -> None:
+    def __init__(self, transaction: OpenTransaction, options: TableOptions, observed: ObservedColumns) -> None:
         self._transaction = transaction
         self._options = options
+        self._observed = observed
+        self._kinds = observed.of(options.number)
 
     @overload
     def get(self, row: str | bytes, column: str | bytes) -> bytes | None: ...
@@ -41,7 +44,7 @@ class Table:
         :param column: the same.
         :param default: returned if there is no value.
         """
-        cell = self._options.number, _key("row", row), _key("column", column)
+        cell = self._options.number, as_key("row", row), as_key("column", column)
         value = self._transaction.read_cell(cell, ttl_ms=self._options.ttl_ms)
         return default if value is None else value
 
@@ -51,7 +54,7 @@ class Table:
         :param cells: each row and column.
         :returns: the values of those that have one, by row and column as bytes.
         """
-        wanted = [(_key("row", row), _key("column", column)) for row, column in cells]
+        wanted = [(as_key("row", row), as_key("column", column)) for row, column in cells]
         return self._transaction.read_cells(self._options.number, wanted, ttl_ms=self._options.ttl_ms)
 
     def scan(
@@ -82,12 +85,14 @@ class Table:
 
     def delete_row(self, row: str | bytes) -> None:
         """Remove all cells of one row that this transaction sees."""
-        key = _key("row", row)
+        key = as_key("row", row)
         for _, column, _ in list(self.scan(key, key + b"\x00")):
             self.delete(key, column)
 
     def set(self, row: str | bytes, column: str | bytes, value: bytes) -> None:
         """Write one cell; others see it when the transaction has committed.
+
+        If the column has a strong observer, the write sets a notification.
 
         :raises InvalidArgument: the value is no bytes.
         """
@@ -99,15 +104,38 @@ class Table:
         """Remove one cell; a delete conflicts as a write does."""
         self._write(row, column, None)
 
+    def notify(self, row: str | bytes, column: str | bytes) -> None:
+        """Set a weak notification: the column's observer is called at least once after the commit.
+
+        :raises InvalidArgument: the column has no weak observer.
+        """
+        number = self._options.number
+        row_bytes, column_bytes = as_key("row", row), as_key("column", column)
+        if self._kinds.get(column_bytes) is not ObserverKind.WEAK:
+            self._observed.refresh()  # it may be new
+            self._kinds = self._observed.of(number)
+        found = self._kinds.get(column_bytes)
+        if found is not ObserverKind.WEAK:
+            raise InvalidArgument(
+                f"notify: expected a column of table {self._options.name!r} with a weak observer, "
+                f"found {column_bytes!r} with {f'a {found} one' if found else 'none'}",
+                hint="register it: store.observe(table, column, function, kind='weak'); "
+                "a strong observer is called when the column is written",
+            )
+        self._transaction.notify((number, row_bytes, column_bytes))
+
     def _write(self, row: str | bytes, column: str | bytes, value: bytes | None) -> None:
         number, level = self._options.number, self._options.conflict
-        row_bytes, column_bytes = _key("row", row), _key("column", column)
+        row_bytes, column_bytes = as_key("row", row), as_key("column", column)
         conflict_key = None
         if level is ConflictLevel.ROW:
             conflict_key = row_key(number, row_bytes)
         elif level is ConflictLevel.CELL:
             conflict_key = cell_key(number, row_bytes, column_bytes)
-        self._transaction.write_cell((number, row_bytes, column_bytes), value, conflict_key=conflict_key)
+        cell = (number, row_bytes, column_bytes)
+        self._transaction.write_cell(cell, value, conflict_key=conflict_key)
+        if value is not None and self._kinds.get(column_bytes) is ObserverKind.STRONG:
+            self._transaction.notify(cell)
 
 
 def _span(
@@ -115,7 +143,7 @@ def _span(
 ) -> Span:
     if prefix is not None and (start is not None or stop is not None):
         raise InvalidArgument("scan: expected either prefix or start and stop, found both")
-    chosen = tuple(_key("column", column) for column in columns)
+    chosen = tuple(as_key("column", column) for column in columns)
     if prefix is not None:
         first = _bytes(prefix)
         return Span(first, _behind(first), chosen)
@@ -132,7 +160,11 @@ def _behind(prefix: bytes) -> bytes | None:
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
-def _key(what: str, value: str | bytes) -> bytes:
+def as_key(what: str, value: str | bytes) -> bytes:
+    """Take a row or column as bytes.
+
+    :raises InvalidArgument: it is empty, too long or neither text nor bytes.
+    """
     key = value.encode() if isinstance(value, str) else value
     if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:
         size = f"{len(key)} bytes" if isinstance(key, bytes) else type(value).__name__

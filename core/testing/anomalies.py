@@ -82,6 +82,7 @@ class Inference:
     def anomalies(self) -> tuple[Anomaly, ...]:
         """Infer all dependencies, look for cycles, and give what was found; to be called once."""
         self._look_at_values()
+        self._look_at_ids()
         self._order_lists()
         self._order_registers()
         self._add_data_dependencies()
@@ -108,6 +109,13 @@ class Inference:
             elif not c.is_last[n]:
                 line = f"T{reader} read {c.show(n)}, which T{writer} wrote, but not what T{writer} wrote there last"
                 c.report(AnomalyKind.INTERMEDIATE_READ, [reader, writer], line)
+
+    def _look_at_ids(self) -> None:
+        c = self._columns
+        numbered = sorted((number, i) for i, number in enumerate(c.id) if number >= 0)
+        for (number, i), (other, j) in pairwise(numbered):
+            if number == other:
+                c.report(AnomalyKind.IDS, [i, j], f"T{i} and T{j} have the same id")
 
     def _order_lists(self) -> None:
         c = self._columns

@@ -14,10 +14,11 @@ class DyingRedisSink(RedisSink):
     """Kills the whole drain after the server has acknowledged a batch and before the entries are removed.
 
     :param marker: a file; the sink dies only where it is missing, and leaves it.
+    :param port: the server's port; text, where a template gave it.
     """
 
-    def __init__(self, marker: str, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, marker: str, port: int | str, **options: Any) -> None:
+        super().__init__(port=int(port), **options)
         self._marker = Path(marker)
 
     def apply(self, operations: Operations) -> ApplyResult:

@@ -60,6 +60,16 @@ class Processed:
     left: int = 0
     """Due when the round ended, counted as far as 1000; without those that wait because they failed."""
 
+    def then(self, later: Processed) -> Processed:
+        """Add a later round."""
+        return Processed(
+            done=self.done + later.done,
+            conflicted=self.conflicted + later.conflicted,
+            failed=self.failed + later.failed,
+            skipped=self.skipped + later.skipped,
+            left=later.left,
+        )
+
 
 class _End(Enum):
     """What became of one notification."""
@@ -149,27 +159,33 @@ class Round:
     def _call(self, one: Observation, row: bytes, attempts: int) -> _End:
         cell = (one.table.number, row, one.column)
         opened = OpenTransaction(self._database, timeout=self._timeout)
-        committing = False
         try:
             if not self._is_set(cell, opened.value.view):
                 return _End.SKIPPED
             strong = one.kind is ObserverKind.STRONG
             opened.acknowledge(cell, conflict_key=note_key(*cell) if strong else None)
-            try:
-                one.function(self._bind(opened), row, one.column)
-                committing = True
-                opened.commit()
-            finally:
-                opened.abort()  # before anything else is done: an id in progress holds others back
-        except Exception as error:
-            if committing and isinstance(error, ConflictError):
-                return _End.CONFLICTED
+            end, error = self._attempt(one, opened, row)
+        finally:
+            opened.abort()
+        if error is not None:
             self._record(one, cell, attempts + 1, error)
-            return _End.FAILED
-        if attempts:
+        elif attempts and end is _End.DONE:
             with self._database.begin() as work:
                 sql.clear_failure(work, cell)
-        return _End.DONE
+        return end
+
+    def _attempt(self, one: Observation, opened: OpenTransaction, row: bytes) -> tuple[_End, Exception | None]:
+        try:
+            one.function(self._bind(opened), row, one.column)
+        except Exception as error:
+            return _End.FAILED, error  # a conflict too: it is not this transaction's
+        try:
+            opened.commit()
+        except ConflictError:
+            return _End.CONFLICTED, None
+        except Exception as error:
+            return _End.FAILED, error
+        return _End.DONE, None
 
     def _is_set(self, cell: sql.Cell, view: View) -> bool:
         with self._database.read() as work:
