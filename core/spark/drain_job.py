@@ -15,11 +15,13 @@ from export_queue.core.spark.arguments import DrainArguments
 
 APPLICATION = Path(__file__).with_name("drain_main.py")
 
+_QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CONF = {
     # Start-up is what a submission costs: no web server, and no optimising compiler for a job whose work is in
     # Python and the databases.
     "spark.ui.enabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": _QUICK_START,
+    "spark.executor.extraJavaOptions": _QUICK_START,
     # Every line goes through the submitter's log.
     "spark.log.level": "WARN",
     "spark.ui.showConsoleProgress": "false",

@@ -112,7 +112,8 @@ end $body$;
 create or replace function {s}.xq_stage_v1(
   own bigint, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
-  entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[])
+  entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
+  note_table int[], note_row bytea[], note_column bytea[])
 returns void language plpgsql volatile as $body$
 begin
   -- Commit, abort and sweep delete this row, so nothing is staged after any of them.
@@ -133,6 +134,9 @@ begin
     select e.q, e.l, e.b, e.k, own, e.v
     from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v)
     on conflict on constraint xq_entry_pkey do update set value = excluded.value;
+  -- Seen by nobody before the commit, as everything of this id.
+  insert into {s}.xq_notification select n.n, n.r, n.k, own from unnest(note_table, note_row, note_column) as n(n, r, k)
+    on conflict do nothing;
 end $body$;
 
 -- The commit; the order of its steps is what makes it right.
@@ -260,6 +264,8 @@ begin
   delete from {s}.xq_entry e using {s}.xq_staged_entry s
     where s.id = own and e.queue_number = s.queue_number and e.layout = s.layout
       and e.bucket = s.bucket and e.key = s.key and e.seq = own;
+  delete from {s}.xq_notification n using {s}.xq_observed o  -- by index: a notification is on an observed column
+    where n.table_number = o.table_number and n.column_key = o.column_key and n.version = own;
   delete from {s}.xq_staged_key s where s.id = own;
   delete from {s}.xq_staged_cell s where s.id = own;
   delete from {s}.xq_staged_entry s where s.id = own;

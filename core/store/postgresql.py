@@ -67,7 +67,7 @@ _SCAN = (
 _WRITES = ", ".join(["%b::bytea[]", "%s::int[]"] + ["%b::bytea[]"] * 3 + ["%s::int[]"] * 3 + ["%b::bytea[]"] * 2)
 _NOTES = ", ".join(["%s::int[]", "%b::bytea[]", "%b::bytea[]"] * 2)
 _COMMIT = "select {s}.xq_commit_v1(%b, %s, %b, %b, %s::bigint[], %b, %b, %s, %b, %s, " + _WRITES + ", " + _NOTES + ")"
-_STAGE = "select {s}.xq_stage_v1(%b, " + _WRITES + ")"
+_STAGE = "select {s}.xq_stage_v1(%b, " + _WRITES + ", %s::int[], %b::bytea[], %b::bytea[])"
 
 
 def open_engine(url: sa.URL, schema: str) -> sa.Engine:
@@ -235,7 +235,7 @@ class PostgresDialect:
 
     def stage(self, connection: Handle, transaction: int, writes: Writes) -> None:
         """Write rows of a long transaction early, in one call."""
-        self._one(connection, self._stage, (transaction, *_columns(writes)))
+        self._one(connection, self._stage, (transaction, *_columns(writes), *_cells_of(writes.notes)))
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""

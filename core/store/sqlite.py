@@ -230,6 +230,7 @@ class SqliteDialect:
                 [(transaction, *entry[:4]) for entry in writes.entries],
             )
             self._write(raw, transaction, writes)
+            raw.executemany(sql.PUT_NOTE, [(*note, transaction) for note in writes.notes])
 
     def _write(self, raw: sqlite3.Connection, own: int, writes: Writes) -> None:
         if writes.cells:

@@ -45,5 +45,8 @@ ROLLBACK = (
        (select table_number, row_key, column_key from xq_staged_cell where id = :id)""",
     """delete from xq_entry where seq = :id and (queue_number, layout, bucket, key) in
        (select queue_number, layout, bucket, key from xq_staged_entry where id = :id)""",
+    # by index: a notification is on an observed column
+    """delete from xq_notification where version = :id and (table_number, column_key) in
+       (select table_number, column_key from xq_observed)""",
 )
 FORGET_STAGED = tuple(f"delete from xq_staged_{what} where id = :id" for what in ("key", "cell", "entry"))

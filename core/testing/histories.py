@@ -245,13 +245,15 @@ class Columns:
 
     def _take_read(self, i: int, key: int, values: tuple[int, ...]) -> int:
         """Note what a list tells about the order of its values; returns its last version."""
-        n = self.keys[key].root
+        n, versions = self.keys[key].root, self.keys[key].versions
         if len(set(values)) < len(values):
             name = self.keys[key].name
             self.report(AnomalyKind.REPEATED_VALUE, [i], f"T{i} read {name!r}: found {_show(values)}")
             return UNTOLD
         for value in values:
-            before, n = n, self._version(key, value)
+            before, n = n, versions.get(value, UNTOLD)
+            if n == UNTOLD:
+                n = self._version(key, value)
             if self.reader[n] == NOBODY:
                 self.reader[n], self.before[n] = i, before
             elif self.before[n] != before:

@@ -241,8 +241,8 @@ class OpenTransaction:
         if self.buffer:
             writes = self.buffer.writes()
             self._session.call(lambda connection: self.database.dialect.stage(connection, own, writes))
-            # Notifications are few and tell of what has committed: they wait for the commit.
-            self.buffer = WriteBuffer(notes=self.buffer.notes, acknowledged=self.buffer.acknowledged)
+            # What is removed for good waits for the commit; notifications must not: another process may commit.
+            self.buffer = WriteBuffer(acknowledged=self.buffer.acknowledged)
 
     def commit(self, result: Any = None) -> int | None:
         """Commit, or find out truthfully what became of it.

@@ -349,8 +349,10 @@ def test_a_revoked_drain_removes_nothing_more(orders: Store) -> None:
     add(orders, {f"k{i}": i for i in range(100)})
     sink = Gate(MemorySink(), lambda: revoke(orders.database, "dag/run/task"), applies_first=False)
     with pytest.raises(LeaseLost):
-        drain(orders, "orders", sink, owner=Owner("dag/run/task", uuid.uuid4().hex))
+        drain(orders, "orders", sink, owner=Owner("dag/run/task", uuid.uuid4().hex), token="t")
     assert waiting(orders) == 100
+    (report,) = map(DrainReport.from_dict, orders.reports(token="t"))
+    assert (report.ranges, report.left) == ((), report.read), "a range is done only when its removal has succeeded"
 
 
 def test_drains_in_threads_of_one_process_do_not_disturb_each_other(orders: Store, copies: SinkSpec) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -11,9 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from export_queue.core.client import Store
-from export_queue.core.drain import Patience, RangeReport, Rules
+from export_queue.core.drain import Entry, Patience, RangeReport, Rules
 from export_queue.core.locks import Lease, Owner, claim, revoke
-from export_queue.core.sinks import MemorySink, SinkSpec
+from export_queue.core.sinks import MemorySink, Put, SinkSpec
 from export_queue.core.spark.tasks import StoreAccess, TaskSetup, drain_task
 from export_queue.core.transactions import observe
 
@@ -87,6 +88,25 @@ def test_a_task_whose_leases_were_revoked_sends_nothing(orders: Store, store_url
     assert {report.problem.error_class for report in reports if report.problem} == {"LeaseLost"}
     assert MemorySink(name).records() == {}
     assert waiting(orders) == 100
+
+
+def test_max_dead_counts_over_all_tasks_of_a_drain(orders: Store, store_url: str) -> None:
+    """No task reaches the limit by itself; only the store knows what the others have buried."""
+    leases = claimed(orders)
+    counts = [unit.entries for unit in orders.backlog("orders")]
+    prepared = replace(
+        setup(orders, store_url, SinkSpec("memory", {"name": "unused"}), max_dead=max(counts)),
+        exporter=f"{refuse_all.__module__}:{refuse_all.__name__}",
+    )
+    assert all(report.problem is None for report in prepared.run(leases[:1]))
+    problems = [prepared.run([lease])[0].problem for lease in leases[1:]]
+    assert {problem.error_class for problem in problems if problem} == {"TooManyDeadLetters"}
+    assert orders.count_dead("orders") == counts[0]
+    assert waiting(orders) == 100 - counts[0]
+
+
+def refuse_all(entry: Entry) -> list[Put]:
+    raise ValueError("refused")
 
 
 def test_what_goes_to_the_tasks_shows_no_password(orders: Store) -> None:

@@ -24,14 +24,14 @@ from export_queue.core.queue import Range, read_entries
 from export_queue.core.store import schema
 from export_queue.core.tables import ObservedColumns
 from export_queue.core.tables.observed import OBSERVED_SECONDS
-from export_queue.core.transactions import OpenTransaction, observe
+from export_queue.core.transactions import OpenTransaction, observe, prune, sweep
 
 fork = multiprocessing.get_context("fork")
 
 
-def begin(store: Store) -> TransactionContext:
+def begin(store: Store, **options: Any) -> TransactionContext:
     """A transaction that the test itself ends."""
-    return TransactionContext(store, OpenTransaction(store.database))
+    return TransactionContext(store, OpenTransaction(store.database, **options))
 
 
 def write(store: Store, row: str | bytes, value: bytes = b"x", column: str = "n") -> None:
@@ -61,9 +61,7 @@ def entries(store: Store, queue_id: str) -> list[tuple[bytes, int, Any]]:
     """Key, sequence and value of all entries, in the order of sequences."""
     queue = store.queue(queue_id)
     with store.database.read() as work:
-        found = read_entries(
-            work, queue, observe(store.database), Range(0, queue.buckets), rows=100_000, size=1 << 30
-        )
+        found = read_entries(work, queue, observe(store.database), Range(0, queue.buckets), rows=100_000, size=1 << 30)
     triples = zip(found.keys, found.seqs, [orjson.loads(value) for value in found.values], strict=True)  # type: ignore[arg-type]
     return sorted(triples, key=lambda triple: triple[1])
 
@@ -239,6 +237,30 @@ def test_long_transactions_notify_when_they_commit(store: Store) -> None:
     assert sorted(calls.rows) == [b"a", b"b"]
 
 
+def test_a_long_transaction_notifies_though_another_process_commits_it(store: Store, second: Store) -> None:
+    store.observe("t", "n", Calls())
+    store.observe("t", "w", Calls(), "weak")
+    tx = begin(store, long=True)
+    tx.table("t").set("a", "n", b"1")
+    tx.table("t").notify("a", "w")
+    second.resume(tx.to_json()).commit()
+    assert store.process_notifications() == Processed(done=2)
+
+
+def test_a_long_transaction_that_ends_without_a_commit_notifies_nobody(store: Store) -> None:
+    store.observe("t", "n", Calls())
+    aborted, swept = begin(store, long=True), begin(store, long=True, timeout=0.05)
+    for tx in (aborted, swept):
+        tx.table("t").set("a", "n", b"1")
+        tx.flush()
+    aborted._transaction.abort()
+    assert store.process_notifications() == Processed()
+    wait_for(lambda: sweep(store.database), "the transaction is not swept")
+    assert store.process_notifications() == Processed()
+    assert prune(store.database) == 1
+    assert notifications(store) == []
+
+
 def test_every_process_notifies(store: Store, second: Store) -> None:
     second.run(lambda tx: tx.table("t").set("early", "n", b"1"))
     store.observe("t", "n", Calls())
@@ -338,8 +360,31 @@ def test_of_two_observers_of_one_notification_one_commits(store: Store, second: 
     assert observe(store.database).excluded == (), "no transaction is left open"
 
 
-def test_what_others_have_done_is_skipped(store: Store, second: Store) -> None:
-    """Both have read the same page; the second does all of it during the first observer's call."""
+def acknowledge(store: Store, row: bytes, **options: Any) -> None:
+    """Work one notification off as an observer's transaction does."""
+    tx = begin(store, **options)
+    tx._transaction.acknowledge((store._table("t").number, row, b"n"), conflict_key=None)
+    if options:
+        tx.flush()
+    tx._transaction.commit()
+
+
+def test_what_others_have_done_meanwhile_is_skipped(store: Store, second: Store) -> None:
+    called = []
+
+    def observer(tx: TransactionContext, row: bytes, column: bytes) -> None:
+        called.append(row)
+        acknowledge(second, b"b" if row == b"a" else b"a")  # which this round has read already
+
+    store.observe("t", "n", observer)
+    write(store, "a")
+    write(store, "b")
+    assert store.process_notifications() == Processed(done=1, skipped=1)
+    assert len(called) == 1
+
+
+def test_a_round_looks_anew_when_others_are_at_work(store: Store, second: Store) -> None:
+    """The other one does the whole page during the first call, and new notifications come."""
     first = True
 
     def slow(tx: TransactionContext, row: bytes, column: bytes) -> None:
@@ -347,17 +392,23 @@ def test_what_others_have_done_is_skipped(store: Store, second: Store) -> None:
         if first:
             first = False
             second.process_notifications()
-            for other in b"abcde":
-                write(store, bytes([other]))
+            for other in "abcde":
+                write(store, other)
 
     calls = Calls()
     store.observe("t", "n", slow)
     second.observe("t", "n", calls)
-    for row in b"abcde":
-        write(store, bytes([row]))
-    found = store.process_notifications()
-    assert (found.done + found.conflicted + found.skipped, found.left) == (1, 5), "its own round sees nothing new"
-    assert len(calls.rows) == 5
+    for row in "abcde":
+        write(store, row)
+    assert store.process_notifications() == Processed(conflicted=1, left=5), "its own round sees nothing new"
+    assert sorted(calls.rows) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_a_long_transaction_may_work_a_notification_off(store: Store) -> None:
+    store.observe("t", "n", Calls())
+    write(store, "a")
+    acknowledge(store, b"a", long=True)
+    assert notifications(store) == []
 
 
 def test_a_conflict_on_other_data_is_tried_again_without_a_failure(store: Store) -> None:
@@ -698,28 +749,48 @@ def test_two_processes_share_the_work_and_do_little_in_vain(store: Store, store_
     assert_chains(store, {f"r{j}": 1 for j in range(rows)})
 
 
+def export_once(tx: TransactionContext, row: bytes, column: bytes) -> None:
+    """Writes nothing that could conflict; and takes its time, so that processes meet."""
+    time.sleep(0.003)
+    tx.queue("once").add(row.decode(), 1)
+
+
 def test_strong_notifications_take_effect_once_while_processes_are_killed(store: Store, store_url: str) -> None:
-    """Whatever dies, what was added is counted once: the sum that observers moved is the sum that writers added."""
+    """Whatever dies, what was added is counted once: the sum that observers moved is the sum that writers added.
+
+    And each job, whose observer writes no cell, is exported once.
+    """
     seed = int(os.environ.get("EXPORT_QUEUE_SEED", random.randrange(1 << 32)))
     print("EXPORT_QUEUE_SEED", seed)
     chance = random.Random(seed)
-    store.configure_queue("ici")
-    store.observe("meta", "numUpdates", count_updates)
+    store.configure_table("jobs", conflict="none")
+    for queue_id in ("ici", "once"):
+        store.configure_queue(queue_id)
+
+    def register(one: Store) -> None:
+        one.observe("meta", "numUpdates", count_updates)
+        one.observe("jobs", "n", export_once)
 
     def work(number: int) -> None:
         with Store.open(store_url) as mine:
-            mine.observe("meta", "numUpdates", count_updates)
+            register(mine)
             while True:
                 if not mine.process_notifications(timeout=2).done:
                     time.sleep(0.01)
 
+    register(store)
     expected: Counter[str] = Counter()
+    jobs: list[str] = []
     children = in_processes(3, work)
     for _ in range(8):
         for _ in range(chance.randint(5, 15)):
             row, number = f"e{chance.randrange(6)}", chance.randint(1, 9)
             store.run(lambda tx, row=row, number=number: add_updates(tx, row, number), attempts=50)  # type: ignore[misc]
             expected[row] += number
+            with store.transaction() as tx:
+                for _ in range(3):
+                    jobs.append(f"j{len(jobs)}")
+                    tx.table("jobs").set(jobs[-1], "n", b"")
         time.sleep(chance.random() * 0.1)
         victim = chance.randrange(3)
         children[victim].kill()
@@ -735,6 +806,7 @@ def test_strong_notifications_take_effect_once_while_processes_are_killed(store:
         store.process_notifications()
     assert store.observer_failures() == []
     assert_chains(store, expected)
+    assert Counter(key.decode() for key, _, _ in entries(store, "once")) == Counter(jobs)
 
 
 MODULE = """

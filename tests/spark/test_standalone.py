@@ -36,6 +36,7 @@ def cluster(
         "SPARK_WORKER_DIR": str(folder / "work"),
         "SPARK_LOG_DIR": str(folder),
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -80,6 +81,7 @@ def passwords(store_url: str, redis_server: Any) -> dict[str, str]:
     return {"XQ_STORE": sa.make_url(store_url).password or "", "XQ_REDIS": redis_server.password}
 
 
+@pytest.mark.timeout(300)
 def test_a_cluster_drains_with_the_shipped_library_and_secrets_of_the_driver_and_names_what_executors_lack(
     cluster: str,
     orders: Store,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from export_queue.core.testing.anomalies import AnomalyKind
@@ -267,136 +267,192 @@ def test_what_is_no_history_is_refused(history: list[T]) -> None:
 
 # --- small histories of any kind, judged by trying every schedule ---------------------------------------------------
 
-State = dict[str, tuple[int, ...]]
+State = dict[str, tuple[tuple[int, ...], int]]
+"""By key the values (of a register at most one) and the id of who wrote last."""
+NOTHING: tuple[tuple[int, ...], int] = ((), -1)
 
 
 def is_snapshot_isolation(history: Sequence[T]) -> bool:
     """Look for an order of all starts and commits in which every read is right: the definition, by brute force."""
-    unknown = [i for i, t in enumerate(history) if t.status == "unknown"]
-    for choice in product([False, True], repeat=len(unknown)):
-        commits = [t.status == "ok" for t in history]
-        for i, chosen in zip(unknown, choice, strict=True):
-            commits[i] = chosen
-        if any(True for _ in schedules(history, commits, {}, {}, {})):
-            return True
-    return False
+    first = {
+        i: {j for j, o in enumerate(history) if o.status != "unknown" and (is_before(o, t) or same_session(o, t, j, i))}
+        for i, t in enumerate(history)
+    }
+    outcomes = [[t.status == "ok"] if t.status != "unknown" else [False, True] for t in history]
+    return any(has_schedule(history, first, commits, {}, {}, set()) for commits in product(*outcomes))
 
 
-def schedules(
-    history: Sequence[T], commits: list[bool], latest: State, snapshots: dict[int, State], ended: dict[int, None]
-) -> Iterator[None]:
-    if len(ended) == len(history):
-        yield None
-    waiting = [i for i in range(len(history)) if i not in ended]
-    for i in waiting:
+def is_before(o: T, t: T) -> bool:
+    return o.end is not None and t.begin is not None and o.end < t.begin
+
+
+def same_session(o: T, t: T, j: int, i: int) -> bool:
+    return o.session == t.session and j < i
+
+
+def has_schedule(  # type: ignore[no-untyped-def]
+    history: Sequence[T], first, commits: Sequence[bool], latest: State, snapshots: dict[int, State], ended: set[int]
+) -> bool:
+    for i in set(range(len(history))) - ended:
         t = history[i]
-        before = [history[j] for j in waiting if j != i and history[j].status != "unknown"]
         if i not in snapshots:
-            if any(o.session == t.session and history.index(o) < i for o in before):
-                continue
-            if t.begin is not None and any(o.end is not None and o.end < t.begin for o in before):
-                continue
-            if reads_right(t, latest):
-                yield from schedules(history, commits, latest, {**snapshots, i: latest}, ended)
+            starts = first[i] <= ended and reads_right(t, latest)
+            if starts and has_schedule(history, first, commits, latest, {**snapshots, i: latest}, ended):
+                return True
         else:
             written = {o.key for o in t.operations if isinstance(o, (Append, Write))} if commits[i] else set()
-            if all(latest.get(key) == snapshots[i].get(key) for key in written):
-                after = {**latest, **{key: final(t, key, latest) for key in written}}
-                yield from schedules(history, commits, after, snapshots, {**ended, i: None})
+            if all(latest.get(key) == snapshots[i].get(key) and is_younger(t, key, latest) for key in written):
+                new = {**latest, **{key: (values_after(t, key, latest), number(t)) for key in written}}
+                if has_schedule(history, first, commits, new, snapshots, ended | {i}):
+                    return True
+                if not written:
+                    return False  # ending it earlier or later makes no difference
+    return len(ended) == len(history)
+
+
+def number(t: T) -> int:
+    return -1 if t.id is None else t.id
+
+
+def is_younger(t: T, key: str, state: State) -> bool:
+    return t.id is None or state.get(key, NOTHING)[1] < t.id
 
 
 def reads_right(t: T, state: State) -> bool:
-    own: State = {}
+    own: dict[str, tuple[int, ...]] = {}
     for o in t.operations:
-        now = own.get(o.key, state.get(o.key, ()))
+        if isinstance(o, (ReadList, Read)) and o.key not in own and not is_younger(t, o.key, state):
+            return False
+        now = own.get(o.key, state.get(o.key, NOTHING)[0])
         if isinstance(o, ReadList) and o.values != now:
             return False
-        if isinstance(o, Append):
-            own[o.key] = (*now, o.value)
+        if isinstance(o, Read) and (o.value,) != (now or (None,)):
+            return False
+        if isinstance(o, (Append, Write)):
+            own[o.key] = after(now, o)
     return True
 
 
-def final(t: T, key: str, state: State) -> tuple[int, ...]:
-    return (*state.get(key, ()), *(o.value for o in t.operations if isinstance(o, Append) and o.key == key))
+def after(now: tuple[int, ...], o: Append | Write) -> tuple[int, ...]:
+    return (*now, o.value) if isinstance(o, Append) else (o.value,)
+
+
+def values_after(t: T, key: str, state: State) -> tuple[int, ...]:
+    now = state.get(key, NOTHING)[0]
+    for o in t.operations:
+        if isinstance(o, (Append, Write)) and o.key == key:
+            now = after(now, o)
+    return now
+
+
+@dataclass
+class Client:
+    """One transaction in progress in :class:`Weak`."""
+
+    begin: int
+    snapshot: dict[str, int]
+    """By key, how many versions there were."""
+    operations: list[Operation] = field(default_factory=list)
+    seen: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By key, what it has read, its own writes included."""
 
 
 class Weak:
-    """A database that is snapshot isolation except where it is told to be weak."""
+    """A database that is snapshot isolation except now and then.
 
-    def __init__(self, generator: random.Random, *, clocks: bool, blind: bool) -> None:
-        self.generator, self.clocks, self.blind = generator, clocks, blind
-        self.versions: dict[str, list[tuple[int, ...]]] = {"x": [()], "y": [()]}
+    :param clocks: whether its clients note times.
+    :param way: ``append``: the database appends; ``write back``: clients write lists back that they read;
+        ``registers``: there are registers as well, and transactions have ids.
+    """
+
+    def __init__(self, generator: random.Random, *, clocks: bool, way: str, weakness: float) -> None:
+        self.generator, self.clocks, self.way, self.weakness = generator, clocks, way, weakness
+        self.keys = ["x", "y", "r"] if way == "registers" else ["x", "y"]
+        self.versions: dict[str, list[tuple[int, ...]]] = {key: [()] for key in self.keys}
         self.step = self.value = 0
-        self.open: dict[int, dict] = {}  # type: ignore[type-arg]
+        self.open: dict[int, Client] = {}
         self.done: list[T] = []
 
-    def weak(self) -> bool:
-        return self.generator.randint(0, 3) == 3
+    def is_weak(self) -> bool:
+        return self.generator.random() < self.weakness
 
-    def advance(self, client: int) -> None:
+    def advance(self, number: int) -> None:
+        """Let a client do one thing."""
         self.step += 1
-        t = self.open.setdefault(
-            client, {"begin": self.step, "at": {k: len(v) - 1 for k, v in self.versions.items()}, "ops": [], "own": {}}
-        )
-        action = self.generator.randint(0, 5)
-        key = "xy"[self.generator.randint(0, 1)]
-        if len(t["ops"]) >= 4 or (t["ops"] and action == 5):
-            self.end(client, t)
-        elif action <= 2:
-            self.read(t, key)
+        if number not in self.open:
+            self.open[number] = Client(self.step, {key: len(versions) - 1 for key, versions in self.versions.items()})
+        client, key = self.open[number], self.generator.choice(self.keys)
+        if len(client.operations) >= 4 or (client.operations and self.generator.random() < 0.15):
+            self.end(number)
+        elif self.generator.random() < 0.5:
+            self.read(client, key)
         else:
-            self.append(t, key)
+            self.write(client, key)
 
-    def read(self, t: dict, key: str) -> None:  # type: ignore[type-arg]
-        versions = self.versions[key]
-        if key not in t["own"]:
-            at = self.generator.randint(0, len(versions) - 1) if self.weak() else t["at"][key]
-            t["own"][key] = versions[at]
-            uncommitted = [o["own"][key] for o in self.open.values() if key in o["own"]]
-            if uncommitted and self.generator.randint(0, 9) == 9:
-                t["own"][key] = uncommitted[0]
-        t["ops"].append(ReadList(key, t["own"][key]))
+    def read(self, client: Client, key: str) -> None:
+        if key not in client.seen or (key != "r" and self.generator.random() < self.weakness / 5):
+            versions = self.versions[key]
+            at = self.generator.randrange(len(versions)) if self.is_weak() else client.snapshot[key]
+            uncommitted = [other.seen[key] for other in self.open.values() if key in other.seen]
+            dirty = uncommitted and self.generator.random() < self.weakness / 3
+            found = self.generator.choice(uncommitted) if dirty else versions[at]
+            client.seen[key] = (*found, *written(client, key))
+        seen = client.seen[key]
+        client.operations.append(Read("r", seen[0] if seen else None) if key == "r" else ReadList(key, seen))
 
-    def append(self, t: dict, key: str) -> None:  # type: ignore[type-arg]
-        if key not in t["own"] and not self.blind:
-            self.read(t, key)
+    def write(self, client: Client, key: str) -> None:
+        if key not in client.seen and key != "r" and self.way != "append":
+            self.read(client, key)
         self.value += 1
-        if key in t["own"]:
-            t["own"][key] = (*t["own"][key], self.value)
-        t["ops"].append(Append(key, self.value))
+        if key == "r":
+            client.seen[key] = (self.value,)
+        elif key in client.seen:
+            client.seen[key] += (self.value,)
+        client.operations.append(Write(key, self.value) if key == "r" else Append(key, self.value))
 
-    def end(self, client: int, t: dict) -> None:  # type: ignore[type-arg]
-        del self.open[client]
-        written = {o.key for o in t["ops"] if isinstance(o, Append)}
-        conflict = any(t["at"][key] < len(self.versions[key]) - 1 for key in written)
-        told = ["ok", "ok", "ok", "aborted", "unknown"][self.generator.randint(0, 4)]
-        if conflict and not self.weak():
-            told = "aborted" if told == "ok" else told
-        elif told == "ok" or (told == "unknown" and self.weak()):
-            for key in written:
-                own = tuple(o.value for o in t["ops"] if isinstance(o, Append) and o.key == key)
-                base = t["own"][key][: -len(own)] if key in t["own"] and not self.blind else self.versions[key][-1]
-                self.versions[key].append((*base, *own))
-        end = self.step if self.clocks and told != "unknown" else None
-        begin = t["begin"] if self.clocks else None
-        session = f"{client}" if told != "unknown" or self.clocks else f"{client}, dead at {self.step}"
-        self.done.append(T(session=session, operations=t["ops"], status=told, begin=begin, end=end))  # type: ignore[arg-type]
+    def end(self, number: int) -> None:
+        client = self.open.pop(number)
+        keys = {o.key for o in client.operations if isinstance(o, (Append, Write))}
+        conflict = any(client.snapshot[key] < len(self.versions[key]) - 1 for key in keys)
+        told = self.generator.choice(("ok", "ok", "ok", "aborted", "unknown"))
+        commits = told == "ok" or (told == "unknown" and self.generator.random() < 0.5)
+        if commits and conflict and not self.is_weak():
+            told, commits = "unknown" if told == "unknown" else "aborted", False
+        for key in keys if commits else ():
+            own = written(client, key)
+            base = self.versions[key][-1] if self.way == "append" else client.seen[key][: -len(own)]
+            self.versions[key].append(own[-1:] if key == "r" else (*base, *own))
+        self.done.append(
+            T(
+                session=f"{number}, until {self.step}" if told == "unknown" else str(number),
+                operations=client.operations,
+                status=told,  # type: ignore[arg-type]
+                id=client.begin if self.way == "registers" else None,
+                begin=client.begin if self.clocks else None,
+                end=self.step if self.clocks and told != "unknown" else None,
+            )
+        )
 
     def finish(self) -> list[T]:
-        for client, t in list(self.open.items()):
-            if t["ops"]:
-                self.end(client, t)
-        if self.blind:  # what nobody ever reads has no order that anybody could know
-            self.step += 1
+        """End all; what the database appended is read once more, for what nobody reads has no order to be known."""
+        for number in [number for number, client in self.open.items() if client.operations]:
+            self.end(number)
+        if self.way == "append":
             everything = [ReadList(key, versions[-1]) for key, versions in self.versions.items()]
-            begin = self.step if self.clocks else None
-            self.done.append(T(session="last", operations=everything, begin=begin, end=begin))
+            at = self.step + 1 if self.clocks else None
+            self.done.append(T(session="last", operations=everything, begin=at, end=at))
         return self.done
+
+
+def written(client: Client, key: str) -> tuple[int, ...]:
+    return tuple(o.value for o in client.operations if isinstance(o, (Append, Write)) and o.key == key)
 
 
 def weak_history(seed: int) -> list[T]:
     generator = random.Random(seed)
-    database = Weak(generator, clocks=generator.random() < 0.5, blind=generator.random() < 0.5)
+    way = generator.choice(("append", "write back", "registers"))
+    weakness = generator.choice((0.0, 0.1, 0.3))
+    database = Weak(generator, clocks=generator.random() < 0.5, way=way, weakness=weakness)
     transactions, clients = generator.randint(2, 4), generator.randint(2, 3)
     while len(database.done) < transactions and database.step < 24:
         database.advance(generator.randrange(clients))
@@ -409,3 +465,97 @@ def test_the_verdict_is_that_of_trying_every_schedule(seed: int) -> None:
     history = weak_history(seed)
     verdict = check_history(history)
     assert bool(verdict.anomalies) is not is_snapshot_isolation(history), (verdict, history)
+
+
+# --- longer histories, right until one thing in them is changed -----------------------------------------------------
+
+
+def right_history(generator: random.Random, transactions: int = 60) -> list[T]:
+    database = Weak(generator, clocks=True, way="write back", weakness=0.0)
+    while len(database.done) < transactions:
+        database.advance(generator.randrange(5))
+    return database.finish()
+
+
+def first_reads(t: T) -> dict[str, tuple[int, ...]]:
+    return {o.key: o.values for o in reversed(t.operations) if isinstance(o, ReadList)}
+
+
+def without(t: T, key: str, *values: int) -> T:
+    operations = [
+        ReadList(key, tuple(v for v in o.values if v not in values)) if isinstance(o, ReadList) and o.key == key else o
+        for o in t.operations
+    ]
+    return replace(t, operations=operations)
+
+
+def writers(history: Sequence[T]) -> dict[int, T]:
+    return {o.value: t for t in history for o in t.operations if isinstance(o, Append)}
+
+
+Change = tuple[T, T]
+
+
+def overlook_what_was_acknowledged(history: Sequence[T]) -> Iterator[Change]:
+    writer = writers(history)
+    for t in history:
+        for key, values in first_reads(t).items():
+            if values and is_before(writer[values[-1]], t):
+                yield t, without(t, key, values[-1])
+
+
+def write_over_an_append(history: Sequence[T]) -> Iterator[Change]:
+    for t in history:
+        for key, values in first_reads(t).items():
+            if values and t.status == "ok" and any(isinstance(o, Append) and o.key == key for o in t.operations):
+                yield t, without(t, key, values[-1])
+
+
+def see_half_of_a_transaction(history: Sequence[T]) -> Iterator[Change]:
+    writer = writers(history)
+    for t in history:
+        x, y = (first_reads(t).get(key) for key in "xy")
+        if x and y and writer[x[-1]] is writer[y[-1]]:
+            own = [o.value for o in writer[x[-1]].operations if isinstance(o, Append) and o.key == "x"]
+            yield t, without(t, "x", *own)
+
+
+def see_values_in_another_order(history: Sequence[T]) -> Iterator[Change]:
+    for t in history:
+        for key, (*values, a, b) in ((key, values) for key, values in first_reads(t).items() if len(values) > 1):
+            if not any(isinstance(o, Append) and o.key == key for o in t.operations):
+                swapped = ReadList(key, (*values, b, a))
+                same = [swapped if isinstance(o, ReadList) and o.key == key else o for o in t.operations]
+                yield t, replace(t, operations=same)
+
+
+def see_what_was_aborted(history: Sequence[T]) -> Iterator[Change]:
+    seen = {value for t in history for values in first_reads(t).values() for value in values}
+    for value, t in writers(history).items():
+        if value in seen:
+            yield t, replace(t, status="aborted")
+
+
+CHANGES = [
+    overlook_what_was_acknowledged,
+    write_over_an_append,
+    see_half_of_a_transaction,
+    see_values_in_another_order,
+    see_what_was_aborted,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_right_history_passes_and_a_changed_one_is_caught(
+    change: Callable[[Sequence[T]], Iterator[Change]], seed: int
+) -> None:
+    generator = random.Random(seed)
+    history = right_history(generator)
+    assert not check_history(history).anomalies
+    changes = list(change(history))
+    assume(changes)
+    old, new = generator.choice(changes)
+    verdict = check_history([new if t is old else t for t in history])
+    assert verdict.anomalies, (old, new)

@@ -13,7 +13,14 @@ from export_queue.core.observers.failures import describe
 
 
 def test_waits_double_up_to_five_minutes() -> None:
-    assert [delay_ms(attempts, 1.0) for attempts in (1, 2, 3, 9, 10, 1000)] == [1000, 2000, 4000, 256_000, 300_000, 300_000]
+    assert [delay_ms(attempts, 1.0) for attempts in (1, 2, 3, 9, 10, 1000)] == [
+        1000,
+        2000,
+        4000,
+        256_000,
+        300_000,
+        300_000,
+    ]
 
 
 def test_waits_are_spread_over_their_upper_half() -> None:
@@ -42,9 +49,7 @@ class Rounds:
         return found
 
     def run(self) -> Processed:
-        return work(
-            self.process, stopped=lambda: not self.rounds, wait=self.waits.append, poll=2.0, random=Random(1)
-        )
+        return work(self.process, stopped=lambda: not self.rounds, wait=self.waits.append, poll=2.0, random=Random(1))
 
 
 def test_a_worker_adds_its_rounds_up() -> None:

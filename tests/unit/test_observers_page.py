@@ -1,0 +1,36 @@
+"""The code on the page about observers runs as it stands there, and its figures are those of the code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from export_queue.core.observers import Processed
+from export_queue.core.observers.backoff import FIRST_MS, LONGEST_MS
+from export_queue.core.observers.rounds import MOST_COUNTED, PAGE
+from export_queue.core.tables.observed import OBSERVED_SECONDS
+
+PAGE_TEXT = (Path(__file__).parents[2] / "docs" / "observers.md").read_text()
+
+
+def test_every_code_block_of_the_page_about_observers_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE_TEXT, re.DOTALL)
+    assert len(blocks) == PAGE_TEXT.count("```python") > 0
+    names: dict[str, object] = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, "docs/observers.md", "exec"), names)
+    names["store"].close()
+
+
+def test_the_page_about_observers_explains_every_count():
+    table = PAGE_TEXT.partition("| it returns |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == {one.name for one in fields(Processed)}
+
+
+def test_the_page_about_observers_has_the_right_figures():
+    assert f"at most every {OBSERVED_SECONDS:.0f} seconds" in PAGE_TEXT
+    assert f"as far as {MOST_COUNTED}" in PAGE_TEXT
+    assert f"the oldest {PAGE}\nnotifications" in PAGE_TEXT
+    assert f"after {FIRST_MS // 1000} s, then 2 s, 4 s … {LONGEST_MS // 60_000} min" in PAGE_TEXT
