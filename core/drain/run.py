@@ -27,6 +27,8 @@ IfLocked = Literal["wait", "skip", "fail"]
 Ranges = Sequence[Range | Sequence[int]]
 
 LEASE_SECONDS = 30.0
+TIDY_AFTER = 20_000
+"""Removed entries from which it pays to have the database tidy up."""
 POLL_SECONDS = 0.5
 """How often a drain that waits for other holders looks again."""
 _ADMISSIONS = 10
@@ -102,11 +104,18 @@ def run_drain(
     report.check()
     if trouble is None:
         Patience(sleep=sleep).call(lambda: _save(database, report))
+        _tidy(database, report)
         return report
     with contextlib.suppress(Exception):  # the trouble itself matters more
         _save(database, report)
     trouble.add_note(report.line())
     raise trouble
+
+
+def _tidy(database: Database, report: DrainReport) -> None:
+    if report.acknowledged + report.dead > TIDY_AFTER:
+        with contextlib.suppress(Exception), database.connect() as connection:  # the drain is done, come what may
+            database.dialect.tidy_entries(connection)
 
 
 def _save(database: Database, report: DrainReport) -> None:

@@ -112,13 +112,21 @@ def remove_entries(work: Work, queue: Queue, positions: Sequence[Position]) -> i
 
 def backlog(work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Backlog]:
     """Count what waits, unit by unit; units without entries are left out."""
-    wanted = None if within is None else set(within)
     units = queue.units()
+    wanted = set(units if within is None else within)
+    if not wanted:
+        return []
     counted = sql.count_by_unit(
-        work, queue.number, queue.layout, snapshot.view, buckets_per_range=queue.buckets_per_range
+        work,
+        queue.number,
+        queue.layout,
+        snapshot.view,
+        first=min(wanted).first,
+        end=max(unit.end for unit in wanted),
+        buckets_per_range=queue.buckets_per_range,
     )
     found = [Backlog(units[unit], entries, size, seq) for unit, entries, size, seq in counted]
-    return [unit for unit in found if wanted is None or unit.range in wanted]
+    return [unit for unit in found if unit.range in wanted]
 
 
 def waiting_ranges(work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Range]:

@@ -44,7 +44,10 @@ def select_entries(
     )
     if after is not None:
         statement = statement.where(e.c.bucket >= after[0], order > _key(after))
-    return [tuple(row) for row in work.connection.execute(statement)]
+    # The driver's own rows: making SQLAlchemy's of them would cost as much again as reading.
+    cursor = work.connection.execute(statement).cursor
+    assert cursor is not None
+    return list(cursor.fetchall())
 
 
 def delete_span(work: Work, queue: int, layout: int, view: View, first: Key, last: Key) -> int:
@@ -78,13 +81,13 @@ def _key(key: Key) -> Any:
 
 
 def count_by_unit(
-    work: Work, queue: int, layout: int, view: View, *, buckets_per_range: int
+    work: Work, queue: int, layout: int, view: View, *, first: int, end: int, buckets_per_range: int
 ) -> list[tuple[int, int, int, int]]:
-    """Sum up visible entries per unit: unit number, entries, bytes, lowest seq."""
+    """Sum up visible entries of a bucket interval per unit: unit number, entries, bytes, lowest seq."""
     unit = e.c.bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
     statement = (
         sa.select(unit, sa.func.count(), sa.func.sum(_bytes_of), sa.func.min(e.c.seq))
-        .where(_of(queue, layout), visible(view))
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(view))
         .group_by(unit)
         .order_by(unit)
     )

@@ -283,6 +283,10 @@ class PostgresDialect:
         )
         return Outcome(status, own)
 
+    def tidy_entries(self, connection: Handle) -> None:
+        """Vacuum the entries; who does not own the table gets a warning that nobody reads."""
+        _raw(connection).execute(f"vacuum (index_cleanup on) {self._s}.xq_entry".encode())
+
     def sweep(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""
         return int(self._one(connection, f"select {self._s}.xq_sweep_v1()")[0])

@@ -337,6 +337,9 @@ class SqliteDialect:
             status, own = raw.execute("select status, id from xq_outcome where request = ?", (request.hex,)).fetchone()
         return Outcome(status, own)
 
+    def tidy_entries(self, connection: Handle) -> None:
+        """Nothing: SQLite uses the pages of removed rows again at once."""
+
     def sweep(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""
         raw = _raw(connection)

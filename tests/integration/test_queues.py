@@ -277,3 +277,17 @@ def test_dead_letters_are_kept_once_with_their_reason(store: Store) -> None:
     assert sorted(kept, key=lambda letter: letter.position) == sorted(letters, key=lambda letter: letter.position)
     assert store.count_dead("q") == 2
     assert '"key"' not in repr(kept)
+
+
+def test_removed_rows_are_reclaimed(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store:
+        store.create()
+        queue = store.configure_queue("q")
+        add(store, *[f"k{i}" for i in range(5000)])
+        found = entries(store)
+        with store.database.begin() as work:
+            remove_span(work, queue, observe(store.database), found.position(0), found.position(len(found) - 1))
+        with store.database.connect() as connection:
+            store.database.dialect.tidy_entries(connection)
+            size = connection.exec_driver_sql("select pg_relation_size('export_queue.xq_entry')").scalar()
+        assert size == 0
