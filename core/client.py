@@ -27,7 +27,7 @@ from export_queue.core.queue import (
 )
 from export_queue.core.store import Database, Outcome
 from export_queue.core.store.creation import Identity, check, create
-from export_queue.core.store.database import Clock
+from export_queue.core.store.protocol import Clock
 from export_queue.core.store.reports import close_token, find_reports
 from export_queue.core.tables import ObservedColumns, Table, TableOptions, configure_table, find_or_add_table
 from export_queue.core.transactions import (

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreUnavailable
 
 if TYPE_CHECKING:
-    from export_queue.core.store.protocol import StoreDialect
-
-Clock = Callable[[], int]
-"""Milliseconds since the epoch."""
+    from export_queue.core.store.protocol import Clock, StoreDialect
 
 
 @dataclass(frozen=True, slots=True)

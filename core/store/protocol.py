@@ -6,7 +6,7 @@ own way. Everything else that the store says in SQL is portable and stands in th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Handle: TypeAlias = "Connection | sqlite3.Connection | psycopg.Connection[Any]"
 """A connection of the engine, or, in a transaction that is bound to its user's, the driver's own."""
+
+Clock = Callable[[], int]
+"""Milliseconds since the epoch."""
 
 Kind = Literal["write", "short", "long", "bound"]
 """``write``: never read, has no id before its commit; ``short``: buffered; ``long``: staged early;

@@ -22,9 +22,19 @@ from export_queue.core.errors import (
 )
 from export_queue.core.store import sqlite_statements as sql
 from export_queue.core.store.conflict_keys import conflict_error
-from export_queue.core.store.database import Clock
 from export_queue.core.store.filelock import FileLock
-from export_queue.core.store.protocol import CommitCall, Committed, Handle, Kind, Outcome, Span, Started, View, Writes
+from export_queue.core.store.protocol import (
+    Clock,
+    CommitCall,
+    Committed,
+    Handle,
+    Kind,
+    Outcome,
+    Span,
+    Started,
+    View,
+    Writes,
+)
 
 LOCK_SECONDS = 30.0
 """How long a writer waits for its turn."""

@@ -76,7 +76,7 @@ class Run:
         goal = self.done + transactions
         end = time.monotonic() + 30 + transactions / SLOWEST
         self.shared.stop.value = 0
-        self.processes = [self.start(number) for number in range(CLIENTS + JANITORS)]
+        self.processes = [self.start(number, cuts=torment) for number in range(CLIENTS + JANITORS)]
         try:
             while self.done < goal and time.monotonic() < end:
                 time.sleep(self.chance.uniform(0.01, 0.2))
@@ -95,11 +95,11 @@ class Run:
                 process.join(30)
             print(f"{self.done} transactions; {dict(self.events)}")
 
-    def start(self, number: int) -> BaseProcess:
+    def start(self, number: int, *, cuts: bool) -> BaseProcess:
         self.sessions += 1
         if number < CLIENTS:
             seed = self.chance.randrange(1 << 30)
-            arguments = (self.url, self.journals[number], number, self.sessions, seed, self.shared)
+            arguments = (self.url, self.journals[number], number, self.sessions, seed, self.shared, cuts)
             process = fork.Process(target=run_client, args=arguments, daemon=True)
         else:
             process = fork.Process(target=run_janitor, args=(self.url, self.shared), daemon=True)
@@ -114,7 +114,7 @@ class Run:
                 self.processes[number].kill()
                 self.processes[number].join(30)
                 self.stopped.pop(number, None)
-                self.processes[number] = self.start(number)
+                self.processes[number] = self.start(number, cuts=True)
                 self.events["processes killed"] += 1
             case "stop" if number not in self.stopped:
                 self.send(number, signal.SIGSTOP)

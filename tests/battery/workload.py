@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -287,10 +289,25 @@ def ask_for_the_dead(store: Store, journal: Journal) -> None:
             return
 
 
-def run_client(url: str, path: Path, slot: int, session: int, seed: int, shared: Shared) -> None:
+def run_client(url: str, path: Path, number: int, session: int, seed: int, shared: Shared, cuts: bool) -> None:
     """Be a client; the target of a process."""
+    generator = random.Random(seed)
+    if cuts:
+        threading.Thread(target=cut_connections, args=(random.Random(generator.random()),), daemon=True).start()
     with Store.open(url, clock=shared.clock) as store:
-        Client(store, Journal(path), session, random.Random(seed), shared).run(slot)
+        Client(store, Journal(path), session, generator, shared).run(number)
+
+
+def cut_connections(generator: random.Random) -> None:
+    """Cut this process's connections now and then: a server that is committing goes on, and its answer is lost."""
+    while True:
+        time.sleep(generator.uniform(0, 1))
+        for fd in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(fd.readlink()).startswith("socket:"):
+                    with socket.socket(fileno=os.dup(int(fd.name))) as connection:
+                        if connection.family in (socket.AF_INET, socket.AF_INET6):
+                            connection.shutdown(socket.SHUT_RDWR)
 
 
 def run_janitor(url: str, shared: Shared) -> None:
