@@ -204,14 +204,14 @@ class Inference:
 
     def _say(self, step: Dependency) -> str:
         before, after = f"T{step.before}", f"T{step.after}"
-        what = self._columns.show(step.version) if step.version >= 0 else ""
+        key, value = self._columns.name_and_value(step.version)
         match step.kind:
             case Edge.WW:
-                text = f"{after} wrote {what} behind what {before} had written [ww]"
+                text = f"{after} wrote {value} to {key} after what {before} had written [ww]"
             case Edge.WR:
-                text = f"{after} read {what}, which {before} wrote [wr]"
+                text = f"{after} read {key} with {value}, which {before} wrote [wr]"
             case Edge.RW:
-                text = f"{before} read that key without {what}, which {after} wrote [rw]"
+                text = f"{before} read {key} without {value}, which {after} wrote [rw]"
             case Edge.SESSION:
                 text = f"{after} came after {before} in one session [session]"
             case _:

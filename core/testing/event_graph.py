@@ -153,7 +153,8 @@ class EventGraph:
 
     def _smallest(self, part: _Part) -> list[Dependency]:
         """Find a cycle of few events in a strongly connected part."""
-        if Edge.TIME in part.kinds and (pair := self._against_time(part)):
+        pair = self._against_time(part)
+        if pair and Edge.TIME in part.kinds:
             return pair
         commits = [node for node in sorted(part.nodes) if node < 2 * len(self._began) and node % 2]
         best: list[int] = []
@@ -164,7 +165,8 @@ class EventGraph:
             visits += seen
             if visits > VISITS or len(best) == 2:
                 break
-        return self._dependencies(best)
+        steps = self._dependencies(best)
+        return pair if pair and len(steps) > 2 else steps
 
     def _against_time(self, part: _Part) -> list[Dependency] | None:
         """Find a dependency on a transaction that began after the other one had been acknowledged."""

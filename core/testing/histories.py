@@ -7,7 +7,7 @@ which order. They may also overwrite single values (registers), whose order is t
         HistoryTransaction(session="a", begin=10, end=19, operations=(ReadList("x", ()), Append("x", 1))),
         HistoryTransaction(session="b", begin=20, end=29, operations=(ReadList("x", (1,)), Write("y", 2)), id=8),
     ])
-    assert not verdict.anomalies, verdict
+    assert not verdict.anomalies, str(verdict)
 
 Found are: aborted and intermediate reads, write cycles, circular information flow, lost updates, read skew, long forks,
 stale reads and ids out of order. Write skew is allowed. A transaction that was aborted is judged by its reads as well:
@@ -163,10 +163,17 @@ class Columns:
         times = [f"{t / 1e9:.6f} s" if t >= 0 else "?" for t in (self.begin[i], self.end[i])]
         return f"T{i}: session {self.session[i]}, {self.status[i]}{number}, from {times[0]} to {times[1]}"
 
+    def name_and_value(self, version: int) -> tuple[str, str]:
+        """Say which key a version is of, and which value."""
+        key = self.keys[self.key[version]] if version >= 0 else None
+        if key is None or version == key.root:
+            return repr(key.name) if key else "", "nothing"
+        return repr(key.name), str(self.value[version])
+
     def show(self, version: int) -> str:
         """Say which version this is."""
-        key = self.keys[self.key[version]]
-        return f"{key.name!r} before all writes" if version == key.root else f"{self.value[version]} of {key.name!r}"
+        name, value = self.name_and_value(version)
+        return f"{value} of {name}"
 
     def add(self, transaction: HistoryTransaction) -> None:
         """Take a transaction in."""

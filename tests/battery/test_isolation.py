@@ -35,6 +35,7 @@ from tests.battery.workload import (
 )
 
 from export_queue.core.client import Store
+from export_queue.core.errors import TransactionError
 from export_queue.core.store import schema
 from export_queue.core.testing.histories import Append, HistoryTransaction, Verdict, Write, check_history
 from export_queue.core.transactions import observe, prune, sweep
@@ -219,8 +220,20 @@ def test_what_clients_see_under_kills_is_strong_snapshot_isolation(
     run = Run(store_url, tmp_path, seed)
     run.run(transactions)
     verdict = run.check()
-    assert not verdict.anomalies, verdict
+    assert not verdict.anomalies, str(verdict)
     assert verdict.committed > min(500, transactions / 10), "the workload hardly ran"
+
+
+def test_a_long_transaction_that_was_ended_by_others_does_not_read_on_without_its_own_writes(store: Store) -> None:
+    with pytest.raises(TransactionError), store.transaction(long=True, timeout=0.001) as tx:
+        tx.table("rows").set("a", "b", b"staged")
+        tx.flush()
+        end = time.monotonic() + 30
+        while not sweep(store.database):
+            assert time.monotonic() < end
+        prune(store.database)
+        found = tx.table("rows").get("a", "b")
+        pytest.fail(f"expected an error or b'staged', found {found!r}")
 
 
 def function_with_a_pause(*, gate: bool) -> str:
@@ -249,7 +262,7 @@ def paused_run(request: pytest.FixtureRequest, postgres_url: str, tmp_path: Path
 def test_a_pause_between_drawing_and_registering_an_id_is_harmless_under_the_gate(paused_run: Run) -> None:
     paused_run.run(2000, torment=False)
     verdict = paused_run.check()
-    assert not verdict.anomalies, verdict
+    assert not verdict.anomalies, str(verdict)
 
 
 @pytest.mark.parametrize("paused_run", [False], indirect=True)

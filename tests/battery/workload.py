@@ -35,7 +35,7 @@ SLOTS = 10
 MARKS = 6
 LIST_LENGTH = 16
 """A longer list is left for the next one of its slot: reading whole lists would take ever longer."""
-TIMEOUTS = (0.3, 2.0, 2.0, 10.0)
+SHORT_TIMEOUT, TIMEOUTS = 0.3, (2.0, 2.0, 10.0)
 TAIL = 1 << 16
 VALUES_PER_SESSION = 1_000_000
 
@@ -110,6 +110,7 @@ class Client:
         self.value = session * VALUES_PER_SESSION
         self.operations: list[Operation] = []
         self.lists: dict[str, tuple[int, ...]] = {}  # as the transaction at hand knows them
+        self.oversleeps = False  # whether it goes on after its time-out, as a client that was away does
 
     def run(self, number: int) -> None:
         ask_for_the_dead(self.store, self.journal)
@@ -121,11 +122,13 @@ class Client:
         chance = self.generator.random()
         kind = "blind" if chance < 0.2 else "reads" if chance < 0.4 else "writes"
         long = kind != "blind" and self.generator.random() < 0.12
+        self.oversleeps = long and self.generator.random() < 0.1
+        timeout = SHORT_TIMEOUT if self.oversleeps else self.generator.choice(TIMEOUTS)
         self.operations, self.lists = [], {}
         event: dict[str, object] = {"session": self.session, "begin": time.monotonic_ns()}
         sent = False
         try:
-            with self.store.transaction(long=long, timeout=self.generator.choice(TIMEOUTS)) as tx:
+            with self.store.transaction(long=long, timeout=timeout) as tx:
                 event["request"] = tx.request.hex
                 if kind == "blind":
                     self.overwrite_marks(tx)
@@ -174,7 +177,7 @@ class Client:
         if chance < 0.2:
             time.sleep(self.generator.uniform(0, 0.003))
         elif chance > 0.995:
-            time.sleep(self.generator.uniform(0, 0.5))  # past the shortest time-out, at times
+            time.sleep(self.generator.uniform(0, 0.3))
 
     def overwrite_marks(self, tx: TransactionContext) -> None:
         """Write registers without reading anything: a transaction that starts at its commit."""
@@ -203,6 +206,10 @@ class Client:
                 self.append(tx, place)
                 if long and self.generator.random() < 0.5:
                     tx.flush()
+                if self.oversleeps:
+                    time.sleep(SHORT_TIMEOUT * self.generator.uniform(0.9, 1.5))
+                    if self.generator.random() < 0.5:
+                        self.read(tx, place)
             if self.generator.random() < 0.2:
                 self.read_mark(tx, self.generator.randrange(MARKS))
             if writes and self.generator.random() < 0.1:
@@ -215,11 +222,13 @@ class Client:
         """Read the list of a slot that is in use."""
         while True:
             place = Place(slot, int(self.shared.generations[slot]))
-            found = tx.table(place.table).get(place.row, place.column)
-            self.note_list(place, found)
+            self.read(tx, place)
             if len(self.lists[place.key]) < LIST_LENGTH:
                 return place
             self.shared.generations[slot] = place.generation + 1
+
+    def read(self, tx: TransactionContext, place: Place) -> None:
+        self.note_list(place, tx.table(place.table).get(place.row, place.column))
 
     def read_together(self, tx: TransactionContext, slots: Sequence[int]) -> None:
         """Read many lists in one call."""
@@ -316,8 +325,8 @@ def run_janitor(url: str, shared: Shared) -> None:
         while not shared.stop.value:
             with contextlib.suppress(ExportQueueError):
                 sweep(store.database)
+                time.sleep(0.02)
                 prune(store.database, limit=3)
-            time.sleep(0.02)
 
 
 @dataclass(frozen=True)
