@@ -59,6 +59,7 @@ class Run:
         self.shared = Shared(
             done=fork.RawArray("q", CLIENTS),
             generations=fork.RawArray("q", 64),
+            pruned=fork.RawValue("q", 0),
             stop=fork.RawValue("b", 0),
             clock_offset=fork.RawValue("q", 0),
         )
@@ -94,6 +95,7 @@ class Run:
             for process in self.processes:
                 process.kill()
                 process.join(30)
+            self.events["long transactions pruned"] = self.shared.pruned.value
             print(f"{self.done} transactions; {dict(self.events)}")
 
     def start(self, number: int, *, cuts: bool) -> BaseProcess:

@@ -1,0 +1,33 @@
+"""Each benchmark runs, in its small size, so that it cannot rot; how fast it says we are is not judged here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py") if path.stem != "measuring")
+
+
+def test_there_are_benchmarks() -> None:
+    assert {"commit", "drain", "redis", "sql"} <= set(NAMES)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_prints_one_figure_a_line(name: str, postgres_server: object, redis_server: object) -> None:
+    command = [sys.executable, "-m", "benchmarks", name, "--quick", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = [json.loads(line) for line in done.stdout.splitlines()]
+    assert figures
+    for figure in figures:
+        assert figure["bench"] == name
+        assert figure["ratio"] > 0
+        assert figure["better"] in ("lower", "higher")
+        assert figure["baseline"]
+        assert (figure["ok"] is None) == (figure["goal"] is None)
