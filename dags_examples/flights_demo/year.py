@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-GROUPS = 61
+GROUPS = 31
 """Groups of aircraft; a prime, so that a group wanders over the writers and they meet each other's rows."""
 DAYS = "EXPORT_QUEUE_DEMO_DAYS"
 """Environment variable: take only so many days of each month, for a shorter demo."""

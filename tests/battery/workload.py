@@ -126,7 +126,7 @@ class Client:
         chance = self.generator.random()
         kind = "blind" if chance < 0.2 else "reads" if chance < 0.4 else "writes"
         long = kind != "blind" and self.generator.random() < 0.12
-        self.oversleeps = long and self.generator.random() < 0.1
+        self.oversleeps = long and self.generator.random() < 0.15
         timeout = SHORT_TIMEOUT if self.oversleeps else self.generator.choice(TIMEOUTS)
         self.operations, self.lists = [], {}
         event: dict[str, object] = {"session": self.session, "begin": time.monotonic_ns()}
@@ -211,7 +211,7 @@ class Client:
                 if long and self.generator.random() < 0.5:
                     tx.flush()
                 if self.oversleeps:
-                    time.sleep(SHORT_TIMEOUT * self.generator.uniform(0.9, 1.5))
+                    time.sleep(SHORT_TIMEOUT * self.generator.uniform(0.8, 2.5))
                     if self.generator.random() < 0.5:
                         self.read(tx, place)
             if self.generator.random() < 0.2:
