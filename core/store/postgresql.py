@@ -233,6 +233,12 @@ class PostgresDialect:
             raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {rows[0][0]}")
         return [(row, column, version, value) for _, row, column, version, value in rows if version is not None]
 
+    def require_active(self, connection: Handle, transaction: int) -> None:
+        """Look for the active row."""
+        statement = f"select exists (select 1 from {self._s}.xq_active where id = %b)"
+        if not self._one(connection, statement, (transaction,))[0]:
+            raise RegistrationLost(f"transaction {transaction} has ended")
+
     def stage(self, connection: Handle, transaction: int, writes: Writes) -> None:
         """Write rows of a long transaction early, in one call."""
         self._one(connection, self._stage, (transaction, *_columns(writes), *_cells_of(writes.notes)))

@@ -194,6 +194,12 @@ class StoreDialect(Protocol):
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """
 
+    def require_active(self, connection: Handle, transaction: int) -> None:
+        """Check that a long transaction has not been ended by others.
+
+        :raises RegistrationLost: it has: what it staged may be gone.
+        """
+
     def stage(self, connection: Handle, transaction: int, writes: Writes) -> None:
         """Write rows of a long transaction early; refused once it has ended."""
 

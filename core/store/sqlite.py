@@ -222,12 +222,16 @@ class SqliteDialect:
             if own_transaction:
                 raw.execute("rollback")
 
+    def require_active(self, connection: Handle, transaction: int) -> None:
+        """Look for the active row."""
+        if not _raw(connection).execute("select 1 from xq_active where id = ?", (transaction,)).fetchone():
+            raise RegistrationLost(f"transaction {transaction} has ended")
+
     def stage(self, connection: Handle, transaction: int, writes: Writes) -> None:
         """Write rows of a long transaction early."""
         raw = _raw(connection)
         with self.transaction(connection):
-            if not raw.execute("select 1 from xq_active where id = ?", (transaction,)).fetchone():
-                raise RegistrationLost(f"transaction {transaction} has ended: nothing can be staged")
+            self.require_active(connection, transaction)
             raw.executemany(
                 "insert or ignore into xq_staged_key (id, key) values (?, ?)", [(transaction, k) for k in writes.keys]
             )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import heapq
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from uuid import UUID, uuid4
 
 import orjson
@@ -25,11 +25,13 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionEnded,
 )
-from export_queue.core.store import CommitCall, Database, Span
+from export_queue.core.store import CommitCall, Database, Handle, Span
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
 from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
 from export_queue.core.transactions.snapshot import Transaction
 from export_queue.core.transactions.steps import outcome, sweep_if_due, token_state
+
+Answer = TypeVar("Answer")
 
 READ_BLOCK = 1000
 """Cells that one statement reads at most."""
@@ -138,7 +140,7 @@ class OpenTransaction:
         if cell in self.buffer.cells:
             return self.buffer.cells[cell]
         view = self.value.view
-        version, value = self._session.call(lambda connection: self.database.dialect.read_cell(connection, view, *cell))
+        version, value = self._read(lambda connection: self.database.dialect.read_cell(connection, view, *cell))
         return value if version is not None and self._lives(version, ttl_ms) else None
 
     def read_cells(
@@ -160,7 +162,7 @@ class OpenTransaction:
                 table=table,
                 cells=unknown[start : start + READ_BLOCK],
             )
-            rows = self._session.call(read)
+            rows = self._read(read)
             found |= {(row, column): value for row, column, version, value in rows if self._lives(version, ttl_ms)}
         return {cell: value for cell in wanted if (value := found.get(cell)) is not None}
 
@@ -188,7 +190,7 @@ class OpenTransaction:
         while True:
             self.require_open()
             read = partial(self.database.dialect.scan_cells, view=self.value.view, table=table, span=span, limit=page)
-            rows = self._session.call(read)
+            rows = self._read(read)
             for row, column, version, value in rows:
                 yield (row, column), value if self._lives(version, ttl_ms) else None
             if len(rows) < page:
@@ -199,6 +201,16 @@ class OpenTransaction:
         # Ids carry the time at which their transactions began, so a version's age needs no column of its own.
         value = self.value
         return ttl_ms is None or version in value.own or version > value.id - ttl_ms * 1_000_000
+
+    def _read(self, read: Callable[[Handle], Answer]) -> Answer:
+        def read_and_check(connection: Handle) -> Answer:
+            found = read(connection)
+            if self.kind == "long":
+                # Afterwards: while it is active nobody removes what it staged, and it read that too (I4).
+                self.database.dialect.require_active(connection, self.value.id)
+            return found
+
+        return self._session.call(read_and_check)
 
     def write_cell(self, cell: Cell, value: bytes | None, *, conflict_key: bytes | None) -> None:
         """Buffer a write; None is a delete."""
