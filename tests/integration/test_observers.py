@@ -19,7 +19,7 @@ import pytest
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, OptionsDiffer, StoreUnavailable
-from export_queue.core.observers import Processed, rounds
+from export_queue.core.observers import Processed, backoff, rounds
 from export_queue.core.queue import Range, read_entries
 from export_queue.core.store import schema
 from export_queue.core.tables import ObservedColumns
@@ -547,8 +547,9 @@ def result(store: Store, row: str) -> bytes | None:
 
 
 def test_a_failing_observer_waits_while_others_go_on_and_recovers(
-    store: Store, caplog: pytest.LogCaptureFixture
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(backoff, "FIRST_MS", 20_000)  # no wait ends while the test looks
     observer = Sick(b"b")
     store.observe("t", "n", observer)
     for row in "abc":
@@ -573,7 +574,7 @@ def test_a_failing_observer_waits_while_others_go_on_and_recovers(
         (failure,) = store.observer_failures()
         assert failure.attempts == attempt
         waits.append(failure.next_ms - before)
-    assert all(500 * 2**i <= wait for i, wait in enumerate(waits, start=1)), waits
+    assert all(10_000 * 2**i <= wait for i, wait in enumerate(waits, start=1)), waits
     assert notifications(store) == [(b"b", b"n")]
 
     observer.sick.clear()
@@ -600,6 +601,7 @@ def test_waits_end_by_the_stores_clock(sqlite_url: str) -> None:
 
 def test_a_failing_column_does_not_hold_others_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "PAGE", 4)
+    monkeypatch.setattr(backoff, "FIRST_MS", 120_000)  # none is due again before the test is over
     healthy = Calls()
     store.observe("t", "n", Sick(*[b"%02d" % i for i in range(20)]))
     store.observe("t", "m", healthy)
