@@ -151,7 +151,9 @@ def test_each_mapped_task_is_a_unit_of_its_own(airflow_store: Any, run_dag: Any)
 
     run = run_dag(dag, **NOON)
     assert run.state == "success"
-    assert [run.result("totals", index) for index in range(3)] == [1, 1, 2]
+    first, ben, second = (run.result("totals", index) for index in range(3))
+    assert ben == 1
+    assert sorted([first, second]) == [1, 2], "Airflow runs mapped tasks in any order"
     again = run_dag(dag, **NOON)
     assert again.state == "success"
     assert (total_of(airflow_store, "anna"), total_of(airflow_store, "ben")) == (4, 2)
