@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 import weakref
 from collections.abc import Iterator
@@ -41,10 +42,11 @@ class Database:
     :param dialect: the steps of a transaction as this database does them best.
     """
 
-    def __init__(self, engine: sa.Engine, dialect: StoreDialect, *, shown_url: str) -> None:
+    def __init__(self, engine: sa.Engine, dialect: StoreDialect, *, shown_url: str, client: str | None = None) -> None:
         self.engine = engine
         self.dialect = dialect
         self.shown_url = shown_url
+        self._client = client
         self.swept_at = 0.0
         """When this process last swept late transactions; monotonic seconds."""
         _forget_connections_in_children(engine)
@@ -91,6 +93,11 @@ class Database:
                     hint="pip install 'airflow-provider-export-queue[postgres]'",
                 ) from error
         raise InvalidArgument(f"a store lives in sqlite or postgresql, found {backend!r}")
+
+    @property
+    def client(self) -> str:
+        """Who runs transactions here, for those who watch the store; by default host and process."""
+        return self._client or f"{socket.gethostname()}:{os.getpid()}"
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[sa.Connection]:

@@ -68,7 +68,7 @@ begin
 end $body$;
 
 create or replace function {s}.xq_start_v1(
-  mask bigint, kind text, request uuid, timeout_ms bigint,
+  mask bigint, kind text, request uuid, timeout_ms bigint, client text,
   out id bigint, out excluded bigint[], out deadline_ms bigint)
 language plpgsql volatile as $body$
 begin
@@ -83,8 +83,8 @@ begin
     excluded := {s}.xq_excluded_v1(mask, id);
     deadline_ms := {s}.xq_now_v1() + timeout_ms;
     if kind = 'long' then
-      insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low)
-      values (id, request, kind, {s}.xq_now_v1(), deadline_ms, least(id, excluded[1]));
+      insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
+      values (id, request, kind, {s}.xq_now_v1(), deadline_ms, least(id, excluded[1]), id, client);
     end if;
   exception when query_canceled or others then
     if kind = 'short' and id is not null then
@@ -92,6 +92,45 @@ begin
     end if;
     raise;
   end;
+end $body$;
+
+-- One more write pointer of a long transaction, in progress as long as it.
+create or replace function {s}.xq_checkpoint_v1(mask bigint, tx bigint) returns bigint
+language plpgsql volatile as $body$
+declare
+  pointer bigint;
+begin
+  perform {s}.xq_require_read_committed_v1();
+  perform {s}.xq_hold_active_v1(tx);
+  pointer := {s}.xq_draw_v1(mask, false);
+  insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
+    select pointer, a.request, a.kind, a.started_ms, a.deadline_ms, a.low, a.owner, a.client
+    from {s}.xq_active a where a.id = tx;
+  return pointer;
+end $body$;
+
+-- Commit, abort and sweep delete a transaction's first row before all others, so nothing is staged after any of them.
+create or replace function {s}.xq_hold_active_v1(tx bigint) returns void language plpgsql volatile as $body$
+begin
+  perform 1 from {s}.xq_active a where a.id = tx for share;
+  if not found then
+    raise exception using errcode = 'XQ002', message = 'transaction has ended';
+  end if;
+end $body$;
+
+-- Ends a long transaction's registration: its write pointers, its id first; null if it has ended before.
+create or replace function {s}.xq_forget_active_v1(tx bigint) returns bigint[] language plpgsql volatile as $body$
+declare
+  others bigint[];
+begin
+  delete from {s}.xq_active a where a.id = tx;
+  if not found then
+    return null;
+  end if;
+  -- In a statement of its own: the one above has waited for checkpoints in flight.
+  with gone as (delete from {s}.xq_active a where a.owner = tx returning a.id)
+    select array_agg(g.id order by g.id) into others from gone g;
+  return tx || coalesce(others, '{}');
 end $body$;
 
 create or replace function {s}.xq_observe_v1(mask bigint, out read_pointer bigint, out excluded bigint[])
@@ -110,17 +149,13 @@ begin
 end $body$;
 
 create or replace function {s}.xq_stage_v1(
-  own bigint, keys bytea[],
+  tx bigint, own bigint, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
   note_table int[], note_row bytea[], note_column bytea[])
 returns void language plpgsql volatile as $body$
 begin
-  -- Commit, abort and sweep delete this row, so nothing is staged after any of them.
-  perform 1 from {s}.xq_active a where a.id = own for share;
-  if not found then
-    raise exception using errcode = 'XQ002', message = 'transaction has ended';
-  end if;
+  perform {s}.xq_hold_active_v1(tx);
   insert into {s}.xq_staged_key (id, key) select own, k from unnest(keys) k on conflict do nothing;
   insert into {s}.xq_staged_cell (id, table_number, row_key, column_key)
     select own, c.n, c.r, c.k from unnest(cell_table, cell_row, cell_column) as c(n, r, k) on conflict do nothing;
@@ -150,6 +185,8 @@ returns bigint language plpgsql volatile as $body$
 #variable_conflict use_variable
 declare
   tx bigint := own;
+  pointers bigint[];
+  newest bigint;  -- the last pointer: what commits later must have a greater id than any version written here
   written bigint;
   decided record;
   offender record;
@@ -176,11 +213,12 @@ begin
       raise exception using errcode = 'XQ002', message = 'begun in another SQL transaction';
     end if;
   else
-    delete from {s}.xq_active a where a.id = tx;
-    if not found then
+    pointers := {s}.xq_forget_active_v1(tx);
+    if pointers is null then
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
   end if;
+  newest := coalesce(pointers[cardinality(pointers)], tx);
 
   -- 2. The deadline, by the store's clock.
   if kind <> 'write' and {s}.xq_now_v1() > deadline then
@@ -206,11 +244,11 @@ begin
   -- 4. First committer wins. A transaction that never read starts here: only ids must follow commits.
   if kind = 'long' then
     keys := array(select u.k from (select unnest(keys) as k
-                                   union select s.key from {s}.xq_staged_key s where s.id = tx) u order by u.k);
+                                   union select s.key from {s}.xq_staged_key s where s.id = any(pointers)) u order by u.k);
   end if;
   if cardinality(keys) > 0 then
-    insert into {s}.xq_conflict_key as o select k.k, tx from unnest(keys) as k(k) order by k.k
-      on conflict on constraint xq_conflict_key_pkey do update set writer = tx
+    insert into {s}.xq_conflict_key as o select k.k, newest from unnest(keys) as k(k) order by k.k
+      on conflict on constraint xq_conflict_key_pkey do update set writer = newest
       where o.writer < tx and (kind = 'write' or o.writer < low or o.writer <> all(hidden));
     get diagnostics written = row_count;
     if written < cardinality(keys) then
@@ -243,9 +281,9 @@ begin
       where d.table_number = n.n and d.row_key = n.r and d.column_key = n.k and d.version < tx and d.version <> all(hidden);
   end if;
   if kind = 'long' then
-    delete from {s}.xq_staged_key s where s.id = tx;
-    delete from {s}.xq_staged_cell s where s.id = tx;
-    delete from {s}.xq_staged_entry s where s.id = tx;
+    delete from {s}.xq_staged_key s where s.id = any(pointers);
+    delete from {s}.xq_staged_cell s where s.id = any(pointers);
+    delete from {s}.xq_staged_entry s where s.id = any(pointers);
   end if;
 
   -- 6. The horizon, in a statement after the checks: a purge that removed a key raised it, and 4 waited for that.
@@ -273,28 +311,28 @@ end $body$;
 
 create or replace function {s}.xq_abort_v1(mask bigint, kind text, own bigint) returns void
 language plpgsql volatile as $body$
+declare
+  pointer bigint;
 begin
   if kind = 'short' then
     perform pg_advisory_unlock(own # mask);  -- never unlock_all: the session may hold locks of its user
   elsif kind = 'long' then
-    delete from {s}.xq_active a where a.id = own;
-    if found then
-      perform {s}.xq_rollback_v1(own);
-    end if;
+    foreach pointer in array coalesce({s}.xq_forget_active_v1(own), '{}') loop
+      perform {s}.xq_rollback_v1(pointer);
+    end loop;
   end if;
 end $body$;
 
 create or replace function {s}.xq_sweep_v1() returns bigint language plpgsql volatile as $body$
 declare
-  swept bigint;
+  late bigint[];
 begin
-  with gone as (
-    delete from {s}.xq_active a where a.id in (
-      select b.id from {s}.xq_active b where b.deadline_ms < {s}.xq_now_v1() for update skip locked)
-    returning a.id)
-  insert into {s}.xq_invalid (id, since_ms) select g.id, {s}.xq_now_v1() from gone g;
-  get diagnostics swept = row_count;
-  return swept;
+  -- First the locks, then, in a new statement, all rows: a checkpoint may have come in between.
+  late := array(select a.id from {s}.xq_active a
+                where a.deadline_ms < {s}.xq_now_v1() and a.id = a.owner for update skip locked);
+  with gone as (delete from {s}.xq_active a where a.owner = any(late) returning a.id)
+    insert into {s}.xq_invalid (id, since_ms) select g.id, {s}.xq_now_v1() from gone g;
+  return cardinality(late);
 end $body$;
 
 create or replace function {s}.xq_prune_v1(most bigint) returns bigint language plpgsql volatile as $body$

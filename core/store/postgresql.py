@@ -67,7 +67,7 @@ _SCAN = (
 _WRITES = ", ".join(["%b::bytea[]", "%s::int[]"] + ["%b::bytea[]"] * 3 + ["%s::int[]"] * 3 + ["%b::bytea[]"] * 2)
 _NOTES = ", ".join(["%s::int[]", "%b::bytea[]", "%b::bytea[]"] * 2)
 _COMMIT = "select {s}.xq_commit_v1(%b, %s, %b, %b, %s::bigint[], %b, %b, %s, %b, %s, " + _WRITES + ", " + _NOTES + ")"
-_STAGE = "select {s}.xq_stage_v1(%b, " + _WRITES + ", %s::int[], %b::bytea[], %b::bytea[])"
+_STAGE = "select {s}.xq_stage_v1(%b, %b, " + _WRITES + ", %s::int[], %b::bytea[], %b::bytea[])"
 
 
 def open_engine(url: sa.URL, schema: str) -> sa.Engine:
@@ -167,20 +167,36 @@ class PostgresDialect:
         """Read the store's identity."""
         return str(self._one(connection, f"select store_id from {self._s}.xq_store")[0])
 
-    def start(self, connection: Handle, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
+    def start(
+        self,
+        connection: Handle,
+        *,
+        kind: Kind,
+        request: UUID,
+        timeout_ms: int,
+        client: str,
+        first: tuple[int, bytes, bytes] | None = None,
+    ) -> Started:
         """Draw an id, register it and list what is in progress, in one call."""
         try:
             own, excluded, deadline = self._one(
                 connection,
-                f"select id, excluded, deadline_ms from {self._s}.xq_start_v1(%b, %s, %b, %b)",
-                (self._mask_of(connection), kind, request, timeout_ms),
+                f"select id, excluded, deadline_ms from {self._s}.xq_start_v1(%b, %s, %b, %b, %s)",
+                (self._mask_of(connection), kind, request, timeout_ms, client),
             )
         except BaseException:
             # A cancel may hit after the id was locked; the session must not keep it in progress.
             if isinstance(connection, sa.Connection):
                 connection.invalidate()
             raise
-        return Started(own, tuple(excluded), deadline)
+        view = View(own - 1, tuple(excluded), (own,))
+        found = None if first is None else self.read_cell(connection, view, *first)
+        return Started(own, view.excluded, deadline, found)
+
+    def checkpoint(self, connection: Handle, transaction: int) -> int:
+        """Add a second active row; commit, abort and sweep take all rows of a transaction."""
+        statement = f"select {self._s}.xq_checkpoint_v1(%b, %b)"
+        return int(self._one(connection, statement, (self._mask_of(connection), transaction))[0])
 
     def observe(self, connection: Handle) -> View:
         """Read the id source under the gate, then what is in progress."""
@@ -233,15 +249,17 @@ class PostgresDialect:
             raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {rows[0][0]}")
         return [(row, column, version, value) for _, row, column, version, value in rows if version is not None]
 
-    def require_active(self, connection: Handle, transaction: int) -> None:
-        """Look for the active row."""
-        statement = f"select exists (select 1 from {self._s}.xq_active where id = %b)"
-        if not self._one(connection, statement, (transaction,))[0]:
+    def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
+        """Read the active rows."""
+        statement = f"select array(select id from {self._s}.xq_active where owner = %b order by id)"
+        found = self._one(connection, statement, (transaction,))[0]
+        if not found:
             raise RegistrationLost(f"transaction {transaction} has ended")
+        return tuple(found)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> None:
+    def stage(self, connection: Handle, transaction: int, pointer: int, writes: Writes) -> None:
         """Write rows of a long transaction early, in one call."""
-        self._one(connection, self._stage, (transaction, *_columns(writes), *_cells_of(writes.notes)))
+        self._one(connection, self._stage, (transaction, pointer, *_columns(writes), *_cells_of(writes.notes)))
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""
@@ -250,7 +268,7 @@ class PostgresDialect:
             self._mask_of(connection),
             call.kind,
             call.request,
-            view.own[0] if view else None,
+            call.transaction,
             _ids(view.excluded if view else ()),
             view.low if view else None,
             call.deadline_ms,

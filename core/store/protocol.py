@@ -74,6 +74,8 @@ class Started:
     id: int
     excluded: tuple[int, ...]
     deadline_ms: int
+    found: tuple[int | None, bytes | None] | None = None
+    """Version and value of the cell that was asked for with the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,10 @@ class CommitCall:
 
     kind: Kind
     request: UUID
+    transaction: int | None = None
+    """Its id; None if it never read, and draws one now."""
     view: View | None = None
-    """None if the transaction never read."""
+    """Its snapshot; None if it never read."""
     deadline_ms: int = 0
     writes: Writes = field(default_factory=Writes)
     token: str | None = None
@@ -164,8 +168,27 @@ class StoreDialect(Protocol):
     def store_id(self, connection: Handle) -> str:
         """Read the identity of the store that a connection leads to."""
 
-    def start(self, connection: Handle, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
-        """Draw an id and register it: every smaller id is now listed or finished (I1)."""
+    def start(
+        self,
+        connection: Handle,
+        *,
+        kind: Kind,
+        request: UUID,
+        timeout_ms: int,
+        client: str,
+        first: tuple[int, bytes, bytes] | None = None,
+    ) -> Started:
+        """Draw an id and register it: every smaller id is now listed or finished (I1).
+
+        :param client: who runs the transaction, for those who watch the store.
+        :param first: a cell (table, row, column) that is read in the new snapshot, at the cost of no further call.
+        """
+
+    def checkpoint(self, connection: Handle, transaction: int) -> int:
+        """Draw one more write pointer for a long transaction; it is in progress as long as the transaction.
+
+        :raises RegistrationLost: the transaction has ended.
+        """
 
     def observe(self, connection: Handle) -> View:
         """Take a snapshot without an id and without a durable write."""
@@ -194,14 +217,14 @@ class StoreDialect(Protocol):
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """
 
-    def require_active(self, connection: Handle, transaction: int) -> None:
-        """Check that a long transaction has not been ended by others.
+    def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
+        """Read the write pointers of a long transaction, in every process that works for it, ascending.
 
-        :raises RegistrationLost: it has: what it staged may be gone.
+        :raises RegistrationLost: it has been ended by others, and what it staged may be gone.
         """
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> None:
-        """Write rows of a long transaction early; refused once it has ended."""
+    def stage(self, connection: Handle, transaction: int, pointer: int, writes: Writes) -> None:
+        """Write rows of a long transaction early, under one of its write pointers; refused once it has ended."""
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish in one SQL transaction (I2, I3)."""

@@ -55,6 +55,9 @@ active = _table(
     _id("started_ms"),
     _id("deadline_ms"),
     _id("low"),
+    _id("owner"),  # the transaction of a write pointer; its own id in the transaction's first row
+    _text("client"),
+    sa.Index("xq_active_owner", "owner"),
 )
 invalid = _table("xq_invalid", _id("id", primary_key=True), _id("since_ms"))
 outcome = _table(
@@ -194,7 +197,8 @@ VIEWS = {
                min(e.seq) / 1000000 as oldest_ms
         from {{s}}xq_entry e join {{s}}xq_queue q on q.number = e.queue_number
         where {_LIVE_ENTRY} group by q.id, (e.bucket / q.buckets_per_range) * q.buckets_per_range""",
-    "active_transactions": "select id, kind, started_ms, deadline_ms from {s}xq_active",
+    "active_transactions": """
+        select id, kind, client, started_ms, deadline_ms from {s}xq_active where id = owner""",
     "locks": """
         select q.id as queue, l.first_bucket, l.end_bucket, l.mode, l.task, l.attempt, l.fence, l.lease_ms, l.revoked
         from {s}xq_lock l join {s}xq_queue q on q.number = l.queue_number""",

@@ -143,7 +143,16 @@ class SqliteDialect:
         """Read the store's identity."""
         return str(_raw(connection).execute("select store_id from xq_store").fetchone()[0])
 
-    def start(self, connection: Handle, *, kind: Kind, request: UUID, timeout_ms: int) -> Started:
+    def start(
+        self,
+        connection: Handle,
+        *,
+        kind: Kind,
+        request: UUID,
+        timeout_ms: int,
+        client: str,
+        first: tuple[int, bytes, bytes] | None = None,
+    ) -> Started:
         """Draw an id, list what is in progress and add an active row, in one SQL transaction."""
         raw = _raw(connection)
         if kind == "bound" and not raw.in_transaction:
@@ -153,11 +162,19 @@ class SqliteDialect:
             excluded = _unfinished(raw, own)
             now = self._clock()
             low = excluded[0] if excluded else own
-            raw.execute(
-                "insert into xq_active (id, request, kind, started_ms, deadline_ms, low) values (?, ?, ?, ?, ?, ?)",
-                (own, request.hex, kind, now, now + timeout_ms, low),
-            )
-        return Started(own, excluded, now + timeout_ms)
+            raw.execute(sql.REGISTER, (own, request.hex, kind, now, now + timeout_ms, low, own, client))
+        view = View(own - 1, excluded, (own,))
+        found = None if first is None else self.read_cell(connection, view, *first)
+        return Started(own, excluded, now + timeout_ms, found)
+
+    def checkpoint(self, connection: Handle, transaction: int) -> int:
+        """Add a second active row; commit, abort and sweep take all rows of a transaction."""
+        raw = _raw(connection)
+        with self.transaction(connection, durable=True):
+            self.pointers(connection, transaction)
+            pointer = self._draw(raw)
+            raw.execute(sql.REGISTER_POINTER, (pointer, transaction))
+        return pointer
 
     def observe(self, connection: Handle) -> View:
         """Read the clock and the active rows in one SQL snapshot: every id up to it is listed or finished."""
@@ -222,29 +239,25 @@ class SqliteDialect:
             if own_transaction:
                 raw.execute("rollback")
 
-    def require_active(self, connection: Handle, transaction: int) -> None:
-        """Look for the active row."""
-        if not _raw(connection).execute("select 1 from xq_active where id = ?", (transaction,)).fetchone():
+    def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
+        """Read the active rows."""
+        rows = (
+            _raw(connection).execute("select id from xq_active where owner = ? order by id", (transaction,)).fetchall()
+        )
+        if not rows:
             raise RegistrationLost(f"transaction {transaction} has ended")
+        return tuple(row[0] for row in rows)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> None:
+    def stage(self, connection: Handle, transaction: int, pointer: int, writes: Writes) -> None:
         """Write rows of a long transaction early."""
         raw = _raw(connection)
         with self.transaction(connection):
-            self.require_active(connection, transaction)
-            raw.executemany(
-                "insert or ignore into xq_staged_key (id, key) values (?, ?)", [(transaction, k) for k in writes.keys]
-            )
-            raw.executemany(
-                "insert or ignore into xq_staged_cell (id, table_number, row_key, column_key) values (?, ?, ?, ?)",
-                [(transaction, *cell[:3]) for cell in writes.cells],
-            )
-            raw.executemany(
-                "insert or ignore into xq_staged_entry (id, queue_number, layout, bucket, key) values (?, ?, ?, ?, ?)",
-                [(transaction, *entry[:4]) for entry in writes.entries],
-            )
-            self._write(raw, transaction, writes)
-            raw.executemany(sql.PUT_NOTE, [(*note, transaction) for note in writes.notes])
+            self.pointers(connection, transaction)
+            raw.executemany(sql.STAGE_KEY, [(pointer, key) for key in writes.keys])
+            raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3]) for cell in writes.cells])
+            raw.executemany(sql.STAGE_ENTRY, [(pointer, *entry[:4]) for entry in writes.entries])
+            self._write(raw, pointer, writes)
+            raw.executemany(sql.PUT_NOTE, [(*note, pointer) for note in writes.notes])
 
     def _write(self, raw: sqlite3.Connection, own: int, writes: Writes) -> None:
         if writes.cells:
@@ -261,35 +274,42 @@ class SqliteDialect:
                 if decided[0] == "committed":
                     return Committed(decided[1])
                 raise CommitRefused(f"the commit of request {call.request} was refused before")
-            own = self._prove_registration(raw, call)
+            pointers = self._end_registration(raw, call)
+            own = pointers[0]
             raw.execute(
                 "insert into xq_outcome (request, status, id, decided_ms) values (?, 'committed', ?, ?)",
                 (call.request.hex, own, self._clock()),
             )
             if call.token is not None:
                 self._take_token(raw, call, own)
-            self._take_keys(raw, call, own)
+            self._take_keys(raw, call, pointers)
             self._write(raw, own, call.writes)
             self._notify(raw, call, own)
             if call.kind == "long":
-                for statement in sql.FORGET_STAGED:
-                    raw.execute(statement, {"id": own})
+                self._run_for_each(raw, sql.FORGET_STAGED, pointers)
             if call.view is not None:
                 horizon = int(raw.execute("select horizon from xq_store").fetchone()[0])
                 if call.view.low < horizon:
                     raise SnapshotTooOld(f"snapshot reaches down to {call.view.low}, clean-up has reached {horizon}")
             return Committed(own)
 
-    def _prove_registration(self, raw: sqlite3.Connection, call: CommitCall) -> int:
-        if call.view is None:
-            return self._draw(raw)
-        own = call.view.own[0]
-        if raw.execute("delete from xq_active where id = ?", (own,)).rowcount == 0:
-            raise RegistrationLost(f"transaction {own} is no longer in progress")
+    def _end_registration(self, raw: sqlite3.Connection, call: CommitCall) -> tuple[int, ...]:
+        """Prove that the transaction is in progress and end that; returns its write pointers, its id first."""
+        if call.transaction is None:
+            return (self._draw(raw),)
+        pointers = self._forget(raw, call.transaction)
+        if not pointers:
+            raise RegistrationLost(f"transaction {call.transaction} is no longer in progress")
         now = self._clock()
         if now > call.deadline_ms:
-            raise TransactionTimeout(f"transaction {own} ran {now - call.deadline_ms} ms past its deadline")
-        return own
+            raise TransactionTimeout(
+                f"transaction {call.transaction} ran {now - call.deadline_ms} ms past its deadline"
+            )
+        return pointers
+
+    def _forget(self, raw: sqlite3.Connection, transaction: int) -> tuple[int, ...]:
+        rows = raw.execute("delete from xq_active where owner = ? returning id", (transaction,)).fetchall()
+        return tuple(sorted(row[0] for row in rows))
 
     def _take_token(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
         taken = raw.execute(
@@ -299,15 +319,18 @@ class SqliteDialect:
         if taken.rowcount == 0:
             raise AlreadyCommitted(call.token or "", None)
 
-    def _take_keys(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
+    def _take_keys(self, raw: sqlite3.Connection, call: CommitCall, pointers: tuple[int, ...]) -> None:
         keys = set(call.writes.keys)
         if call.kind == "long":
-            keys |= {row[0] for row in raw.execute("select key from xq_staged_key where id = ?", (own,))}
+            for pointer in pointers:
+                keys |= {row[0] for row in raw.execute("select key from xq_staged_key where id = ?", (pointer,))}
         if not keys:
             return
-        view = call.view
+        own, view = pointers[0], call.view
         arguments = {
             "own": own,
+            # The last one: what commits after this must have a greater id than any version written here.
+            "writer": pointers[-1],
             "reads": int(view is not None),
             "low": view.low if view else 0,
             "hidden": json.dumps(view.excluded if view else ()),
@@ -332,13 +355,14 @@ class SqliteDialect:
         if kind == "bound" and not raw.in_transaction:
             return  # the user's SQL transaction has ended; if it committed, the row goes at its deadline
         with self.transaction(connection, durable=kind == "long"):
-            gone = raw.execute("delete from xq_active where id = ?", (transaction,)).rowcount
-            if gone and kind == "long":
-                self._roll_back(raw, transaction)
+            pointers = self._forget(raw, transaction)
+            if kind == "long":
+                self._run_for_each(raw, sql.ROLLBACK, pointers)
 
-    def _roll_back(self, raw: sqlite3.Connection, transaction: int) -> None:
-        for statement in (*sql.ROLLBACK, *sql.FORGET_STAGED):
-            raw.execute(statement, {"id": transaction})
+    def _run_for_each(self, raw: sqlite3.Connection, statements: Sequence[str], pointers: Sequence[int]) -> None:
+        for pointer in pointers:
+            for statement in statements:
+                raw.execute(statement, {"id": pointer})
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Insert a refusal unless the request has an outcome, then read it."""
@@ -367,16 +391,15 @@ class SqliteDialect:
                 "where deadline_ms < ? and kind = 'long'",
                 (now, now),
             )
-            return raw.execute("delete from xq_active where deadline_ms < ?", (now,)).rowcount
+            late = raw.execute("delete from xq_active where deadline_ms < ? returning id = owner", (now,)).fetchall()
+        return sum(is_first for (is_first,) in late)
 
     def prune(self, connection: Handle, *, limit: int) -> int:
         """Delete what invalid transactions left and forget them."""
         raw = _raw(connection)
         with self.transaction(connection):
             ids = [row[0] for row in raw.execute("select id from xq_invalid order by id limit ?", (limit,))]
-            for own in ids:
-                self._roll_back(raw, own)
-                raw.execute("delete from xq_invalid where id = ?", (own,))
+            self._run_for_each(raw, (*sql.ROLLBACK, "delete from xq_invalid where id = :id"), ids)
         return len(ids)
 
 

@@ -21,8 +21,8 @@ SCAN = """
     group by row_key, column_key order by row_key, column_key limit :limit
 """
 TAKE_KEY = """
-    insert into xq_conflict_key (key, writer) values (:key, :own)
-    on conflict (key) do update set writer = :own
+    insert into xq_conflict_key (key, writer) values (:key, :writer)
+    on conflict (key) do update set writer = :writer
     where writer < :own and (:reads = 0 or writer < :low or writer not in (select value from json_each(:hidden)))
 """
 PUT_CELL = """
@@ -40,6 +40,18 @@ ACKNOWLEDGE = """
     delete from xq_notification where table_number = ? and row_key = ? and column_key = ?
       and version <= ? and version not in (select value from json_each(?))
 """
+STAGE_KEY = "insert or ignore into xq_staged_key (id, key) values (?, ?)"
+STAGE_CELL = "insert or ignore into xq_staged_cell (id, table_number, row_key, column_key) values (?, ?, ?, ?)"
+STAGE_ENTRY = "insert or ignore into xq_staged_entry (id, queue_number, layout, bucket, key) values (?, ?, ?, ?, ?)"
+REGISTER = """
+    insert into xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
+    values (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+REGISTER_POINTER = """
+    insert into xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
+    select ?, request, kind, started_ms, deadline_ms, low, owner, client from xq_active where id = ?
+"""
+FORGET_STAGED = tuple(f"delete from xq_staged_{what} where id = :id" for what in ("key", "cell", "entry"))
 ROLLBACK = (
     """delete from xq_cell where version = :id and (table_number, row_key, column_key) in
        (select table_number, row_key, column_key from xq_staged_cell where id = :id)""",
@@ -48,5 +60,5 @@ ROLLBACK = (
     # by index: a notification is on an observed column
     """delete from xq_notification where version = :id and (table_number, column_key) in
        (select table_number, column_key from xq_observed)""",
+    *FORGET_STAGED,
 )
-FORGET_STAGED = tuple(f"delete from xq_staged_{what} where id = :id" for what in ("key", "cell", "entry"))

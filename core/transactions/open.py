@@ -118,6 +118,7 @@ class OpenTransaction:
             kind=self.kind,
             request=self.request,
             timeout_ms=self._timeout_ms,
+            client=self.database.client,
         )
         started = self._session.call(start)
         return Transaction(
@@ -207,7 +208,7 @@ class OpenTransaction:
             found = read(connection)
             if self.kind == "long":
                 # Afterwards: while it is active nobody removes what it staged, and it read that too (I4).
-                self.database.dialect.require_active(connection, self.value.id)
+                self.database.dialect.pointers(connection, self.value.id)
             return found
 
         return self._session.call(read_and_check)
@@ -252,7 +253,7 @@ class OpenTransaction:
         own = self.value.id
         if self.buffer:
             writes = self.buffer.writes()
-            self._session.call(lambda connection: self.database.dialect.stage(connection, own, writes))
+            self._session.call(lambda connection: self.database.dialect.stage(connection, own, own, writes))
             # What is removed for good waits for the commit; notifications must not: another process may commit.
             self.buffer = WriteBuffer(acknowledged=self.buffer.acknowledged)
 
@@ -310,6 +311,7 @@ class OpenTransaction:
         return CommitCall(
             kind="write" if value is None else self.kind,
             request=self.request,
+            transaction=None if value is None else value.id,
             view=None if value is None else value.view,
             deadline_ms=0 if value is None else value.deadline_ms,
             writes=self.buffer.writes(),

@@ -1,4 +1,4 @@
-"""What users hold: a store and the transactions in it."""
+"""A store, as its users hold it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 from uuid import UUID
 
+from export_queue.core.client.context import TransactionContext
 from export_queue.core.errors import AlreadyCommitted, InvalidArgument
 from export_queue.core.observers import Observer, ObserverFailure, Observers, Processed
 from export_queue.core.queue import (
     Backlog,
     DeadLetter,
     Queue,
-    QueueWriter,
     Range,
     backlog,
     bind_sink,
@@ -29,7 +29,7 @@ from export_queue.core.store import Database, Outcome
 from export_queue.core.store.creation import Identity, check, create
 from export_queue.core.store.protocol import Clock
 from export_queue.core.store.reports import close_token, find_reports
-from export_queue.core.tables import ObservedColumns, Table, TableOptions, configure_table, find_or_add_table
+from export_queue.core.tables import ObservedColumns, TableOptions, configure_table, find_or_add_table
 from export_queue.core.transactions import (
     BoundSession,
     OpenTransaction,
@@ -42,49 +42,6 @@ from export_queue.core.transactions import (
 )
 
 Result = TypeVar("Result")
-
-
-class TransactionContext:
-    """What a function in a transaction works with."""
-
-    def __init__(self, store: Store, transaction: OpenTransaction) -> None:
-        self._store = store
-        self._transaction = transaction
-        self._writers: dict[str, QueueWriter] = {}
-
-    @property
-    def id(self) -> int:
-        """The transaction's id, and the sequence of the entries that it adds; asking draws it."""
-        return self._transaction.value.id
-
-    @property
-    def request(self) -> UUID:
-        """The name under which :meth:`Store.outcome` tells what became of the commit."""
-        return self._transaction.request
-
-    def table(self, name: str) -> Table:
-        """Bind a table to this transaction; one that is not configured is stored with default options."""
-        self._transaction.require_open()
-        return Table(self._transaction, self._store._table(name), self._store._observed)
-
-    def queue(self, queue_id: str) -> QueueWriter:
-        """Bind a queue to this transaction.
-
-        :raises UnknownQueue: the store has no such queue.
-        """
-        self._transaction.require_open()
-        if queue_id not in self._writers:
-            self._writers[queue_id] = QueueWriter(self._transaction, self._store._queue(queue_id))
-        return self._writers[queue_id]
-
-    def flush(self) -> None:
-        """Stage what is buffered in the store, so that it need not fit into memory; for long transactions only."""
-        self._transaction.flush()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a long transaction as a value that another process may :meth:`Store.resume`."""
-        self._transaction.flush()
-        return self._transaction.value.to_json()
 
 
 class Store:
