@@ -23,6 +23,8 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   ├── RegistrationLost          transient
     │   ├── CommitRefused             transient
     │   ├── CommitOutcomeUnknown
+    │   ├── AfterCommitFailed         it has committed; a participant failed afterwards
+    │   ├── ChangeSetTooLarge
     │   ├── TransactionEnded
     │   └── AlreadyCommitted          the token has taken effect; carries the stored result
     ├── LockError
@@ -185,6 +187,21 @@ class CommitOutcomeUnknown(TransactionError):
     """The connection broke during the commit, and its outcome could not be learned."""
 
     default_hint = "ask again with store.outcome(request) once the store is reachable"
+
+
+class AfterCommitFailed(TransactionError):
+    """The transaction has committed, and a participant failed when it was told."""
+
+    default_hint = "do not run the function again: it has taken effect; mend what the participant does after commits"
+
+
+class ChangeSetTooLarge(TransactionError):
+    """The transaction writes more than one transaction may."""
+
+    default_hint = (
+        "divide the work, or use transaction(long=True) and call flush() now and then; "
+        "Store.open(url, limits=Limits(...)) sets other bounds"
+    )
 
 
 class TransactionEnded(TransactionError):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
+from export_queue.core.transactions import Retry
 from export_queue.hooks import ExportQueueHook, StoreAddress
 from export_queue.hooks.tasks import task_name
 
@@ -82,7 +83,9 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
 
         self._address = ExportQueueHook(self.export_queue_conn_id).get_address()
         with self._address.open() as store:
-            result = store.run(work, token=self._token, timeout=self.transaction_timeout, attempts=self.attempts)
+            result = store.run(
+                work, token=self._token, timeout=self.transaction_timeout, retry=Retry(attempts=self.attempts)
+            )
             self._generation = store.token(self._token).generation
         if not calls:
             self.log.warning(

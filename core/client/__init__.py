@@ -2,5 +2,7 @@
 
 from export_queue.core.client.context import TransactionContext
 from export_queue.core.client.store import Store
+from export_queue.core.store import Limits
+from export_queue.core.transactions import Level, Participant, Retry
 
-__all__ = ["Store", "TransactionContext"]
+__all__ = ["Level", "Limits", "Participant", "Retry", "Store", "TransactionContext"]

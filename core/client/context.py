@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import QueueWriter
 from export_queue.core.tables import Table
-from export_queue.core.transactions import OpenTransaction
+from export_queue.core.transactions import Level, OpenTransaction, Participant
 
 if TYPE_CHECKING:
     from export_queue.core.client.store import Store
@@ -24,6 +25,8 @@ class TransactionContext:
     @property
     def id(self) -> int:
         """The transaction's id, and the sequence of the entries that it adds; asking draws it."""
+        if self._transaction.kind == "read":
+            raise InvalidArgument("a read-only transaction has no id")
         return self._transaction.value.id
 
     @property
@@ -45,6 +48,26 @@ class TransactionContext:
         if queue_id not in self._writers:
             self._writers[queue_id] = QueueWriter(self._transaction, self._store._queue(queue_id))
         return self._writers[queue_id]
+
+    def join(self, participant: Participant) -> None:
+        """Let another resource take part: it is written before the commit, and rolled back if there is none."""
+        self._transaction.join(participant)
+
+    def checkpoint(self) -> None:
+        """Draw a line: what is written from now on is a version of its own, under the same snapshot.
+
+        ``tx.level`` says which of its own versions the transaction sees; all of them commit or roll back together.
+        """
+        self._transaction.checkpoint()
+
+    @property
+    def level(self) -> Level:
+        """What the transaction sees of its own writes; it may be set at any time."""
+        return self._transaction.level
+
+    @level.setter
+    def level(self, level: Level) -> None:
+        self._transaction.level = level
 
     def flush(self) -> None:
         """Stage what is buffered in the store, so that it need not fit into memory; for long transactions only."""

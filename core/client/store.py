@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
-from uuid import UUID
 
 from export_queue.core.client.context import TransactionContext
-from export_queue.core.errors import AlreadyCommitted, InvalidArgument
+from export_queue.core.client.transacting import Transacting
 from export_queue.core.observers import Observer, ObserverFailure, Observers, Processed
 from export_queue.core.queue import (
     Backlog,
@@ -25,26 +23,20 @@ from export_queue.core.queue import (
     list_queues,
     waiting_ranges,
 )
-from export_queue.core.store import Database, Outcome
+from export_queue.core.store import Database, Limits
 from export_queue.core.store.creation import Identity, check, create
 from export_queue.core.store.protocol import Clock
-from export_queue.core.store.reports import close_token, find_reports
+from export_queue.core.store.reports import find_reports
 from export_queue.core.tables import ObservedColumns, TableOptions, configure_table, find_or_add_table
 from export_queue.core.transactions import (
-    BoundSession,
     OpenTransaction,
-    TokenState,
-    Transaction,
     observe,
-    outcome,
-    run_retrying,
-    token_state,
 )
 
 Result = TypeVar("Result")
 
 
-class Store:
+class Store(Transacting):
     """A store of transactions and export queues.
 
     ::
@@ -63,11 +55,18 @@ class Store:
         self._queues: dict[str, Queue] = {}
         self._tables: dict[str, TableOptions] = {}
         self._observed = ObservedColumns(database)
-        self._observers = Observers(database, lambda opened: TransactionContext(self, opened))
+        self._observers = Observers(database, self._context)
 
     @classmethod
     def open(
-        cls, url: str, *, password: str | None = None, schema: str = "export_queue", clock: Clock | None = None
+        cls,
+        url: str,
+        *,
+        password: str | None = None,
+        schema: str = "export_queue",
+        clock: Clock | None = None,
+        client: str | None = None,
+        limits: Limits | None = None,
     ) -> Store:
         """Prepare the connections to a store; nothing is sent yet.
 
@@ -75,8 +74,14 @@ class Store:
         :param password: a password that is kept out of the URL.
         :param schema: the PostgreSQL schema that is the store.
         :param clock: milliseconds since the epoch, for SQLite in tests; PostgreSQL uses the server's clock.
+        :param client: who runs transactions here, for those who watch the store; by default host and process.
+        :param limits: time-outs and sizes of this process's transactions.
         """
-        return cls(Database.open(url, password=password, schema=schema, clock=clock))
+        opened = Database.open(url, password=password, schema=schema, clock=clock, client=client, limits=limits)
+        return cls(opened)
+
+    def _context(self, opened: OpenTransaction) -> TransactionContext:
+        return TransactionContext(self, opened)
 
     def create(self, *, floor: int = 0) -> None:
         """Create the store, or complete it; idempotent.
@@ -211,97 +216,6 @@ class Store:
             _ = self.identity
             self._tables[name] = find_or_add_table(self.database, name)
         return self._tables[name]
-
-    @contextmanager
-    def transaction(
-        self,
-        *,
-        timeout: float | None = None,
-        long: bool = False,
-        token: str | None = None,
-        connection: object = None,
-    ) -> Iterator[TransactionContext]:
-        """Run a block in a transaction: leaving it commits, an exception aborts.
-
-        :param timeout: seconds from the first read until a commit is refused; 30, or 24 hours if long.
-        :param long: stage writes in the store, for work that takes long or spans processes.
-        :param token: the unit of work; if it has committed before, the block is not entered (I14).
-        :param connection: a connection of the user's to the store's database, SQLAlchemy's or the driver's, with a
-            SQL transaction open: leaving the block checks and writes into that SQL transaction, and the user commits
-            it. Business rows and entries are then one.
-        :raises AlreadyCommitted: on entry, or at the commit if another attempt came first; carries the stored result.
-        :raises ConflictError: another transaction wrote a key of this one.
-        :raises CommitOutcomeUnknown: the connection broke and the store cannot be asked.
-        """
-        _ = self.identity
-        bound = None
-        if connection is not None:
-            if long:
-                raise InvalidArgument("a long transaction spans SQL transactions, so it cannot be bound to one")
-            bound = BoundSession(self.database, connection, store_id=self.id)
-        opened = OpenTransaction(self.database, long=long, timeout=timeout, token=token, bound=bound)
-        try:
-            yield TransactionContext(self, opened)
-            opened.commit()
-        finally:
-            opened.abort()
-
-    def run(
-        self,
-        function: Callable[[TransactionContext], Result],
-        *,
-        token: str | None = None,
-        timeout: float | None = None,
-        attempts: int = 10,
-    ) -> Result:
-        """Run a function in a transaction, again from its start if the commit meets a conflict.
-
-        :param function: called with the transaction; with a token it must return a JSON value.
-        :param token: the unit of work: it takes effect once, and later calls return the stored result (I14).
-        :param attempts: how often at most.
-        :returns: what the function returned.
-        """
-        _ = self.identity
-
-        def attempt() -> Result:
-            opened = OpenTransaction(self.database, timeout=timeout, token=token)
-            try:
-                result = function(TransactionContext(self, opened))
-                opened.commit(result)
-                return result
-            finally:
-                opened.abort()
-
-        try:
-            return run_retrying(attempt, attempts=attempts)
-        except AlreadyCommitted as error:
-            if error.token != token:
-                raise
-            return error.result  # type: ignore[no-any-return]
-
-    def resume(self, transaction: dict[str, Any]) -> OpenTransaction:
-        """Go on with a long transaction that another process began and gave as JSON."""
-        return OpenTransaction.resume(self.database, Transaction.from_json(transaction))
-
-    def outcome(self, request: UUID | str) -> Outcome:
-        """Tell what became of a commit; one that has not taken effect is refused from now on.
-
-        :param request: the transaction's ``request``.
-        """
-        return outcome(self.database, UUID(str(request)))
-
-    def token(self, token: str) -> TokenState:
-        """Tell where a unit of work stands: whether it has taken effect, and with which result."""
-        return token_state(self.database, token)
-
-    def close_token(self, token: str, *, generation: int | None = None) -> bool:
-        """Let the same unit of work take effect anew.
-
-        :param generation: close only this generation, so that a late caller cannot close a younger one.
-        :returns: False if there was none to close.
-        """
-        with self.database.begin() as work:
-            return close_token(work, token, generation)
 
     def backlog(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Backlog]:
         """Count what waits, unit by unit."""

@@ -1,6 +1,7 @@
 """The store: one schema of a SQL database, and all SQL that is spoken to it."""
 
 from export_queue.core.store.database import Database, Work
+from export_queue.core.store.limits import Limits
 from export_queue.core.store.protocol import (
     CommitCall,
     Committed,
@@ -18,6 +19,7 @@ __all__ = [
     "Committed",
     "Database",
     "Handle",
+    "Limits",
     "Outcome",
     "Span",
     "Started",

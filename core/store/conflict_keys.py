@@ -30,13 +30,21 @@ def note_key(table: int, row: bytes, column: bytes) -> bytes:
     return _NUMBER.pack(b"n", table) + _LENGTH.pack(len(row)) + row + column
 
 
+def participant_key(name: str, key: bytes) -> bytes:
+    """Make the conflict key of what a participant of a transaction wrote."""
+    encoded = name.encode()
+    return _NUMBER.pack(b"p", 0) + _LENGTH.pack(len(encoded)) + encoded + key
+
+
 def show_key(key: bytes) -> str:
     """Make a conflict key readable."""
     kind, number = _NUMBER.unpack_from(key)
     rest = key[_NUMBER.size :]
-    if kind in (b"c", b"n"):
+    if kind in (b"c", b"n", b"p"):
         length = _LENGTH.unpack_from(rest)[0]
         row, column = rest[2 : 2 + length], rest[2 + length :]
+        if kind == b"p":
+            return f"participant {_text(row)}: {_text(column)}"
         what = "notification of table" if kind == b"n" else "table"
         return f"{what} {number}: {_text(row)}/{_text(column)}"
     return f"{'table' if kind == b'r' else 'queue'} {number}: {_text(rest)}"

@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreUnavailable
+from export_queue.core.store.limits import Limits
 
 if TYPE_CHECKING:
     from export_queue.core.store.protocol import Clock, StoreDialect
@@ -42,10 +43,19 @@ class Database:
     :param dialect: the steps of a transaction as this database does them best.
     """
 
-    def __init__(self, engine: sa.Engine, dialect: StoreDialect, *, shown_url: str, client: str | None = None) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        dialect: StoreDialect,
+        *,
+        shown_url: str,
+        client: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
         self.engine = engine
         self.dialect = dialect
         self.shown_url = shown_url
+        self.limits = limits or Limits()
         self._client = client
         self.swept_at = 0.0
         """When this process last swept late transactions; monotonic seconds."""
@@ -53,7 +63,14 @@ class Database:
 
     @classmethod
     def open(
-        cls, url: str, *, password: str | None = None, schema: str = "export_queue", clock: Clock | None = None
+        cls,
+        url: str,
+        *,
+        password: str | None = None,
+        schema: str = "export_queue",
+        clock: Clock | None = None,
+        client: str | None = None,
+        limits: Limits | None = None,
     ) -> Database:
         """Prepare connections; nothing is sent yet.
 
@@ -61,6 +78,8 @@ class Database:
         :param password: a password that is kept out of the URL.
         :param schema: the PostgreSQL schema that is the store; SQLite has one store a file.
         :param clock: the host's clock, for SQLite; PostgreSQL uses the server's.
+        :param client: who runs transactions here, for those who watch the store.
+        :param limits: time-outs and sizes of its transactions.
         :raises InvalidArgument: the URL is of another kind.
         """
         try:
@@ -80,13 +99,15 @@ class Database:
             if not parsed.database or parsed.database == ":memory:":
                 raise InvalidArgument(f"a store needs a file that processes can share, found {shown}")
             Path(parsed.database).resolve().parent.mkdir(parents=True, exist_ok=True)
-            return cls(open_engine(parsed), SqliteDialect(clock or _host_clock), shown_url=shown)
+            engine, dialect = open_engine(parsed), SqliteDialect(parsed.database, clock or _host_clock)
+            return cls(engine, dialect, shown_url=shown, client=client, limits=limits)
         if backend in ("postgresql", "postgres"):
             from export_queue.core.store.postgresql import PostgresDialect
             from export_queue.core.store.postgresql import open_engine as open_postgres
 
             try:
-                return cls(open_postgres(parsed, schema), PostgresDialect(schema), shown_url=shown)
+                postgres = open_postgres(parsed, schema)
+                return cls(postgres, PostgresDialect(schema), shown_url=shown, client=client, limits=limits)
             except (ImportError, NoSuchModuleError) as error:
                 raise InvalidArgument(
                     f"{shown} needs psycopg, which is not installed",

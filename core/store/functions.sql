@@ -340,7 +340,7 @@ declare
   pruned bigint := 0;
   i bigint;
 begin
-  for i in select v.id from {s}.xq_invalid v order by v.id limit most for update skip locked loop
+  for i in select v.id from {s}.xq_invalid v where v.left_to is null order by v.id limit most for update skip locked loop
     perform {s}.xq_rollback_v1(i);
     delete from {s}.xq_invalid v where v.id = i;
     pruned := pruned + 1;

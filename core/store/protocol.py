@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 from uuid import UUID
 
@@ -29,7 +30,7 @@ Kind = Literal["write", "short", "long", "bound"]
 ``bound``: written into a SQL transaction of the user's, which the user ends."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """What one transaction sees: the arguments of every read."""
 
@@ -37,12 +38,22 @@ class View:
     excluded: tuple[int, ...]
     """Ids at or below the read pointer that were in progress or invalid, ascending."""
     own: tuple[int, ...] = ()
-    """The reader's own write pointers."""
+    """The reader's own write pointers, as far as anything is stored under them before the commit."""
 
-    @property
+    @cached_property
     def low(self) -> int:
         """The smallest id that this snapshot does not see; it reaches down to here."""
         return min((*self.excluded[:1], *self.own[:1], self.read_pointer + 1))
+
+    @cached_property
+    def excluded_text(self) -> str:
+        """The excluded ids with commas between them; made once, since every read sends it."""
+        return ",".join(map(str, self.excluded))
+
+    @property
+    def own_text(self) -> str:
+        """The own write pointers with commas between them."""
+        return ",".join(map(str, self.own))
 
 
 @dataclass(frozen=True, slots=True)

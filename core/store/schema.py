@@ -59,7 +59,12 @@ active = _table(
     _text("client"),
     sa.Index("xq_active_owner", "owner"),
 )
-invalid = _table("xq_invalid", _id("id", primary_key=True), _id("since_ms"))
+invalid = _table(
+    "xq_invalid",
+    _id("id", primary_key=True),
+    _id("since_ms"),
+    _text("left_to", nullable=True),  # participants that hold data of this id; only they can say that it is gone
+)
 outcome = _table(
     "xq_outcome",
     sa.Column("request", sa.Uuid, primary_key=True),

@@ -30,11 +30,11 @@ from export_queue.core.store.protocol import (
     Handle,
     Kind,
     Outcome,
-    Span,
     Started,
     View,
     Writes,
 )
+from export_queue.core.store.sqlite_reads import SqliteReads, raw_of, unfinished
 
 LOCK_SECONDS = 30.0
 """How long a writer waits for its turn."""
@@ -48,6 +48,7 @@ def open_engine(url: sa.URL) -> sa.Engine:
         connect_args={"timeout": LOCK_SECONDS, "check_same_thread": False},
         pool_size=8,
         max_overflow=56,
+        pool_use_lifo=True,  # the connection that was used last has the newest pages in its cache
     )
 
     @event.listens_for(engine, "connect")
@@ -58,7 +59,7 @@ def open_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
-class SqliteDialect:
+class SqliteDialect(SqliteReads):
     """Transaction steps in SQLite.
 
     Ids are registered by rows (the portable way of ``docs/transactions.md``): a start writes the clock and
@@ -69,7 +70,8 @@ class SqliteDialect:
     name = "sqlite"
     driver_error: ClassVar[type[Exception]] = sqlite3.Error
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, path: str, clock: Clock) -> None:
+        self._lock_path = path + ".lock"
         self._clock = clock
 
     def is_missing_table(self, error: BaseException) -> bool:
@@ -90,11 +92,11 @@ class SqliteDialect:
 
         :param durable: whether the commit is flushed; a start need not be.
         """
-        raw = _raw(connection)
+        raw = raw_of(connection)
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             yield
             return
-        with FileLock(_path(connection) + ".lock", seconds=LOCK_SECONDS):
+        with FileLock(self._lock_path, seconds=LOCK_SECONDS):
             if not durable:
                 raw.execute("pragma synchronous = normal")
             try:
@@ -115,7 +117,7 @@ class SqliteDialect:
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
-        _raw(connection).execute("update xq_clock set last_id = max(last_id, ?)", (floor,))
+        raw_of(connection).execute("update xq_clock set last_id = max(last_id, ?)", (floor,))
 
     def _draw(self, raw: sqlite3.Connection) -> int:
         return int(
@@ -126,7 +128,7 @@ class SqliteDialect:
 
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; inside or outside of a SQL transaction."""
-        raw = _raw(connection)
+        raw = raw_of(connection)
         if raw.in_transaction:
             return self._draw(raw)
         with self.transaction(connection, durable=False):
@@ -141,7 +143,7 @@ class SqliteDialect:
 
     def store_id(self, connection: Handle) -> str:
         """Read the store's identity."""
-        return str(_raw(connection).execute("select store_id from xq_store").fetchone()[0])
+        return str(raw_of(connection).execute("select store_id from xq_store").fetchone()[0])
 
     def start(
         self,
@@ -154,12 +156,12 @@ class SqliteDialect:
         first: tuple[int, bytes, bytes] | None = None,
     ) -> Started:
         """Draw an id, list what is in progress and add an active row, in one SQL transaction."""
-        raw = _raw(connection)
+        raw = raw_of(connection)
         if kind == "bound" and not raw.in_transaction:
             raw.execute("begin immediate")
         with self.transaction(connection, durable=kind == "long"):
             own = self._draw(raw)
-            excluded = _unfinished(raw, own)
+            excluded = unfinished(raw, own)
             now = self._clock()
             low = excluded[0] if excluded else own
             raw.execute(sql.REGISTER, (own, request.hex, kind, now, now + timeout_ms, low, own, client))
@@ -169,88 +171,23 @@ class SqliteDialect:
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
         """Add a second active row; commit, abort and sweep take all rows of a transaction."""
-        raw = _raw(connection)
+        raw = raw_of(connection)
         with self.transaction(connection, durable=True):
             self.pointers(connection, transaction)
             pointer = self._draw(raw)
             raw.execute(sql.REGISTER_POINTER, (pointer, transaction))
         return pointer
 
-    def observe(self, connection: Handle) -> View:
-        """Read the clock and the active rows in one SQL snapshot: every id up to it is listed or finished."""
-        raw = _raw(connection)
-        raw.execute("begin")
-        try:
-            last = int(raw.execute("select last_id from xq_clock").fetchone()[0])
-            return View(last, _unfinished(raw, last + 1))
-        finally:
-            raw.execute("rollback")
-
-    def read_cell(
-        self, connection: Handle, view: View, table: int, row: bytes, column: bytes
-    ) -> tuple[int | None, bytes | None]:
-        """Read the newest visible version, and the horizon in the same statement."""
-        arguments = (table, row, column, json.dumps(view.own), view.read_pointer, json.dumps(view.excluded))
-        horizon, version, value = _raw(connection).execute(sql.READ_CELL, arguments).fetchone()
-        if view.low < horizon:
-            raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
-        return version, value
-
-    def read_cells(
-        self, connection: Handle, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
-    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
-        """Read many cells; in SQLite a statement a cell costs less than one for all."""
-        found = []
-        for row, column in cells:
-            version, value = self.read_cell(connection, view, table, row, column)
-            if version is not None:
-                found.append((row, column, version, value))
-        return found
-
-    def scan_cells(
-        self, connection: Handle, view: View, table: int, span: Span, *, limit: int
-    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
-        """Read the first cells of a span; SQLite gives the value of the row that has the maximum."""
-        raw = _raw(connection)
-        wanted = {f"column{i}": column for i, column in enumerate(span.columns)}
-        columns = f"and column_key in ({', '.join(f':{name}' for name in wanted)})" if wanted else ""
-        after_row, after_column = span.after or (None, None)
-        arguments = {
-            "table": table,
-            "first": span.first_row if after_row is None else after_row,
-            "end": span.end_row,
-            "after_row": after_row,
-            "after_column": after_column,
-            "own": json.dumps(view.own),
-            "pointer": view.read_pointer,
-            "hidden": json.dumps(view.excluded),
-            "limit": limit,
-            **wanted,
-        }
-        own_transaction = not raw.in_transaction
-        if own_transaction:
-            raw.execute("begin")
-        try:
-            horizon = int(raw.execute("select horizon from xq_store").fetchone()[0])
-            if view.low < horizon:
-                raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
-            return raw.execute(sql.SCAN.format(columns=columns), arguments).fetchall()
-        finally:
-            if own_transaction:
-                raw.execute("rollback")
-
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
         """Read the active rows."""
-        rows = (
-            _raw(connection).execute("select id from xq_active where owner = ? order by id", (transaction,)).fetchall()
-        )
+        rows = raw_of(connection).execute(sql.POINTERS, (transaction,)).fetchall()
         if not rows:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(row[0] for row in rows)
 
     def stage(self, connection: Handle, transaction: int, pointer: int, writes: Writes) -> None:
         """Write rows of a long transaction early."""
-        raw = _raw(connection)
+        raw = raw_of(connection)
         with self.transaction(connection):
             self.pointers(connection, transaction)
             raw.executemany(sql.STAGE_KEY, [(pointer, key) for key in writes.keys])
@@ -267,19 +204,16 @@ class SqliteDialect:
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
-        raw = _raw(connection)
+        raw = raw_of(connection)
         with self.transaction(connection):
-            decided = raw.execute("select status, id from xq_outcome where request = ?", (call.request.hex,)).fetchone()
+            decided = raw.execute(sql.OUTCOME, (call.request.hex,)).fetchone()
             if decided is not None:
                 if decided[0] == "committed":
                     return Committed(decided[1])
                 raise CommitRefused(f"the commit of request {call.request} was refused before")
             pointers = self._end_registration(raw, call)
             own = pointers[0]
-            raw.execute(
-                "insert into xq_outcome (request, status, id, decided_ms) values (?, 'committed', ?, ?)",
-                (call.request.hex, own, self._clock()),
-            )
+            raw.execute(sql.COMMITTED, (call.request.hex, own, self._clock()))
             if call.token is not None:
                 self._take_token(raw, call, own)
             self._take_keys(raw, call, pointers)
@@ -351,7 +285,7 @@ class SqliteDialect:
 
     def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
         """Delete the active row and what was staged under it."""
-        raw = _raw(connection)
+        raw = raw_of(connection)
         if kind == "bound" and not raw.in_transaction:
             return  # the user's SQL transaction has ended; if it committed, the row goes at its deadline
         with self.transaction(connection, durable=kind == "long"):
@@ -366,13 +300,13 @@ class SqliteDialect:
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Insert a refusal unless the request has an outcome, then read it."""
-        raw = _raw(connection)
+        raw = raw_of(connection)
         with self.transaction(connection):
             raw.execute(
                 "insert or ignore into xq_outcome (request, status, id, decided_ms) values (?, 'refused', null, ?)",
                 (request.hex, self._clock()),
             )
-            status, own = raw.execute("select status, id from xq_outcome where request = ?", (request.hex,)).fetchone()
+            status, own = raw.execute(sql.OUTCOME, (request.hex,)).fetchone()
         return Outcome(status, own)
 
     def tidy_entries(self, connection: Handle) -> None:
@@ -380,7 +314,7 @@ class SqliteDialect:
 
     def sweep(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""
-        raw = _raw(connection)
+        raw = raw_of(connection)
         now = self._clock()
         late = raw.execute("select 1 from xq_active where deadline_ms < ? limit 1", (now,)).fetchone()
         if late is None:
@@ -396,26 +330,8 @@ class SqliteDialect:
 
     def prune(self, connection: Handle, *, limit: int) -> int:
         """Delete what invalid transactions left and forget them."""
-        raw = _raw(connection)
+        raw = raw_of(connection)
         with self.transaction(connection):
-            ids = [row[0] for row in raw.execute("select id from xq_invalid order by id limit ?", (limit,))]
+            ids = [row[0] for row in raw.execute(sql.PRUNABLE, (limit,))]
             self._run_for_each(raw, (*sql.ROLLBACK, "delete from xq_invalid where id = :id"), ids)
         return len(ids)
-
-
-def _raw(connection: Handle) -> sqlite3.Connection:
-    raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
-    assert isinstance(raw, sqlite3.Connection)
-    return raw
-
-
-def _path(connection: Handle) -> str:
-    assert isinstance(connection, sa.Connection)
-    return str(connection.engine.url.database)
-
-
-def _unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:
-    rows = raw.execute(
-        "select id from xq_active where id < ? union select id from xq_invalid where id < ? order by 1", (below, below)
-    )
-    return tuple(row[0] for row in rows)

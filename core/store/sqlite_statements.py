@@ -11,6 +11,13 @@ READ_CELL = """
                or (version <= ? and version not in (select value from json_each(?))))
         order by version desc limit 1) c on 1
 """
+READ_CELL_UP_TO = """
+    select s.horizon, c.version, c.value
+    from xq_store s left join (
+        select version, value from xq_cell
+        where table_number = ? and row_key = ? and column_key = ? and version <= ?
+        order by version desc limit 1) c on 1
+"""
 SCAN = """
     select row_key, column_key, max(version), value from xq_cell
     where table_number = :table and row_key >= :first and (:end is null or row_key < :end)
@@ -43,6 +50,10 @@ ACKNOWLEDGE = """
 STAGE_KEY = "insert or ignore into xq_staged_key (id, key) values (?, ?)"
 STAGE_CELL = "insert or ignore into xq_staged_cell (id, table_number, row_key, column_key) values (?, ?, ?, ?)"
 STAGE_ENTRY = "insert or ignore into xq_staged_entry (id, queue_number, layout, bucket, key) values (?, ?, ?, ?, ?)"
+OUTCOME = "select status, id from xq_outcome where request = ?"
+COMMITTED = "insert into xq_outcome (request, status, id, decided_ms) values (?, 'committed', ?, ?)"
+POINTERS = "select id from xq_active where owner = ? order by id"
+PRUNABLE = "select id from xq_invalid where left_to is null order by id limit ?"
 REGISTER = """
     insert into xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
     values (?, ?, ?, ?, ?, ?, ?, ?)

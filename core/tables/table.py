@@ -48,6 +48,15 @@ class Table:
         value = self._transaction.read_cell(cell, ttl_ms=self._options.ttl_ms)
         return default if value is None else value
 
+    def versions(self, row: str | bytes, column: str | bytes) -> list[bytes | None]:
+        """Read the versions of one cell that the transaction's level shows, the newest first; None is a delete.
+
+        At ``SNAPSHOT_ALL`` these are its own of each checkpoint and, behind them, the committed one; at other levels
+        the newest alone.
+        """
+        cell = self._options.number, as_key("row", row), as_key("column", column)
+        return self._transaction.read_versions(cell, ttl_ms=self._options.ttl_ms)
+
     def get_many(self, cells: Iterable[tuple[str | bytes, str | bytes]]) -> dict[tuple[bytes, bytes], bytes]:
         """Read many cells at once.
 

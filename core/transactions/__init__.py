@@ -1,7 +1,8 @@
 """Snapshot isolation above the SQL database: values, buffers, the life of a transaction."""
 
-from export_queue.core.transactions.open import OpenTransaction
-from export_queue.core.transactions.retrying import run_retrying
+from export_queue.core.transactions.open import OpenKind, OpenTransaction
+from export_queue.core.transactions.participants import Participant
+from export_queue.core.transactions.retrying import Retry
 from export_queue.core.transactions.sessions import BoundSession
 from export_queue.core.transactions.snapshot import Level, Snapshot, Transaction
 from export_queue.core.transactions.steps import TokenState, observe, outcome, prune, sweep, token_state
@@ -9,14 +10,16 @@ from export_queue.core.transactions.steps import TokenState, observe, outcome, p
 __all__ = [
     "BoundSession",
     "Level",
+    "OpenKind",
     "OpenTransaction",
+    "Participant",
+    "Retry",
     "Snapshot",
     "TokenState",
     "Transaction",
     "observe",
     "outcome",
     "prune",
-    "run_retrying",
     "sweep",
     "token_state",
 ]

@@ -2,37 +2,131 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Iterator, Mapping
 
-from export_queue.core.store import Writes
+from export_queue.core.errors import ChangeSetTooLarge
+from export_queue.core.store import Limits, Writes
+from export_queue.core.transactions.snapshot import Level
 
 Cell = tuple[int, bytes, bytes]
 """Table number, row, column."""
 EntryPlace = tuple[int, int, int, bytes]
 """Queue number, layout, bucket, key."""
 
+log = logging.getLogger("export_queue.transactions")
 
-@dataclass(slots=True)
+
 class WriteBuffer:
-    """Own writes, the last one of each cell and each entry."""
+    """Own writes: of each cell the last one since each checkpoint, of each entry the last one.
 
-    keys: set[bytes] = field(default_factory=set)
-    cells: dict[Cell, bytes | None] = field(default_factory=dict)
-    entries: dict[EntryPlace, bytes | None] = field(default_factory=dict)
-    notes: set[Cell] = field(default_factory=set)
-    """Notifications to set."""
-    acknowledged: set[Cell] = field(default_factory=set)
-    """Notifications that this transaction has worked off."""
+    :param limits: how many changes and bytes are warned of, and refused.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._warned = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.keys: set[bytes] = set()
+        self._layers: list[dict[Cell, bytes | None]] = [{}]  # one a checkpoint, the current one last
+        self.entries: dict[EntryPlace, bytes | None] = {}
+        self.notes: set[Cell] = set()
+        """Notifications to set."""
+        self.acknowledged: set[Cell] = set()
+        """Notifications that this transaction has worked off."""
+        self.bytes = 0
 
     def __bool__(self) -> bool:
-        return bool(self.keys or self.cells or self.entries or self.notes or self.acknowledged)
+        return bool(self.keys or any(self._layers) or self.entries or self.notes or self.acknowledged)
+
+    @property
+    def changes(self) -> int:
+        """How many rows the commit will write."""
+        return len(self.keys) + sum(map(len, self._layers)) + len(self.entries)
+
+    def put_cell(self, cell: Cell, value: bytes | None) -> None:
+        """Take a write; None is a delete.
+
+        :raises ChangeSetTooLarge: the transaction would write more than it may.
+        """
+        layer = self._layers[-1]
+        replaced = layer.get(cell)
+        self._grow(len(value or b"") - len(replaced or b"") + (0 if cell in layer else len(cell[1]) + len(cell[2])))
+        layer[cell] = value
+
+    def put_entry(self, place: EntryPlace, value: bytes | None) -> None:
+        """Take an entry.
+
+        :raises ChangeSetTooLarge: the transaction would write more than it may.
+        """
+        replaced = self.entries.get(place)
+        self._grow(len(value or b"") - len(replaced or b"") + (0 if place in self.entries else len(place[3])))
+        self.entries[place] = value
+
+    def _grow(self, size: int) -> None:
+        self.bytes += size
+        limits = self._limits
+        if self.changes >= limits.max_changes or self.bytes > limits.max_bytes:
+            raise ChangeSetTooLarge(
+                f"expected at most {limits.max_changes} changes and {limits.max_bytes} bytes in one transaction, "
+                f"found {self.changes + 1} and {self.bytes}"
+            )
+        if not self._warned and (self.changes >= limits.warn_changes or self.bytes > limits.warn_bytes):
+            self._warned = True
+            log.warning(
+                "a transaction has %d changes and %d bytes that are not yet sent; at %d or %d it is refused",
+                self.changes + 1,
+                self.bytes,
+                limits.max_changes,
+                limits.max_bytes,
+            )
+
+    def checkpoint(self) -> None:
+        """Begin a new layer over what was written so far."""
+        self._layers.append({})
+
+    def layers(self, level: Level) -> list[dict[Cell, bytes | None]]:
+        """Return the layers that a level sees, the oldest first."""
+        return self._layers[:-1] if level is Level.SNAPSHOT_EXCLUDE_CURRENT else self._layers
+
+    def find(self, cell: Cell, level: Level) -> tuple[bool, bytes | None]:
+        """Look an own write up: whether there is one, and its value."""
+        for layer in reversed(self.layers(level)):
+            if cell in layer:
+                return True, layer[cell]
+        return False, None
+
+    def cells(self, level: Level = Level.SNAPSHOT) -> Mapping[Cell, bytes | None]:
+        """Return the newest own write of each cell that a level sees."""
+        layers = self.layers(level)
+        if len(layers) == 1:
+            return layers[0]
+        merged: dict[Cell, bytes | None] = {}
+        for layer in layers:
+            merged |= layer
+        return merged
+
+    def versions(self, cell: Cell, level: Level) -> Iterator[bytes | None]:
+        """Give each own write of a cell that a level sees, the newest first."""
+        return (layer[cell] for layer in reversed(self.layers(level)) if cell in layer)
 
     def writes(self) -> Writes:
         """Return the rows to send."""
         return Writes(
             keys=sorted(self.keys),
-            cells=[(*cell, value) for cell, value in self.cells.items()],
+            cells=[(*cell, value) for cell, value in self.cells().items()],
             entries=[(*place, value) for place, value in self.entries.items()],
             notes=sorted(self.notes),
             acknowledged=sorted(self.acknowledged),
         )
+
+    def sent(self) -> None:
+        """Forget what has been staged.
+
+        What is removed for good waits for the commit; notifications must not: another process may commit.
+        """
+        acknowledged = self.acknowledged
+        self._reset()
+        self.acknowledged = acknowledged

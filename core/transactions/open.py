@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
-from operator import itemgetter
-from typing import Any, Literal, TypeVar
-from uuid import UUID, uuid4
+from typing import Any, Literal
+from uuid import UUID
 
 import orjson
 
 from export_queue.core.errors import (
+    AfterCommitFailed,
     AlreadyCommitted,
     CommitOutcomeUnknown,
     CommitRefused,
@@ -23,58 +21,67 @@ from export_queue.core.errors import (
     InvalidArgument,
     RegistrationLost,
     StoreUnavailable,
-    TransactionEnded,
 )
-from export_queue.core.store import CommitCall, Database, Handle, Span
+from export_queue.core.store import CommitCall, Database, Started
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
+from export_queue.core.transactions.participants import Participant, Participants
+from export_queue.core.transactions.reading import ReadingTransaction
+from export_queue.core.transactions.requests import new_request
 from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
 from export_queue.core.transactions.snapshot import Transaction
-from export_queue.core.transactions.steps import outcome, sweep_if_due, token_state
+from export_queue.core.transactions.states import OPEN, State
+from export_queue.core.transactions.steps import (
+    invalidate,
+    observe,
+    outcome,
+    settled_snapshot,
+    sweep_if_due,
+    token_state,
+)
 
-Answer = TypeVar("Answer")
-
-READ_BLOCK = 1000
-"""Cells that one statement reads at most."""
 ASK_SECONDS = 20.0
 """How long the outcome of a broken commit is asked for."""
 WRITE_ONLY_TRIES = 20
 """How often a commit is repeated that never read, and so may be, when a younger transaction overtook it."""
-MAX_SHORT_SECONDS = 3600.0
-MAX_LONG_SECONDS = 7 * 24 * 3600.0
+
+OpenKind = Literal["read", "short", "long", "bound"]
 
 
-class OpenTransaction:
+class OpenTransaction(ReadingTransaction):
     """A transaction in progress: buffered if short, staged early if long.
 
     Its id is drawn at the first read or when somebody asks for it, at the latest in the commit, so that
     nothing that depends on a read has an id younger than its snapshot.
 
     :param database: the store.
-    :param long: whether writes are staged in the store before the commit, for work that spans processes.
+    :param kind: ``short``: writes are buffered; ``long``: they are staged in the store before the commit, for work
+        that spans processes; ``bound``: the commit writes into the user's own SQL transaction, which the user ends;
+        ``read``: it writes nothing and has no id.
+    :param settled: for ``read``: a snapshot below every id in progress, which no commit to come can reach into.
     :param timeout: seconds from the first read until the commit is refused.
     :param token: the unit of work; a second commit under it is refused (I14).
-    :param bound: the user's own SQL transaction: the commit writes into it, and the user ends it.
+    :param bound: the user's own SQL transaction, for that kind.
     """
 
     def __init__(
         self,
         database: Database,
         *,
-        long: bool = False,
+        kind: OpenKind = "short",
+        settled: bool = False,
         timeout: float | None = None,
         token: str | None = None,
         bound: BoundSession | None = None,
     ) -> None:
-        self.database = database
-        self.kind: Literal["short", "long", "bound"] = "bound" if bound else "long" if long else "short"
-        self.request: UUID = uuid4()
+        session: Session = bound or (PinnedSession(database) if kind == "short" else PooledSession(database))
+        super().__init__(database, session, WriteBuffer(database.limits))
+        self.kind: OpenKind = kind
+        self.request: UUID = new_request()
         self.token = token
-        self.buffer = WriteBuffer()
+        self._settled = settled
         self._generation = 1
-        self._timeout_ms = _checked_timeout(timeout, long)
-        self._value: Transaction | None = None
-        self._session: Session = bound or (PooledSession(database) if long else PinnedSession(database))
-        self._state: Literal["open", "committed", "aborted"] = "open"
+        self._timeout_ms = database.limits.timeout_ms(timeout, long=kind == "long")
+        self._participants = Participants()
         if token is not None:
             state = token_state(database, token)
             if state.committed:
@@ -88,148 +95,72 @@ class OpenTransaction:
         :raises InvalidArgument: the transaction is short: its writes live in the process that began it.
         """
         if value.kind != "long":
-            raise InvalidArgument(f"only a long transaction may travel, found transaction {value.id} of kind short")
-        opened = cls(database, long=True)
+            raise InvalidArgument(f"only a long transaction may travel, found transaction {value.id}, {value.kind}")
+        opened = cls(database, kind="long")
         opened.request = UUID(value.request)
-        opened._value = value
+        opened._level = value.level
+        opened._become(value)
+        opened._move(State.IN_PROGRESS)
         return opened
 
-    @property
-    def value(self) -> Transaction:
-        """The transaction as a value; draws the id if it has none yet."""
-        self.require_open()
-        if self._value is None:
-            self._value = self._start()
-        return self._value
-
-    def require_open(self) -> None:
-        """Refuse to go on after the end.
-
-        :raises TransactionEnded: it has been committed or aborted.
-        """
-        if self._state != "open":
-            raise TransactionEnded(f"the transaction has been {self._state}")
-
-    def _start(self) -> Transaction:
-        if self.kind != "bound":
-            sweep_if_due(self.database)
-        start = partial(
-            self.database.dialect.start,
-            kind=self.kind,
-            request=self.request,
-            timeout_ms=self._timeout_ms,
-            client=self.database.client,
-        )
-        started = self._session.call(start)
-        return Transaction(
-            id=started.id,
-            read_pointer=started.id - 1,
-            excluded=frozenset(started.excluded),
-            own=(started.id,),
-            kind=self.kind,
-            deadline_ms=started.deadline_ms,
-            request=self.request.hex,
-        )
-
-    def read_cell(self, cell: Cell, *, ttl_ms: int | None = None) -> bytes | None:
-        """Read one cell: own writes first (I4), then the snapshot (I1).
-
-        :param ttl_ms: versions that are older than this many milliseconds count as deleted.
-        :returns: the value; None if there is none.
-        """
-        self.require_open()
-        if cell in self.buffer.cells:
-            return self.buffer.cells[cell]
-        view = self.value.view
-        version, value = self._read(lambda connection: self.database.dialect.read_cell(connection, view, *cell))
-        return value if version is not None and self._lives(version, ttl_ms) else None
-
-    def read_cells(
-        self, table: int, cells: Iterable[tuple[bytes, bytes]], *, ttl_ms: int | None = None
-    ) -> dict[tuple[bytes, bytes], bytes]:
-        """Read many cells of one table at once.
-
-        :param cells: each row and column.
-        :returns: the values of those that have one.
-        """
-        self.require_open()
-        wanted = list(dict.fromkeys(cells))
-        found = {cell: self.buffer.cells[table, *cell] for cell in wanted if (table, *cell) in self.buffer.cells}
-        unknown = [cell for cell in wanted if cell not in found]
-        for start in range(0, len(unknown), READ_BLOCK):
-            read = partial(
-                self.database.dialect.read_cells,
-                view=self.value.view,
-                table=table,
-                cells=unknown[start : start + READ_BLOCK],
+    def _start(self, first: Cell | None = None) -> Started:
+        if self.kind == "read":
+            snapshot = settled_snapshot(self.database) if self._settled else observe(self.database)
+            started = Started(snapshot.read_pointer + 1, snapshot.excluded, deadline_ms=0)
+        else:
+            if self.kind != "bound":
+                sweep_if_due(self.database)
+            dialect, client = self.database.dialect, self.database.client
+            kind, request, timeout_ms = self.kind, self.request, self._timeout_ms
+            try:
+                started = self._session.call(
+                    lambda connection: dialect.start(
+                        connection, kind=kind, request=request, timeout_ms=timeout_ms, client=client, first=first
+                    )
+                )
+            except BaseException:
+                self._session.drop()  # a cancel may hit after the id was registered: its session must not keep it
+                raise
+        self._become(
+            Transaction(
+                id=started.id,
+                read_pointer=started.id - 1,
+                excluded=frozenset(started.excluded),
+                own=() if self.kind == "read" else (started.id,),
+                kind=self.kind,
+                deadline_ms=started.deadline_ms,
+                request=self.request.hex,
+                level=self._level,
             )
-            rows = self._read(read)
-            found |= {(row, column): value for row, column, version, value in rows if self._lives(version, ttl_ms)}
-        return {cell: value for cell in wanted if (value := found.get(cell)) is not None}
+        )
+        self._move(State.IN_PROGRESS)
+        return started
 
-    def scan_cells(
-        self, table: int, span: Span, *, ttl_ms: int | None = None, page: int = READ_BLOCK
-    ) -> Iterator[tuple[bytes, bytes, bytes]]:
-        """Read a span in the order of rows and columns, page by page, own writes merged in.
-
-        :returns: row, column and value of each cell that has one.
-        """
+    def _require_writable(self) -> None:
         self.require_open()
-        mine = {  # as they are now: what is written while the scan runs is not part of it
-            (row, column): value
-            for (number, row, column), value in self.buffer.cells.items()
-            if number == table and span.holds(row, column)
-        }
-        stored = ((cell, value) for cell, value in self._stored(table, span, ttl_ms, page) if cell not in mine)
-        for (row, column), value in heapq.merge(stored, sorted(mine.items()), key=itemgetter(0)):
-            if value is not None:
-                yield row, column, value
-
-    def _stored(
-        self, table: int, span: Span, ttl_ms: int | None, page: int
-    ) -> Iterator[tuple[tuple[bytes, bytes], bytes | None]]:
-        while True:
-            self.require_open()
-            read = partial(self.database.dialect.scan_cells, view=self.value.view, table=table, span=span, limit=page)
-            rows = self._read(read)
-            for row, column, version, value in rows:
-                yield (row, column), value if self._lives(version, ttl_ms) else None
-            if len(rows) < page:
-                return
-            span = replace(span, after=(rows[-1][0], rows[-1][1]))
-
-    def _lives(self, version: int, ttl_ms: int | None) -> bool:
-        # Ids carry the time at which their transactions began, so a version's age needs no column of its own.
-        value = self.value
-        return ttl_ms is None or version in value.own or version > value.id - ttl_ms * 1_000_000
-
-    def _read(self, read: Callable[[Handle], Answer]) -> Answer:
-        def read_and_check(connection: Handle) -> Answer:
-            found = read(connection)
-            if self.kind == "long":
-                # Afterwards: while it is active nobody removes what it staged, and it read that too (I4).
-                self.database.dialect.pointers(connection, self.value.id)
-            return found
-
-        return self._session.call(read_and_check)
+        if self.kind == "read":
+            raise InvalidArgument(
+                "expected a transaction that may write, found a read-only one",
+                hint="leave out read_only=True and settled=True",
+            )
 
     def write_cell(self, cell: Cell, value: bytes | None, *, conflict_key: bytes | None) -> None:
         """Buffer a write; None is a delete."""
-        self.require_open()
-        self.buffer.cells[cell] = value
+        self._require_writable()
+        self.buffer.put_cell(cell, value)
         if conflict_key is not None:
             self.buffer.keys.add(conflict_key)
 
     def add_entry(self, place: EntryPlace, value: bytes | None, *, conflict_key: bytes | None) -> None:
         """Buffer an entry."""
-        self.require_open()
-        self.buffer.entries[place] = value
+        self._require_writable()
+        self.buffer.put_entry(place, value)
         if conflict_key is not None:
             self.buffer.keys.add(conflict_key)
 
     def notify(self, cell: Cell) -> None:
         """Set a notification on a cell, with the commit."""
-        self.require_open()
+        self._require_writable()
         self.buffer.notes.add(cell)
 
     def acknowledge(self, cell: Cell, *, conflict_key: bytes | None) -> None:
@@ -237,10 +168,38 @@ class OpenTransaction:
 
         :param conflict_key: of two overlapping transactions that give it, one commits.
         """
+        self._require_writable()
         _ = self.value  # what is seen is what the snapshot holds
         self.buffer.acknowledged.add(cell)
         if conflict_key is not None:
             self.buffer.keys.add(conflict_key)
+
+    def join(self, participant: Participant) -> None:
+        """Let another resource take part; it is rolled back if this transaction does not commit.
+
+        :raises InvalidArgument: the transaction is bound to its user's, whose end nobody tells us.
+        """
+        self._require_writable()
+        if self.kind == "bound":
+            raise InvalidArgument("a transaction that is bound to its user's SQL transaction has no participants")
+        self._participants.join(participant, self.value)
+
+    def checkpoint(self) -> None:
+        """Draw a line: what is written from now on is a version of its own, under the same snapshot.
+
+        All of it commits or rolls back together. A checkpoint of a long transaction counts in every process that
+        works for it, from its next read or flush on.
+        """
+        self._require_writable()
+        if self.kind == "long":
+            self.flush()
+            own = self.value.id
+            pointer = self._session.call(lambda connection: self.database.dialect.checkpoint(connection, own))
+            self._become(replace(self.value, own=(*self.value.own, pointer)))
+        else:
+            self.buffer.checkpoint()
+        if self._participants:
+            self._participants.update(self.value)
 
     def flush(self) -> None:
         """Stage what is buffered, so that it need not fit into memory; for long transactions only.
@@ -250,12 +209,13 @@ class OpenTransaction:
         """
         if self.kind != "long":
             raise InvalidArgument("a short transaction is sent as a whole; flush() is for transaction(long=True)")
-        own = self.value.id
+        value = self.value
         if self.buffer:
             writes = self.buffer.writes()
-            self._session.call(lambda connection: self.database.dialect.stage(connection, own, own, writes))
-            # What is removed for good waits for the commit; notifications must not: another process may commit.
-            self.buffer = WriteBuffer(acknowledged=self.buffer.acknowledged)
+            self._session.call(
+                lambda connection: self.database.dialect.stage(connection, value.id, value.own[-1], writes)
+            )
+            self.buffer.sent()
 
     def commit(self, result: Any = None) -> int | None:
         """Commit, or find out truthfully what became of it.
@@ -265,51 +225,41 @@ class OpenTransaction:
         :raises ConflictError: another transaction wrote a key of this one; run the function again.
         :raises CommitOutcomeUnknown: the connection broke and the store cannot be asked.
         :raises AlreadyCommitted: the token has been committed meanwhile.
+        :raises AfterCommitFailed: it has committed, and a participant failed when it was told.
         """
         self.require_open()
-        if self._value is None and not self.buffer and self.token is None:
-            self._end("committed")
-            return None
-        if self._value is not None and self.kind == "short" and not self.buffer and self.token is None:
-            own = self._value.id
-            self.abort()  # it only read: there is nothing to write, and giving the id back costs no flush
-            self._state = "committed"
-            return own
-        if self.kind == "long":
-            self.flush()
-        call = self._call(result)
-        if self.kind == "bound":
-            return self._write_into_bound(call)
-        try:
+        with self._aborting():
+            self.buffer.keys |= self._participants.persist()
+            if self._has_nothing_to_commit():
+                return self._end_reading()
+            if self.kind == "long":
+                self.flush()
+            call = self._call(result)
+        self._move(State.COMMITTING)
+        with self._aborting():
             own = self._send(call)
-        except StoreUnavailable as error:
-            own = self._ask(error)
-        except RegistrationLost as error:
-            # Not a verdict: the same commit may have taken effect before its answer was lost.
-            own = self._ask(error)
-        except AlreadyCommitted as error:
-            self.abort()
-            raise AlreadyCommitted(error.token, token_state(self.database, error.token).result) from error
-        except BaseException:
-            self.abort()
-            raise
-        self._end("committed")
+        self._end(State.COMMITTED)
+        failure = self._participants.after_commit()
+        if failure is not None:
+            raise AfterCommitFailed(f"transaction {own} has committed; afterwards: {failure}") from failure
         return own
 
-    def _write_into_bound(self, call: CommitCall) -> int:
-        # Whatever goes wrong belongs to the user's SQL transaction, which cannot commit any more.
-        try:
-            own = int(self._session.call(lambda connection: self.database.dialect.commit(connection, call)).id)
-        except BaseException:
-            self.abort()
-            raise
-        self._end("committed")
+    def _has_nothing_to_commit(self) -> bool:
+        only_read = self.kind in ("read", "short") or self._value is None
+        return only_read and not self.buffer and self.token is None and not self._participants
+
+    def _end_reading(self) -> int | None:
+        own = None if self._value is None or self.kind == "read" else self._value.id
+        self._forget()  # giving an id back costs no flush
+        self._move(State.COMMITTING)
+        self._end(State.COMMITTED)
         return own
 
     def _call(self, result: Any) -> CommitCall:
         value = self._value
+        assert self.kind != "read" or not self.buffer
         return CommitCall(
-            kind="write" if value is None else self.kind,
+            kind="write" if value is None else self.kind,  # type: ignore[arg-type]  # nothing is sent for "read"
             request=self.request,
             transaction=None if value is None else value.id,
             view=None if value is None else value.view,
@@ -321,6 +271,17 @@ class OpenTransaction:
         )
 
     def _send(self, call: CommitCall) -> int:
+        try:
+            return self._send_repeatedly(call)
+        except AlreadyCommitted as error:
+            raise AlreadyCommitted(error.token, token_state(self.database, error.token).result) from error
+        except (StoreUnavailable, RegistrationLost) as error:
+            # Neither is a verdict: the same commit may have taken effect before its answer was lost.
+            if self.kind == "bound":
+                raise  # its outcome is that of the user's SQL transaction
+            return self._ask(error)
+
+    def _send_repeatedly(self, call: CommitCall) -> int:
         for left in range(WRITE_ONLY_TRIES, -1, -1):
             try:
                 return int(self._session.call(lambda c: self.database.dialect.commit(c, call)).id)
@@ -339,7 +300,7 @@ class OpenTransaction:
                 break
             except StoreUnavailable as error:
                 if time.monotonic() > deadline:
-                    self._end("aborted")
+                    self._end(State.UNKNOWN)
                     raise CommitOutcomeUnknown(
                         f"the commit of request {self.request} got no answer, "
                         f"and the store cannot be asked: {error.message}"
@@ -347,33 +308,48 @@ class OpenTransaction:
                 time.sleep(0.2)
         if decided.status == "committed" and decided.id is not None:
             return decided.id
-        self.abort()
         if isinstance(reason, RegistrationLost):
             raise reason
         raise CommitRefused(f"the commit of request {self.request} did not take effect: {reason.message}") from reason
 
-    def abort(self) -> None:
-        """Drop what was written and forget the id; safe to call after the end."""
-        if self._state != "open":
+    @contextlib.contextmanager
+    def _aborting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.abort(error)
+            raise
+
+    def abort(self, reason: BaseException | None = None) -> None:
+        """Drop what was written and forget the id; safe to call after the end.
+
+        The id of a transaction whose participant could not undo its writes becomes invalid for good, so that nobody
+        who asks the snapshot sees them.
+
+        :param reason: why; it gets a note of every failure on the way.
+        """
+        if self._state not in OPEN and self._state is not State.COMMITTING:
             return
-        if self._value is not None:
+        failed = self._participants.roll_back(reason) if self._participants else []
+        if failed and self._value is not None:
             own = self._value.id
-            # What cannot be undone now becomes invalid at its deadline; the abort itself always succeeds.
-            with contextlib.suppress(ExportQueueError):
-                self._session.call(
-                    lambda connection: self.database.dialect.abort(connection, kind=self.kind, transaction=own)
-                )
-        self._end("aborted")
+            try:
+                invalidate(self.database, own, left_to=", ".join(failed))
+            except ExportQueueError as error:
+                if reason is not None:
+                    reason.add_note(f"besides, transaction {own} could not be made invalid: {error}")
+        self._forget()
+        self._end(State.ABORTED)
 
-    def _end(self, state: Literal["committed", "aborted"]) -> None:
-        self._state = state
-        self.buffer = WriteBuffer()
+    def _forget(self) -> None:
+        if self._value is None or self.kind == "read":
+            return
+        kind, own = self.kind, self._value.id
+        # What cannot be undone now becomes invalid at its deadline; the abort itself always succeeds.
+        with contextlib.suppress(ExportQueueError):
+            self._session.call(lambda connection: self.database.dialect.abort(connection, kind=kind, transaction=own))
+
+    def _end(self, state: State) -> None:
+        self._move(state)
+        self.buffer = WriteBuffer(self.database.limits)
         self._session.close()
-
-
-def _checked_timeout(timeout: float | None, long: bool) -> int:
-    default, most = (24 * 3600.0, MAX_LONG_SECONDS) if long else (30.0, MAX_SHORT_SECONDS)
-    seconds = default if timeout is None else timeout
-    if not 0 < seconds <= most:
-        raise InvalidArgument(f"timeout: expected more than 0 and at most {most:.0f} seconds, found {seconds}")
-    return int(seconds * 1000)

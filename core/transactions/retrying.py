@@ -3,30 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_any,
+    stop_never,
+    wait_random_exponential,
+)
 
-from export_queue.core.errors import InvalidArgument, TransactionError
+from export_queue.core.errors import InvalidArgument, StoreError, TransactionError
 
 Result = TypeVar("Result")
 
 
-def run_retrying(attempt: Callable[[], Result], *, attempts: int) -> Result:
-    """Run a function again, from its start, while its transaction ends in a transient error.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """When a function is run again, and after what pause: a random part of one that doubles each time.
 
-    The function runs again, never its writes: what it read may have changed.
-
-    :param attempt: begins a transaction, works and commits.
-    :param attempts: how often at most; the last error is raised.
-    :returns: what the function returned.
+    ``Retry()`` is for conflicts that pass, ``Retry(attempts=None, seconds=60)`` for work that must get through,
+    ``Retry(attempts=1)`` for none.
     """
-    if attempts < 1:
-        raise InvalidArgument(f"attempts: expected at least 1, found {attempts}")
-    retrying = Retrying(
-        stop=stop_after_attempt(attempts),
-        wait=wait_random_exponential(multiplier=0.005, max=1.0),
-        retry=retry_if_exception(lambda error: isinstance(error, TransactionError) and error.transient),
-        reraise=True,
-    )
-    return retrying(attempt)
+
+    attempts: int | None = 10
+    """How often the function is run at most; None for any number."""
+    seconds: float | None = None
+    """No new attempt begins so long after the first one."""
+    first_pause: float = 0.005
+    """Seconds; the longest first pause."""
+    longest_pause: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.attempts is not None and self.attempts < 1:
+            raise InvalidArgument(f"attempts: expected at least 1, found {self.attempts}")
+        for name in ("seconds", "first_pause", "longest_pause"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidArgument(f"{name}: expected more than 0, found {value}")
+        if self.attempts is None and self.seconds is None:
+            raise InvalidArgument("retry: expected a bound, found neither attempts nor seconds")
+
+    def run(self, attempt: Callable[[], Result]) -> Result:
+        """Run a function again, from its start, while its transaction ends in a transient error.
+
+        The function runs again, never its writes: what it read may have changed.
+
+        :param attempt: begins a transaction, works and commits.
+        :returns: what the function returned; the last error is raised.
+        """
+        retrying = Retrying(
+            stop=stop_any(
+                stop_after_attempt(self.attempts) if self.attempts else stop_never,
+                stop_after_delay(self.seconds) if self.seconds else stop_never,
+            ),
+            wait=wait_random_exponential(multiplier=self.first_pause, max=self.longest_pause),
+            retry=retry_if_exception(_may_pass),
+            reraise=True,
+        )
+        return retrying(attempt)
+
+
+def _may_pass(error: BaseException) -> bool:
+    # A sink's or a lock's error belongs to the function: only the transaction's own are known to have left nothing.
+    return isinstance(error, (TransactionError, StoreError)) and error.transient

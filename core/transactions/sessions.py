@@ -49,14 +49,16 @@ class PinnedSession:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._connection: sa.Connection | None = None
+        self._connection: sa.PoolProxiedConnection | None = None
 
     def call(self, step: Callable[[Handle], Answer]) -> Answer:
         """Run one step."""
         with self._database.translated():
             if self._connection is None:
-                self._connection = self._database.engine.connect()
-            return step(self._connection)
+                # The driver's own: SQLAlchemy's connection object would cost more than a statement.
+                self._connection = self._database.engine.raw_connection()
+            raw: Handle = self._connection.driver_connection  # type: ignore[assignment]  # what the dialect made
+            return step(raw)
 
     def drop(self) -> None:
         """Close the connection instead of giving it back to the pool."""

@@ -65,7 +65,7 @@ class Transaction:
     """Ids at or below ``read_pointer`` that were in progress or invalid at the start."""
     own: tuple[int, ...]
     """Write pointers of this transaction, oldest first; more than one after checkpoints."""
-    kind: Literal["short", "long", "bound"]
+    kind: Literal["read", "short", "long", "bound"]
     deadline_ms: int
     """By the store's clock; a later commit is refused."""
     request: str
@@ -82,7 +82,7 @@ class Transaction:
     def view(self) -> View:
         """The arguments of a read."""
         own = self.own[:-1] if self.level is Level.SNAPSHOT_EXCLUDE_CURRENT else self.own
-        return View(self.read_pointer, tuple(sorted(self.excluded)), own)
+        return View(self.read_pointer, tuple(sorted(self.excluded)), own if self.kind == "long" else ())
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; ids are strings, since they exceed 2⁵³."""

@@ -10,6 +10,7 @@ from uuid import UUID
 import orjson
 
 from export_queue.core.store import Database, Outcome
+from export_queue.core.store.invalid import add_invalid, invalid_ids
 from export_queue.core.store.reports import latest_token
 from export_queue.core.transactions.snapshot import Snapshot
 
@@ -22,6 +23,25 @@ def observe(database: Database) -> Snapshot:
     with database.connect() as connection:
         view = database.dialect.observe(connection)
     return Snapshot(view.read_pointer, view.excluded)
+
+
+def settled_snapshot(database: Database) -> Snapshot:
+    """Take a snapshot below every id in progress: no commit to come can add to it.
+
+    What is invalid never commits, so it holds nothing back.
+    """
+    with database.connect() as connection:
+        view = database.dialect.observe(connection)
+    with database.read() as work:
+        invalid = invalid_ids(work)
+    low = min((own for own in view.excluded if own not in invalid), default=view.read_pointer + 1)
+    return Snapshot(low - 1, tuple(own for own in view.excluded if own < low))
+
+
+def invalidate(database: Database, transaction: int, *, left_to: str) -> None:
+    """Hide an id for good, since participants could not undo what they wrote under it."""
+    with database.begin() as work:
+        add_invalid(work, transaction, left_to)
 
 
 def outcome(database: Database, request: UUID) -> Outcome:

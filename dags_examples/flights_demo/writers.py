@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from export_queue.core.client import Store, TransactionContext
+from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.dags_examples.flights_demo import settings
 from export_queue.dags_examples.flights_demo.naive import NaiveIndex
 from export_queue.dags_examples.flights_demo.progress import report
@@ -73,7 +73,7 @@ def write(work: list[Batch], first: int, journal: Path) -> None:
             batch = work[i]
             if i % GIVEN_UP_EVERY == 7 or i >= len(work) - WRITERS:
                 give_up(store, batch, naive)
-            store.run(partial(bring_in, batch=batch, naive=naive), token=batch.token, attempts=50)
+            store.run(partial(bring_in, batch=batch, naive=naive), token=batch.token, retry=Retry(attempts=50))
             noted.seek(0)
             noted.write(b"%12d" % (i + WRITERS))
 

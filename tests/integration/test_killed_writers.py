@@ -105,7 +105,7 @@ def test_a_writer_killed_inside_the_commit_of_sqlite_leaves_nothing(sqlite_url: 
 
         def work() -> None:
             with Store.open(sqlite_url) as mine:
-                mine.database.dialect = Dying(lambda: time.time_ns() // 10**6)
+                mine.database.dialect = Dying(mine.database.engine.url.database, lambda: time.time_ns() // 10**6)
                 with mine.transaction() as tx:
                     write_all(tx)
 

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 import pytest
 
-from export_queue.core.client import Store, TransactionContext
+from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, OptionsDiffer, StoreUnavailable
 from export_queue.core.observers import Processed, backoff, rounds
 from export_queue.core.queue import Range, read_entries
@@ -240,16 +240,16 @@ def test_long_transactions_notify_when_they_commit(store: Store) -> None:
 def test_a_long_transaction_notifies_though_another_process_commits_it(store: Store, second: Store) -> None:
     store.observe("t", "n", Calls())
     store.observe("t", "w", Calls(), "weak")
-    tx = begin(store, long=True)
+    tx = begin(store, kind="long")
     tx.table("t").set("a", "n", b"1")
     tx.table("t").notify("a", "w")
-    second.resume(tx.to_json()).commit()
+    second.commit(tx.to_json())
     assert store.process_notifications() == Processed(done=2)
 
 
 def test_a_long_transaction_that_ends_without_a_commit_notifies_nobody(store: Store) -> None:
     store.observe("t", "n", Calls())
-    aborted, swept = begin(store, long=True), begin(store, long=True, timeout=0.05)
+    aborted, swept = begin(store, kind="long"), begin(store, kind="long", timeout=0.05)
     for tx in (aborted, swept):
         tx.table("t").set("a", "n", b"1")
         tx.flush()
@@ -407,7 +407,7 @@ def test_a_round_looks_anew_when_others_are_at_work(store: Store, second: Store)
 def test_a_long_transaction_may_work_a_notification_off(store: Store) -> None:
     store.observe("t", "n", Calls())
     write(store, "a")
-    acknowledge(store, b"a", long=True)
+    acknowledge(store, b"a", kind="long")
     assert notifications(store) == []
 
 
@@ -787,7 +787,7 @@ def test_strong_notifications_take_effect_once_while_processes_are_killed(store:
     for _ in range(8):
         for _ in range(chance.randint(5, 15)):
             row, number = f"e{chance.randrange(6)}", chance.randint(1, 9)
-            store.run(lambda tx, row=row, number=number: add_updates(tx, row, number), attempts=50)  # type: ignore[misc]
+            store.run(lambda tx, row=row, number=number: add_updates(tx, row, number), retry=Retry(attempts=50))  # type: ignore[misc]
             expected[row] += number
             with store.transaction() as tx:
                 for _ in range(3):

@@ -193,7 +193,7 @@ def test_removing_a_span_leaves_what_an_older_transaction_committed_into_it_mean
 
 def test_removing_a_span_leaves_staged_entries(store: Store) -> None:
     queue = store.configure_queue("q", buckets=1, buckets_per_range=1)
-    long = TransactionContext(store, OpenTransaction(store.database, long=True))
+    long = TransactionContext(store, OpenTransaction(store.database, kind="long"))
     long.queue("q").add("m", 1)
     long.flush()
     add(store, "a", "z")

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from export_queue.core.client import Store, TransactionContext
+from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import (
     AlreadyCommitted,
     CommitRefused,
@@ -188,10 +188,10 @@ def test_a_long_transaction_is_invisible_until_it_commits(store: Store) -> None:
 
 
 def test_a_long_transaction_goes_on_in_another_process(store: Store) -> None:
-    tx = begin(store, long=True)
+    tx = begin(store, kind="long")
     tx.table("t").set("a", "n", b"1")
     with Store.open(store.database.engine.url.render_as_string(hide_password=False)) as elsewhere:
-        elsewhere.resume(tx.to_json()).commit()
+        elsewhere.commit(tx.to_json())
     assert read(store, "a") == b"1"
     tx._transaction.abort()  # by a process that does not know of the commit
     assert read(store, "a") == b"1"
@@ -206,12 +206,10 @@ def test_a_long_transaction_conflicts_on_what_it_staged(store: Store) -> None:
 
 
 def test_a_staged_write_after_abort_is_refused(store: Store) -> None:
-    tx = begin(store, long=True)
-    other = store.resume(tx.to_json())
-    tx._transaction.abort()
-    other.write_cell((1, b"a", b"n"), b"late", conflict_key=None)
-    with pytest.raises(RegistrationLost):
-        other.flush()
+    tx = begin(store, kind="long")
+    with pytest.raises(RegistrationLost), store.resume(tx.to_json()) as other:
+        tx._transaction.abort()
+        other.table("t").set("a", "n", b"late")
     assert read(store, "a") is None
 
 
@@ -240,7 +238,7 @@ def wait_past(store: Store, moment: int) -> None:
 
 
 def test_a_swept_long_transaction_is_invalid_until_it_is_pruned(store: Store) -> None:
-    tx = begin(store, long=True, timeout=0.05)
+    tx = begin(store, kind="long", timeout=0.05)
     tx.table("t").set("a", "n", b"late")
     tx.flush()
     wait_past(store, tx._transaction.value.deadline_ms)
@@ -354,7 +352,7 @@ def test_run_gives_up_after_its_attempts(store: Store) -> None:
         tx.table("t").set("a", "n", b"2")  # type: ignore[attr-defined]
 
     with pytest.raises(ConflictError):
-        store.run(always_late, attempts=3)
+        store.run(always_late, retry=Retry(attempts=3))
 
 
 def test_only_a_reading_transaction_leaves_nothing_behind(store: Store) -> None:

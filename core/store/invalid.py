@@ -1,0 +1,39 @@
+"""Invalid ids: transactions that never commit and whose rows may still be there."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Work
+from export_queue.core.store.schema import invalid
+
+
+def invalid_ids(work: Work) -> frozenset[int]:
+    """Read all invalid ids."""
+    return frozenset(work.connection.scalars(sa.select(invalid.c.id)))
+
+
+def add_invalid(work: Work, transaction: int, left_to: str) -> None:
+    """Make an id invalid until :func:`forget_invalid`.
+
+    :param left_to: the participants that could not undo what they wrote under it.
+    """
+    work.connection.execute(sa.insert(invalid).values(id=transaction, since_ms=work.now(), left_to=left_to))
+
+
+def kept_invalid(work: Work) -> list[tuple[int, int, str]]:
+    """Read the invalid ids that are kept for participants: id, since when in milliseconds, participants."""
+    rows = work.connection.execute(
+        sa.select(invalid.c.id, invalid.c.since_ms, invalid.c.left_to)
+        .where(invalid.c.left_to.is_not(None))
+        .order_by(invalid.c.id)
+    )
+    return [(row.id, row.since_ms, row.left_to) for row in rows]
+
+
+def forget_invalid(work: Work, transaction: int) -> bool:
+    """Forget an id that was kept for participants; False if there is none."""
+    done = work.connection.execute(
+        sa.update(invalid).where(invalid.c.id == transaction, invalid.c.left_to.is_not(None)).values(left_to=None)
+    )
+    return done.rowcount > 0

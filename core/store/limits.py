@@ -1,0 +1,58 @@
+"""What one transaction may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from export_queue.core.errors import InvalidArgument
+
+MAX_SHORT_SECONDS = 3600.0
+"""The longest time-out of a short transaction, in every process: clean-up keeps what so old a snapshot may read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Time-outs and sizes of a process's transactions.
+
+    A change is a cell, an entry or a conflict key. A short transaction is sent as a whole, and a long one from one
+    flush to the next, so what is bounded is the memory of this process and of the store's.
+    """
+
+    short_seconds: float = 30.0
+    """Time-out of a transaction that gives none."""
+    max_short_seconds: float = MAX_SHORT_SECONDS
+    """The longest that may be asked for; at most 3600."""
+    long_seconds: float = 24 * 3600.0
+    max_long_seconds: float = 7 * 24 * 3600.0
+    warn_changes: int = 100_000
+    """A warning is logged from here on."""
+    max_changes: int = 1_000_000
+    """More are refused."""
+    warn_bytes: int = 64 << 20
+    max_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise InvalidArgument(f"{field.name}: expected more than 0, found {getattr(self, field.name)}")
+        if self.max_short_seconds > MAX_SHORT_SECONDS:
+            raise InvalidArgument(
+                f"max_short_seconds: expected at most {MAX_SHORT_SECONDS:.0f}, found {self.max_short_seconds}",
+                hint="what takes longer is a long transaction: transaction(long=True)",
+            )
+
+    def timeout_ms(self, seconds: float | None, *, long: bool) -> int:
+        """Check a time-out, and take the default where none is given.
+
+        :raises InvalidArgument: it is not positive, or more than is allowed.
+        """
+        default, most = (
+            (self.long_seconds, self.max_long_seconds) if long else (self.short_seconds, self.max_short_seconds)
+        )
+        asked = min(default, most) if seconds is None else seconds
+        if not 0 < asked <= most:
+            raise InvalidArgument(
+                f"timeout: expected more than 0 and at most {most:g} seconds, found {seconds}",
+                hint="give the store other limits: Store.open(url, limits=Limits(...))",
+            )
+        return int(asked * 1000)

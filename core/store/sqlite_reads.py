@@ -1,0 +1,98 @@
+"""Reading in a SQLite store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from export_queue.core.errors import SnapshotTooOld
+from export_queue.core.store import sqlite_statements as sql
+from export_queue.core.store.protocol import Handle, Span, View
+
+
+class SqliteReads:
+    """The steps that only read, each in one SQL snapshot."""
+
+    def observe(self, connection: Handle) -> View:
+        """Read the clock and the active rows in one SQL snapshot: every id up to it is listed or finished."""
+        raw = raw_of(connection)
+        raw.execute("begin")
+        try:
+            last = int(raw.execute("select last_id from xq_clock").fetchone()[0])
+            return View(last, unfinished(raw, last + 1))
+        finally:
+            raw.execute("rollback")
+
+    def read_cell(
+        self, connection: Handle, view: View, table: int, row: bytes, column: bytes
+    ) -> tuple[int | None, bytes | None]:
+        """Read the newest visible version, and the horizon in the same statement."""
+        if view.own or view.excluded:
+            hidden = (f"[{view.own_text}]", view.read_pointer, f"[{view.excluded_text}]")
+            found = raw_of(connection).execute(sql.READ_CELL, (table, row, column, *hidden))
+        else:
+            found = raw_of(connection).execute(sql.READ_CELL_UP_TO, (table, row, column, view.read_pointer))
+        horizon, version, value = found.fetchone()
+        if view.low < horizon:
+            raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
+        return version, value
+
+    def read_cells(
+        self, connection: Handle, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        """Read many cells; in SQLite a statement a cell costs less than one for all."""
+        found = []
+        for row, column in cells:
+            version, value = self.read_cell(connection, view, table, row, column)
+            if version is not None:
+                found.append((row, column, version, value))
+        return found
+
+    def scan_cells(
+        self, connection: Handle, view: View, table: int, span: Span, *, limit: int
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        """Read the first cells of a span; SQLite gives the value of the row that has the maximum."""
+        raw = raw_of(connection)
+        wanted = {f"column{i}": column for i, column in enumerate(span.columns)}
+        columns = f"and column_key in ({', '.join(f':{name}' for name in wanted)})" if wanted else ""
+        after_row, after_column = span.after or (None, None)
+        arguments = {
+            "table": table,
+            "first": span.first_row if after_row is None else after_row,
+            "end": span.end_row,
+            "after_row": after_row,
+            "after_column": after_column,
+            "own": f"[{view.own_text}]",
+            "pointer": view.read_pointer,
+            "hidden": f"[{view.excluded_text}]",
+            "limit": limit,
+            **wanted,
+        }
+        own_transaction = not raw.in_transaction
+        if own_transaction:
+            raw.execute("begin")
+        try:
+            horizon = int(raw.execute("select horizon from xq_store").fetchone()[0])
+            if view.low < horizon:
+                raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
+            return raw.execute(sql.SCAN.format(columns=columns), arguments).fetchall()
+        finally:
+            if own_transaction:
+                raw.execute("rollback")
+
+
+def raw_of(connection: Handle) -> sqlite3.Connection:
+    """Give the driver's connection."""
+    raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
+    assert isinstance(raw, sqlite3.Connection)
+    return raw
+
+
+def unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:
+    """Read the ids below a bound that are in progress or invalid, ascending."""
+    rows = raw.execute(
+        "select id from xq_active where id < ? union select id from xq_invalid where id < ? order by 1", (below, below)
+    )
+    return tuple(row[0] for row in rows)

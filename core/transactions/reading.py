@@ -1,0 +1,198 @@
+"""What a transaction reads: its own writes over one snapshot (I1, I4)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from typing import TypeVar
+
+from export_queue.core.errors import TransactionEnded
+from export_queue.core.store import Database, Handle, Span, Started, View
+from export_queue.core.transactions.buffer import Cell, WriteBuffer
+from export_queue.core.transactions.sessions import Session
+from export_queue.core.transactions.snapshot import Level, Transaction
+from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
+
+Answer = TypeVar("Answer")
+Row = tuple[bytes, bytes, int, bytes | None]
+"""Row, column, version, value."""
+
+READ_BLOCK = 1000
+"""Cells that one statement reads at most."""
+
+
+class ReadingTransaction:
+    """The reading half of a transaction; how it begins and ends is its subclass's."""
+
+    def __init__(self, database: Database, session: Session, buffer: WriteBuffer) -> None:
+        self.database = database
+        self.buffer = buffer
+        self._session = session
+        self._level = Level.SNAPSHOT
+        self._state = State.NEW
+        self._value: Transaction | None = None
+        self._view: View | None = None
+
+    def _start(self, first: Cell | None = None) -> Started:
+        raise NotImplementedError
+
+    def _move(self, state: State) -> None:
+        assert state in TRANSITIONS[self._state], f"{self._state} → {state}"
+        self._state = state
+
+    def require_open(self) -> None:
+        """Refuse to go on after the end.
+
+        :raises TransactionEnded: it has been committed or aborted.
+        """
+        if self._state not in OPEN:
+            raise TransactionEnded(f"the transaction has ended: {self._state}")
+
+    @property
+    def value(self) -> Transaction:
+        """The transaction as a value; draws the id if it has none yet."""
+        self.require_open()
+        if self._value is None:
+            self._start()
+        assert self._value is not None
+        return self._value
+
+    def _become(self, value: Transaction) -> None:
+        self._value = value
+        self._view = value.view
+
+    @property
+    def view(self) -> View:
+        """What it sees, as the arguments of a read."""
+        _ = self.value
+        assert self._view is not None
+        return self._view
+
+    @property
+    def level(self) -> Level:
+        """What it sees of its own writes."""
+        return self._level
+
+    @level.setter
+    def level(self, level: Level) -> None:
+        self.require_open()
+        self._level = Level(level)
+        if self._value is not None:
+            self._become(replace(self._value, level=self._level))
+
+    def read_cell(self, cell: Cell, *, ttl_ms: int | None = None) -> bytes | None:
+        """Read one cell: own writes first, then the snapshot.
+
+        :param ttl_ms: versions that are older than this many milliseconds count as deleted.
+        :returns: the value; None if there is none.
+        """
+        self.require_open()
+        if self.buffer:
+            is_own, value = self.buffer.find(cell, self._level)
+            if is_own:
+                return value
+        found = self._start(cell).found if self._value is None else None
+        if found is None:
+            found = self._read(lambda connection, view: self.database.dialect.read_cell(connection, view, *cell))
+        version, value = found
+        return value if version is not None and self._lives(version, ttl_ms) else None
+
+    def read_cells(
+        self, table: int, cells: Iterable[tuple[bytes, bytes]], *, ttl_ms: int | None = None
+    ) -> dict[tuple[bytes, bytes], bytes]:
+        """Read many cells of one table at once.
+
+        :param cells: each row and column.
+        :returns: the values of those that have one.
+        """
+        self.require_open()
+        wanted = list(dict.fromkeys(cells))
+        found: dict[tuple[bytes, bytes], bytes | None] = {}
+        for cell in wanted:
+            is_own, value = self.buffer.find((table, *cell), self._level)
+            if is_own:
+                found[cell] = value
+        unknown = [cell for cell in wanted if cell not in found]
+        for start in range(0, len(unknown), READ_BLOCK):
+            read = partial(self.database.dialect.read_cells, table=table, cells=unknown[start : start + READ_BLOCK])
+            rows = self._read(lambda connection, view, read=read: read(connection, view))  # type: ignore[misc]
+            found |= {(row, column): value for row, column, version, value in rows if self._lives(version, ttl_ms)}
+        return {cell: value for cell in wanted if (value := found.get(cell)) is not None}
+
+    def scan_cells(
+        self, table: int, span: Span, *, ttl_ms: int | None = None, page: int = READ_BLOCK
+    ) -> Iterator[tuple[bytes, bytes, bytes]]:
+        """Read a span in the order of rows and columns, page by page, own writes merged in.
+
+        :returns: row, column and value of each cell that has one.
+        """
+        self.require_open()
+        mine = {  # as they are now: what is written while the scan runs is not part of it
+            (row, column): value
+            for (number, row, column), value in self.buffer.cells(self._level).items()
+            if number == table and span.holds(row, column)
+        }
+        stored = ((cell, value) for cell, value in self._stored(table, span, ttl_ms, page) if cell not in mine)
+        for (row, column), value in heapq.merge(stored, sorted(mine.items()), key=itemgetter(0)):
+            if value is not None:
+                yield row, column, value
+
+    def _stored(
+        self, table: int, span: Span, ttl_ms: int | None, page: int
+    ) -> Iterator[tuple[tuple[bytes, bytes], bytes | None]]:
+        while True:
+            self.require_open()
+            rows = self._read(partial(self._scan_page, table, span, page))
+            for row, column, version, value in rows:
+                yield (row, column), value if self._lives(version, ttl_ms) else None
+            if len(rows) < page:
+                return
+            span = replace(span, after=(rows[-1][0], rows[-1][1]))
+
+    def _scan_page(self, table: int, span: Span, page: int, connection: Handle, view: View) -> list[Row]:
+        return self.database.dialect.scan_cells(connection, view, table, span, limit=page)
+
+    def read_versions(self, cell: Cell, *, ttl_ms: int | None = None) -> list[bytes | None]:
+        """Read a cell's own versions, one a checkpoint, the newest first, and behind them what was committed.
+
+        How many of them there are is the level's to say; None is a delete.
+        """
+        self.require_open()
+        buffered = list(self.buffer.versions(cell, self._level))
+        committed_only = replace(self.view, own=())
+        own = [p for p in reversed(self.view.own) if not (buffered and p == self.value.own[-1])]
+        views = [replace(committed_only, own=(pointer,)) for pointer in own] + [committed_only]
+        found = buffered
+        for view in views:
+            version, value = self._read(partial(self._read_in, view, cell))
+            if version is not None and (version in view.own or view is committed_only):
+                found.append(value if self._lives(version, ttl_ms) else None)
+        return found if self._level is Level.SNAPSHOT_ALL else found[:1]
+
+    def _read_in(self, view: View, cell: Cell, connection: Handle, _: View) -> tuple[int | None, bytes | None]:
+        return self.database.dialect.read_cell(connection, view, *cell)
+
+    def _lives(self, version: int, ttl_ms: int | None) -> bool:
+        # Ids carry the time at which their transactions began, so a version's age needs no column of its own.
+        value = self.value
+        return ttl_ms is None or version in value.own or version > value.id - ttl_ms * 1_000_000
+
+    def _read(self, read: Callable[[Handle, View], Answer]) -> Answer:
+        def step(connection: Handle) -> Answer:
+            while True:
+                found = read(connection, self.view)
+                value = self.value
+                if value.kind != "long":
+                    return found
+                # Afterwards: while it is active nobody removes what it staged, and it read that too (I4).
+                pointers = self.database.dialect.pointers(connection, value.id)
+                if pointers == value.own:
+                    return found
+                self._become(replace(value, own=pointers))  # another process has made a checkpoint
+
+        if self._value is None:
+            self._start()
+        return self._session.call(step)
