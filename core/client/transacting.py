@@ -11,6 +11,7 @@ from export_queue.core.client.context import TransactionContext
 from export_queue.core.errors import AlreadyCommitted, InvalidArgument
 from export_queue.core.store import Database, Outcome
 from export_queue.core.store.creation import Identity
+from export_queue.core.store.invalid import KeptInvalid, forget_invalid, kept_invalid
 from export_queue.core.store.reports import close_token
 from export_queue.core.transactions import (
     BoundSession,
@@ -150,6 +151,21 @@ class Transacting:
         :param request: the transaction's ``request``.
         """
         return outcome(self.database, UUID(str(request)))
+
+    def kept_invalid(self) -> list[KeptInvalid]:
+        """Read the ids that stay invalid since a participant could not undo what it wrote under them."""
+        with self.database.read() as work:
+            return kept_invalid(work)
+
+    def forget_invalid(self, transaction: int) -> bool:
+        """Say that nothing is left of such an id, so that clean-up forgets it.
+
+        Before it is really gone, whoever asks a snapshot would show it.
+
+        :returns: False if no such id is kept.
+        """
+        with self.database.begin() as work:
+            return forget_invalid(work, transaction)
 
     def token(self, token: str) -> TokenState:
         """Tell where a unit of work stands: whether it has taken effect, and with which result."""

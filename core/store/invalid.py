@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Work
@@ -21,14 +23,24 @@ def add_invalid(work: Work, transaction: int, left_to: str) -> None:
     work.connection.execute(sa.insert(invalid).values(id=transaction, since_ms=work.now(), left_to=left_to))
 
 
-def kept_invalid(work: Work) -> list[tuple[int, int, str]]:
-    """Read the invalid ids that are kept for participants: id, since when in milliseconds, participants."""
+@dataclass(frozen=True, slots=True)
+class KeptInvalid:
+    """An id that stays invalid since a participant could not undo what it wrote under it."""
+
+    id: int
+    since_ms: int
+    left_to: str
+    """The participants, with commas between them."""
+
+
+def kept_invalid(work: Work) -> list[KeptInvalid]:
+    """Read the invalid ids that are kept for participants."""
     rows = work.connection.execute(
         sa.select(invalid.c.id, invalid.c.since_ms, invalid.c.left_to)
         .where(invalid.c.left_to.is_not(None))
         .order_by(invalid.c.id)
     )
-    return [(row.id, row.since_ms, row.left_to) for row in rows]
+    return [KeptInvalid(*row) for row in rows]
 
 
 def forget_invalid(work: Work, transaction: int) -> bool:

@@ -1,0 +1,171 @@
+"""Checkpoints and what each level shows of a transaction's own writes (I1, I3, I4)."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+from tests.integration.test_transactions import begin, read, wait_past, write
+
+from export_queue.core.client import Level, Store, TransactionContext
+from export_queue.core.errors import ConflictError, InvalidArgument, RegistrationLost, TransactionEnded
+from export_queue.core.store import schema
+from export_queue.core.transactions import OpenTransaction, observe, prune, sweep
+
+KINDS = pytest.mark.parametrize("kind", ["short", "long"])
+
+
+def put(tx: TransactionContext, value: bytes, row: str = "a") -> None:
+    tx.table("t").set(row, "n", value)
+
+
+def get(tx: TransactionContext, level: Level, row: str = "a") -> bytes | None:
+    tx.level = level
+    return tx.table("t").get(row, "n")
+
+
+@KINDS
+def test_each_level_shows_its_part_of_the_own_writes(store: Store, kind: str) -> None:
+    write(store, "a", b"old")
+    tx = begin(store, kind=kind)
+    put(tx, b"1")
+    assert get(tx, Level.SNAPSHOT_EXCLUDE_CURRENT) == b"old"
+    tx.checkpoint()
+    assert get(tx, Level.SNAPSHOT_EXCLUDE_CURRENT) == b"1"
+    put(tx, b"2")
+    assert get(tx, Level.SNAPSHOT) == b"2"
+    assert get(tx, Level.SNAPSHOT_EXCLUDE_CURRENT) == b"1"
+    tx.level = Level.SNAPSHOT_ALL
+    assert tx.table("t").get("a", "n") == b"2"
+    assert tx.table("t").versions("a", "n") == [b"2", b"1", b"old"]
+    tx.level = Level.SNAPSHOT
+    assert tx.table("t").versions("a", "n") == [b"2"]
+    tx._transaction.commit()
+    assert read(store, "a") == b"2"
+
+
+@KINDS
+def test_scans_and_many_cells_follow_the_level(store: Store, kind: str) -> None:
+    write(store, "a", b"old")
+    write(store, "b", b"old")
+    tx = begin(store, kind=kind)
+    put(tx, b"1")
+    tx.checkpoint()
+    tx.table("t").delete("b", "n")
+    put(tx, b"2", row="c")
+    for level, expected in (
+        (Level.SNAPSHOT, {b"a": b"1", b"c": b"2"}),
+        (Level.SNAPSHOT_EXCLUDE_CURRENT, {b"a": b"1", b"b": b"old"}),
+    ):
+        tx.level = level
+        assert {row: value for row, _, value in tx.table("t").scan()} == expected
+        many = tx.table("t").get_many([("a", "n"), ("b", "n"), ("c", "n")])
+        assert {row: value for (row, _), value in many.items()} == expected
+    tx._transaction.abort()
+    assert (read(store, "a"), read(store, "b"), read(store, "c")) == (b"old", b"old", None)
+
+
+@KINDS
+def test_a_delete_is_a_version_too(store: Store, kind: str) -> None:
+    tx = begin(store, kind=kind)
+    put(tx, b"1")
+    tx.checkpoint()
+    tx.table("t").delete("a", "n")
+    tx.level = Level.SNAPSHOT_ALL
+    assert tx.table("t").versions("a", "n") == [None, b"1"]
+    assert tx.table("t").get("a", "n") is None
+    tx._transaction.commit()
+    assert read(store, "a") is None
+
+
+@KINDS
+def test_nobody_sees_any_version_before_the_commit_and_all_go_with_an_abort(store: Store, kind: str) -> None:
+    store.configure_queue("q")
+    tx = begin(store, kind=kind)
+    for value in (b"1", b"2"):
+        put(tx, value, row=value.decode())
+        tx.queue("q").add(value.decode(), {})
+        if kind == "long":
+            tx.flush()
+        tx.checkpoint()
+    assert (read(store, "1"), read(store, "2"), store.backlog("q")) == (None, None, [])
+    tx._transaction.abort()
+    assert (read(store, "1"), read(store, "2"), store.backlog("q")) == (None, None, [])
+    assert observe(store.database).excluded == ()
+
+
+def test_what_commits_after_a_checkpointed_transaction_has_a_greater_sequence(store: Store) -> None:
+    """A blind write that draws its id between the two pointers must not commit behind the later one."""
+    tx = begin(store, kind="long")
+    _ = tx.id
+    put(tx, b"first")
+    late = OpenTransaction(store.database)
+    own = late.value.id  # between the two write pointers
+    tx.checkpoint()
+    put(tx, b"second")
+    tx_pointers = tx._transaction.value.own
+    assert tx_pointers[0] < own < tx_pointers[1]
+    tx._transaction.commit()
+    with store.database.read() as work:
+        assert list(work.connection.scalars(sa.select(schema.conflict_key.c.writer))) == [tx_pointers[1]]
+    TransactionContext(store, late).table("t").set("a", "n", b"lost")
+    with pytest.raises(ConflictError):
+        late.commit()
+    write(store, "a", b"third")
+    assert read(store, "a") == b"third"
+
+
+def test_a_checkpoint_in_another_process_is_taken_over(store: Store) -> None:
+    store.configure_queue("q")
+    value = store.begin()
+    with store.resume(value) as tx:
+        put(tx, b"here")
+    with store.resume(value) as other:
+        other.checkpoint()
+        put(other, b"there")
+        other.queue("q").add("k", {})
+    with store.resume(value) as tx:
+        assert tx.table("t").get("a", "n") == b"there"
+        tx.level = Level.SNAPSHOT_EXCLUDE_CURRENT
+        assert tx.table("t").get("a", "n") == b"here"
+    assert read(store, "a") is None
+    committed = store.commit(value)
+    assert store.commit(value) == committed
+    assert read(store, "a") == b"there"
+    assert sum(unit.entries for unit in store.backlog("q")) == 1
+    assert observe(store.database).excluded == ()
+
+
+def test_all_write_pointers_of_a_late_transaction_become_invalid_and_are_pruned(store: Store) -> None:
+    tx = begin(store, kind="long", timeout=0.05)
+    put(tx, b"1")
+    tx.checkpoint()
+    put(tx, b"2", row="b")
+    tx.flush()
+    pointers = tx._transaction.value.own
+    wait_past(store, tx._transaction.value.deadline_ms)
+    assert sweep(store.database) == 1
+    assert observe(store.database).excluded == pointers
+    for step in (tx.checkpoint, lambda: tx.table("t").get("a", "n"), tx.flush, tx._transaction.commit):
+        if step == tx.flush:
+            put(tx, b"late")
+        with pytest.raises(RegistrationLost):
+            step()
+    assert prune(store.database) == 2
+    assert prune(store.database) == 0
+    assert (read(store, "a"), read(store, "b"), observe(store.database).excluded) == (None, None, ())
+
+
+def test_a_transaction_that_has_ended_makes_no_checkpoint(store: Store) -> None:
+    tx = begin(store)
+    tx._transaction.abort()
+    with pytest.raises(TransactionEnded):
+        tx.checkpoint()
+    with pytest.raises(TransactionEnded):
+        tx.level = Level.SNAPSHOT_ALL
+
+
+def test_only_long_transactions_are_given_away(store: Store) -> None:
+    with store.transaction() as tx, pytest.raises(InvalidArgument, match="long"):
+        tx.to_json()
+    with store.transaction(read_only=True) as tx, pytest.raises(InvalidArgument, match="no id"):
+        _ = tx.id

@@ -1,0 +1,183 @@
+"""Participants: every step of each one fails in every position, and nothing is left half done."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.test_transactions import read, write
+
+from export_queue.core.client import Store, TransactionContext
+from export_queue.core.errors import AfterCommitFailed, ConflictError, InvalidArgument
+from export_queue.core.transactions import Transaction, observe
+
+STEPS = ("start", "update", "changes", "persist", "rollback", "after_commit")
+
+
+class Broken(RuntimeError):
+    """What a participant's own resource raises."""
+
+
+class Resource:
+    """Keeps what it was called for; fails in one step."""
+
+    def __init__(self, name: str, fails_in: str = "") -> None:
+        self.name = name
+        self.fails_in = fails_in
+        self.calls: list[str] = []
+        self.data: dict[int, str] = {}
+        self.transaction: Transaction | None = None
+
+    def _call(self, step: str) -> None:
+        self.calls.append(step)
+        if step == self.fails_in:
+            raise Broken(f"{self.name} failed in {step}")
+
+    def start(self, transaction: Transaction) -> None:
+        self.transaction = transaction
+        self._call("start")
+
+    def update(self, transaction: Transaction) -> None:
+        self.transaction = transaction
+        self._call("update")
+
+    def changes(self) -> Iterator[bytes]:
+        self._call("changes")
+        yield b"record"
+
+    def persist(self) -> None:
+        assert self.transaction is not None
+        self.data[self.transaction.own[-1]] = "written"
+        self._call("persist")
+
+    def rollback(self) -> None:
+        self._call("rollback")
+        assert self.transaction is not None
+        for pointer in self.transaction.own:
+            self.data.pop(pointer, None)
+
+    def after_commit(self) -> None:
+        self._call("after_commit")
+
+
+def work(tx: TransactionContext, resources: list[Resource]) -> None:
+    for resource in resources:
+        tx.join(resource)
+    tx.table("t").set("a", "n", b"1")
+    tx.checkpoint()
+
+
+def test_all_are_called_in_order(store: Store) -> None:
+    resources = [Resource("first"), Resource("second")]
+    with store.transaction() as tx:
+        work(tx, resources)
+        own = tx.id
+    for resource in resources:
+        assert resource.calls == ["start", "update", "changes", "persist", "after_commit"]
+        assert resource.data == {own: "written"}
+    assert read(store, "a") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("step", "position"),
+    itertools.product([step for step in STEPS if step not in ("rollback", "after_commit")], range(3)),
+)
+def test_a_failure_before_the_commit_rolls_all_back(store: Store, step: str, position: int) -> None:
+    resources = [Resource(f"r{i}", step if i == position else "") for i in range(3)]
+    with pytest.raises(Broken, match=f"r{position} failed in {step}"), store.transaction() as tx:
+        work(tx, resources)
+    assert read(store, "a") is None
+    assert observe(store.database).excluded == ()
+    joined = resources[: position + 1] if step == "start" else resources
+    for resource in joined:
+        assert resource.calls[-1] == "rollback"
+        assert resource.data == {}
+    assert all(not resource.calls for resource in resources if resource not in joined)
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_a_failing_rollback_is_told_and_makes_the_id_invalid_for_good(store: Store, position: int) -> None:
+    resources = [Resource(f"r{i}", "rollback" if i == position else "") for i in range(3)]
+    own = 0
+    with pytest.raises(KeyError) as caught, store.transaction() as tx:
+        work(tx, resources)
+        own = tx.id
+        raise KeyError("the user's own error")
+    assert [f"r{position}" in note and "rollback" in note for note in caught.value.__notes__] == [True]
+    assert all("rollback" in resource.calls for resource in resources)
+    assert observe(store.database).excluded == (own,), "what it wrote there must stay hidden"
+    assert [(kept.id, kept.left_to) for kept in store.kept_invalid()] == [(own, f"r{position}")]
+
+
+def test_the_first_error_carries_all_others(store: Store) -> None:
+    first, second, third = Resource("first", "rollback"), Resource("second", "persist"), Resource("third", "rollback")
+    with pytest.raises(Broken, match="second failed in persist") as caught, store.transaction() as tx:
+        work(tx, [first, second, third])
+    assert [note.split(":")[0] for note in caught.value.__notes__] == [
+        "besides, participant 'third' failed in rollback",
+        "besides, participant 'first' failed in rollback",
+    ]
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_a_failure_after_the_commit_leaves_it_committed(store: Store, position: int) -> None:
+    resources = [Resource(f"r{i}", "after_commit" if i == position else "") for i in range(3)]
+    calls = 0
+
+    def once(tx: TransactionContext) -> None:
+        nonlocal calls
+        calls += 1
+        work(tx, resources)
+
+    with pytest.raises(AfterCommitFailed, match=f"r{position} failed in after_commit") as caught:
+        store.run(once)
+    assert isinstance(caught.value.__cause__, Broken)
+    assert calls == 1, "run() must not repeat what has committed"
+    assert read(store, "a") == b"1"
+    for resource in resources:
+        assert resource.calls[-1] == "after_commit", "all are told"
+        assert resource.data != {}
+
+
+def test_a_conflict_of_the_store_rolls_all_back(store: Store) -> None:
+    resource = Resource("r")
+    with pytest.raises(ConflictError), store.transaction() as tx:
+        tx.table("t").get("a", "n")
+        work(tx, [resource])
+        write(store, "a", b"other")
+    assert resource.calls[-2:] == ["persist", "rollback"]
+    assert resource.data == {}
+
+
+def test_two_transactions_that_change_the_same_record_of_a_participant_conflict(store: Store) -> None:
+    first, second = Resource("r"), Resource("r")
+    with pytest.raises(ConflictError, match="participant r: record"), store.transaction() as tx:
+        tx.join(first)
+        with store.transaction() as other:
+            other.join(second)
+    assert (first.data, len(second.data)) == ({}, 1)
+
+
+def test_participants_of_different_names_do_not_meet(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.join(Resource("r"))
+        with store.transaction() as other:
+            other.join(Resource("s"))
+
+
+def test_a_transaction_that_only_has_participants_commits(store: Store) -> None:
+    resource = Resource("r")
+    with store.transaction() as tx:
+        tx.join(resource)
+    assert store.outcome(tx.request).status == "committed"
+    assert resource.calls[-1] == "after_commit"
+
+
+def test_a_bound_transaction_takes_no_participants(store: Store) -> None:
+    with (
+        store.database.engine.connect() as connection,
+        pytest.raises(InvalidArgument, match="bound"),
+        store.transaction(connection=connection) as tx,
+    ):
+        tx.join(Resource("r"))
