@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+import sqlalchemy as sa
 from tests.integration.test_transactions import read, write
 
 from export_queue.core.client import Store, TransactionContext
@@ -176,7 +177,7 @@ def test_a_transaction_that_only_has_participants_commits(store: Store) -> None:
 
 def test_a_bound_transaction_takes_no_participants(store: Store) -> None:
     with (
-        store.database.engine.connect() as connection,
+        sa.create_engine(store.database.engine.url).begin() as connection,
         pytest.raises(InvalidArgument, match="bound"),
         store.transaction(connection=connection) as tx,
     ):
