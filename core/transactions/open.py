@@ -29,14 +29,14 @@ from export_queue.core.store import CommitCall, Database, Handle, Span
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
 from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
 from export_queue.core.transactions.snapshot import Transaction
-from export_queue.core.transactions.steps import outcome, sweep_if_due, token_state
+from export_queue.core.transactions.steps import ASK_SECONDS, outcome, sweep_if_due, token_state
 
 Answer = TypeVar("Answer")
 
 READ_BLOCK = 1000
 """Cells that one statement reads at most."""
-ASK_SECONDS = 20.0
-"""How long the outcome of a broken commit is asked for."""
+ANSWER_SECONDS = 10.0
+"""How long beyond its time-out a transaction waits for an answer before it takes the connection for dead."""
 WRITE_ONLY_TRIES = 20
 """How often a commit is repeated that never read, and so may be, when a younger transaction overtook it."""
 MAX_SHORT_SECONDS = 3600.0
@@ -73,10 +73,11 @@ class OpenTransaction:
         self._generation = 1
         self._timeout_ms = _checked_timeout(timeout, long)
         self._value: Transaction | None = None
-        self._session: Session = bound or (PooledSession(database) if long else PinnedSession(database))
+        self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
+        self._session: Session = bound or (PooledSession if long else PinnedSession)(database, seconds=self._seconds)
         self._state: Literal["open", "committed", "aborted"] = "open"
         if token is not None:
-            state = token_state(database, token)
+            state = token_state(database, token, seconds=self._seconds)
             if state.committed:
                 raise AlreadyCommitted(token, state.result)
             self._generation = state.generation
@@ -112,7 +113,7 @@ class OpenTransaction:
 
     def _start(self) -> Transaction:
         if self.kind != "bound":
-            sweep_if_due(self.database)
+            sweep_if_due(self.database, seconds=self._seconds)
         start = partial(
             self.database.dialect.start,
             kind=self.kind,
@@ -282,13 +283,17 @@ class OpenTransaction:
         try:
             own = self._send(call)
         except StoreUnavailable as error:
+            if not error.sent:
+                self.abort()
+                raise
             own = self._ask(error)
         except RegistrationLost as error:
             # Not a verdict: the same commit may have taken effect before its answer was lost.
             own = self._ask(error)
         except AlreadyCommitted as error:
             self.abort()
-            raise AlreadyCommitted(error.token, token_state(self.database, error.token).result) from error
+            state = token_state(self.database, error.token, seconds=self._seconds)
+            raise AlreadyCommitted(error.token, state.result) from error
         except BaseException:
             self.abort()
             raise
@@ -333,14 +338,13 @@ class OpenTransaction:
         deadline = time.monotonic() + ASK_SECONDS
         while True:
             try:
-                decided = outcome(self.database, self.request)
+                decided = outcome(self.database, self.request, seconds=ASK_SECONDS)
                 break
-            except StoreUnavailable as error:
-                if time.monotonic() > deadline:
+            except Exception as error:  # whatever it is: the commit may have taken effect
+                if not isinstance(error, StoreUnavailable) or time.monotonic() > deadline:
                     self._end("aborted")
                     raise CommitOutcomeUnknown(
-                        f"the commit of request {self.request} got no answer, "
-                        f"and the store cannot be asked: {error.message}"
+                        f"the commit of request {self.request} got no answer, and the store cannot be asked: {error}",
                     ) from reason
                 time.sleep(0.2)
         if decided.status == "committed" and decided.id is not None:
