@@ -126,6 +126,8 @@ class StoreUnavailable(StoreError):
     """The store's database cannot be reached or does not answer."""
 
     transient = True
+    sent: bool = True
+    """Whether something may have reached the database; if not, nothing has taken effect, nor ever will."""
     default_hint = "check that the database runs and that the connection is right, then try again"
 
 

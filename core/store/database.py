@@ -94,7 +94,8 @@ class Database:
         backend = parsed.get_backend_name()
         shown = parsed.render_as_string(hide_password=True)
         if backend == "sqlite":
-            from export_queue.core.store.sqlite import SqliteDialect, open_engine
+            from export_queue.core.store.sqlite import SqliteDialect
+            from export_queue.core.store.sqlite_file import open_engine
 
             if not parsed.database or parsed.database == ":memory:":
                 raise InvalidArgument(f"a store needs a file that processes can share, found {shown}")
@@ -120,13 +121,24 @@ class Database:
         """Who runs transactions here, for those who watch the store; by default host and process."""
         return self._client or f"{socket.gethostname()}:{os.getpid()}"
 
+    def lend(self) -> sa.PoolProxiedConnection:
+        """Open or reuse a connection of the driver in autocommit mode, which the caller closes.
+
+        :raises StoreUnavailable: with ``sent`` false.
+        """
+        with self._unsent():
+            return self.engine.raw_connection()
+
     @contextlib.contextmanager
-    def connect(self) -> Iterator[sa.Connection]:
-        """Lend a connection in autocommit mode; errors of the database come out as this library's."""
-        with self.translated():
+    def connect(self, *, seconds: float | None = None) -> Iterator[sa.Connection]:
+        """Lend a connection in autocommit mode; errors of the database come out as this library's.
+
+        :param seconds: how long each answer is waited for; an hour.
+        """
+        with self._unsent():
             connection = self.engine.connect()
         try:
-            with self.translated():
+            with self.translated(), self.dialect.limited(connection, seconds):
                 yield connection
         finally:
             connection.close()
@@ -138,9 +150,21 @@ class Database:
             yield Work(connection, self)
 
     @contextlib.contextmanager
-    def read(self) -> Iterator[Work]:
-        """Lend a connection for reading, each statement by itself."""
-        with self.connect() as connection:
+    def _unsent(self) -> Iterator[None]:
+        try:
+            with self.translated():
+                yield
+        except StoreUnavailable as error:
+            error.sent = False
+            raise
+
+    @contextlib.contextmanager
+    def read(self, *, seconds: float | None = None) -> Iterator[Work]:
+        """Lend a connection for reading, each statement by itself.
+
+        :param seconds: how long each answer is waited for; an hour.
+        """
+        with self.connect(seconds=seconds) as connection:
             yield Work(connection, self)
 
     @contextlib.contextmanager
@@ -161,8 +185,9 @@ class Database:
     def _translate(self, error: BaseException) -> Exception:
         if self.dialect.is_missing_table(error):
             return StoreNotCreated(f"{self.shown_url} holds no store")
-        if self.dialect.is_transient(error):
-            return StoreUnavailable(f"store {self.shown_url}: {str(error).strip()}")
+        explained = self.dialect.explain(error, self.shown_url)
+        if explained is not None:
+            return explained
         return error if isinstance(error, Exception) else StoreUnavailable(str(error))
 
     def now(self, connection: sa.Connection) -> int:

@@ -7,7 +7,7 @@ import os
 import threading
 from types import TracebackType
 
-from export_queue.core.errors import StoreUnavailable
+from export_queue.core.errors import StoreError, StoreUnavailable
 
 
 class FileLock:
@@ -25,7 +25,13 @@ class FileLock:
         self._file: int | None = None
 
     def __enter__(self) -> FileLock:
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StoreError(
+                f"cannot open the write lock {self._path}: {error.strerror}",
+                hint="the folder of a SQLite store must exist, be writable and have space left",
+            ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -47,10 +53,12 @@ class FileLock:
             raise
         if not came:
             turn.give_up()
-            raise StoreUnavailable(
+            busy = StoreUnavailable(
                 f"another process has held the write lock {self._path} for more than {self._seconds:.0f} s",
                 hint="look for a stopped process that has the store open",
             )
+            busy.sent = False
+            raise busy
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

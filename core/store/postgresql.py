@@ -24,11 +24,9 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionTimeout,
 )
+from export_queue.core.store.bounded import CLIENT_DEFAULTS, bound_connections, limited
 from export_queue.core.store.conflict_keys import conflict_error
 from export_queue.core.store.protocol import CommitCall, Committed, Handle, Kind, Outcome, Span, Started, View, Writes
-
-CONNECT_SECONDS = 10
-"""How long a connection attempt may take."""
 
 _READ_CELL = """
     select s.horizon, c.version, c.value
@@ -75,11 +73,12 @@ def open_engine(url: sa.URL, schema: str) -> sa.Engine:
     engine = sa.create_engine(
         url.set(drivername="postgresql+psycopg"),
         isolation_level="AUTOCOMMIT",
-        connect_args={"connect_timeout": CONNECT_SECONDS, "application_name": "export-queue"},
+        connect_args={name: url.query.get(name, value) for name, value in CLIENT_DEFAULTS.items()},
         pool_size=8,
         max_overflow=56,
         pool_pre_ping=False,
     )
+    bound_connections(engine)
     return engine.execution_options(schema_translate_map={None: schema})
 
 
@@ -115,6 +114,14 @@ class PostgresDialect:
     def now(self, connection: Handle) -> int:
         """Read the server's clock."""
         return int(self._one(connection, f"select {self._s}.xq_now_v1()")[0])
+
+    def explain(self, error: BaseException, url: str) -> StoreUnavailable | None:
+        """Name the database."""
+        return StoreUnavailable(f"store {url}: {str(error).strip()}") if self.is_transient(error) else None
+
+    def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
+        """Give each answer a time limit."""
+        return limited(_raw(connection), seconds)
 
     @contextlib.contextmanager
     def transaction(self, connection: Handle, *, durable: bool = True) -> Iterator[None]:

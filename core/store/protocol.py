@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import psycopg
     from sqlalchemy import Connection
 
+    from export_queue.core.errors import StoreError
+
 Handle: TypeAlias = "Connection | sqlite3.Connection | psycopg.Connection[Any]"
 """A connection of the engine, or, in a transaction that is bound to its user's, the driver's own."""
 
@@ -152,8 +154,11 @@ class StoreDialect(Protocol):
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether a driver's error says that the store's tables are not there."""
 
-    def is_transient(self, error: BaseException) -> bool:
-        """Tell whether, after a driver's error, trying again may help."""
+    def explain(self, error: BaseException, url: str) -> StoreError | None:
+        """Turn a driver's error about the database as a whole into one that names it; None for all others."""
+
+    def limited(self, connection: Handle, seconds: float | None) -> AbstractContextManager[None]:
+        """Inside the block, wait no longer than this for each answer; None changes nothing."""
 
     def now(self, connection: Handle) -> int:
         """Read the store's clock, in milliseconds since the epoch."""

@@ -6,11 +6,8 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 from uuid import UUID
-
-import sqlalchemy as sa
-from sqlalchemy import event
 
 from export_queue.core.errors import (
     AlreadyCommitted,
@@ -18,6 +15,7 @@ from export_queue.core.errors import (
     InvalidArgument,
     RegistrationLost,
     SnapshotTooOld,
+    StoreError,
     TransactionTimeout,
 )
 from export_queue.core.store import sqlite_statements as sql
@@ -34,29 +32,8 @@ from export_queue.core.store.protocol import (
     View,
     Writes,
 )
+from export_queue.core.store.sqlite_file import LOCK_SECONDS, explain, undone
 from export_queue.core.store.sqlite_reads import SqliteReads, raw_of, unfinished
-
-LOCK_SECONDS = 30.0
-"""How long a writer waits for its turn."""
-
-
-def open_engine(url: sa.URL) -> sa.Engine:
-    """Make an engine whose connections are durable and never begin a transaction by themselves."""
-    engine = sa.create_engine(
-        url,
-        isolation_level="AUTOCOMMIT",
-        connect_args={"timeout": LOCK_SECONDS, "check_same_thread": False},
-        pool_size=8,
-        max_overflow=56,
-        pool_use_lifo=True,  # the connection that was used last has the newest pages in its cache
-    )
-
-    @event.listens_for(engine, "connect")
-    def _set_up(connection: Any, record: object) -> None:
-        connection.execute("pragma journal_mode = wal")
-        connection.execute("pragma synchronous = full")
-
-    return engine
 
 
 class SqliteDialect(SqliteReads):
@@ -71,16 +48,20 @@ class SqliteDialect(SqliteReads):
     driver_error: ClassVar[type[Exception]] = sqlite3.Error
 
     def __init__(self, path: str, clock: Clock) -> None:
-        self._lock_path = path + ".lock"
+        self._path = path
         self._clock = clock
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether the error says that the store's tables are not there."""
         return "no such table: xq_" in str(error)
 
-    def is_transient(self, error: BaseException) -> bool:
-        """Tell whether trying again may help."""
-        return isinstance(error, sqlite3.OperationalError)
+    def explain(self, error: BaseException, url: str) -> StoreError | None:
+        """Name the file and what to do."""
+        return explain(error, url)
+
+    def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
+        """Nothing to limit: the only long waits are those for the write lock, which have their own."""
+        return contextlib.nullcontext()
 
     def now(self, connection: Handle) -> int:
         """Read the host's clock."""
@@ -96,13 +77,14 @@ class SqliteDialect(SqliteReads):
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             yield
             return
-        with FileLock(self._lock_path, seconds=LOCK_SECONDS):
+        with FileLock(self._path + ".lock", seconds=LOCK_SECONDS):
             if not durable:
                 raw.execute("pragma synchronous = normal")
             try:
-                raw.execute("begin immediate")
                 try:
-                    yield
+                    with undone(self._path):
+                        raw.execute("begin immediate")
+                        yield
                     raw.execute("commit")
                 except BaseException:
                     if raw.in_transaction:

@@ -31,6 +31,7 @@ from export_queue.core.transactions.sessions import BoundSession, PinnedSession,
 from export_queue.core.transactions.snapshot import Transaction
 from export_queue.core.transactions.states import OPEN, State
 from export_queue.core.transactions.steps import (
+    ASK_SECONDS,
     invalidate,
     observe,
     outcome,
@@ -39,8 +40,8 @@ from export_queue.core.transactions.steps import (
     token_state,
 )
 
-ASK_SECONDS = 20.0
-"""How long the outcome of a broken commit is asked for."""
+ANSWER_SECONDS = 10.0
+"""How long beyond its time-out a transaction waits for an answer before it takes the connection for dead."""
 WRITE_ONLY_TRIES = 20
 """How often a commit is repeated that never read, and so may be, when a younger transaction overtook it."""
 
@@ -73,17 +74,20 @@ class OpenTransaction(ReadingTransaction):
         token: str | None = None,
         bound: BoundSession | None = None,
     ) -> None:
-        session: Session = bound or (PinnedSession(database) if kind == "short" else PooledSession(database))
+        self._timeout_ms = database.limits.timeout_ms(timeout, long=kind == "long")
+        self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
+        session: Session = bound or (PinnedSession if kind == "short" else PooledSession)(
+            database, seconds=self._seconds
+        )
         super().__init__(database, session, WriteBuffer(database.limits))
         self.kind: OpenKind = kind
         self.request: UUID = new_request()
         self.token = token
         self._settled = settled
         self._generation = 1
-        self._timeout_ms = database.limits.timeout_ms(timeout, long=kind == "long")
         self._participants = Participants()
         if token is not None:
-            state = token_state(database, token)
+            state = token_state(database, token, seconds=self._seconds)
             if state.committed:
                 raise AlreadyCommitted(token, state.result)
             self._generation = state.generation
@@ -109,7 +113,7 @@ class OpenTransaction(ReadingTransaction):
             started = Started(snapshot.read_pointer + 1, snapshot.excluded, deadline_ms=0)
         else:
             if self.kind != "bound":
-                sweep_if_due(self.database)
+                sweep_if_due(self.database, seconds=self._seconds)
             dialect, client = self.database.dialect, self.database.client
             kind, request, timeout_ms = self.kind, self.request, self._timeout_ms
             try:
@@ -274,11 +278,12 @@ class OpenTransaction(ReadingTransaction):
         try:
             return self._send_repeatedly(call)
         except AlreadyCommitted as error:
-            raise AlreadyCommitted(error.token, token_state(self.database, error.token).result) from error
+            state = token_state(self.database, error.token, seconds=self._seconds)
+            raise AlreadyCommitted(error.token, state.result) from error
         except (StoreUnavailable, RegistrationLost) as error:
             # Neither is a verdict: the same commit may have taken effect before its answer was lost.
-            if self.kind == "bound":
-                raise  # its outcome is that of the user's SQL transaction
+            if self.kind == "bound" or (isinstance(error, StoreUnavailable) and not error.sent):
+                raise  # the one's outcome is that of the user's SQL transaction, the other never left this process
             return self._ask(error)
 
     def _send_repeatedly(self, call: CommitCall) -> int:
@@ -296,14 +301,13 @@ class OpenTransaction(ReadingTransaction):
         deadline = time.monotonic() + ASK_SECONDS
         while True:
             try:
-                decided = outcome(self.database, self.request)
+                decided = outcome(self.database, self.request, seconds=ASK_SECONDS)
                 break
-            except StoreUnavailable as error:
-                if time.monotonic() > deadline:
+            except Exception as error:  # whatever it is: the commit may have taken effect
+                if not isinstance(error, StoreUnavailable) or time.monotonic() > deadline:
                     self._end(State.UNKNOWN)
                     raise CommitOutcomeUnknown(
-                        f"the commit of request {self.request} got no answer, "
-                        f"and the store cannot be asked: {error.message}"
+                        f"the commit of request {self.request} got no answer, and the store cannot be asked: {error}"
                     ) from reason
                 time.sleep(0.2)
         if decided.status == "committed" and decided.id is not None:

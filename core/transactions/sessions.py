@@ -27,45 +27,55 @@ class Session(Protocol):
 
 
 class PooledSession:
-    """Any connection for each step: for long transactions, which are registered by a row."""
+    """Any connection for each step: for long transactions, which are registered by a row.
 
-    def __init__(self, database: Database) -> None:
+    :param seconds: how long each answer is waited for.
+    """
+
+    def __init__(self, database: Database, *, seconds: float) -> None:
         self._database = database
+        self._seconds = seconds
 
     def call(self, step: Callable[[Handle], Answer]) -> Answer:
         """Run one step."""
-        with self._database.connect() as connection:
+        with self._database.connect(seconds=self._seconds) as connection:
             return step(connection)
 
     def drop(self) -> None:
-        """Nothing is kept."""
+        """Close all that the pool holds: what cut one connection may have cut the others."""
+        self._database.engine.dispose()
 
     def close(self) -> None:
         """Nothing is kept."""
 
 
 class PinnedSession:
-    """One connection from the first step to the end: its server session may hold the registration."""
+    """One connection from the first step to the end: its server session may hold the registration.
 
-    def __init__(self, database: Database) -> None:
+    :param seconds: how long each answer is waited for.
+    """
+
+    def __init__(self, database: Database, *, seconds: float) -> None:
         self._database = database
+        self._seconds = seconds
         self._connection: sa.PoolProxiedConnection | None = None
 
     def call(self, step: Callable[[Handle], Answer]) -> Answer:
         """Run one step."""
-        with self._database.translated():
-            if self._connection is None:
-                # The driver's own: SQLAlchemy's connection object would cost more than a statement.
-                self._connection = self._database.engine.raw_connection()
-            raw: Handle = self._connection.driver_connection  # type: ignore[assignment]  # what the dialect made
+        if self._connection is None:
+            # The driver's own: SQLAlchemy's connection object would cost more than a statement.
+            self._connection = self._database.lend()
+        raw: Handle = self._connection.driver_connection  # type: ignore[assignment]  # what the dialect made
+        with self._database.translated(), self._database.dialect.limited(raw, self._seconds):
             return step(raw)
 
     def drop(self) -> None:
-        """Close the connection instead of giving it back to the pool."""
+        """Close the connection, and all that the pool holds: what cut one may have cut the others."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.invalidate()
             connection.close()
+        self._database.engine.dispose()
 
     def close(self) -> None:
         """Give the connection back."""

@@ -16,6 +16,8 @@ from export_queue.core.transactions.snapshot import Snapshot
 
 SWEEP_SECONDS = 10.0
 """Least time between two sweeps of one process."""
+ASK_SECONDS = 20.0
+"""How long the outcome of a commit is asked for."""
 
 
 def observe(database: Database) -> Snapshot:
@@ -44,9 +46,13 @@ def invalidate(database: Database, transaction: int, *, left_to: str) -> None:
         add_invalid(work, transaction, left_to)
 
 
-def outcome(database: Database, request: UUID) -> Outcome:
-    """Decide the outcome of a request: it waits for a commit in flight and shuts out one that arrives later (I12)."""
-    with database.connect() as connection:
+def outcome(database: Database, request: UUID, *, seconds: float = ASK_SECONDS) -> Outcome:
+    """Decide the outcome of a request: it waits for a commit in flight and shuts out one that arrives later (I12).
+
+    :param seconds: how long it waits.
+    :raises StoreUnavailable: the store cannot be asked, or the commit is still in flight.
+    """
+    with database.connect(seconds=seconds) as connection:
         return database.dialect.decide(connection, request)
 
 
@@ -62,9 +68,12 @@ class TokenState:
     """What was stored with the commit."""
 
 
-def token_state(database: Database, token: str) -> TokenState:
-    """Look a token up."""
-    with database.read() as work:
+def token_state(database: Database, token: str, *, seconds: float | None = None) -> TokenState:
+    """Look a token up.
+
+    :param seconds: how long the answer is waited for; an hour.
+    """
+    with database.read(seconds=seconds) as work:
         row = latest_token(work, token)
     if row is None:
         return TokenState(1, committed=False)
@@ -74,18 +83,21 @@ def token_state(database: Database, token: str) -> TokenState:
     return TokenState(int(row["generation"]), committed=True, result=result)
 
 
-def sweep(database: Database) -> int:
-    """Make transactions past their deadline invalid, and return how many."""
-    with database.connect() as connection:
+def sweep(database: Database, *, seconds: float | None = None) -> int:
+    """Make transactions past their deadline invalid, and return how many.
+
+    :param seconds: how long the answer is waited for; an hour.
+    """
+    with database.connect(seconds=seconds) as connection:
         return database.dialect.sweep(connection)
 
 
-def sweep_if_due(database: Database) -> None:
+def sweep_if_due(database: Database, *, seconds: float) -> None:
     """Sweep as part of starting, unless this process did so a moment ago."""
     now = time.monotonic()
     if now - database.swept_at > SWEEP_SECONDS:
         database.swept_at = now
-        sweep(database)
+        sweep(database, seconds=seconds)
 
 
 def prune(database: Database, *, limit: int = 1000) -> int:

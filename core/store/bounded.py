@@ -1,0 +1,116 @@
+"""Connections to PostgreSQL on which nothing is waited for without end."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections.abc import Generator, Iterator
+from typing import Any, TypeVar
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.abc import PQGen
+from sqlalchemy import event
+
+Value = TypeVar("Value")
+
+CONNECT_SECONDS = 10
+"""How long a connection attempt may take."""
+LONGEST_SECONDS = 3600.0
+"""How long any answer is waited for where nobody says less; maintenance of large tables takes its time."""
+
+CLIENT_DEFAULTS = {
+    "connect_timeout": CONNECT_SECONDS,
+    "application_name": "export-queue",
+    # A server whose host or network is gone is noticed after a minute, not after the system's two hours.
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""What libpq is told unless the URL says otherwise."""
+
+# The server's side of the same: a session whose client is gone may hold the registration of an id. Only where the
+# server's administrator has said nothing; names that a server does not know are left out.
+_SERVER_DEFAULTS = b"""
+    select set_config(s.name, v.value, false)
+    from (values ('tcp_keepalives_idle', '30'), ('tcp_keepalives_interval', '10'), ('tcp_keepalives_count', '3'),
+                 ('tcp_user_timeout', '60000'), ('client_connection_check_interval', '10000')) v(name, value)
+    join pg_catalog.pg_settings s on s.name = v.name and s.source = 'default'
+"""
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection that is closed when an answer does not come in time.
+
+    TCP alone does not see everything: a stopped server, a hanging pooler or firewall keeps its end alive.
+    The statement is not cancelled in the server: that would end the wait for a synchronous standby, too.
+    """
+
+    answer_seconds: float = LONGEST_SECONDS
+
+    def wait(self, gen: PQGen[Value], *arguments: Any, **options: Any) -> Value:
+        """Wait for the answer to what was sent.
+
+        :raises psycopg.OperationalError: it did not come in time; the connection is closed.
+        """
+        return super().wait(self._in_time(gen), *arguments, **options)
+
+    def _in_time(self, answer: PQGen[Value]) -> Generator[Any, Any, Value]:
+        seconds = self.answer_seconds
+        end = time.monotonic() + seconds
+        try:
+            awaited = next(answer)
+            while True:
+                ready = yield awaited
+                if not ready and time.monotonic() > end:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"the server has not answered for {seconds:g} s")
+                awaited = answer.send(ready)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def limited(raw: object, seconds: float | None) -> Iterator[None]:
+    """Wait no longer than this for each answer inside the block; other connections and None change nothing."""
+    if seconds is None or not isinstance(raw, BoundedConnection):
+        yield
+        return
+    before, raw.answer_seconds = raw.answer_seconds, min(seconds, LONGEST_SECONDS)
+    try:
+        yield
+    finally:
+        raw.answer_seconds = before
+
+
+def bound_connections(engine: sa.Engine) -> None:
+    """Make an engine's connections bounded, and lend none whose server has already ended it."""
+
+    @event.listens_for(engine, "do_connect")
+    def _open(dialect: object, record: object, arguments: Any, options: Any) -> BoundedConnection:
+        raw = BoundedConnection.connect(*arguments, autocommit=True, **options)
+        try:
+            raw.answer_seconds = CONNECT_SECONDS
+            raw.execute(_SERVER_DEFAULTS)
+        except BaseException:
+            raw.close()
+            raise
+        return raw
+
+    @event.listens_for(engine, "connect")  # the last step: the driver's own questions have been answered
+    def _opened(raw: BoundedConnection, record: object) -> None:
+        raw.answer_seconds = LONGEST_SECONDS
+
+    @event.listens_for(engine, "checkout")
+    def _lend(raw: BoundedConnection, record: object, proxy: object) -> None:
+        # An idle session has nothing to say but its end, after a restart or a cut; asking the server would cost a trip.
+        if raw.closed or _has_something_to_say(raw):
+            raise sa.exc.InvalidatePoolError
+
+
+def _has_something_to_say(raw: BoundedConnection) -> bool:
+    poll = select.poll()
+    poll.register(raw.pgconn.socket, select.POLLIN)
+    return bool(poll.poll(0))
