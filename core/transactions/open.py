@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import orjson
 
@@ -26,6 +26,7 @@ from export_queue.core.errors import (
     TransactionEnded,
 )
 from export_queue.core.store import CommitCall, Database, Handle, Span
+from export_queue.core.store.outcomes import new_request
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
 from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
 from export_queue.core.transactions.snapshot import Transaction
@@ -67,7 +68,7 @@ class OpenTransaction:
     ) -> None:
         self.database = database
         self.kind: Literal["short", "long", "bound"] = "bound" if bound else "long" if long else "short"
-        self.request: UUID = uuid4()
+        self.request: UUID = new_request()
         self.token = token
         self.buffer = WriteBuffer()
         self._generation = 1

@@ -9,7 +9,9 @@ from uuid import UUID
 
 import orjson
 
+from export_queue.core.errors import CommitOutcomeUnknown
 from export_queue.core.store import Database, Outcome
+from export_queue.core.store.outcomes import may_be_forgotten
 from export_queue.core.store.reports import latest_token
 from export_queue.core.transactions.snapshot import Snapshot
 
@@ -25,9 +27,20 @@ def observe(database: Database) -> Snapshot:
 
 
 def outcome(database: Database, request: UUID) -> Outcome:
-    """Decide the outcome of a request: it waits for a commit in flight and shuts out one that arrives later (I12)."""
+    """Decide the outcome of a request: it waits for a commit in flight and shuts out one that arrives later (I12).
+
+    :raises CommitOutcomeUnknown: the request is so old that its outcome may have been forgotten.
+    """
     with database.connect() as connection:
-        return database.dialect.decide(connection, request)
+        decided = database.dialect.decide(connection, request)
+    if decided.status == "refused":
+        with database.read() as work:
+            if may_be_forgotten(work, request):
+                raise CommitOutcomeUnknown(
+                    f"the outcome of request {request} is not known any more",
+                    hint="clean-up forgets outcomes after a day; `export-queue maintain --keep-outcomes` says when",
+                )
+    return decided
 
 
 @dataclass(frozen=True, slots=True)
