@@ -1,5 +1,6 @@
 """The command line."""
 
+from export_queue.core.cli import maintenance as _maintenance  # noqa: F401  (adds its commands)
 from export_queue.core.cli.commands import main
 
 __all__ = ["main"]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from export_queue.core.client.context import TransactionContext
 from export_queue.core.client.transacting import Transacting
+from export_queue.core.maintenance import MaintenanceReport, maintain, read_metrics, render
 from export_queue.core.observers import Observer, ObserverFailure, Observers, Processed
 from export_queue.core.queue import (
     Backlog,
@@ -242,6 +243,21 @@ class Store(Transacting):
         queue = self.queue(queue_id)
         with self.database.read() as work:
             return count_dead(work, queue)
+
+    def maintain(self, *, limit: int = 100_000) -> MaintenanceReport:
+        """Delete what nobody can read or ask for any more; safe beside everything, and if it is interrupted.
+
+        See :func:`export_queue.core.maintenance.maintain` for what is kept how long.
+
+        :param limit: rows of each subject that are looked at; the report says whether more is left.
+        """
+        _ = self.identity
+        return maintain(self.database, limit=limit)
+
+    def metrics(self) -> str:
+        """Say what there is to watch, in the store and in this process, as OpenMetrics text."""
+        _ = self.identity
+        return render(read_metrics(self.database, counters=self.database.counters))
 
     def reports(
         self, *, token: str | None = None, queue_id: str | None = None, limit: int = 100

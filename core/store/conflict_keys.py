@@ -36,6 +36,21 @@ def participant_key(name: str, key: bytes) -> bytes:
     return _NUMBER.pack(b"p", 0) + _LENGTH.pack(len(encoded)) + encoded + key
 
 
+def cells_of_key(key: bytes) -> tuple[int, bytes, bytes | None] | None:
+    """Tell which cells a conflict key stands for: table number, row, and column, or None for the whole row.
+
+    :returns: None if it stands for no cells.
+    """
+    kind, number = _NUMBER.unpack_from(key)
+    rest = key[_NUMBER.size :]
+    if kind == b"r":
+        return number, rest, None
+    if kind == b"c":
+        length = _LENGTH.unpack_from(rest)[0]
+        return number, rest[2 : 2 + length], rest[2 + length :]
+    return None
+
+
 def show_key(key: bytes) -> str:
     """Make a conflict key readable."""
     kind, number = _NUMBER.unpack_from(key)

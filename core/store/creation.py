@@ -70,10 +70,11 @@ def _add_first_rows(work: Work) -> None:
 
 
 def _create_views(connection: sa.Connection) -> None:
-    prefix = ""
+    prefix, views = "", schema.VIEWS
     if connection.dialect.name == "postgresql":
         prefix = connection.dialect.identifier_preparer.quote_schema(schema_of(connection)) + "."
-    for name, body in schema.VIEWS.items():
+        views = views | schema.POSTGRESQL_VIEWS
+    for name, body in views.items():
         connection.exec_driver_sql(f"drop view if exists {prefix}{name}")
         connection.exec_driver_sql(f"create view {prefix}{name} as {body.format(s=prefix)}")
 

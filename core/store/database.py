@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreUnavailable
+from export_queue.core.store.counters import Counters
 from export_queue.core.store.limits import Limits
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Database:
         self.dialect = dialect
         self.shown_url = shown_url
         self.limits = limits or Limits()
+        self.counters = Counters()
+        """What this process's transactions came to."""
         self._client = client
         self.swept_at = 0.0
         """When this process last swept late transactions; monotonic seconds."""

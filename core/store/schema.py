@@ -80,6 +80,7 @@ token = _table(
     _text("result", nullable=True),
     _id("committed_ms"),
     _id("closed_ms", nullable=True),
+    sa.Index("xq_token_committed", "committed_ms"),
 )
 table = _table(
     "xq_table", _text("name", primary_key=True), _int("number"), _text("conflict"), _id("ttl_ms", nullable=True)
@@ -191,9 +192,24 @@ drain_report = _table(
     sa.Index("xq_drain_report_token", "token"),
 )
 
+low_mark = _table("xq_low_mark", _id("at_ms", primary_key=True), _id("low"))
+cleanup = _table(
+    "xq_cleanup",
+    _text("subject", primary_key=True),
+    _id("reached"),  # the horizon of the last pass, or the time before which rows have been deleted
+    _bytes("place", nullable=True),  # where the pass under way goes on; null between two passes
+)
+
 _LIVE_ENTRY = """
     not exists (select 1 from {s}xq_active a where a.id = e.seq)
     and not exists (select 1 from {s}xq_invalid i where i.id = e.seq)"""
+
+# Who keeps the horizon where it is: the one with the least ``low``.
+_HOLDERS = """
+        select id, kind, low, started_ms, deadline_ms, cast(null as text) as client, cast(null as integer) as session
+        from {s}xq_active
+        union all
+        select id, 'invalid', id, id / 1000000, cast(null as bigint), null, null from {s}xq_invalid"""
 
 VIEWS = {
     "queue_lag": f"""
@@ -211,5 +227,27 @@ VIEWS = {
         select q.id as queue, d.key, d.seq, d.error_class, d.reason, d.buried_ms
         from {s}xq_dead_letter d join {s}xq_queue q on q.number = d.queue_number""",
     "drain_reports": "select id, token, queue, finished_ms, report from {s}xq_drain_report",
+    "horizon": """
+        select s.horizon, s.horizon / 1000000 as horizon_ms,
+               (select max(m.at_ms) from {s}xq_low_mark m) as marked_ms
+        from {s}xq_store s""",
+    "horizon_holders": _HOLDERS,
 }
 """The views that monitoring may read without this library; ``{s}`` is the schema's prefix."""
+
+POSTGRESQL_VIEWS = {
+    # Ids of short and bound transactions are registered by advisory locks; see xq_listed_v1 in functions.sql.
+    "horizon_holders": _HOLDERS
+    + """
+        union all
+        select v.id, 'short', v.id, v.id / 1000000, null,
+               concat_ws(' ', nullif(p.application_name, ''), host(p.client_addr)), v.pid
+        from (select ((l.classid::bigint << 32) | l.objid::bigint) # s.mask as id, l.pid
+              from pg_locks l, {s}xq_store s
+              where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+                and l.database = (select d.oid from pg_database d where d.datname = current_database())) v
+        left join pg_stat_activity p on p.pid = v.pid
+        where v.id <= pg_sequence_last_value('{s}xq_id')
+          and v.id > pg_sequence_last_value('{s}xq_id') - 8796093022208""",
+}
+"""The views that PostgreSQL has in another form."""

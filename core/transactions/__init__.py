@@ -1,5 +1,7 @@
 """Snapshot isolation above the SQL database: values, buffers, the life of a transaction."""
 
+from export_queue.core.store.counters import Counters, Counts, Histogram
+from export_queue.core.store.limits import MAX_SHORT_SECONDS
 from export_queue.core.transactions.open import OpenKind, OpenTransaction
 from export_queue.core.transactions.participants import Participant
 from export_queue.core.transactions.retrying import Retry
@@ -8,7 +10,11 @@ from export_queue.core.transactions.snapshot import Level, Snapshot, Transaction
 from export_queue.core.transactions.steps import TokenState, observe, outcome, prune, sweep, token_state
 
 __all__ = [
+    "MAX_SHORT_SECONDS",
     "BoundSession",
+    "Counters",
+    "Counts",
+    "Histogram",
     "Level",
     "OpenKind",
     "OpenTransaction",

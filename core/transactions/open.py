@@ -21,12 +21,13 @@ from export_queue.core.errors import (
     InvalidArgument,
     RegistrationLost,
     StoreUnavailable,
+    TransactionTimeout,
 )
 from export_queue.core.store import CommitCall, Database, Started
+from export_queue.core.store.outcomes import new_request
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.reading import ReadingTransaction
-from export_queue.core.transactions.requests import new_request
 from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
 from export_queue.core.transactions.snapshot import Transaction
 from export_queue.core.transactions.states import OPEN, State
@@ -275,6 +276,19 @@ class OpenTransaction(ReadingTransaction):
         )
 
     def _send(self, call: CommitCall) -> int:
+        begun, counters = time.monotonic(), self.database.counters
+        try:
+            own = self._send_and_ask(call)
+        except TransactionTimeout:
+            counters.timed_out(call.kind)
+            raise
+        except Exception as error:
+            counters.refused(call.kind, type(error))
+            raise
+        counters.committed(call.kind, time.monotonic() - begun)
+        return own
+
+    def _send_and_ask(self, call: CommitCall) -> int:
         try:
             return self._send_repeatedly(call)
         except AlreadyCommitted as error:
@@ -334,6 +348,8 @@ class OpenTransaction(ReadingTransaction):
         """
         if self._state not in OPEN and self._state is not State.COMMITTING:
             return
+        if self._state in OPEN and self.kind != "read":
+            self.database.counters.aborted(self.kind)
         failed = self._participants.roll_back(reason) if self._participants else []
         if failed and self._value is not None:
             own = self._value.id

@@ -9,8 +9,10 @@ from uuid import UUID
 
 import orjson
 
+from export_queue.core.errors import CommitOutcomeUnknown
 from export_queue.core.store import Database, Outcome
 from export_queue.core.store.invalid import add_invalid, invalid_ids
+from export_queue.core.store.outcomes import may_be_forgotten
 from export_queue.core.store.reports import latest_token
 from export_queue.core.transactions.snapshot import Snapshot
 
@@ -51,9 +53,18 @@ def outcome(database: Database, request: UUID, *, seconds: float = ASK_SECONDS) 
 
     :param seconds: how long it waits.
     :raises StoreUnavailable: the store cannot be asked, or the commit is still in flight.
+    :raises CommitOutcomeUnknown: the request is so old that its outcome may have been forgotten.
     """
     with database.connect(seconds=seconds) as connection:
-        return database.dialect.decide(connection, request)
+        decided = database.dialect.decide(connection, request)
+    if decided.status == "refused":
+        with database.read(seconds=seconds) as work:
+            if may_be_forgotten(work, request):
+                raise CommitOutcomeUnknown(
+                    f"the outcome of request {request} is not known any more",
+                    hint="clean-up forgets outcomes after a day; `export-queue maintain --keep-outcomes` says when",
+                )
+    return decided
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,56 @@
+"""``export-queue maintain`` and ``metrics``: clean-up, and what there is to watch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import orjson
+import typer
+
+from export_queue.core.cli.commands import AsJson, Password, Schema, Url, _open, app
+from export_queue.core.cli.stopping import StopSignals
+from export_queue.core.maintenance import MaintenanceReport, read_metrics, render
+from export_queue.core.maintenance import maintain as clean_up
+from export_queue.core.maintenance.run import DAY
+
+
+@app.command()
+def maintain(
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    once: Annotated[bool, typer.Option("--once", help="stop at the limit, even if more is left")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="rows of each subject that are looked at in one go")] = 100_000,
+    keep_outcomes: Annotated[float, typer.Option(help="hours for which a commit's outcome can be asked")] = 24,
+    keep_tokens: Annotated[
+        float, typer.Option(help="days for which a unit of work is known to have taken effect")
+    ] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Delete what nobody can read or ask for any more; safe beside everything, and to interrupt."""
+    reports: list[MaintenanceReport] = []
+    with _open(store, password, schema) as opened, StopSignals() as signals:
+        _ = opened.identity
+        while not reports or (reports[-1].more and not once and not signals.requested()):
+            report = clean_up(
+                opened.database,
+                limit=limit,
+                keep_outcomes=keep_outcomes * 3600,
+                keep_tokens=keep_tokens * DAY,
+            )
+            reports.append(report)
+            print(orjson.dumps(report.to_json()).decode() if as_json else report.line(), flush=True)
+
+
+@app.command()
+def metrics(store: Url, password: Password = None, schema: Schema = "export_queue", as_json: AsJson = False) -> None:
+    """Print what there is to watch, as OpenMetrics text."""
+    with _open(store, password, schema) as opened:
+        _ = opened.identity
+        found = read_metrics(opened.database)
+    if as_json:
+        print(orjson.dumps([asdict(metric) for metric in found], option=orjson.OPT_INDENT_2).decode())
+    else:
+        sys.stdout.write(render(found))

@@ -1,0 +1,7 @@
+"""Clean-up, one bounded function a subject, and what there is to watch."""
+
+from export_queue.core.maintenance.metrics import read_metrics
+from export_queue.core.maintenance.openmetrics import Metric, Sample, render
+from export_queue.core.maintenance.run import MaintenanceReport, maintain
+
+__all__ = ["MaintenanceReport", "Metric", "Sample", "maintain", "read_metrics", "render"]

@@ -1,0 +1,32 @@
+"""The horizon: the number below which clean-up may delete what nobody can read any more.
+
+Each run records a low-water mark: the time, and the smallest id that a snapshot does not see. Marks never fall, so
+a snapshot that is younger than a mark lies above it. The horizon is raised to a mark that is older than the longest
+short time-out, by which every short transaction that may lie below it has passed its deadline, and not above what
+the start of a long transaction in progress recorded. Marks alone would make clean-up right: a snapshot that reaches
+below the horizon is refused. Their age sees to it that no live transaction meets that refusal.
+"""
+
+from __future__ import annotations
+
+from export_queue.core.store import Database, Work, cleanup
+
+MARKS_PER_AGE = 60
+"""Marks that are kept at most; more would not let the horizon follow any closer."""
+
+
+def note_low(database: Database, *, age_ms: int) -> None:
+    """Record a low-water mark, unless there is a young one."""
+    with database.read() as work:
+        last, now = cleanup.last_mark(work), work.now()
+    if last is not None and 0 <= now - last < age_ms / MARKS_PER_AGE:
+        return
+    with database.connect() as connection:
+        low = database.dialect.observe(connection).low
+    with database.begin() as work:  # its time is later than what it tells, never earlier
+        cleanup.add_mark(work, low)
+
+
+def raise_horizon(work: Work, *, age_ms: int) -> int:
+    """Raise the horizon as far as is safe, and return it."""
+    return cleanup.raise_horizon(work, age_ms=age_ms)

@@ -1,0 +1,78 @@
+"""SQL of what there is to watch: the same figures as the public views give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Work
+from export_queue.core.store.schema import active, dead_letter, entry, invalid, lock, low_mark, queue, store
+
+_holders = sa.table(
+    "horizon_holders",
+    *(sa.column(name) for name in ("id", "kind", "low", "started_ms", "deadline_ms", "client", "session")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A transaction in progress, or an invalid id, and how far down it keeps the horizon."""
+
+    id: int
+    kind: str
+    low: int
+    started_ms: int
+    client: str | None
+
+
+def holders(work: Work) -> list[Holder]:
+    """Read all that keeps the horizon from rising, the one that holds it back the furthest first."""
+    h = _holders.c
+    statement = sa.select(h.id, h.kind, h.low, h.started_ms, h.client).order_by(h.low, h.id)
+    return [Holder(*row) for row in work.connection.execute(statement)]
+
+
+def horizon_and_mark(work: Work) -> tuple[int, int | None]:
+    """Read the horizon, and when clean-up last recorded a low-water mark, in milliseconds."""
+    newest = sa.select(sa.func.max(low_mark.c.at_ms)).scalar_subquery()
+    horizon, marked_ms = work.connection.execute(sa.select(store.c.horizon, newest)).one()
+    return horizon, marked_ms
+
+
+def count_entries(work: Work) -> list[tuple[str, int, int | None]]:
+    """Count each queue's committed entries: queue, entries, lowest seq."""
+    # The ids in progress and invalid are few, so they are looked up once and not for each entry.
+    live = sa.and_(
+        entry.c.queue_number == queue.c.number,
+        entry.c.seq.not_in(sa.select(active.c.id)),
+        entry.c.seq.not_in(sa.select(invalid.c.id)),
+    )
+    statement = (
+        sa.select(queue.c.id, sa.func.count(entry.c.seq), sa.func.min(entry.c.seq))
+        .select_from(queue.outerjoin(entry, live))
+        .group_by(queue.c.id)
+        .order_by(queue.c.id)
+    )
+    return [(name, int(number), seq) for name, number, seq in work.connection.execute(statement)]
+
+
+def count_dead_letters(work: Work) -> dict[str, int]:
+    """Count each queue's dead letters."""
+    return _count(work, dead_letter, dead_letter.c.queue_number == queue.c.number, dead_letter.c.seq)
+
+
+def count_locks(work: Work, *, now: int) -> dict[str, int]:
+    """Count each queue's locks whose lease runs."""
+    held = sa.and_(lock.c.queue_number == queue.c.number, lock.c.lease_ms > now, lock.c.revoked.is_(False))
+    return _count(work, lock, held, lock.c.fence)
+
+
+def _count(work: Work, table: sa.Table, where: sa.ColumnElement[bool], column: sa.Column[int]) -> dict[str, int]:
+    statement = (
+        sa.select(queue.c.id, sa.func.count(column))
+        .select_from(queue.outerjoin(table, where))
+        .group_by(queue.c.id)
+        .order_by(queue.c.id)
+    )
+    return {name: int(number) for name, number in work.connection.execute(statement)}

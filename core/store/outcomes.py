@@ -1,0 +1,52 @@
+"""SQL about the outcomes of commits, and the requests under which they are asked for.
+
+A request begins with the time at which its client made it (as version 7 of RFC 9562 has it), so that outcomes
+lie in the order of time and old ones are found without an index of their own. Only what a request says is
+compared: a client whose clock is wrong has its outcomes deleted later, or is told sooner that they are forgotten.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Work
+from export_queue.core.store.schema import cleanup as c
+from export_queue.core.store.schema import outcome as o
+
+SUBJECT = "outcomes"
+
+
+def new_request() -> UUID:
+    """Make the name under which one transaction commits, and its outcome is asked for."""
+    milliseconds = time.time_ns() // 1_000_000
+    random = secrets.randbits(74)
+    return UUID(int=milliseconds << 80 | 0x7 << 76 | random >> 62 << 64 | 0b10 << 62 | random & ((1 << 62) - 1))
+
+
+def delete_outcomes(work: Work, *, before_ms: int, limit: int) -> int:
+    """Delete outcomes that were decided before a time, oldest requests first."""
+    oldest_kept = UUID(int=before_ms << 80)
+    doomed = (
+        sa.select(o.c.request)
+        .where(o.c.request < oldest_kept, o.c.decided_ms < before_ms)
+        .order_by(o.c.request)
+        .limit(limit)
+    )
+    work.connection.execute(c.update().where(c.c.subject == SUBJECT, c.c.reached < before_ms).values(reached=before_ms))
+    return work.connection.execute(o.delete().where(o.c.request.in_(doomed))).rowcount
+
+
+def may_be_forgotten(work: Work, request: UUID) -> bool:
+    """Tell whether the outcome of a request may have been deleted."""
+    reached = work.connection.execute(sa.select(c.c.reached).where(c.c.subject == SUBJECT)).scalar()
+    return reached is not None and request.int >> 80 < reached
+
+
+def count_decided(work: Work, *, since_ms: int) -> dict[str, int]:
+    """Count the outcomes that were decided since a time, by status."""
+    statement = sa.select(o.c.status, sa.func.count()).where(o.c.decided_ms >= since_ms).group_by(o.c.status)
+    return {status: int(number) for status, number in work.connection.execute(statement)}

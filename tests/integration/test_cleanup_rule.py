@@ -1,0 +1,164 @@
+"""Which versions of a cell may go: the rule against visibility, and the store's SQL against the rule (I11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from export_queue.core.client import Store
+from export_queue.core.store import cleanup, schema
+from export_queue.core.transactions import Transaction
+
+IDS = st.integers(1, 30)
+
+
+class Version(NamedTuple):
+    id: int
+    is_tombstone: bool
+
+
+CELL = st.dictionaries(IDS, st.booleans(), max_size=8).map(
+    lambda versions: [Version(*version) for version in sorted(versions.items())]
+)
+
+
+def may_go(versions: list[Version], horizon: int, expired: int) -> list[Version]:
+    """The rule in words: below the horizon all but the newest, and that one too if it reads as nothing."""
+    below = [version for version in versions if version.id < horizon]
+    return [v for v in below if v is not below[-1] or v.is_tombstone or v.id <= expired]
+
+
+@st.composite
+def snapshots(draw: Any, horizon: int) -> Transaction:
+    """A snapshot that does not reach below the horizon."""
+    excluded = draw(st.frozensets(st.integers(horizon, 40), max_size=6))
+    own = draw(st.integers(horizon, 41))
+    return Transaction(
+        id=own,
+        read_pointer=own - 1,
+        excluded=frozenset(i for i in excluded if i < own),
+        own=(own,),
+        kind="short",
+        deadline_ms=0,
+        request="",
+    )
+
+
+def seen(versions: list[Version], snapshot: Transaction, ttl: int) -> int | None:
+    """The version that a read finds; None for nothing, a tombstone or an expired one."""
+    visible = [version for version in versions if snapshot.is_visible(version.id)]
+    if not visible or visible[-1].is_tombstone:
+        return None
+    newest = visible[-1].id
+    return newest if newest in snapshot.own or newest > snapshot.id - ttl else None
+
+
+@given(st.data(), CELL, st.integers(1, 30), st.integers(1, 40))
+@settings(max_examples=400, deadline=None)
+def test_no_snapshot_above_the_horizon_reads_another_value(
+    data: Any, versions: list[Version], horizon: int, ttl: int
+) -> None:
+    going = may_go(versions, horizon, expired=horizon - ttl)
+    snapshot = data.draw(snapshots(horizon))
+    for number in range(len(going) + 1):  # oldest first, interrupted anywhere
+        left = [version for version in versions if version not in going[:number]]
+        assert seen(left, snapshot, ttl) == seen(versions, snapshot, ttl)
+
+
+@given(CELL, st.integers(1, 30))
+def test_at_most_one_version_stays_below_the_horizon(versions: list[Version], horizon: int) -> None:
+    left = [v for v in versions if v not in may_go(versions, horizon, expired=0)]
+    assert sum(version.id < horizon for version in left) <= 1
+    assert not any(version.is_tombstone for version in left if version.id < horizon)
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def any_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{Path(tmp_path_factory.mktemp('store')) / 'store.db'}"
+    else:
+        server = request.getfixturevalue("postgres_server")
+        url = server.url(server.create_database())
+    with Store.open(url) as store:
+        store.create()
+        yield store
+
+
+def stored(store: Store) -> list[tuple[int, bytes, bytes, Version]]:
+    c = schema.cell.c
+    with store.database.read() as work:
+        found = work.connection.execute(
+            sa.select(schema.cell).order_by(c.table_number, c.row_key, c.column_key, c.version)
+        )
+        return [
+            (r.table_number, bytes(r.row_key), bytes(r.column_key), Version(r.version, r.value is None)) for r in found
+        ]
+
+
+@given(
+    cells=st.dictionaries(
+        st.tuples(st.integers(1, 2), st.sampled_from([b"a", b"b", b"\xff"]), st.sampled_from([b"x", b"y"])), CELL
+    ),
+    horizon=st.integers(1, 30),
+    expired=st.none() | st.integers(-5, 29),
+    limit=st.integers(1, 7),
+    by=st.sampled_from(["rows", "cells", "pages"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_store_deletes_what_the_rule_says_oldest_first(
+    any_store: Store, cells: dict[Any, list[Version]], horizon: int, expired: int | None, limit: int, by: str
+) -> None:
+    before = [(*cell, version) for cell, versions in sorted(cells.items()) for version in versions]
+    if expired is not None:
+        expired = min(expired, horizon - 1)
+    with any_store.database.begin() as work:
+        work.connection.execute(schema.cell.delete())
+        for number, row, column, version in before:
+            work.connection.execute(
+                schema.cell.insert().values(
+                    table_number=number,
+                    row_key=row,
+                    column_key=column,
+                    version=version.id,
+                    value=None if version.is_tombstone else b"v",
+                )
+            )
+    where: Iterable[Any]
+    if by == "rows":
+        where = [cleanup.of_cells([(1, row, None) for row in (b"a", b"b", b"\xff", b"none")])]
+    elif by == "cells":
+        where = [cleanup.of_cells([(n, r, c) for n, r, c in cells if n == 1] + [(9, b"none", b"x")])]
+    else:
+        where = pages(any_store, rows=limit)
+    doomed = [
+        (*cell, version)
+        for cell, versions in sorted(cells.items())
+        for version in may_go(versions, horizon, -99 if expired is None else expired)
+        if cell[0] == 1
+    ]
+    for part in where:
+        while True:
+            with any_store.database.begin() as work:
+                deleted = cleanup.delete_versions(work, part, horizon=horizon, expired=expired, limit=limit)
+            left = stored(any_store)
+            gone = [place for place in before if place not in left]
+            assert gone == doomed[: len(gone)]
+            if deleted < limit:
+                break
+    assert stored(any_store) == [place for place in before if place not in doomed]
+
+
+def pages(store: Store, *, rows: int) -> Iterator[Any]:
+    """The pages of table 1, each found when the one before it has been cleaned."""
+    after: cleanup.CellKey | None = (1, b"", b"", -1)
+    while after is not None:
+        with store.database.read() as work:
+            end = cleanup.page_end(work, after, rows=rows)
+        yield cleanup.of_page(after, end)
+        after = end
