@@ -67,16 +67,25 @@ class Store:
 
     @classmethod
     def open(
-        cls, url: str, *, password: str | None = None, schema: str = "export_queue", clock: Clock | None = None
+        cls,
+        url: str,
+        *,
+        password: str | None = None,
+        schema: str = "export_queue",
+        behind_pooler: bool = False,
+        clock: Clock | None = None,
     ) -> Store:
         """Prepare the connections to a store; nothing is sent yet.
 
         :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
         :param password: a password that is kept out of the URL.
         :param schema: the PostgreSQL schema that is the store.
+        :param behind_pooler: whether the URL leads to a pooler in transaction mode, such as PgBouncer's; it cannot be
+            detected. Clients that go through one and clients that do not may share a store.
         :param clock: milliseconds since the epoch, for SQLite in tests; PostgreSQL uses the server's clock.
         """
-        return cls(Database.open(url, password=password, schema=schema, clock=clock))
+        database = Database.open(url, password=password, schema=schema, behind_pooler=behind_pooler, clock=clock)
+        return cls(database)
 
     def create(self, *, floor: int = 0) -> None:
         """Create the store, or complete it; idempotent.

@@ -53,13 +53,20 @@ class Database:
 
     @classmethod
     def open(
-        cls, url: str, *, password: str | None = None, schema: str = "export_queue", clock: Clock | None = None
+        cls,
+        url: str,
+        *,
+        password: str | None = None,
+        schema: str = "export_queue",
+        behind_pooler: bool = False,
+        clock: Clock | None = None,
     ) -> Database:
         """Prepare connections; nothing is sent yet.
 
         :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
         :param password: a password that is kept out of the URL.
         :param schema: the PostgreSQL schema that is the store; SQLite has one store a file.
+        :param behind_pooler: whether the URL leads to a pooler in transaction mode (PgBouncer), for PostgreSQL.
         :param clock: the host's clock, for SQLite; PostgreSQL uses the server's.
         :raises InvalidArgument: the URL is of another kind.
         """
@@ -86,7 +93,8 @@ class Database:
             from export_queue.core.store.postgresql import open_engine as open_postgres
 
             try:
-                return cls(open_postgres(parsed, schema), PostgresDialect(schema), shown_url=shown)
+                engine = open_postgres(parsed, schema, behind_pooler=behind_pooler)
+                return cls(engine, PostgresDialect(schema, engine, behind_pooler=behind_pooler), shown_url=shown)
             except (ImportError, NoSuchModuleError) as error:
                 raise InvalidArgument(
                     f"{shown} needs psycopg, which is not installed",

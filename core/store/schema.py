@@ -43,6 +43,7 @@ store = _table(
     _int("schema_version"),
     _int("oldest_code"),
     _id("mask"),
+    _text("id_source"),  # 'sequence' or 'clock'
     _id("horizon"),
     _id("created_ms"),
 )

@@ -28,6 +28,7 @@ from export_queue.core.store.protocol import (
     CommitCall,
     Committed,
     Handle,
+    IdSource,
     Kind,
     Outcome,
     Span,
@@ -68,6 +69,7 @@ class SqliteDialect:
 
     name = "sqlite"
     driver_error: ClassVar[type[Exception]] = sqlite3.Error
+    pins_connection = True
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -109,6 +111,10 @@ class SqliteDialect:
             finally:
                 if not durable:
                     raw.execute("pragma synchronous = full")
+
+    def id_source(self, connection: Handle) -> IdSource:
+        """SQLite has no sequences."""
+        return "clock"
 
     def create(self, connection: Handle) -> None:
         """Add what SQLite needs beside the tables: nothing."""

@@ -73,7 +73,9 @@ class OpenTransaction:
         self._generation = 1
         self._timeout_ms = _checked_timeout(timeout, long)
         self._value: Transaction | None = None
-        self._session: Session = bound or (PooledSession(database) if long else PinnedSession(database))
+        self._session: Session = bound or (
+            PinnedSession(database) if database.dialect.pins_connection and not long else PooledSession(database)
+        )
         self._state: Literal["open", "committed", "aborted"] = "open"
         if token is not None:
             state = token_state(database, token)
