@@ -12,6 +12,17 @@ TESTS = Path(__file__).parent
 MARKED_FOLDERS = {"airflow", "battery", "spark"}
 MARKED_FIXTURES = {"postgres_server": "postgres", "redis_server": "redis"}
 
+STORES = ("sqlite", "postgresql", "postgresql-pooler", "postgresql-clock")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a module's tests on the store in every way of registering ids, if it says ``EVERY_WAY = True``."""
+    chosen = any("store_url" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize"))
+    if getattr(metafunc.module, "EVERY_WAY", False) and "store_url" in metafunc.fixturenames and not chosen:
+        kinds = [kind if kind == "sqlite" else pytest.param(kind, marks=pytest.mark.postgres) for kind in STORES]
+        metafunc.definition.add_marker(pytest.mark.parametrize("store_url", kinds, indirect=True))
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with what it needs, so that ``-m "not redis"`` works without anybody writing the marker."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -48,19 +48,77 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def store_url(request: pytest.FixtureRequest) -> str:
-    """The URL of an empty database, once on each store."""
-    fixture = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param]
+    """The URL of an empty database, once on each kind of store.
+
+    Modules that say ``EVERY_WAY = True`` also run on ``postgresql-pooler``, where clients use the store as they would
+    behind a pooler, and on ``postgresql-clock``, where it takes its ids from a row and no advisory lock can be had.
+    """
+    fixture = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}.get(request.param, "copied_store_url")
     return str(request.getfixturevalue(fixture))
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
-    """An opened and created store, once on each database."""
+def copied_store_url(
+    postgres_server: PostgresServer, request: pytest.FixtureRequest, stores_to_copy: dict[str, str]
+) -> Iterator[str]:
+    """The URL of a database that holds a store: a copy, which takes less time than to create one."""
+    name = postgres_server.create_database(stores_to_copy[request.node.callspec.params["store_url"]])
+    yield postgres_server.url(name)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def stores_to_copy(postgres_server: PostgresServer) -> dict[str, str]:
+    """Databases with a store each, by kind; nobody is connected to them."""
+    from export_queue.core.client import Store
+    from export_queue.core.store.creation import create
+
+    names = {}
+    for kind in ("postgresql-pooler", "postgresql-clock"):
+        names[kind] = postgres_server.create_database()
+        url = postgres_server.url(names[kind])
+        if kind == "postgresql-clock":
+            without_advisory_locks(url)
+        with Store.open(url) as opened:
+            create(opened.database, id_source="clock" if kind == "postgresql-clock" else "sequence")
+    return names
+
+
+@pytest.fixture
+def store_kind(store_url: str, request: pytest.FixtureRequest) -> str:
+    """Which kind of store the test runs on."""
+    return str(request.node.callspec.params["store_url"])
+
+
+@pytest.fixture
+def open_store(store_kind: str, store_url: str) -> Callable[[], Store]:
+    """Open the test's store as one more client, in another process too; the caller closes it."""
     from export_queue.core.client import Store
 
-    with Store.open(store_url) as opened:
-        opened.create()
+    return lambda: Store.open(store_url, behind_pooler=store_kind == "postgresql-pooler")
+
+
+@pytest.fixture
+def store(store_kind: str, open_store: Callable[[], Store]) -> Iterator[Store]:
+    """An opened and created store."""
+    with open_store() as opened:
+        if store_kind in ("sqlite", "postgresql"):
+            opened.create()
         yield opened
+
+
+def without_advisory_locks(url: str) -> None:
+    """Take all functions for advisory locks out of a database, under their names at least."""
+    import psycopg
+
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        found = connection.execute(
+            "select oid::regprocedure::text, proname from pg_proc where proname ~ 'advisory' "
+            "and pronamespace = 'pg_catalog'::regnamespace"
+        ).fetchall()
+        assert found
+        for signature, name in found:
+            connection.execute(f"alter function pg_catalog.{signature} rename to gone_{name}".encode())
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,7 @@ class Store(Transacting):
         *,
         password: str | None = None,
         schema: str = "export_queue",
+        behind_pooler: bool = False,
         clock: Clock | None = None,
         client: str | None = None,
         limits: Limits | None = None,
@@ -74,12 +75,22 @@ class Store(Transacting):
         :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
         :param password: a password that is kept out of the URL.
         :param schema: the PostgreSQL schema that is the store.
+        :param behind_pooler: whether the URL leads to a pooler in transaction mode, such as PgBouncer's; it cannot be
+            detected. Clients that go through one and clients that do not may share a store.
         :param clock: milliseconds since the epoch, for SQLite in tests; PostgreSQL uses the server's clock.
         :param client: who runs transactions here, for those who watch the store; by default host and process.
         :param limits: time-outs and sizes of this process's transactions.
         """
-        opened = Database.open(url, password=password, schema=schema, clock=clock, client=client, limits=limits)
-        return cls(opened)
+        database = Database.open(
+            url,
+            password=password,
+            schema=schema,
+            behind_pooler=behind_pooler,
+            clock=clock,
+            client=client,
+            limits=limits,
+        )
+        return cls(database)
 
     def _context(self, opened: OpenTransaction) -> TransactionContext:
         return TransactionContext(self, opened)

@@ -85,15 +85,19 @@ def limited(raw: object, seconds: float | None) -> Iterator[None]:
         raw.answer_seconds = before
 
 
-def bound_connections(engine: sa.Engine) -> None:
-    """Make an engine's connections bounded, and lend none whose server has already ended it."""
+def bound_connections(engine: sa.Engine, *, settings: bool) -> None:
+    """Make an engine's connections bounded, and lend none whose server has already ended it.
+
+    :param settings: whether the server sessions belong to us, so that they may be set up.
+    """
 
     @event.listens_for(engine, "do_connect")
     def _open(dialect: object, record: object, arguments: Any, options: Any) -> BoundedConnection:
         raw = BoundedConnection.connect(*arguments, autocommit=True, **options)
         try:
             raw.answer_seconds = CONNECT_SECONDS
-            raw.execute(_SERVER_DEFAULTS)
+            if settings:
+                raw.execute(_SERVER_DEFAULTS)
         except BaseException:
             raw.close()
             raise

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated
 from export_queue.core.store import schema
 from export_queue.core.store.database import Database, Work
+from export_queue.core.store.protocol import IdSource
 
 _SIGN = 1 << 63
 
@@ -24,11 +25,12 @@ class Identity:
     oldest_code: int
 
 
-def create(database: Database, *, floor: int = 0) -> Identity:
+def create(database: Database, *, floor: int = 0, id_source: IdSource | None = None) -> Identity:
     """Create the store's tables, functions and views, or complete them; idempotent.
 
     :param database: where.
     :param floor: all ids to come are greater: for a store that is rebuilt while sinks hold data of its predecessor.
+    :param id_source: where a new store's ids come from; by default what the database can do.
     :raises InvalidArgument: the floor is negative or no 62-bit number.
     :raises SchemaVersionError: a store of a newer version is there.
     """
@@ -36,23 +38,25 @@ def create(database: Database, *, floor: int = 0) -> Identity:
         raise InvalidArgument(f"floor: expected a number from 0 to 2**62 - 1, found {floor}")
     with database.begin() as work:
         connection = work.connection
+        source = id_source or database.dialect.id_source(connection)
         if database.dialect.name == "postgresql":
             name = schema_of(connection)
-            # Two that create at once would meet in the catalogue.
-            connection.execute(
-                sa.text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"export-queue {name}"}
-            )
+            if source == "sequence":
+                # Two that create at once would meet in the catalogue.
+                connection.execute(
+                    sa.text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"export-queue {name}"}
+                )
             connection.execute(sa.schema.CreateSchema(name, if_not_exists=True))
         schema.metadata.create_all(connection)
+        _add_first_rows(work, source)
         database.dialect.create(connection)
-        _add_first_rows(work)
         _create_views(connection)
         if floor:
             database.dialect.set_floor(connection, floor)
         return check(work)
 
 
-def _add_first_rows(work: Work) -> None:
+def _add_first_rows(work: Work, source: IdSource) -> None:
     connection = work.connection
     if connection.execute(sa.select(schema.store.c.one)).first() is None:
         connection.execute(
@@ -62,6 +66,7 @@ def _add_first_rows(work: Work) -> None:
                 schema_version=schema.SCHEMA_VERSION,
                 oldest_code=schema.SCHEMA_VERSION,
                 mask=secrets.randbits(63) - _SIGN,  # the sign bit is set: never like the small keys of applications
+                id_source=source,
                 horizon=0,
                 created_ms=work.now(),
             )
@@ -73,7 +78,8 @@ def _create_views(connection: sa.Connection) -> None:
     prefix, views = "", schema.VIEWS
     if connection.dialect.name == "postgresql":
         prefix = connection.dialect.identifier_preparer.quote_schema(schema_of(connection)) + "."
-        views = views | schema.POSTGRESQL_VIEWS
+    if connection.scalar(sa.select(schema.store.c.id_source)) == "sequence":
+        views = views | schema.VIEWS_OF_LOCKS
     for name, body in views.items():
         connection.exec_driver_sql(f"drop view if exists {prefix}{name}")
         connection.exec_driver_sql(f"create view {prefix}{name} as {body.format(s=prefix)}")

@@ -71,6 +71,7 @@ class Database:
         *,
         password: str | None = None,
         schema: str = "export_queue",
+        behind_pooler: bool = False,
         clock: Clock | None = None,
         client: str | None = None,
         limits: Limits | None = None,
@@ -80,6 +81,7 @@ class Database:
         :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
         :param password: a password that is kept out of the URL.
         :param schema: the PostgreSQL schema that is the store; SQLite has one store a file.
+        :param behind_pooler: whether the URL leads to a pooler in transaction mode (PgBouncer), for PostgreSQL.
         :param clock: the host's clock, for SQLite; PostgreSQL uses the server's.
         :param client: who runs transactions here, for those who watch the store.
         :param limits: time-outs and sizes of its transactions.
@@ -110,8 +112,9 @@ class Database:
             from export_queue.core.store.postgresql import open_engine as open_postgres
 
             try:
-                postgres = open_postgres(parsed, schema)
-                return cls(postgres, PostgresDialect(schema), shown_url=shown, client=client, limits=limits)
+                postgres = open_postgres(parsed, schema, behind_pooler=behind_pooler)
+                steps = PostgresDialect(schema, postgres, behind_pooler=behind_pooler)
+                return cls(postgres, steps, shown_url=shown, client=client, limits=limits)
             except (ImportError, NoSuchModuleError) as error:
                 raise InvalidArgument(
                     f"{shown} needs psycopg, which is not installed",

@@ -1,64 +1,8 @@
--- The transaction steps of a PostgreSQL store, one call each. {s} is the quoted schema.
+-- The transaction steps of a PostgreSQL store, one call each. {s} is the quoted schema, {now} the store's clock.
+-- How ids are drawn, and registered without a row, is in ids_by_locks.sql or ids_by_clock.sql: whichever the store has.
 -- A version is part of each name: a later release adds functions and leaves these to running clients.
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
 --         XQ005 token has committed, XQ006 snapshot too old, XQ007 wrong isolation level.
-
-create or replace function {s}.xq_now_v1() returns bigint language plpgsql volatile as $body$
-begin
-  return (extract(epoch from clock_timestamp()) * 1000)::bigint;
-end $body$;
-
--- Draws an id and registers it by an advisory lock, both under the gate (the mask itself).
--- The gate is a session lock freed in the same call: one of the SQL transaction would be held over the flush.
-create or replace function {s}.xq_draw_v1(mask bigint, for_session boolean) returns bigint
-language plpgsql volatile as $body$
-declare
-  t bigint;
-begin
-  perform pg_advisory_lock(mask);
-  loop
-    t := setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0) + 1, {s}.xq_now_v1() * 1000000));
-    exit when case when for_session then pg_try_advisory_lock(t # mask) else pg_try_advisory_xact_lock(t # mask) end;
-  end loop;
-  perform pg_advisory_unlock(mask);
-  return t;
-exception when query_canceled or others then  -- "others" alone leaves out cancel and statement time-out
-  perform pg_advisory_unlock(mask);
-  if for_session and t is not null then
-    perform pg_advisory_unlock(t # mask);
-  end if;
-  raise;
-end $body$;
-
--- Ids below a bound that are registered by advisory locks of any session of this database.
--- The window keeps out the keys of other applications and other stores.
-create or replace function {s}.xq_listed_v1(mask bigint, below bigint) returns bigint[]
-language plpgsql volatile as $body$
-begin
-  return array(
-    select v.id
-    from (select ((l.classid::bigint << 32) | l.objid::bigint) # mask as id
-          from pg_locks l
-          where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-            and l.database = (select d.oid from pg_database d where d.datname = current_database())) v
-    where v.id < below and v.id > below - 8796093022208);
-end $body$;
-
--- Everything below a bound that a snapshot must not see. The lock list comes first and the active rows
--- in a later statement: the list is not transactional, and the other order loses updates.
-create or replace function {s}.xq_excluded_v1(mask bigint, below bigint) returns bigint[]
-language plpgsql volatile as $body$
-declare
-  listed bigint[];
-begin
-  listed := {s}.xq_listed_v1(mask, below);
-  return array(
-    select u.id from (
-      select unnest(listed) as id
-      union select a.id from {s}.xq_active a where a.id < below
-      union select i.id from {s}.xq_invalid i where i.id < below) u
-    order by u.id);
-end $body$;
 
 create or replace function {s}.xq_require_read_committed_v1() returns void language plpgsql volatile as $body$
 begin
@@ -67,42 +11,67 @@ begin
   end if;
 end $body$;
 
+-- by_row: registered by an active row, which any session may end; else a short one by a lock of its session,
+-- and one that is bound to a SQL transaction of the user's by a lock of that.
+-- relaxed: a start need not be durable, only its id never drawn again, which the clock in it sees to. Never inside
+-- a SQL transaction of the user's, all of which would lose its durability.
+-- first_*: a cell to be read at once.
 create or replace function {s}.xq_start_v1(
-  mask bigint, kind text, request uuid, timeout_ms bigint, client text,
-  out id bigint, out excluded bigint[], out deadline_ms bigint)
+  kind text, by_row boolean, relaxed boolean, request uuid, timeout_ms bigint, client text,
+  first_table int, first_row bytea, first_column bytea,
+  out id bigint, out excluded bigint[], out deadline_ms bigint, out found_version bigint, out found_value bytea)
 language plpgsql volatile as $body$
+declare
+  for_session boolean := kind = 'short' and not by_row;
+  low bigint;
+  horizon bigint;
 begin
   perform {s}.xq_require_read_committed_v1();
-  if kind = 'short' then
-    -- A start need not be durable, only its id never drawn again, which the clock in it sees to.
-    -- Not where it is bound to the SQL transaction of a user, all of which would lose its durability.
+  if relaxed then
     perform set_config('synchronous_commit', 'off', true);
   end if;
   begin
-    id := {s}.xq_draw_v1(mask, kind = 'short');
-    excluded := {s}.xq_excluded_v1(mask, id);
-    deadline_ms := {s}.xq_now_v1() + timeout_ms;
-    if kind = 'long' then
+    id := {s}.xq_draw_v1(for_session);
+    excluded := {s}.xq_unfinished_v1(id);
+    low := coalesce(excluded[1], id);
+    deadline_ms := {now} + timeout_ms;
+    if by_row then
       insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
-      values (id, request, kind, {s}.xq_now_v1(), deadline_ms, least(id, excluded[1]), id, client);
+      values (id, request, kind, {now}, deadline_ms, low, id, client);
+    end if;
+    if first_table is not null then
+      -- A new statement, and so a new SQL snapshot: after the lists.
+      select s.horizon, c.version, c.value into horizon, found_version, found_value
+        from {s}.xq_store s left join (
+          select e.version, e.value from {s}.xq_cell e
+          where e.table_number = first_table and e.row_key = first_row and e.column_key = first_column
+            and e.version < id and e.version <> all(excluded)
+          order by e.version desc limit 1) c on true;
+      if low < horizon then
+        raise exception using errcode = 'XQ006', message = 'snapshot too old',
+          detail = format('snapshot reaches down to %s, clean-up has reached %s', low, horizon);
+      end if;
     end if;
   exception when query_canceled or others then
-    if kind = 'short' and id is not null then
-      perform pg_advisory_unlock(id # mask);
+    if for_session and id is not null then
+      perform {s}.xq_free_v1(id);
     end if;
     raise;
   end;
 end $body$;
 
 -- One more write pointer of a long transaction, in progress as long as it.
-create or replace function {s}.xq_checkpoint_v1(mask bigint, tx bigint) returns bigint
+create or replace function {s}.xq_checkpoint_v1(tx bigint, relaxed boolean) returns bigint
 language plpgsql volatile as $body$
 declare
   pointer bigint;
 begin
   perform {s}.xq_require_read_committed_v1();
+  if relaxed then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
   perform {s}.xq_hold_active_v1(tx);
-  pointer := {s}.xq_draw_v1(mask, false);
+  pointer := {s}.xq_draw_v1(false);
   insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
     select pointer, a.request, a.kind, a.started_ms, a.deadline_ms, a.low, a.owner, a.client
     from {s}.xq_active a where a.id = tx;
@@ -133,21 +102,6 @@ begin
   return tx || coalesce(others, '{}');
 end $body$;
 
-create or replace function {s}.xq_observe_v1(mask bigint, out read_pointer bigint, out excluded bigint[])
-language plpgsql volatile as $body$
-begin
-  perform {s}.xq_require_read_committed_v1();
-  begin
-    perform pg_advisory_lock(mask);
-    read_pointer := coalesce(pg_sequence_last_value('{s}.xq_id'), 0);
-    perform pg_advisory_unlock(mask);
-  exception when query_canceled or others then
-    perform pg_advisory_unlock(mask);
-    raise;
-  end;
-  excluded := {s}.xq_excluded_v1(mask, read_pointer + 1);
-end $body$;
-
 create or replace function {s}.xq_stage_v1(
   tx bigint, own bigint, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
@@ -175,8 +129,10 @@ begin
 end $body$;
 
 -- The commit; the order of its steps is what makes it right.
+-- kind: how the id is registered; 'write' not at all, 'short' by a lock of this session, 'bound' by one of this SQL
+-- transaction, 'row' by an active row, 'long' by one for each of its write pointers. low is null if it never read.
 create or replace function {s}.xq_commit_v1(
-  mask bigint, kind text, request uuid, own bigint, hidden bigint[], low bigint, deadline bigint,
+  kind text, request uuid, own bigint, hidden bigint[], low bigint, deadline bigint,
   token text, generation int, result text, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
@@ -195,38 +151,29 @@ begin
 
   -- 1. The registration is proven, or made now.
   if kind = 'write' then
-    tx := {s}.xq_draw_v1(mask, false);
-  elsif kind = 'short' then
-    -- First the lock of the SQL transaction, then the session's goes: the id is never unlisted.
-    -- By try: on another session the plain lock would wait for ever.
-    if not pg_try_advisory_xact_lock(tx # mask) then
-      raise exception using errcode = 'XQ002', message = 'held by another session';
+    tx := {s}.xq_draw_v1(false);
+  elsif kind = 'row' then
+    delete from {s}.xq_active a where a.id = tx;
+    if not found then
+      raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
-    if not pg_advisory_unlock(tx # mask) then
-      raise exception using errcode = 'XQ002', message = 'not held by this session';
-    end if;
-  elsif kind = 'bound' then
-    -- Registered by a lock of the user's SQL transaction: held if and only if start belongs to this one.
-    if not exists (select 1 from pg_locks l
-                   where l.pid = pg_backend_pid() and l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-                     and ((l.classid::bigint << 32) | l.objid::bigint) = (tx # mask)) then
-      raise exception using errcode = 'XQ002', message = 'begun in another SQL transaction';
-    end if;
-  else
+  elsif kind = 'long' then
     pointers := {s}.xq_forget_active_v1(tx);
     if pointers is null then
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
+  else
+    perform {s}.xq_prove_v1(tx, kind = 'short');
   end if;
   newest := coalesce(pointers[cardinality(pointers)], tx);
 
   -- 2. The deadline, by the store's clock.
-  if kind <> 'write' and {s}.xq_now_v1() > deadline then
+  if low is not null and {now} > deadline then
     raise exception using errcode = 'XQ003', message = 'deadline has passed';
   end if;
 
   -- 3. The outcome, before the keys, so that a repeated call never meets its own writes.
-  insert into {s}.xq_outcome values (request, 'committed', tx, {s}.xq_now_v1()) on conflict do nothing;
+  insert into {s}.xq_outcome values (request, 'committed', tx, {now}) on conflict do nothing;
   if not found then
     select o.status, o.id into decided from {s}.xq_outcome o where o.request = xq_commit_v1.request;
     if decided.status = 'committed' then
@@ -235,7 +182,7 @@ begin
     raise exception using errcode = 'XQ004', message = 'refused before';
   end if;
   if token is not null then
-    insert into {s}.xq_token values (token, generation, tx, result, {s}.xq_now_v1(), null) on conflict do nothing;
+    insert into {s}.xq_token values (token, generation, tx, result, {now}, null) on conflict do nothing;
     if not found then
       raise exception using errcode = 'XQ005', message = 'token has committed';
     end if;
@@ -249,11 +196,11 @@ begin
   if cardinality(keys) > 0 then
     insert into {s}.xq_conflict_key as o select k.k, newest from unnest(keys) as k(k) order by k.k
       on conflict on constraint xq_conflict_key_pkey do update set writer = newest
-      where o.writer < tx and (kind = 'write' or o.writer < low or o.writer <> all(hidden));
+      where o.writer < tx and (low is null or o.writer < low or o.writer <> all(hidden));
     get diagnostics written = row_count;
     if written < cardinality(keys) then
       select o.key, o.writer into offender from {s}.xq_conflict_key o
-        where o.key = any(keys) and (o.writer > tx or (kind <> 'write' and o.writer >= low and o.writer = any(hidden)))
+        where o.key = any(keys) and (o.writer > tx or (low is not null and o.writer >= low and o.writer = any(hidden)))
         limit 1;
       raise exception using errcode = 'XQ001', message = 'conflict',
         detail = json_build_object('key', encode(offender.key, 'hex'), 'writer', offender.writer, 'own', tx)::text;
@@ -287,7 +234,7 @@ begin
   end if;
 
   -- 6. The horizon, in a statement after the checks: a purge that removed a key raised it, and 4 waited for that.
-  if kind <> 'write' and low < (select s.horizon from {s}.xq_store s) then
+  if low < (select s.horizon from {s}.xq_store s) then
     raise exception using errcode = 'XQ006', message = 'snapshot too old';
   end if;
   return tx;
@@ -309,13 +256,17 @@ begin
   delete from {s}.xq_staged_entry s where s.id = own;
 end $body$;
 
-create or replace function {s}.xq_abort_v1(mask bigint, kind text, own bigint) returns void
+create or replace function {s}.xq_abort_v1(kind text, own bigint) returns void
 language plpgsql volatile as $body$
 declare
   pointer bigint;
 begin
   if kind = 'short' then
-    perform pg_advisory_unlock(own # mask);  -- never unlock_all: the session may hold locks of its user
+    perform {s}.xq_free_v1(own);
+  elsif kind = 'row' then
+    perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
+    -- A row that is locked is being ended by another commit or sweep; nothing was staged.
+    delete from {s}.xq_active a where a.id = (select l.id from {s}.xq_active l where l.id = own for update skip locked);
   elsif kind = 'long' then
     foreach pointer in array coalesce({s}.xq_forget_active_v1(own), '{}') loop
       perform {s}.xq_rollback_v1(pointer);
@@ -329,9 +280,10 @@ declare
 begin
   -- First the locks, then, in a new statement, all rows: a checkpoint may have come in between.
   late := array(select a.id from {s}.xq_active a
-                where a.deadline_ms < {s}.xq_now_v1() and a.id = a.owner for update skip locked);
-  with gone as (delete from {s}.xq_active a where a.owner = any(late) returning a.id)
-    insert into {s}.xq_invalid (id, since_ms) select g.id, {s}.xq_now_v1() from gone g;
+                where a.deadline_ms < {now} and a.id = a.owner for update skip locked);
+  with gone as (delete from {s}.xq_active a where a.owner = any(late) returning a.id, a.kind)
+    insert into {s}.xq_invalid (id, since_ms)
+    select g.id, {now} from gone g where g.kind = 'long';  -- others staged nothing and are only forgotten
   return cardinality(late);
 end $body$;
 

@@ -1,9 +1,9 @@
-"""The store on PostgreSQL: one function call per step, ids registered by advisory locks."""
+"""The store on PostgreSQL: one function call per step."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import secrets
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any, ClassVar
@@ -15,109 +15,85 @@ from psycopg.rows import tuple_row
 
 from export_queue.core.errors import (
     AlreadyCommitted,
-    CommitRefused,
-    ConfigurationError,
     ExportQueueError,
     InvalidArgument,
     RegistrationLost,
     SnapshotTooOld,
     StoreUnavailable,
-    TransactionTimeout,
 )
+from export_queue.core.store import postgresql_errors as errors
+from export_queue.core.store import postgresql_statements as sql
 from export_queue.core.store.bounded import CLIENT_DEFAULTS, bound_connections, limited
-from export_queue.core.store.conflict_keys import conflict_error
-from export_queue.core.store.protocol import CommitCall, Committed, Handle, Kind, Outcome, Span, Started, View, Writes
-
-_READ_CELL = """
-    select s.horizon, c.version, c.value
-    from {s}.xq_store s left join (
-        select version, value from {s}.xq_cell
-        where table_number = %b and row_key = %b and column_key = %b
-          and (version = any(%s::bigint[]) or (version <= %b and version <> all(%s::bigint[])))
-        order by version desc limit 1) c on true
-"""
-_VISIBLE = "(version = any(%s::bigint[]) or (version <= %b and version <> all(%s::bigint[])))"
-_READ_CELLS = (
-    """
-    select (select horizon from {s}.xq_store), w.r, w.k, c.version, c.value
-    from unnest(%b::bytea[], %b::bytea[]) as w(r, k)
-    left join lateral (
-        select version, value from {s}.xq_cell
-        where table_number = %b and row_key = w.r and column_key = w.k and """
-    + _VISIBLE
-    + """
-        order by version desc limit 1) c on true
-"""
+from export_queue.core.store.protocol import (
+    CommitCall,
+    Committed,
+    Handle,
+    IdSource,
+    Kind,
+    Outcome,
+    Span,
+    Started,
+    View,
+    Writes,
 )
-_SCAN = (
-    """
-    select (select horizon from {s}.xq_store), c.row_key, c.column_key, c.version, c.value
-    from (select 1) one left join (
-        select distinct on (row_key, column_key) row_key, column_key, version, value from {s}.xq_cell
-        where table_number = %b and row_key >= %b and (%b::bytea is null or row_key < %b)
-          and (%b::bytea is null or (row_key, column_key) > (%b, %b))
-          and (%b or column_key = any(%b::bytea[])) and """
-    + _VISIBLE
-    + """
-        order by row_key, column_key, version desc limit %b) c on true
-"""
-)
-_WRITES = ", ".join(["%b::bytea[]", "%s::int[]"] + ["%b::bytea[]"] * 3 + ["%s::int[]"] * 3 + ["%b::bytea[]"] * 2)
-_NOTES = ", ".join(["%s::int[]", "%b::bytea[]", "%b::bytea[]"] * 2)
-_COMMIT = "select {s}.xq_commit_v1(%b, %s, %b, %b, %s::bigint[], %b, %b, %s, %b, %s, " + _WRITES + ", " + _NOTES + ")"
-_STAGE = "select {s}.xq_stage_v1(%b, %b, " + _WRITES + ", %s::int[], %b::bytea[], %b::bytea[])"
+
+WRITE_ONLY_MS = 60_000
+"""How long a transaction that never read stays registered while its commit is on its way, where that takes a row."""
 
 
-def open_engine(url: sa.URL, schema: str) -> sa.Engine:
+def open_engine(url: sa.URL, schema: str, *, behind_pooler: bool = False) -> sa.Engine:
     """Make an engine on psycopg 3 whose connections begin no SQL transaction by themselves."""
+    # A pooler hands the next SQL transaction to another server session, which lacks what this one has prepared.
+    prepare: dict[str, Any] = {"prepare_threshold": None} if behind_pooler else {}
     engine = sa.create_engine(
         url.set(drivername="postgresql+psycopg"),
         isolation_level="AUTOCOMMIT",
-        connect_args={name: url.query.get(name, value) for name, value in CLIENT_DEFAULTS.items()},
+        connect_args={**{name: url.query.get(name, value) for name, value in CLIENT_DEFAULTS.items()}, **prepare},
         pool_size=8,
         max_overflow=56,
         pool_pre_ping=False,
     )
-    bound_connections(engine)
+    bound_connections(engine, settings=not behind_pooler)
     return engine.execution_options(schema_translate_map={None: schema})
 
 
 class PostgresDialect:
-    """Transaction steps in PostgreSQL; the functions stand in ``functions.sql``."""
+    """Transaction steps in PostgreSQL; the functions stand in ``functions.sql``.
+
+    How ids are registered follows from the store, which has a sequence and advisory locks or a clock, and, for short
+    transactions, from the way to it: behind a pooler no session belongs to a client, so a row registers them.
+
+    :param engine: for what must not be part of a SQL transaction of the user's.
+    :param behind_pooler: whether connections lead to a pooler in transaction mode.
+    """
 
     name = "postgresql"
     driver_error: ClassVar[type[Exception]] = psycopg.Error
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, engine: sa.Engine, *, behind_pooler: bool = False) -> None:
         self.schema = schema
+        self.pins_connection = not behind_pooler
+        self._engine = engine
         self._s = '"' + schema.replace('"', '""') + '"'
-        self._mask: int | None = None
-        self._read_cell = _READ_CELL.format(s=self._s)
-        self._read_cells = _READ_CELLS.format(s=self._s)
-        self._scan = _SCAN.format(s=self._s)
-        self._commit = _COMMIT.format(s=self._s)
-        self._stage = _STAGE.format(s=self._s)
+        self._id_source: str | None = None
+        self._read_cell = sql.READ_CELL.format(s=self._s)
+        self._read_cells = sql.READ_CELLS.format(s=self._s)
+        self._scan = sql.SCAN.format(s=self._s)
+        self._start = sql.START.format(s=self._s)
+        self._commit = sql.COMMIT.format(s=self._s)
+        self._abort = sql.ABORT.format(s=self._s)
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether the error says that the store's schema, tables or functions are not there."""
-        return getattr(error, "sqlstate", None) in ("42P01", "3F000", "42883") and "xq_" in str(error)
-
-    def is_transient(self, error: BaseException) -> bool:
-        """Tell whether trying again may help: connection, resources, operator, deadlock, serialization."""
-        if not isinstance(error, psycopg.Error):
-            return False
-        state = error.sqlstate
-        if state is None:
-            return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
-        return state[:2] in ("08", "53", "57", "40", "55", "58")
+        return errors.is_missing_table(error)
 
     def now(self, connection: Handle) -> int:
         """Read the server's clock."""
-        return int(self._one(connection, f"select {self._s}.xq_now_v1()")[0])
+        return int(self._one(connection, f"select {sql.NOW}")[0])
 
     def explain(self, error: BaseException, url: str) -> StoreUnavailable | None:
         """Name the database."""
-        return StoreUnavailable(f"store {url}: {str(error).strip()}") if self.is_transient(error) else None
+        return errors.unavailable(error, where=f"store {url}") if errors.is_transient(error) else None
 
     def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
         """Give each answer a time limit."""
@@ -131,25 +107,57 @@ class PostgresDialect:
         with raw.transaction():
             yield
 
+    def id_source(self, connection: Handle) -> IdSource:
+        """Take an advisory lock and look for it in the list: some engines have the function and do nothing in it."""
+        raw = _raw(connection)
+        try:
+            with raw.transaction():
+                raw.execute("select pg_try_advisory_xact_lock(%s)", (secrets.randbits(62),))
+                seen = raw.execute(
+                    "select 1 from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+                ).fetchone()
+        except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedTable):
+            seen = None
+        return "clock" if seen is None else "sequence"
+
     def create(self, connection: Handle) -> None:
         """Create the id source and the functions."""
         raw = _raw(connection)
-        raw.execute(f"create sequence if not exists {self._s}.xq_id as bigint minvalue 0 start 1".encode())
-        text = (files("export_queue.core.store") / "functions.sql").read_text("utf-8")
-        raw.execute(text.replace("{s}", self._s).encode())
+        mask, source = self._one(connection, f"select mask, id_source from {self._s}.xq_store")
+        if source == "sequence":
+            raw.execute(f"create sequence if not exists {self._s}.xq_id as bigint minvalue 0 start 1".encode())
+        for name in ("ids_by_clock.sql" if source == "clock" else "ids_by_locks.sql", "functions.sql"):
+            text = (files("export_queue.core.store") / name).read_text("utf-8")
+            for placeholder, value in {"{s}": self._s, "{mask}": f"'{mask}'::bigint", "{now}": sql.NOW}.items():
+                text = text.replace(placeholder, value)
+            raw.execute(text.encode())
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
-        _raw(connection).execute(
-            f"select setval('{self._s}.xq_id', "
-            f"greatest(coalesce(pg_sequence_last_value('{self._s}.xq_id'), 0), %s))".encode(),
-            (floor,),
-        )
+        if self._uses_clock(connection):
+            statement = f"update {self._s}.xq_clock set last_id = greatest(last_id, %s)"
+        else:
+            last = f"pg_sequence_last_value('{self._s}.xq_id')"
+            statement = f"select setval('{self._s}.xq_id', greatest(coalesce({last}, 0), %s))"
+        _raw(connection).execute(statement.encode(), (floor,))
 
-    def _mask_of(self, connection: Handle) -> int:
-        if self._mask is None:
-            self._mask = int(self._one(connection, f"select mask from {self._s}.xq_store")[0])
-        return self._mask
+    def _uses_clock(self, connection: Handle) -> bool:
+        if self._id_source is None:
+            self._id_source = str(self._one(connection, f"select id_source from {self._s}.xq_store")[0])
+        return self._id_source == "clock"
+
+    def _by_row(self, connection: Handle, kind: Kind) -> bool:
+        """Tell whether an active row registers such a transaction."""
+        return kind == "long" or self._uses_clock(connection) or (kind == "short" and not self.pins_connection)
+
+    @contextlib.contextmanager
+    def _own(self, connection: Handle) -> Iterator[Handle]:
+        """Lend a connection that is in no SQL transaction of the user's."""
+        if _raw(connection).info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            yield connection
+        else:
+            with self._engine.connect() as own:
+                yield own
 
     def _one(self, connection: Handle, statement: str, arguments: Sequence[Any] = ()) -> tuple[Any, ...]:
         with self._refusals(), _raw(connection).cursor(binary=True, row_factory=tuple_row) as cursor:
@@ -159,7 +167,7 @@ class PostgresDialect:
 
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; nothing stays registered after the SQL transaction."""
-        return int(self._one(connection, f"select {self._s}.xq_draw_v1(%b, false)", (self._mask_of(connection),))[0])
+        return int(self._one(connection, f"select {self._s}.xq_draw_v1(false)")[0])
 
     def check_bound(self, raw: object) -> None:
         """Check a driver's own connection."""
@@ -184,34 +192,37 @@ class PostgresDialect:
         client: str,
         first: tuple[int, bytes, bytes] | None = None,
     ) -> Started:
-        """Draw an id, register it and list what is in progress, in one call."""
-        try:
-            own, excluded, deadline = self._one(
-                connection,
-                f"select id, excluded, deadline_ms from {self._s}.xq_start_v1(%b, %s, %b, %b, %s)",
-                (self._mask_of(connection), kind, request, timeout_ms, client),
-            )
-        except BaseException:
-            # A cancel may hit after the id was locked; the session must not keep it in progress.
-            if isinstance(connection, sa.Connection):
-                connection.invalidate()
-            raise
-        view = View(own - 1, tuple(excluded), (own,))
-        found = None if first is None else self.read_cell(connection, view, *first)
-        return Started(own, view.excluded, deadline, found)
+        """Draw an id, register it, list what is in progress and read the first cell, in one call."""
+        by_row = self._by_row(connection, kind)
+        relaxed = kind == "short" or self._uses_clock(connection)
+        arguments = (kind, by_row, relaxed, request, timeout_ms, client, *(first or (None, None, None)))
+        if kind == "bound" and by_row:
+            # In the user's SQL transaction the clock would stay locked until the user ends that.
+            with self._own(connection) as own:
+                row = self._one(own, self._start, arguments)
+        else:
+            row = self._one(connection, self._start, arguments)
+        tx, excluded, deadline, version, value = row
+        if kind == "long" and relaxed:
+            self._settle(connection, tx)
+        return Started(tx, tuple(excluded), deadline, None if first is None else (version, value))
+
+    def _settle(self, connection: Handle, transaction: int) -> None:
+        """Make a long transaction's rows durable, after the clock has been released."""
+        with self._refusals():
+            _raw(connection).execute(sql.SETTLE.format(s=self._s).encode(), (transaction,))
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
         """Add a second active row; commit, abort and sweep take all rows of a transaction."""
-        statement = f"select {self._s}.xq_checkpoint_v1(%b, %b)"
-        return int(self._one(connection, statement, (self._mask_of(connection), transaction))[0])
+        relaxed = self._uses_clock(connection)
+        pointer = int(self._one(connection, sql.CHECKPOINT.format(s=self._s), (transaction, relaxed))[0])
+        if relaxed:
+            self._settle(connection, transaction)
+        return pointer
 
     def observe(self, connection: Handle) -> View:
-        """Read the id source under the gate, then what is in progress."""
-        read_pointer, excluded = self._one(
-            connection,
-            f"select read_pointer, excluded from {self._s}.xq_observe_v1(%b)",
-            (self._mask_of(connection),),
-        )
+        """Read the id source, under the gate if it has one, then what is in progress."""
+        read_pointer, excluded = self._one(connection, sql.OBSERVE.format(s=self._s))
         return View(read_pointer, tuple(excluded))
 
     def read_cell(
@@ -258,24 +269,45 @@ class PostgresDialect:
 
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
         """Read the active rows."""
-        statement = f"select array(select id from {self._s}.xq_active where owner = %b order by id)"
-        found = self._one(connection, statement, (transaction,))[0]
+        found = self._one(connection, sql.POINTERS.format(s=self._s), (transaction,))[0]
         if not found:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(found)
 
     def stage(self, connection: Handle, transaction: int, pointer: int, writes: Writes) -> None:
         """Write rows of a long transaction early, in one call."""
-        self._one(connection, self._stage, (transaction, pointer, *_columns(writes), *_cells_of(writes.notes)))
+        self._one(
+            connection,
+            sql.STAGE.format(s=self._s),
+            (transaction, pointer, *_columns(writes), *_cells_of(writes.notes)),
+        )
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""
+        if self._by_row(connection, call.kind):
+            if call.transaction is None:
+                return self._commit_write_by_row(connection, call)
+            return self._send(connection, call, "long" if call.kind == "long" else "row", call.transaction)
+        return self._send(connection, call, call.kind, call.transaction)
+
+    def _commit_write_by_row(self, connection: Handle, call: CommitCall) -> Committed:
+        """Register first: drawn inside the commit, the id would keep the clock locked while the commit flushes."""
+        arguments = ("write", True, True, call.request, WRITE_ONLY_MS, "", None, None, None)
+        with self._own(connection) as own:
+            transaction = int(self._one(own, self._start, arguments)[0])
+        try:
+            return self._send(connection, call, "row", transaction)
+        except BaseException:
+            with contextlib.suppress(ExportQueueError, psycopg.Error), self._own(connection) as own:
+                self._one(own, self._abort, ("row", transaction))
+            raise
+
+    def _send(self, connection: Handle, call: CommitCall, registered: str, transaction: int | None) -> Committed:
         view = call.view
         arguments = (
-            self._mask_of(connection),
-            call.kind,
+            registered,
             call.request,
-            call.transaction,
+            transaction,
             _ids(view.excluded if view else ()),
             view.low if view else None,
             call.deadline_ms,
@@ -293,26 +325,17 @@ class PostgresDialect:
 
     def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
         """Free the registration and delete what was staged."""
-        if kind == "bound":
+        by_row = self._by_row(connection, kind)
+        if kind == "bound" and not by_row:
             return  # registered by a lock of the user's SQL transaction, which goes with it
-        self._one(
-            connection,
-            f"select {self._s}.xq_abort_v1(%b, %s, %b)",
-            (self._mask_of(connection), kind, transaction),
-        )
+        with self._own(connection) as own:
+            self._one(own, self._abort, ("row" if by_row and kind != "long" else kind, transaction))
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Insert a refusal unless the request has an outcome; waits for a commit in flight."""
-        raw = _raw(connection)
-        raw.execute(
-            f"insert into {self._s}.xq_outcome values (%s, 'refused', null, {self._s}.xq_now_v1()) "
-            "on conflict do nothing".encode(),
-            (request,),
-        )
-        status, own = self._one(
-            connection, f"select status, id from {self._s}.xq_outcome where request = %b", (request,)
-        )
-        return Outcome(status, own)
+        with self._refusals():
+            _raw(connection).execute(sql.REFUSE.format(s=self._s).encode(), (request,))
+        return Outcome(*self._one(connection, sql.OUTCOME.format(s=self._s), (request,)))
 
     def tidy_entries(self, connection: Handle) -> None:
         """Vacuum the entries; who does not own the table gets a warning that nobody reads."""
@@ -331,37 +354,12 @@ class PostgresDialect:
         try:
             yield
         except psycopg.Error as error:
-            refusal = _refusal(error)
+            refusal = errors.refusal(error)
             if refusal is None:
-                if self.is_transient(error):
-                    raise StoreUnavailable(f"the store's database: {str(error).strip()}") from error
+                if errors.is_transient(error):
+                    raise errors.unavailable(error) from error
                 raise
             raise refusal from error
-
-
-def _refusal(error: psycopg.Error) -> ExportQueueError | None:
-    """Turn an error that the functions raise into one of ours."""
-    match error.sqlstate:
-        case "XQ001":
-            found = json.loads(error.diag.message_detail or "{}")
-            return conflict_error(found["own"], bytes.fromhex(found["key"]), found["writer"])
-        case "XQ002":
-            return RegistrationLost(f"the transaction is no longer registered: {error.diag.message_primary}")
-        case "XQ003":
-            return TransactionTimeout("the transaction's deadline has passed, by the store's clock")
-        case "XQ004":
-            return CommitRefused("the commit was refused before, and stays refused")
-        case "XQ005":
-            return AlreadyCommitted("", None)
-        case "XQ006":
-            return SnapshotTooOld("clean-up has overtaken the snapshot")
-        case "XQ007":
-            return ConfigurationError(
-                f"transactions need READ COMMITTED, found {error.diag.message_primary}",
-                hint="remove default_transaction_isolation from the role, the database or the server",
-            )
-        case _:
-            return None
 
 
 def _raw(connection: Handle) -> psycopg.Connection[Any]:

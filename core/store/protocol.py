@@ -31,6 +31,9 @@ Kind = Literal["write", "short", "long", "bound"]
 """``write``: never read, has no id before its commit; ``short``: buffered; ``long``: staged early;
 ``bound``: written into a SQL transaction of the user's, which the user ends."""
 
+IdSource = Literal["sequence", "clock"]
+"""Where a store's ids come from: a sequence, with advisory locks that register them, or a row that is the clock."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -150,6 +153,8 @@ class StoreDialect(Protocol):
     name: str
     driver_error: ClassVar[type[Exception]]
     """Base of the driver's own errors."""
+    pins_connection: bool
+    """Whether a short transaction stays on one connection, whose server session may hold its registration."""
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether a driver's error says that the store's tables are not there."""
@@ -166,8 +171,11 @@ class StoreDialect(Protocol):
     def transaction(self, connection: Handle, *, durable: bool = True) -> AbstractContextManager[None]:
         """Open a SQL transaction for the length of a block."""
 
+    def id_source(self, connection: Handle) -> IdSource:
+        """Tell where the ids of a store that is created now come from, by what the database can do."""
+
     def create(self, connection: Handle) -> None:
-        """Create what this database needs beside the portable tables; idempotent."""
+        """Create what this database needs beside the portable tables and their first rows; idempotent."""
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""

@@ -43,6 +43,7 @@ store = _table(
     _int("schema_version"),
     _int("oldest_code"),
     _id("mask"),
+    _text("id_source"),  # 'sequence' or 'clock'
     _id("horizon"),
     _id("created_ms"),
 )
@@ -235,8 +236,7 @@ VIEWS = {
 }
 """The views that monitoring may read without this library; ``{s}`` is the schema's prefix."""
 
-POSTGRESQL_VIEWS = {
-    # Ids of short and bound transactions are registered by advisory locks; see xq_listed_v1 in functions.sql.
+VIEWS_OF_LOCKS = {
     "horizon_holders": _HOLDERS
     + """
         union all
@@ -250,4 +250,4 @@ POSTGRESQL_VIEWS = {
         where v.id <= pg_sequence_last_value('{s}xq_id')
           and v.id > pg_sequence_last_value('{s}xq_id') - 8796093022208""",
 }
-"""The views that PostgreSQL has in another form."""
+"""The views that differ where advisory locks register short transactions; see ``ids_by_locks.sql``."""

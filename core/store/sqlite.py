@@ -26,6 +26,7 @@ from export_queue.core.store.protocol import (
     CommitCall,
     Committed,
     Handle,
+    IdSource,
     Kind,
     Outcome,
     Started,
@@ -46,6 +47,7 @@ class SqliteDialect(SqliteReads):
 
     name = "sqlite"
     driver_error: ClassVar[type[Exception]] = sqlite3.Error
+    pins_connection = True
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._path = path
@@ -93,6 +95,10 @@ class SqliteDialect(SqliteReads):
             finally:
                 if not durable:
                     raw.execute("pragma synchronous = full")
+
+    def id_source(self, connection: Handle) -> IdSource:
+        """SQLite has no sequences."""
+        return "clock"
 
     def create(self, connection: Handle) -> None:
         """Add what SQLite needs beside the tables: nothing."""

@@ -191,11 +191,14 @@ class PostgresServer(_Server):
         """
         return f"postgresql+psycopg://{quote(self.user)}:{quote(self.password)}@{self.host}:{self.port}/{database}"
 
-    def create_database(self) -> str:
-        """Create an empty database and return its name."""
+    def create_database(self, template: str = "template1") -> str:
+        """Create a database and return its name.
+
+        :param template: name of the database that it is a copy of; by default it is empty.
+        """
         self._databases += 1
         name = f"test_{self._databases}"
-        self._execute(f'CREATE DATABASE "{name}"')
+        self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         return name
 
     def drop_database(self, name: str) -> None:

@@ -77,9 +77,8 @@ class OpenTransaction(ReadingTransaction):
     ) -> None:
         self._timeout_ms = database.limits.timeout_ms(timeout, long=kind == "long")
         self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
-        session: Session = bound or (PinnedSession if kind == "short" else PooledSession)(
-            database, seconds=self._seconds
-        )
+        pins = kind == "short" and database.dialect.pins_connection
+        session: Session = bound or (PinnedSession if pins else PooledSession)(database, seconds=self._seconds)
         super().__init__(database, session, WriteBuffer(database.limits))
         self.kind: OpenKind = kind
         self.request: UUID = new_request()

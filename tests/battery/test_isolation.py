@@ -15,9 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from importlib.resources import files
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -238,17 +238,16 @@ def test_a_long_transaction_that_was_ended_by_others_does_not_read_on_without_it
         pytest.fail(f"expected an error or b'staged', found {found!r}")
 
 
-def function_with_a_pause(*, gate: bool) -> str:
+def function_with_a_pause(connection: psycopg.Connection[Any], *, gate: bool) -> str:
     """Give the store's function that draws ids, with a pause between drawing and registering."""
-    text = (files("export_queue.core.store") / "functions.sql").read_text("utf-8")
-    found = re.search(r"create or replace function \{s\}\.xq_draw_v\d+\(.*?end \$body\$;", text, re.DOTALL)
+    found = connection.execute("select pg_get_functiondef('export_queue.xq_draw_v1'::regproc)").fetchone()
     assert found
     paused, count = re.subn(r"(\n *t := setval\([^;]*;)", r"\1 perform pg_sleep(random() * 0.005);", found[0])
     assert count == 1
     if not gate:
         paused, count = re.subn(r"perform pg_advisory_(un)?lock\(mask\);", "", paused)
-        assert count == 3
-    return paused.replace("{s}", '"export_queue"')
+        assert count == 4
+    return paused
 
 
 @pytest.fixture
@@ -256,7 +255,7 @@ def paused_run(request: pytest.FixtureRequest, postgres_url: str, tmp_path: Path
     with Store.open(postgres_url) as store, psycopg.connect(postgres_url.replace("+psycopg", "")) as connection:
         store.create()
         configure(store)
-        connection.execute(function_with_a_pause(gate=request.param).encode())
+        connection.execute(function_with_a_pause(connection, gate=request.param).encode())
     return Run(postgres_url, tmp_path, seed)
 
 

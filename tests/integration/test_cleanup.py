@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from export_queue.core.client import Store, TransactionContext
+from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
 from export_queue.core.maintenance import MaintenanceReport, maintain, run, steps
 from export_queue.core.store import cleanup, schema
@@ -491,9 +491,9 @@ def test_the_bank_keeps_its_total_beside_two_clean_ups(store: Store, store_url: 
         pick = random.Random(seed)
         with Store.open(store_url) as mine:
             for i in range(60):
-                mine.run(lambda tx: transfer(tx, pick), attempts=100)
+                mine.run(lambda tx: transfer(tx, pick), retry=Retry(attempts=100))
                 if i % 4 == 0:
-                    assert mine.run(total, attempts=100) == MONEY
+                    assert mine.run(total, retry=Retry(attempts=100)) == MONEY
                 if i % 20 == 0:
                     with mine.transaction(long=True) as tx:
                         assert total(tx) == MONEY

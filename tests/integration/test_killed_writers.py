@@ -19,6 +19,7 @@ from export_queue.core.store import schema
 from export_queue.core.store.sqlite import SqliteDialect
 from export_queue.core.transactions import observe, prune, sweep
 
+EVERY_WAY = True
 fork = multiprocessing.get_context("fork")
 
 
@@ -52,12 +53,14 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-def test_a_long_writer_killed_between_flush_and_commit_leaves_nothing(store: Store, store_url: str) -> None:
+def test_a_long_writer_killed_between_flush_and_commit_leaves_nothing(
+    store: Store, open_store: Callable[[], Store]
+) -> None:
     store.configure_queue("q")
     store.configure_table("t")
 
     def work() -> None:
-        with Store.open(store_url) as mine, mine.transaction(long=True, timeout=0.2) as tx:
+        with open_store() as mine, mine.transaction(long=True, timeout=0.2) as tx:
             write_all(tx)
             tx.flush()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -72,12 +75,12 @@ def test_a_long_writer_killed_between_flush_and_commit_leaves_nothing(store: Sto
     nothing_is_left(store)
 
 
-def test_a_short_writer_killed_before_the_commit_leaves_nothing(store: Store, store_url: str) -> None:
+def test_a_short_writer_killed_before_the_commit_leaves_nothing(store: Store, open_store: Callable[[], Store]) -> None:
     store.configure_queue("q")
     store.configure_table("t")
 
     def work() -> None:
-        with Store.open(store_url) as mine, mine.transaction(timeout=0.2) as tx:
+        with open_store() as mine, mine.transaction(timeout=0.2) as tx:
             assert tx.table("t").get("a", "n") is None
             write_all(tx)
             os.kill(os.getpid(), signal.SIGKILL)

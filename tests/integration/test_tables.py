@@ -16,6 +16,8 @@ keys = st.sampled_from([b"a", b"aa", b"ab", b"a\x00", b"a\xff", b"a\xff\xff", b"
 values = st.one_of(st.none(), st.sampled_from([b"", b"1", b"\x00\xff"]))
 writes = st.lists(st.tuples(keys, keys, values), max_size=12)
 
+EVERY_WAY = True
+
 
 def write(store: Store, table: str, cells: list[tuple[bytes, bytes, bytes | None]]) -> None:
     with store.transaction() as tx:
@@ -40,6 +42,7 @@ def model(*steps: list[tuple[bytes, bytes, bytes | None]]) -> Cells:
 numbers = iter(range(10**6))
 
 
+@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(old=writes, staged=writes, own=writes, later=writes, first=keys, end=keys, columns=st.lists(keys, max_size=2))
 def test_reads_of_all_kinds_agree_with_a_dictionary(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
@@ -21,6 +22,8 @@ from export_queue.core.errors import (
 )
 from export_queue.core.store import schema
 from export_queue.core.transactions import OpenTransaction, prune, sweep
+
+EVERY_WAY = True
 
 
 def begin(store: Store, **options: object) -> TransactionContext:
@@ -187,10 +190,10 @@ def test_a_long_transaction_is_invisible_until_it_commits(store: Store) -> None:
     assert sum(unit.entries for unit in store.backlog("q")) == 1
 
 
-def test_a_long_transaction_goes_on_in_another_process(store: Store) -> None:
+def test_a_long_transaction_goes_on_in_another_process(store: Store, open_store: Callable[[], Store]) -> None:
     tx = begin(store, kind="long")
     tx.table("t").set("a", "n", b"1")
-    with Store.open(store.database.engine.url.render_as_string(hide_password=False)) as elsewhere:
+    with open_store() as elsewhere:
         elsewhere.commit(tx.to_json())
     assert read(store, "a") == b"1"
     tx._transaction.abort()  # by a process that does not know of the commit

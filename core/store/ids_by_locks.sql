@@ -1,0 +1,107 @@
+-- Ids from a sequence; short transactions are registered by advisory locks, long ones and those behind a pooler
+-- by a row, until which is visible a lock of the SQL transaction stands in.
+-- The key of an id's lock is the id XOR the store's {mask}, the gate's is the mask itself: the locks of applications are
+-- neither waited for nor read as ids.
+
+-- Draws an id and registers it, both under the gate: whoever draws later finds it listed, or finished.
+-- The gate is a session lock that is freed in the same call: one of the SQL transaction would be held over the flush.
+create or replace function {s}.xq_draw_v1(for_session boolean) returns bigint
+language plpgsql volatile as $body$
+declare
+  mask constant bigint := {mask};
+  t bigint;
+begin
+  perform pg_advisory_lock(mask);
+  loop
+    t := setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0) + 1, {now} * 1000000));
+    -- By try: where an application holds a lock on this very key, the next id will do.
+    exit when case when for_session then pg_try_advisory_lock(t # mask) else pg_try_advisory_xact_lock(t # mask) end;
+  end loop;
+  perform pg_advisory_unlock(mask);
+  return t;
+exception when query_canceled or others then  -- "others" alone leaves out cancel and statement time-out
+  begin
+    perform pg_advisory_unlock(mask);
+  exception when query_canceled or others then  -- a second cancel: a gate left locked would stop every start
+    perform pg_advisory_unlock(mask);
+  end;
+  if for_session and t is not null then
+    perform pg_advisory_unlock(t # mask);
+  end if;
+  raise;
+end $body$;
+
+-- Everything below a bound that a snapshot must not see. The lock list comes first and the active rows
+-- in a later statement: the list is not transactional, and the other order loses updates.
+-- The database and the window keep out the keys of other stores, of copies of this one, and of applications.
+create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
+language plpgsql volatile as $body$
+declare
+  mask constant bigint := {mask};
+  listed bigint[];
+begin
+  listed := array(
+    select v.id
+    from (select ((l.classid::bigint << 32) | l.objid::bigint) # mask as id
+          from pg_locks l
+          where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+            and l.database = (select d.oid from pg_database d where d.datname = current_database())) v
+    where v.id < below and v.id > below - 8796093022208);
+  return array(
+    select u.id from (
+      select unnest(listed) as id
+      union select a.id from {s}.xq_active a where a.id < below
+      union select i.id from {s}.xq_invalid i where i.id < below) u
+    order by u.id);
+end $body$;
+
+create or replace function {s}.xq_observe_v1(out read_pointer bigint, out excluded bigint[])
+language plpgsql volatile as $body$
+declare
+  mask constant bigint := {mask};
+begin
+  perform {s}.xq_require_read_committed_v1();
+  begin
+    perform pg_advisory_lock(mask);
+    read_pointer := coalesce(pg_sequence_last_value('{s}.xq_id'), 0);
+    perform pg_advisory_unlock(mask);
+  exception when query_canceled or others then
+    begin
+      perform pg_advisory_unlock(mask);
+    exception when query_canceled or others then
+      perform pg_advisory_unlock(mask);
+    end;
+    raise;
+  end;
+  excluded := {s}.xq_unfinished_v1(read_pointer + 1);
+end $body$;
+
+-- Proves at the commit that an id has been registered by a lock since its start, and keeps it so to the end.
+create or replace function {s}.xq_prove_v1(tx bigint, for_session boolean) returns void
+language plpgsql volatile as $body$
+declare
+  mask constant bigint := {mask};
+begin
+  if for_session then
+    -- First the lock of the SQL transaction, then the session's goes: the id is never unlisted.
+    -- By try: on another session the plain lock would wait for ever.
+    if not pg_try_advisory_xact_lock(tx # mask) then
+      raise exception using errcode = 'XQ002', message = 'held by another session';
+    end if;
+    if not pg_advisory_unlock(tx # mask) then
+      raise exception using errcode = 'XQ002', message = 'not held by this session';
+    end if;
+  -- Registered by a lock of the user's SQL transaction: held if and only if start belongs to this one.
+  elsif not exists (select 1 from pg_locks l
+                    where l.pid = pg_backend_pid() and l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+                      and ((l.classid::bigint << 32) | l.objid::bigint) = (tx # mask)) then
+    raise exception using errcode = 'XQ002', message = 'begun in another SQL transaction';
+  end if;
+end $body$;
+
+create or replace function {s}.xq_free_v1(tx bigint) returns void language plpgsql volatile as $body$
+declare
+  mask constant bigint := {mask};
+begin
+  perform pg_advisory_unlock(tx # mask);  -- never unlock_all: the session may hold locks of its user
+end $body$;
