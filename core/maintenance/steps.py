@@ -1,6 +1,6 @@
 """The subjects of clean-up, each in pages of one short SQL transaction that remember where they ended.
 
-Which versions may go: see :func:`export_queue.core.store.cleanup.delete_versions`. Where they are: a table with
+Which versions may go: see :mod:`export_queue.core.store.versions`. Where they are: a table with
 conflicts leaves a conflict key at every row that was written since its last clean-up, so the keys lead to them and
 cells that nobody writes are never looked at. Tables without conflicts, and those whose cells expire, are gone
 through cell by cell. A pass begins when the horizon has risen since the last one began.
@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from export_queue.core.store import Work, cleanup
-from export_queue.core.store.cleanup import CellKey, Progress
+from export_queue.core.store.cleanup import Progress
 from export_queue.core.store.conflict_keys import cell_key, cells_of_key
 from export_queue.core.store.outcomes import SUBJECT as OUTCOMES
 from export_queue.core.store.outcomes import delete_outcomes
+from export_queue.core.store.versions import CellKey, delete_keys, delete_of_cells, delete_of_page, keys_after, page_end
 
 KEYS = "keys"
 CELLS = "cells"
@@ -52,15 +53,15 @@ def clean_by_keys(work: Work, limit: int) -> Page:
     if state is None or state.place is None:
         return Page()
     most = min(limit, MOST_KEYS)
-    keys = cleanup.keys_after(work, state.place, limit=most)
+    keys = keys_after(work, state.place, limit=most)
     cells = [cells for key in keys if (cells := cells_of_key(key)) is not None]
     versions = 0
     if cells:
-        versions = cleanup.delete_versions(work, cleanup.of_cells(cells), horizon=horizon, limit=MOST_ROWS)
+        versions = delete_of_cells(work, cells, horizon=horizon, limit=MOST_ROWS)
     if versions == MOST_ROWS:  # the same page again: a key goes only after what it leads to
         cleanup.save_progress(work, KEYS, state)
         return Page(versions, Counter(versions=versions), more=True)
-    settled = cleanup.delete_keys(work, keys, horizon=horizon) if keys else 0
+    settled = delete_keys(work, state.place, keys[-1], horizon=horizon) if keys else 0
     more = len(keys) == most
     cleanup.save_progress(work, KEYS, Progress(state.reached, keys[-1] if more else None))
     return Page(len(keys) + versions, Counter(versions=versions, conflict_keys=settled), more)
@@ -81,14 +82,14 @@ def clean_cells(work: Work, limit: int) -> Page:
     if number is not None:
         after = after if after[0] == number else _start(number)
         ttl_ms = tables[number]
-        following = cleanup.page_end(work, after, rows=most)
-        versions = cleanup.delete_versions(
+        following = page_end(work, after, rows=most)
+        versions = delete_of_page(
             work,
-            cleanup.of_page(after, following),
+            after,
+            following,
             horizon=horizon,
             # The snapshot of the oldest transaction that may still read has at least this id.
             expired=None if ttl_ms is None else horizon - ttl_ms * 1_000_000,
-            limit=most,
         )
         if following is None and len(tables) > 1:
             following = _start(number + 1)

@@ -15,16 +15,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from export_queue.core.store.database import Database, Work
-from export_queue.core.store.schema import active, cell, cleanup, conflict_key, invalid, low_mark, store, token
+from export_queue.core.store.schema import active, cleanup, invalid, low_mark, store, token
 from export_queue.core.store.schema import table as t
 
 TURN = "turn"
 """The row that is locked by the process whose turn it is."""
-
-CellKey = tuple[int, bytes, bytes, int]
-"""Table number, row, column, version: the order of cells."""
-
-_cell_key = (cell.c.table_number, cell.c.row_key, cell.c.column_key, cell.c.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,9 @@ def last_mark(work: Work) -> int | None:
 
 def add_mark(work: Work, low: int) -> None:
     """Record the smallest id that a snapshot did not see which was taken before this call."""
-    work.connection.execute(_insert(work, low_mark).values(at_ms=work.now(), low=low).on_conflict_do_nothing())
+    statement = _insert(work, low_mark).values(at_ms=work.now(), low=low)
+    # Either of two in one millisecond is right.
+    work.connection.execute(statement.on_conflict_do_update(index_elements=[low_mark.c.at_ms], set_={"low": low}))
 
 
 def raise_horizon(work: Work, *, age_ms: int) -> int:
@@ -100,78 +97,6 @@ def raise_horizon(work: Work, *, age_ms: int) -> int:
         newest_old = sa.select(sa.func.max(low_mark.c.at_ms)).where(old).scalar_subquery()
         work.connection.execute(low_mark.delete().where(low_mark.c.at_ms < newest_old))
     return horizon(work)
-
-
-def keys_after(work: Work, place: bytes, *, limit: int) -> list[bytes]:
-    """Read the next conflict keys in their order."""
-    statement = (
-        sa.select(conflict_key.c.key).where(conflict_key.c.key > place).order_by(conflict_key.c.key).limit(limit)
-    )
-    return list(work.connection.scalars(statement))
-
-
-def delete_keys(work: Work, keys: Sequence[bytes], *, horizon: int) -> int:
-    """Delete those of some conflict keys whose last writer is below the horizon; one that a commit holds stays."""
-    settled = (
-        sa.select(conflict_key.c.key)
-        .where(conflict_key.c.key.in_(keys), conflict_key.c.writer < horizon)
-        .with_for_update(skip_locked=True)
-    )
-    return work.connection.execute(conflict_key.delete().where(conflict_key.c.key.in_(settled))).rowcount
-
-
-def of_cells(cells: Sequence[tuple[int, bytes, bytes | None]]) -> sa.ColumnElement[bool]:
-    """Say which versions belong to some cells: table number, row, and column, or None for the whole row."""
-    rows = [(number, row) for number, row, column in cells if column is None]
-    single = [(number, row, column) for number, row, column in cells if column is not None]
-    return sa.or_(sa.tuple_(*_cell_key[:2]).in_(rows), sa.tuple_(*_cell_key[:3]).in_(single))
-
-
-def page_end(work: Work, after: CellKey, *, rows: int) -> CellKey | None:
-    """Find the last of the next versions of a table; None if there are fewer."""
-    statement = (
-        sa.select(*_cell_key)
-        .where(cell.c.table_number == after[0], _behind(after))
-        .order_by(*_cell_key)
-        .offset(rows - 1)
-        .limit(1)
-    )
-    row = work.connection.execute(statement).first()
-    return None if row is None else (row[0], row[1], row[2], row[3])
-
-
-def of_page(after: CellKey, end: CellKey | None) -> sa.ColumnElement[bool]:
-    """Say which versions of a table lie behind one place and not behind another."""
-    page = sa.and_(cell.c.table_number == after[0], _behind(after))
-    return page if end is None else sa.and_(page, sa.tuple_(*_cell_key[1:]) <= _values(end))
-
-
-def delete_versions(
-    work: Work, where: sa.ColumnElement[bool], *, horizon: int, expired: int | None = None, limit: int
-) -> int:
-    """Delete versions that nobody can read any more: superseded below the horizon, tombstones there, expired.
-
-    A tombstone goes once all that it hides has gone. Versions go in their order, oldest first, so each cell reads
-    the same wherever the limit cuts.
-
-    :param expired: versions up to this one are past their table's time to live for every snapshot.
-    """
-    newer = cell.alias("newer")
-    superseded = sa.exists().where(
-        *(newer.c[column.name] == column for column in _cell_key[:3]),
-        newer.c.version > cell.c.version,
-        newer.c.version < horizon,
-    )
-    readable_by_nobody = [cell.c.value.is_(None), superseded]
-    if expired is not None:
-        readable_by_nobody.append(cell.c.version <= expired)
-    doomed = (
-        sa.select(*_cell_key)
-        .where(where, cell.c.version < horizon, sa.or_(*readable_by_nobody))
-        .order_by(*_cell_key)
-        .limit(limit)
-    )
-    return work.connection.execute(cell.delete().where(sa.tuple_(*_cell_key).in_(doomed))).rowcount
 
 
 def tables_without_keys(work: Work) -> list[tuple[int, int | None]]:
@@ -210,17 +135,6 @@ def vacuum(database: Database, name: str, *, deleted: int) -> None:
         rows = connection.exec_driver_sql("select reltuples from pg_class where oid = %s::regclass", (table,)).scalar()
         if deleted > float(rows or 0) / 20:
             connection.exec_driver_sql(f"vacuum (index_cleanup on, skip_locked) {table}")
-
-
-def _behind(after: CellKey) -> sa.ColumnElement[bool]:
-    behind: sa.ColumnElement[bool] = sa.tuple_(*_cell_key[1:]) > _values(after)
-    return behind
-
-
-def _values(place: CellKey) -> Any:
-    return sa.tuple_(
-        sa.literal(place[1], sa.LargeBinary), sa.literal(place[2], sa.LargeBinary), sa.literal(place[3], sa.BigInteger)
-    )
 
 
 def _insert(work: Work, table: sa.Table) -> Any:

@@ -1,0 +1,138 @@
+"""Outcomes and tokens are kept for a while, and what is forgotten is never told wrongly (I12, I14)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from export_queue.core.client import Store
+from export_queue.core.errors import CommitOutcomeUnknown
+from export_queue.core.maintenance import maintain
+from export_queue.core.store import schema
+from export_queue.core.store.outcomes import new_request
+
+DAY_MS = 24 * 3600 * 1000
+
+
+def write(store: Store, token: str | None = None) -> UUID:
+    with store.transaction(token=token) as tx:
+        tx.table("t").set("a", "n", b"1")
+    return tx.request
+
+
+def age(store: Store, table: sa.Table, column: str, days: float) -> None:
+    """Make all rows of a table older than they are."""
+    with store.database.begin() as work:
+        work.connection.execute(table.update().values({column: table.c[column] - int(days * DAY_MS)}))
+
+
+def aged(request: UUID, days: float) -> UUID:
+    """The request as it would be had it been made earlier."""
+    return UUID(int=request.int - (int(days * DAY_MS) << 80))
+
+
+def make_old(store: Store, request: UUID, days: float) -> UUID:
+    """Let a commit and its outcome be some days old."""
+    older = aged(request, days)
+    with store.database.begin() as work:
+        work.connection.execute(
+            schema.outcome.update()
+            .where(schema.outcome.c.request == request)
+            .values(request=older, decided_ms=schema.outcome.c.decided_ms - int(days * DAY_MS))
+        )
+    return older
+
+
+def outcomes(store: Store) -> list[UUID]:
+    with store.database.read() as work:
+        return list(work.connection.scalars(sa.select(schema.outcome.c.request)))
+
+
+def test_requests_are_unique_and_lie_in_the_order_of_time() -> None:
+    before = time.time_ns() // 1_000_000
+    made = [new_request() for _ in range(1000)]
+    after = time.time_ns() // 1_000_000
+    assert len(set(made)) == 1000
+    assert all((request.version, request.variant) == (7, uuid4().variant) for request in made)
+    assert all(before <= request.int >> 80 <= after for request in made)
+
+
+def test_an_outcome_can_be_asked_for_a_day(store: Store) -> None:
+    young, old = write(store), write(store)
+    middle = make_old(store, write(store), 0.9)
+    old = make_old(store, old, 1.1)
+    assert maintain(store.database).outcomes == 1
+    assert store.outcome(young).status == "committed"
+    assert store.outcome(middle).status == "committed"
+    with pytest.raises(CommitOutcomeUnknown, match="not known any more"):
+        store.outcome(old)
+
+
+def test_a_forgotten_commit_is_never_called_refused(store: Store) -> None:
+    old = make_old(store, write(store), 2)
+    assert store.outcome(old).status == "committed"
+    maintain(store.database)
+    for _ in range(2):
+        with pytest.raises(CommitOutcomeUnknown):
+            store.outcome(old)
+    assert store.outcome(new_request()).status == "refused"
+
+
+def test_before_the_first_clean_up_every_outcome_is_known(store: Store) -> None:
+    assert store.outcome(aged(new_request(), 30)).status == "refused"
+
+
+def test_a_commit_of_today_is_kept_though_its_request_is_old(store: Store) -> None:
+    # a long transaction, or a client whose clock is behind
+    with store.database.begin() as work:
+        work.connection.execute(schema.outcome.delete())
+    request = aged(write(store), 3)
+    with store.database.begin() as work:
+        work.connection.execute(schema.outcome.update().values(request=request))
+    assert maintain(store.database).outcomes == 0
+    assert store.outcome(request).status == "committed"
+
+
+def test_how_long_outcomes_and_tokens_are_kept_can_be_said(store: Store) -> None:
+    make_old(store, write(store, token="work"), 0.2)
+    age(store, schema.token, "committed_ms", 5)
+    assert maintain(store.database).tokens == 0
+    report = maintain(store.database, keep_outcomes=3600, keep_tokens=4 * 24 * 3600)
+    assert (report.outcomes, report.tokens) == (1, 1)
+
+
+def test_a_token_is_known_for_a_month(store: Store) -> None:
+    calls: list[Any] = []
+
+    def work(tx: Any) -> int:
+        calls.append(1)
+        tx.table("t").set("a", "n", b"1")
+        return len(calls)
+
+    assert store.run(work, token="nightly") == 1
+    age(store, schema.token, "committed_ms", 29)
+    assert maintain(store.database).tokens == 0
+    assert store.run(work, token="nightly") == 1
+    age(store, schema.token, "committed_ms", 2)
+    assert maintain(store.database).tokens == 1
+    assert not store.token("nightly").committed
+
+
+def test_forgetting_is_bounded_and_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from export_queue.core.maintenance import steps
+
+    monkeypatch.setattr(steps, "MOST_ROWS", 2)
+    for _ in range(7):
+        make_old(store, write(store), 2)
+    found = []
+    while True:
+        report = maintain(store.database, limit=3)
+        found.append(report.outcomes)
+        if not report.more:
+            break
+    assert found == [3, 3, 1]
+    assert outcomes(store) == []

@@ -1,0 +1,178 @@
+"""What there is to watch: the views, the metrics, and the commands that print them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from export_queue.core.client import Store, TransactionContext
+from export_queue.core.locks import Owner, claim
+from export_queue.core.maintenance import maintain, read_metrics, render
+from export_queue.core.queue import DeadLetter, Position, bury
+from export_queue.core.store import schema
+from export_queue.core.transactions import OpenTransaction, sweep
+
+LINE = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? -?[0-9.e+-]+')
+
+
+def values(store: Store) -> dict[str, float]:
+    """The metrics by what stands before the figure; the text is checked on the way."""
+    lines = render(read_metrics(store.database)).splitlines()
+    assert lines[-1] == "# EOF"
+    found = {}
+    for line in lines[:-1]:
+        if not line.startswith("# "):
+            assert LINE.fullmatch(line), line
+            name, value = line.rsplit(" ", 1)
+            found[name.removeprefix("export_queue_")] = float(value)
+    return found
+
+
+def view(store: Store, name: str, *columns: str) -> list[Any]:
+    with store.database.read() as work:
+        return list(work.connection.execute(sa.select(sa.table(name, *map(sa.column, columns)))))
+
+
+def test_an_empty_store_has_metrics(store: Store) -> None:
+    found = values(store)
+    assert found['active_transactions{kind="short"}'] == found["oldest_active_seconds"] == 0
+    assert "horizon_seconds" not in found  # nothing has been cleaned up yet
+    assert "maintenance_seconds" not in found
+    maintain(store.database)
+    assert values(store)["maintenance_seconds"] >= 0
+
+
+def test_queues_dead_letters_and_locks_are_counted(store: Store) -> None:
+    queue = store.configure_queue("orders", buckets=16, buckets_per_range=4)
+    store.configure_queue("idle")
+    for i in range(3):
+        store.run(lambda tx, i=i: tx.queue("orders").add(f"k{i}", i))  # type: ignore[misc]
+    hidden = OpenTransaction(store.database, long=True)
+    tx = TransactionContext(store, hidden)
+    tx.queue("orders").add("hidden", 1)
+    tx.flush()
+    claim(store.database, queue, queue.units()[:1], owner=Owner("somebody", "1"), lease_seconds=600)
+    with store.database.begin() as work:
+        bury(work, queue, [DeadLetter(Position(0, b"ben", 7), b"1", "ValueError", "not today", "drain-1")])
+    found = values(store)
+    hidden.abort()
+    assert (found['queue_entries{queue="orders"}'], found['queue_entries{queue="idle"}']) == (3, 0)
+    assert (found['dead_letters{queue="orders"}'], found['dead_letters{queue="idle"}']) == (1, 0)
+    assert (found['locks{queue="orders"}'], found['locks{queue="idle"}']) == (1, 0)
+    assert found['queue_oldest_seconds{queue="orders"}'] >= 0
+    assert found['decided_last_day{status="committed"}'] == 3
+    assert found['active_transactions{kind="long"}'] == 1
+
+
+def test_it_is_said_who_holds_the_horizon_back(store: Store) -> None:
+    with store.transaction() as first:
+        first.table("t").get("a", "n")
+        with store.transaction(long=True) as second:
+            second.table("t").get("a", "n")
+            found = values(store)
+            assert found['active_transactions{kind="short"}'] == 1
+            assert found['active_transactions{kind="long"}'] == 1
+            (holder,) = [name for name in found if name.startswith("horizon_holder_seconds")]
+            assert f'id="{first.id}",kind="short"' in holder
+            rows = sorted(view(store, "horizon_holders", "low", "id", "kind", "started_ms", "session"))
+            assert [row.id for row in rows] == [first.id, second.id]
+            assert rows[1].low == first.id  # what its snapshot does not see
+            assert all(abs(row.started_ms - row.id // 1_000_000) < 60_000 for row in rows)
+            assert (rows[0].session is not None) == (store.database.dialect.name == "postgresql")
+    assert view(store, "horizon_holders", "id") == []
+    assert not any("holder" in name for name in values(store))
+
+
+def test_an_invalid_transaction_is_told_as_such(store: Store) -> None:
+    opened = OpenTransaction(store.database, long=True, timeout=0.01)
+    own = opened.value.id
+    end = time.monotonic() + 30
+    while not sweep(store.database):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    found = values(store)
+    assert found["invalid_transactions"] == 1
+    assert found['active_transactions{kind="long"}'] == 0
+    assert [(row.id, row.kind) for row in view(store, "horizon_holders", "id", "kind")] == [(own, "invalid")]
+
+
+def test_the_horizon_is_a_view(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.table("t").set("a", "n", b"1")
+    maintain(store.database, snapshot_age=0)
+    (row,) = view(store, "horizon", "horizon", "horizon_ms", "marked_ms")
+    assert row.horizon // 1_000_000 == row.horizon_ms
+    assert abs(row.marked_ms - row.horizon_ms) < 60_000
+    assert values(store)["horizon_seconds"] < 60
+
+
+def test_locks_of_other_applications_hold_nothing(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store, Store.open(postgres_url, schema="other") as other:
+        store.create()
+        other.create()
+        with store.database.connect() as connection, other.transaction() as foreign:
+            connection.execute(sa.text("select pg_advisory_lock(17), pg_advisory_lock(1, 2)"))
+            foreign.table("t").get("a", "n")
+            assert view(store, "horizon_holders", "id") == []
+            assert [row.id for row in view(other, "horizon_holders", "id")] == [foreign.id]
+            connection.execute(sa.text("select pg_advisory_unlock(17), pg_advisory_unlock(1, 2)"))
+
+
+def run(*arguments: str, url: str) -> str:
+    program = Path(sys.executable).with_name("export-queue")
+    environment = {**os.environ, "EXPORT_QUEUE_STORE": url, "COLUMNS": "200"}
+    done = subprocess.run(
+        [program, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def old_store(store: Store) -> Store:
+    """A store whose marks are old enough and in which there is something to delete."""
+    for value in (b"1", b"2", b"3"):
+        with store.transaction() as tx:
+            for i in range(5):
+                tx.table("t").set(f"row{i}", "n", value)
+    maintain(store.database)
+    with store.database.begin() as work:
+        work.connection.execute(schema.low_mark.update().values(at_ms=schema.low_mark.c.at_ms - 4_000_000))
+    return store
+
+
+def test_the_command_line_cleans_up_until_nothing_is_left(old_store: Store, store_url: str) -> None:
+    told = run("maintain", "--limit", "2", url=store_url).splitlines()
+    assert len(told) > 1
+    assert all("more is left" in line for line in told[:-1])
+    assert "more is left" not in told[-1]
+    assert maintain(old_store.database).versions == 0
+    with old_store.database.read() as work:
+        assert len(work.connection.execute(sa.select(schema.cell)).all()) == 5
+
+
+def test_the_command_line_tells_what_it_did_as_json(old_store: Store, store_url: str) -> None:
+    (line,) = run("maintain", "--json", url=store_url).splitlines()
+    report = json.loads(line)
+    assert (report["versions"], report["conflict_keys"], report["more"]) == (10, 5, False)
+    assert int(report["horizon"]) > 0
+
+
+def test_the_command_line_stops_at_the_limit_if_asked_to(old_store: Store, store_url: str) -> None:
+    (line,) = run("maintain", "--once", "--limit", "2", url=store_url).splitlines()
+    assert "more is left" in line
+
+
+def test_the_command_line_prints_metrics(store: Store, store_url: str) -> None:
+    assert "# TYPE export_queue_active_transactions gauge" in run("metrics", url=store_url)
+    names = {metric["name"] for metric in json.loads(run("metrics", "--json", url=store_url))}
+    assert "export_queue_horizon_seconds" in names
