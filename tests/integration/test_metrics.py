@@ -56,7 +56,7 @@ def test_queues_dead_letters_and_locks_are_counted(store: Store) -> None:
     store.configure_queue("idle")
     for i in range(3):
         store.run(lambda tx, i=i: tx.queue("orders").add(f"k{i}", i))  # type: ignore[misc]
-    hidden = OpenTransaction(store.database, long=True)
+    hidden = OpenTransaction(store.database, kind="long")
     tx = TransactionContext(store, hidden)
     tx.queue("orders").add("hidden", 1)
     tx.flush()
@@ -93,7 +93,7 @@ def test_it_is_said_who_holds_the_horizon_back(store: Store) -> None:
 
 
 def test_an_invalid_transaction_is_told_as_such(store: Store) -> None:
-    opened = OpenTransaction(store.database, long=True, timeout=0.01)
+    opened = OpenTransaction(store.database, kind="long", timeout=0.01)
     own = opened.value.id
     end = time.monotonic() + 30
     while not sweep(store.database):
