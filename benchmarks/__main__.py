@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.measuring import Figure
 
-HARNESS = {"__main__", "measuring"}
+HARNESS = {"__main__", "clients", "measuring", "outbox", "page"}
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     for name in arguments.names or names:
         if not arguments.json:
             print(f"\n{name}")
-            print(f"  {'case':44} {'ratio':>7}  {'goal':>7}      baseline")
+            print(f"  {'case':52} {'ratio':>7}  {'goal':>7}      baseline")
         for figure in importlib.import_module(f"benchmarks.{name}").run(arguments.quick):
             print(json.dumps(figure.to_dict()) if arguments.json else table_row(figure), flush=True)
     return 0
@@ -37,7 +37,7 @@ def table_row(figure: Figure) -> str:
     goal = "" if figure.goal is None else f"{'≥' if figure.better == 'higher' else '≤'} {figure.goal:g}"
     verdict = {True: "ok", False: "--", None: ""}[figure.ok]
     details = f"{figure.baseline}, {figure.repeats} repeats{'; ' + figure.note if figure.note else ''}"
-    return f"  {figure.case:44} {figure.ratio:7.2f}  {goal:>7}  {verdict:2}  {details}"
+    return f"  {figure.case:52} {figure.ratio:7.2f}  {goal:>7}  {verdict:2}  {details}"
 
 
 if __name__ == "__main__":
