@@ -1,8 +1,9 @@
 """What reading in a transaction costs, against the same reads of a plain table by the driver itself.
 
 The plain table holds the same rows and columns under the same primary key, without versions, and is read with prepared
-statements, in SQL transactions as each driver opens them by itself: psycopg one for all reads, sqlite3 none. Ours are the second and later reads of a transaction: the first one starts it.
-Besides, the same with ten versions of every cell, as many as clean-up may leave where a long transaction is open.
+statements, in SQL transactions as each driver opens them by itself: psycopg one for all reads, sqlite3 none. Ours are
+the second and later reads of a transaction: the first one starts it. Besides, the same with ten versions of every cell,
+as many as clean-up may leave where a long transaction is open.
 """
 
 from __future__ import annotations
