@@ -1,231 +1,181 @@
-"""What a transaction with one entry costs, against the outbox as people write it.
+"""What a transaction costs, against the outbox as people write it, and how that scales with clients.
 
-The baseline on the same database: ``BEGIN``, a row into a business table, a row into an outbox table, ``COMMIT``,
-with prepared statements; once as it is, and once with the business row read first. Ours writes one cell under one
-conflict key and adds one entry, likewise.
+Ours writes two cells under two conflict keys and adds one entry, in one transaction; six rows with the outcome and the
+second cell, against the two of the outbox. Both do so as they are and with the business row read first, with 1, 8 and
+32 client processes; on PostgreSQL as the machine flushes and with a flush of about 2 ms.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import sqlite3
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
 
-import orjson
-
-from benchmarks.measuring import Figure
-from export_queue.core.client import Store
+from benchmarks.clients import Way, run_clients
+from benchmarks.measuring import Figure, median_ratio, shuffled
+from benchmarks.outbox import STATUS, VALUE, Step, all_keys, create, key_of, outbox
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.testing.servers import PostgresServer
 
-fork = multiprocessing.get_context("fork")
-Step = Callable[[int], None]
-"""One transaction; given a number to make its keys from."""
-ROWS = 10_000
-LATENCY_GOALS = {
-    ("postgresql", "write", 1): 1.1,
-    ("postgresql", "read, write", 1): 1.25,
-    ("sqlite", "write", 1): 1.5,
-    ("sqlite", "read, write", 1): 1.5,
-}
-RATE_GOALS = {
-    ("postgresql", "write", 8): 0.9,
-    ("postgresql", "read, write", 8): 0.6,
-    ("sqlite", "write", 8): 0.5,
-    ("sqlite", "read, write", 8): 0.5,
-}
-VALUE = {"status": "paid", "total": 1234, "note": "x" * 60}
+CLIENTS = (1, 8, 32)
+SLOW_FLUSH = {"commit_delay": "2000", "commit_siblings": "0"}
+"""Every commit of the server waits 2 ms before it flushes."""
+WRITE, READ = "write", "read, write"
+BASELINE = {WRITE: "outbox", READ: "outbox with read"}
+LONGEST_GOAL = 20.0
+"""Of the longest wait of any of 8 clients, in medians."""
+COLLAPSE_GOAL = 0.75
+"""Of the rate of 32 clients, against that of 8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A database under a store and the outbox beside it, and what is expected there."""
+
+    name: str
+    latency: dict[str, float]
+    """Highest ratio of medians with one client."""
+    rate: dict[str, float]
+    """Lowest ratio of rates with 8 clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    repeats: int
+    seconds: float
+    """Of each repeat."""
+    warm_up: int
+    """Transactions of each client that do not count."""
+
+
+SQLITE = Place("sqlite", latency={WRITE: 1.5, READ: 1.5}, rate={WRITE: 0.5, READ: 0.5})
+POSTGRES = Place("postgresql", latency={WRITE: 1.1, READ: 1.25}, rate={WRITE: 0.9, READ: 0.6})
+POSTGRES_SLOW = Place("postgresql, flush 2 ms", latency={WRITE: 1.1, READ: 1.25}, rate={WRITE: 0.9, READ: 0.85})
 
 
 def run(quick: bool) -> list[Figure]:
-    """Measure on both databases, with 1 and 8 client processes."""
-    repeats, seconds = (2, 0.3) if quick else (7, 2.0)
+    """Measure on both databases."""
+    effort = Effort(repeats=1, seconds=0.1, warm_up=2) if quick else Effort(repeats=7, seconds=2.0, warm_up=20)
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:///{Path(folder) / 'store.db'}"
-        figures += _compare("sqlite", url, repeats, seconds)
-    with PostgresServer() as server:
-        figures += _compare("postgresql", server.url(server.create_database()), repeats, seconds)
+        figures += _measure(SQLITE, f"sqlite:///{Path(folder) / 'store.db'}", effort)
+    for place, settings in ((POSTGRES, None), (POSTGRES_SLOW, SLOW_FLUSH)):
+        with PostgresServer(settings) as server:
+            figures += _measure(place, server.url(server.create_database()), effort)
     return figures
 
 
-def _compare(database: str, url: str, repeats: int, seconds: float) -> list[Figure]:
+def _measure(place: Place, url: str, effort: Effort) -> list[Figure]:
+    create(url)
+    prepare_store(url)
+    ways: dict[str, Way] = {
+        BASELINE[WRITE]: partial(outbox, url),
+        BASELINE[READ]: partial(outbox, url, reads=True),
+        WRITE: partial(transactions, url, write),
+        READ: partial(transactions, url, read_and_write),
+    }
+    runs = {(way, clients): Run() for way, clients in product(ways, CLIENTS)}
+    for way, clients in shuffled(runs, repeats=effort.repeats):
+        taken = run_clients(ways[way], clients=clients, seconds=effort.seconds, warm_up=effort.warm_up)
+        runs[way, clients].add(taken, effort.seconds)
+    return [figure for way in (WRITE, READ) for figure in _figures(place, way, runs, effort.repeats)]
+
+
+class Run:
+    """What one way did with one number of clients, repeat by repeat."""
+
+    def __init__(self) -> None:
+        self.medians: list[float] = []
+        self.rates: list[float] = []
+        self.longest: list[float] = []
+
+    def add(self, taken: list[float], seconds: float) -> None:
+        """Note the seconds of each transaction of one repeat."""
+        self.medians.append(statistics.median(taken))
+        self.rates.append(len(taken) / seconds)
+        self.longest.append(max(taken))
+
+
+def _figures(place: Place, way: str, runs: dict[tuple[str, int], Run], repeats: int) -> Iterator[Figure]:
+    figure = partial(Figure, bench="commit", repeats=repeats)
+    baseline = BASELINE[way]
+    for clients in CLIENTS:
+        ours, theirs = runs[way, clients], runs[baseline, clients]
+        case = f"{place.name}, {way}, {clients} client{'s' * (clients > 1)}"
+        if clients == 1:
+            yield figure(
+                case=f"{case}, median",
+                ratio=median_ratio(ours.medians, theirs.medians),
+                better="lower",
+                goal=place.latency[way],
+                baseline=baseline,
+                note=f"{statistics.median(ours.medians) * 1e3:.2f} ms",
+            )
+        yield figure(
+            case=f"{case}, rate",
+            ratio=median_ratio(ours.rates, theirs.rates),
+            better="higher",
+            goal=place.rate[way] if clients == 8 else None,
+            baseline=baseline,
+            note=f"{statistics.median(ours.rates):,.0f}/s",
+        )
+    eight, many = runs[way, 8], runs[way, 32]
+    if place is SQLITE:
+        outboxs = median_ratio(runs[baseline, 8].longest, runs[baseline, 8].medians)
+        yield figure(
+            case=f"{place.name}, {way}, 8 clients, longest",
+            ratio=median_ratio(eight.longest, eight.medians),
+            better="lower",
+            goal=LONGEST_GOAL,
+            baseline="own median",
+            note=f"{baseline}: {outboxs:,.0f}",
+        )
+    yield figure(
+        case=f"{place.name}, {way}, 32 clients, collapse",
+        ratio=median_ratio(many.rates, eight.rates),
+        better="higher",
+        goal=COLLAPSE_GOAL,
+        baseline="own rate with 8 clients",
+        note=f"{baseline}: {median_ratio(runs[baseline, 32].rates, runs[baseline, 8].rates):.2f}",
+    )
+
+
+def prepare_store(url: str) -> None:
+    """Create the store with one version of each cell, as the outbox's business table has each row."""
     with Store.open(url) as store:
         store.create()
         store.configure_queue("outbox")
         store.configure_table("business")
-    ways = {
-        "outbox": _outbox,
-        "outbox with read": partial(_outbox, reads=True),
-        "write": _write,
-        "read, write": _read_and_write,
-    }
-    with _outbox(url) as step:
-        step(0)
-    figures = []
-    for clients in (1, 8):
-        rates: dict[str, list[float]] = {way: [] for way in ways}
-        latencies: dict[str, list[float]] = {way: [] for way in ways}
-        for repeat in range(repeats):
-            for way in list(ways) if repeat % 2 else list(reversed(ways)):
-                taken = _clients(ways[way], url, clients, seconds)
-                rates[way].append(len(taken) / seconds)
-                latencies[way].append(statistics.median(taken))
-        for way, baseline in (("write", "outbox"), ("read, write", "outbox with read")):
-            case = f"{database}, {way}, {clients} client{'s' * (clients > 1)}"
-            figures += [
-                Figure(
-                    bench="commit",
-                    case=f"{case}, median",
-                    ratio=_ratio(latencies[way], latencies[baseline]),
-                    better="lower",
-                    goal=LATENCY_GOALS.get((database, way, clients)),
-                    baseline=baseline,
-                    repeats=repeats,
-                    note=f"{statistics.median(latencies[way]) * 1e3:.2f} ms",
-                ),
-                Figure(
-                    bench="commit",
-                    case=f"{case}, rate",
-                    ratio=_ratio(rates[way], rates[baseline]),
-                    better="higher",
-                    goal=RATE_GOALS.get((database, way, clients)),
-                    baseline=baseline,
-                    repeats=repeats,
-                    note=f"{statistics.median(rates[way]):,.0f}/s",
-                ),
-            ]
-    return figures
-
-
-def _ratio(ours: list[float], baseline: list[float]) -> float:
-    return statistics.median(own / other for own, other in zip(ours, baseline, strict=True))
-
-
-def _clients(
-    way: Callable[[str], contextlib.AbstractContextManager[Step]], url: str, clients: int, seconds: float
-) -> list[float]:
-    """Let processes run one way at once; returns the seconds of every transaction."""
-    ready = fork.Barrier(clients + 1)
-    receiver, sender = fork.Pipe(duplex=False)
-    turn = fork.Lock()
-
-    def work(seed: int) -> None:
-        with way(url) as step:
-            number = seed * 1_000_003
-            for _ in range(20):
-                number += 1
-                step(number)
-            ready.wait(60)
-            taken = []
-            end = time.perf_counter() + seconds
-            while (begun := time.perf_counter()) < end:
-                number += 1
-                step(number)
-                taken.append(time.perf_counter() - begun)
-        with turn:
-            sender.send(taken)
-
-    processes = [fork.Process(target=work, args=(seed,)) for seed in range(clients)]
-    for process in processes:
-        process.start()
-    ready.wait(60)
-    taken = [second for _ in processes for second in receiver.recv()]
-    for process in processes:
-        process.join(60)
-    return taken
-
-
-@contextlib.contextmanager
-def _write(url: str) -> Iterator[Step]:
-    with Store.open(url) as store:
-
-        def step(number: int) -> None:
-            key = f"order-{number * 7919 % ROWS}"
-            with store.transaction() as tx:
-                tx.table("business").set(key, "status", b"paid" * 20)
-                tx.queue("outbox").add(key, VALUE)
-
-        yield step
-
-
-@contextlib.contextmanager
-def _read_and_write(url: str) -> Iterator[Step]:
-    with Store.open(url) as store:
-
-        def work(tx: Any, key: str) -> None:
+        with store.transaction() as tx:
             table = tx.table("business")
-            table.get(key, "status")
-            table.set(key, "status", b"paid" * 20)
-            tx.queue("outbox").add(key, VALUE)
-
-        def step(number: int) -> None:
-            key = f"order-{number * 7919 % ROWS}"
-            store.run(lambda tx: work(tx, key))
-
-        yield step
+            for key in all_keys():
+                table.set(key, "status", STATUS)
 
 
 @contextlib.contextmanager
-def _outbox(url: str, *, reads: bool = False) -> Iterator[Step]:
-    with (_sqlite_outbox if url.startswith("sqlite") else _postgres_outbox)(url, reads) as step:
-        yield step
+def transactions(url: str, work: Callable[[TransactionContext, int], None]) -> Iterator[Step]:
+    """Give a function that runs one transaction of ours."""
+    with Store.open(url) as store:
+        yield lambda number: store.run(lambda tx: work(tx, number))
 
 
-_TABLES = (
-    "create table if not exists business (id text primary key, status {bytes})",
-    "create table if not exists outbox (id {serial}, key text, value text)",
-)
-_UPSERT = "insert into business values ({p}, {p}) on conflict (id) do update set status = excluded.status"
-_APPEND = "insert into outbox (key, value) values ({p}, {p})"
+def write(tx: TransactionContext, number: int) -> None:
+    """Write two cells under two conflict keys and add an entry."""
+    key = key_of(number)
+    table = tx.table("business")
+    table.set(key, "status", STATUS)
+    table.set(f"{key}/total", "status", b"1234")
+    tx.queue("outbox").add(key, VALUE)
 
 
-@contextlib.contextmanager
-def _sqlite_outbox(url: str, reads: bool) -> Iterator[Step]:
-    connection = sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60, isolation_level=None)
-    connection.execute("pragma journal_mode = wal")
-    connection.execute("pragma synchronous = full")
-    for table in _TABLES:
-        connection.execute(table.format(bytes="blob", serial="integer primary key"))
-    upsert, append = _UPSERT.format(p="?"), _APPEND.format(p="?")
-
-    def step(number: int) -> None:
-        key = f"order-{number * 7919 % ROWS}"
-        connection.execute("begin immediate")
-        if reads:
-            connection.execute("select status from business where id = ?", (key,)).fetchone()
-        connection.execute(upsert, (key, b"paid" * 20))
-        connection.execute(append, (key, orjson.dumps(VALUE).decode()))
-        connection.execute("commit")
-
-    yield step
-    connection.close()
-
-
-@contextlib.contextmanager
-def _postgres_outbox(url: str, reads: bool) -> Iterator[Step]:
-    import psycopg
-
-    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True, prepare_threshold=0) as connection:
-        with contextlib.suppress(psycopg.errors.UniqueViolation):  # two that create it at once
-            for table in _TABLES:
-                connection.execute(table.format(bytes="bytea", serial="bigserial primary key"))
-        upsert, append = _UPSERT.format(p="%s"), _APPEND.format(p="%s")
-        cursor = connection.cursor()
-
-        def step(number: int) -> None:
-            key = f"order-{number * 7919 % ROWS}"
-            cursor.execute("begin")
-            if reads:
-                cursor.execute("select status from business where id = %s for update", (key,)).fetchone()
-            cursor.execute(upsert, (key, b"paid" * 20))
-            cursor.execute(append, (key, orjson.dumps(VALUE).decode()))
-            cursor.execute("commit")
-
-        yield step
+def read_and_write(tx: TransactionContext, number: int) -> None:
+    """Read one of the cells first."""
+    tx.table("business").get(key_of(number), "status")
+    write(tx, number)

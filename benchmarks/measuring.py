@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,20 @@ class Watch:
 Contestant = Callable[[Watch], None]
 
 
+def shuffled(names: Iterable[Name], *, repeats: int) -> Iterator[Name]:
+    """Give each name once a repeat, in another order each time."""
+    order = list(names)
+    shuffle = random.Random(0).shuffle
+    for _ in range(repeats):
+        shuffle(order)
+        yield from order
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Compare repeat by repeat, each within itself, and take the median."""
+    return statistics.median(own / other for own, other in zip(ours, theirs, strict=True))
+
+
 def alternate(contestants: Mapping[str, Contestant], *, repeats: int, warm_up: bool = True) -> dict[str, list[float]]:
     """Let each contestant run once a repeat, in another order each time.
 
@@ -59,23 +75,17 @@ def alternate(contestants: Mapping[str, Contestant], *, repeats: int, warm_up: b
     :param warm_up: whether a first round does not count.
     :returns: seconds of each repeat, by name.
     """
-    order = list(contestants)
-    shuffle = random.Random(0).shuffle
-    seconds: dict[str, list[float]] = {name: [] for name in order}
-    for repeat in range(-1 if warm_up else 0, repeats):
-        shuffle(order)
-        for name in order:
-            watch = Watch()
-            contestants[name](watch)
-            if repeat >= 0:
-                seconds[name].append(watch.seconds)
-    return seconds
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for name in shuffled(contestants, repeats=repeats + warm_up):
+        watch = Watch()
+        contestants[name](watch)
+        seconds[name].append(watch.seconds)
+    return {name: taken[warm_up:] for name, taken in seconds.items()}
 
 
 def speed(seconds: Mapping[str, list[float]], name: str, baseline: str) -> float:
     """Say how many times the baseline's speed a contestant has: the median over the repeats, each within itself."""
-    pairs = zip(seconds[name], seconds[baseline], strict=True)
-    return statistics.median(base / own for own, base in pairs)
+    return median_ratio(seconds[baseline], seconds[name])
 
 
 def rate(seconds: Mapping[str, list[float]], name: str, things: int, of: str) -> str:

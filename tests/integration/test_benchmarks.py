@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py") if path.stem != "measuring")
+NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef run(quick: bool)" in path.read_text())
+PAGE = (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_there_are_benchmarks() -> None:
-    assert {"commit", "drain", "redis", "sql"} <= set(NAMES)
+    assert {"commit", "drain", "growth", "reads", "redis", "sql", "start"} <= set(NAMES)
+
+
+def test_the_page_has_a_place_for_every_benchmark() -> None:
+    assert sorted(re.findall(r"<!-- figures of (\w+) -->", PAGE)) == NAMES
 
 
 @pytest.mark.timeout(240)
@@ -31,3 +37,4 @@ def test_a_benchmark_prints_one_figure_a_line(name: str, postgres_server: object
         assert figure["better"] in ("lower", "higher")
         assert figure["baseline"]
         assert (figure["ok"] is None) == (figure["goal"] is None)
+    assert len({figure["case"] + figure["baseline"] for figure in figures}) == len(figures)

@@ -1,0 +1,97 @@
+"""Client processes that run transactions at once, and how long each transaction took."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.synchronize import Barrier
+from threading import BrokenBarrierError
+
+from benchmarks.outbox import Step
+
+fork = multiprocessing.get_context("fork")
+PATIENCE = 120.0
+"""Seconds until a client that does not answer is given up."""
+
+Way = Callable[[], AbstractContextManager[Step]]
+"""Opens what one client needs and gives a function that runs one transaction."""
+
+
+def run_clients(way: Way, *, clients: int, seconds: float, warm_up: int = 20) -> list[float]:
+    """Let processes run transactions at once.
+
+    :param warm_up: transactions of each client that do not count.
+    :returns: the seconds of every transaction of all clients.
+    """
+    ready = fork.Barrier(clients + 1)
+    receivers = []
+    processes = []
+    for number in range(clients):
+        receiver, sender = fork.Pipe(duplex=False)
+        process = fork.Process(target=_client, args=(way, number, seconds, warm_up, ready, sender), daemon=True)
+        process.start()
+        sender.close()
+        receivers.append(receiver)
+        processes.append(process)
+    with contextlib.suppress(BrokenBarrierError):  # a client that failed says why below
+        ready.wait(PATIENCE)
+    taken = [second for receiver in receivers for second in _answer(receiver, seconds + PATIENCE)]
+    for process in processes:
+        process.join(PATIENCE)
+    return taken
+
+
+def _client(way: Way, number: int, seconds: float, warm_up: int, ready: Barrier, sender: Connection) -> None:
+    try:
+        with way() as step:
+            first = number * 1_000_003
+            for i in range(first, first + warm_up):
+                step(i)
+            ready.wait(PATIENCE)
+            taken = []
+            i, end = first + warm_up, time.perf_counter() + seconds
+            while (begun := time.perf_counter()) < end:
+                step(i)
+                taken.append(time.perf_counter() - begun)
+                i += 1
+        sender.send(taken)
+    except BaseException:
+        ready.abort()
+        sender.send(traceback.format_exc())
+
+
+def _answer(receiver: Connection, seconds: float) -> list[float]:
+    if not wait([receiver], seconds):
+        raise RuntimeError(f"a client has not answered for {seconds:.0f} s")
+    answer: list[float] | str = receiver.recv()
+    if isinstance(answer, str):
+        raise RuntimeError(f"a client failed:\n{answer}")
+    return answer
+
+
+@contextlib.contextmanager
+def repeating(work: Callable[[], object], *, pause: float) -> Iterator[None]:
+    """Run something again and again in a process of its own, while a block runs.
+
+    :param pause: seconds between two runs.
+    """
+    stop = fork.Event()
+
+    def run() -> None:
+        while not stop.wait(pause):
+            work()
+
+    process = fork.Process(target=run, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        process.join(PATIENCE)
+    if process.exitcode:
+        raise RuntimeError(f"what runs beside the clients ended with {process.exitcode}")
