@@ -175,7 +175,9 @@ class RegistrationLost(TransactionError):
     """The database session that registered this transaction is gone."""
 
     transient = True
-    default_hint = "run the function again; behind a pooler in transaction mode configure the store for it"
+    default_hint = (
+        "run the function again; behind a pooler in transaction mode (PgBouncer) open the store with behind_pooler=True"
+    )
 
 
 class CommitRefused(TransactionError):

@@ -12,6 +12,7 @@ from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.hooks.connections import (
     SqlAddress,
     afind_connection,
+    as_bool,
     find_connection,
     option,
     split_url,
@@ -153,7 +154,10 @@ def _own_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress
 
 def _address(extra: Mapping[str, Any], address: SqlAddress) -> StoreAddress:
     schema = str(option(extra, "store_schema", DEFAULT_SCHEMA))
-    return StoreAddress(url=address.url, schema=schema, password=address.password)
+    url = address.url
+    if as_bool(option(extra, "behind_pooler", False)) and not url.startswith("sqlite"):
+        url += ("&" if "?" in url else "?") + "behind_pooler=true"  # in the URL it goes along to Spark
+    return StoreAddress(url=url, schema=schema, password=address.password)
 
 
 def _hurried(address: StoreAddress) -> StoreAddress:

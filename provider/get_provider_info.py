@@ -71,6 +71,11 @@ def _connection_type() -> dict[str, Any]:
                 "description": "Schema of the database that holds the store.",
                 "schema": {"type": ["string", "null"], "default": "export_queue"},
             },
+            "behind_pooler": {
+                "label": "Behind a pooler",
+                "description": "Whether the database is reached through PgBouncer in transaction mode, or the like.",
+                "schema": {"type": ["boolean", "null"], "default": False},
+            },
         },
     }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+from export_queue.core.testing.pgbouncer import PgBouncer
 from export_queue.core.testing.servers import PostgresServer, RedisServer
 
 if TYPE_CHECKING:
@@ -38,6 +39,17 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     name = postgres_server.create_database()
     yield postgres_server.url(name)
     postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres_server: PostgresServer) -> Iterator[PgBouncer]:
+    """A PgBouncer in transaction mode with 3 sessions a database: ``url(database)``."""
+    try:
+        pooler = PgBouncer(postgres_server)
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    with pooler:
+        yield pooler
 
 
 @pytest.fixture

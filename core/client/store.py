@@ -76,7 +76,8 @@ class Store(Transacting):
         :param password: a password that is kept out of the URL.
         :param schema: the PostgreSQL schema that is the store.
         :param behind_pooler: whether the URL leads to a pooler in transaction mode, such as PgBouncer's; it cannot be
-            detected. Clients that go through one and clients that do not may share a store.
+            detected. ``?behind_pooler=true`` in the URL says the same. Clients that go through one and clients that
+            do not may share a store.
         :param clock: milliseconds since the epoch, for SQLite in tests; PostgreSQL uses the server's clock.
         :param client: who runs transactions here, for those who watch the store; by default host and process.
         :param limits: time-outs and sizes of this process's transactions.

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from export_queue.core.store.protocol import Clock, StoreDialect
 
 
+_POOLER = "behind_pooler"
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """An open SQL transaction of the store; rooms pass it on and never end it."""
@@ -81,7 +84,8 @@ class Database:
         :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
         :param password: a password that is kept out of the URL.
         :param schema: the PostgreSQL schema that is the store; SQLite has one store a file.
-        :param behind_pooler: whether the URL leads to a pooler in transaction mode (PgBouncer), for PostgreSQL.
+        :param behind_pooler: whether the URL leads to a pooler in transaction mode (PgBouncer), for PostgreSQL;
+            ``?behind_pooler=true`` in the URL says the same.
         :param clock: the host's clock, for SQLite; PostgreSQL uses the server's.
         :param client: who runs transactions here, for those who watch the store.
         :param limits: time-outs and sizes of its transactions.
@@ -96,6 +100,11 @@ class Database:
             ) from error
         if password is not None:
             parsed = parsed.set(password=password)
+        asked = parsed.query.get(_POOLER, "false")
+        if asked not in ("true", "false"):
+            raise InvalidArgument(f"{_POOLER} in the store's URL: expected true or false, found {asked!r}")
+        behind_pooler = behind_pooler or asked == "true"
+        parsed = parsed.difference_update_query([_POOLER])
         backend = parsed.get_backend_name()
         shown = parsed.render_as_string(hide_password=True)
         if backend == "sqlite":

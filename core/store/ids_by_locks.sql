@@ -11,23 +11,26 @@ declare
   mask constant bigint := {mask};
   t bigint;
 begin
-  perform pg_advisory_lock(mask);
-  loop
-    t := setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0) + 1, {now} * 1000000));
-    -- By try: where an application holds a lock on this very key, the next id will do.
-    exit when case when for_session then pg_try_advisory_lock(t # mask) else pg_try_advisory_xact_lock(t # mask) end;
-  end loop;
-  perform pg_advisory_unlock(mask);
-  return t;
-exception when query_canceled or others then  -- "others" alone leaves out cancel and statement time-out
   begin
+    loop
+      -- Few statements between taking the gate and freeing it, since a cancel hits between statements.
+      t := case when pg_advisory_lock(mask) is null then null else setval('{s}.xq_id',
+        greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0) + 1, {now} * 1000000)) end;
+      -- By try: where an application holds a lock on this very key, the next id will do.
+      exit when case
+        when case when for_session then pg_try_advisory_lock(t # mask) else pg_try_advisory_xact_lock(t # mask) end
+        then pg_advisory_unlock(mask) else not pg_advisory_unlock(mask) end;
+    end loop;
+    return t;
+  exception when query_canceled or others then  -- "others" alone leaves out cancel and statement time-out
     perform pg_advisory_unlock(mask);
-  exception when query_canceled or others then  -- a second cancel: a gate left locked would stop every start
-    perform pg_advisory_unlock(mask);
+    if for_session and t is not null then
+      perform pg_advisory_unlock(t # mask);
+    end if;
+    raise;
   end;
-  if for_session and t is not null then
-    perform pg_advisory_unlock(t # mask);
-  end if;
+exception when query_canceled or others then  -- a second cancel, in the first handler: nobody could start any more
+  perform pg_advisory_unlock(mask);
   raise;
 end $body$;
 
@@ -46,7 +49,7 @@ begin
           from pg_locks l
           where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
             and l.database = (select d.oid from pg_database d where d.datname = current_database())) v
-    where v.id < below and v.id > below - 8796093022208);
+    where v.id < below and v.id > greatest(below - 8796093022208, 0));  -- 0 is the gate
   return array(
     select u.id from (
       select unnest(listed) as id
@@ -62,15 +65,16 @@ declare
 begin
   perform {s}.xq_require_read_committed_v1();
   begin
-    perform pg_advisory_lock(mask);
-    read_pointer := coalesce(pg_sequence_last_value('{s}.xq_id'), 0);
-    perform pg_advisory_unlock(mask);
-  exception when query_canceled or others then
     begin
+      read_pointer := case when pg_advisory_lock(mask) is null then null
+        else coalesce(pg_sequence_last_value('{s}.xq_id'), 0) end;
       perform pg_advisory_unlock(mask);
     exception when query_canceled or others then
       perform pg_advisory_unlock(mask);
+      raise;
     end;
+  exception when query_canceled or others then
+    perform pg_advisory_unlock(mask);
     raise;
   end;
   excluded := {s}.xq_unfinished_v1(read_pointer + 1);

@@ -11,7 +11,6 @@ from uuid import UUID
 
 import psycopg
 import sqlalchemy as sa
-from psycopg.rows import tuple_row
 
 from export_queue.core.errors import (
     AlreadyCommitted,
@@ -21,6 +20,7 @@ from export_queue.core.errors import (
     SnapshotTooOld,
     StoreUnavailable,
 )
+from export_queue.core.store import postgresql_calls as calls
 from export_queue.core.store import postgresql_errors as errors
 from export_queue.core.store import postgresql_statements as sql
 from export_queue.core.store.bounded import CLIENT_DEFAULTS, bound_connections, limited
@@ -76,12 +76,12 @@ class PostgresDialect:
         self._engine = engine
         self._s = '"' + schema.replace('"', '""') + '"'
         self._id_source: str | None = None
-        self._read_cell = sql.READ_CELL.format(s=self._s)
-        self._read_cells = sql.READ_CELLS.format(s=self._s)
-        self._scan = sql.SCAN.format(s=self._s)
-        self._start = sql.START.format(s=self._s)
-        self._commit = sql.COMMIT.format(s=self._s)
-        self._abort = sql.ABORT.format(s=self._s)
+        self._read_cell = self._sql(sql.READ_CELL)
+        self._read_cells = self._sql(sql.READ_CELLS)
+        self._scan = self._sql(sql.SCAN)
+        self._start = self._sql(sql.START)
+        self._commit = self._sql(sql.COMMIT)
+        self._abort = self._sql(sql.ABORT)
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether the error says that the store's schema, tables or functions are not there."""
@@ -89,7 +89,7 @@ class PostgresDialect:
 
     def now(self, connection: Handle) -> int:
         """Read the server's clock."""
-        return int(self._one(connection, f"select {sql.NOW}")[0])
+        return int(calls.one(connection, b"select " + sql.NOW.encode())[0])
 
     def explain(self, error: BaseException, url: str) -> StoreUnavailable | None:
         """Name the database."""
@@ -97,19 +97,19 @@ class PostgresDialect:
 
     def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
         """Give each answer a time limit."""
-        return limited(_raw(connection), seconds)
+        return limited(calls.raw(connection), seconds)
 
     @contextlib.contextmanager
     def transaction(self, connection: Handle, *, durable: bool = True) -> Iterator[None]:
         """Open one READ COMMITTED transaction."""
-        raw = _raw(connection)
+        raw = calls.raw(connection)
         raw.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         with raw.transaction():
             yield
 
     def id_source(self, connection: Handle) -> IdSource:
         """Take an advisory lock and look for it in the list: some engines have the function and do nothing in it."""
-        raw = _raw(connection)
+        raw = calls.raw(connection)
         try:
             with raw.transaction():
                 raw.execute("select pg_try_advisory_xact_lock(%s)", (secrets.randbits(62),))
@@ -122,10 +122,10 @@ class PostgresDialect:
 
     def create(self, connection: Handle) -> None:
         """Create the id source and the functions."""
-        raw = _raw(connection)
-        mask, source = self._one(connection, f"select mask, id_source from {self._s}.xq_store")
+        raw = calls.raw(connection)
+        mask, source = calls.one(connection, self._sql("select mask, id_source from {s}.xq_store"))
         if source == "sequence":
-            raw.execute(f"create sequence if not exists {self._s}.xq_id as bigint minvalue 0 start 1".encode())
+            calls.run(connection, self._sql("create sequence if not exists {s}.xq_id as bigint minvalue 0 start 1"))
         for name in ("ids_by_clock.sql" if source == "clock" else "ids_by_locks.sql", "functions.sql"):
             text = (files("export_queue.core.store") / name).read_text("utf-8")
             for placeholder, value in {"{s}": self._s, "{mask}": f"'{mask}'::bigint", "{now}": sql.NOW}.items():
@@ -135,15 +135,14 @@ class PostgresDialect:
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
         if self._uses_clock(connection):
-            statement = f"update {self._s}.xq_clock set last_id = greatest(last_id, %s)"
+            statement = "update {s}.xq_clock set last_id = greatest(last_id, %s)"
         else:
-            last = f"pg_sequence_last_value('{self._s}.xq_id')"
-            statement = f"select setval('{self._s}.xq_id', greatest(coalesce({last}, 0), %s))"
-        _raw(connection).execute(statement.encode(), (floor,))
+            statement = "select setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0), %s))"
+        calls.run(connection, self._sql(statement), (floor,))
 
     def _uses_clock(self, connection: Handle) -> bool:
         if self._id_source is None:
-            self._id_source = str(self._one(connection, f"select id_source from {self._s}.xq_store")[0])
+            self._id_source = str(calls.one(connection, self._sql("select id_source from {s}.xq_store"))[0])
         return self._id_source == "clock"
 
     def _by_row(self, connection: Handle, kind: Kind) -> bool:
@@ -153,21 +152,18 @@ class PostgresDialect:
     @contextlib.contextmanager
     def _own(self, connection: Handle) -> Iterator[Handle]:
         """Lend a connection that is in no SQL transaction of the user's."""
-        if _raw(connection).info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+        if calls.raw(connection).info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             yield connection
         else:
             with self._engine.connect() as own:
                 yield own
 
-    def _one(self, connection: Handle, statement: str, arguments: Sequence[Any] = ()) -> tuple[Any, ...]:
-        with self._refusals(), _raw(connection).cursor(binary=True, row_factory=tuple_row) as cursor:
-            row = cursor.execute(statement.encode(), arguments).fetchone()
-        assert row is not None
-        return row
+    def _sql(self, statement: str) -> bytes:
+        return statement.format(s=self._s).encode()
 
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; nothing stays registered after the SQL transaction."""
-        return int(self._one(connection, f"select {self._s}.xq_draw_v1(false)")[0])
+        return int(calls.one(connection, self._sql("select {s}.xq_draw_v1(false)"))[0])
 
     def check_bound(self, raw: object) -> None:
         """Check a driver's own connection."""
@@ -180,7 +176,7 @@ class PostgresDialect:
 
     def store_id(self, connection: Handle) -> str:
         """Read the store's identity."""
-        return str(self._one(connection, f"select store_id from {self._s}.xq_store")[0])
+        return str(calls.one(connection, self._sql("select store_id from {s}.xq_store"))[0])
 
     def start(
         self,
@@ -199,9 +195,9 @@ class PostgresDialect:
         if kind == "bound" and by_row:
             # In the user's SQL transaction the clock would stay locked until the user ends that.
             with self._own(connection) as own:
-                row = self._one(own, self._start, arguments)
+                row = calls.one(own, self._start, arguments)
         else:
-            row = self._one(connection, self._start, arguments)
+            row = calls.one(connection, self._start, arguments)
         tx, excluded, deadline, version, value = row
         if kind == "long" and relaxed:
             self._settle(connection, tx)
@@ -209,30 +205,29 @@ class PostgresDialect:
 
     def _settle(self, connection: Handle, transaction: int) -> None:
         """Make a long transaction's rows durable, after the clock has been released."""
-        with self._refusals():
-            _raw(connection).execute(sql.SETTLE.format(s=self._s).encode(), (transaction,))
+        calls.run(connection, self._sql(sql.SETTLE), (transaction,))
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
         """Add a second active row; commit, abort and sweep take all rows of a transaction."""
         relaxed = self._uses_clock(connection)
-        pointer = int(self._one(connection, sql.CHECKPOINT.format(s=self._s), (transaction, relaxed))[0])
+        pointer = int(calls.one(connection, self._sql(sql.CHECKPOINT), (transaction, relaxed))[0])
         if relaxed:
             self._settle(connection, transaction)
         return pointer
 
     def observe(self, connection: Handle) -> View:
         """Read the id source, under the gate if it has one, then what is in progress."""
-        read_pointer, excluded = self._one(connection, sql.OBSERVE.format(s=self._s))
+        read_pointer, excluded = calls.one(connection, self._sql(sql.OBSERVE))
         return View(read_pointer, tuple(excluded))
 
     def read_cell(
         self, connection: Handle, view: View, table: int, row: bytes, column: bytes
     ) -> tuple[int | None, bytes | None]:
         """Read the newest visible version, and the horizon in the same statement."""
-        horizon, version, value = self._one(
+        horizon, version, value = calls.one(
             connection,
             self._read_cell,
-            (table, row, column, _ids(view.own), view.read_pointer, _ids(view.excluded)),
+            (table, row, column, calls.ids(view.own), view.read_pointer, calls.ids(view.excluded)),
         )
         if view.low < horizon:
             raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
@@ -243,7 +238,7 @@ class PostgresDialect:
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells in one statement."""
         rows, columns = zip(*cells, strict=True)
-        seen = (_ids(view.own), view.read_pointer, _ids(view.excluded))
+        seen = (calls.ids(view.own), view.read_pointer, calls.ids(view.excluded))
         return self._cells(connection, view, self._read_cells, (list(rows), list(columns), table, *seen))
 
     def scan_cells(
@@ -252,34 +247,33 @@ class PostgresDialect:
         """Read the first cells of a span in one statement."""
         after_row, after_column = span.after or (None, None)
         first = span.first_row if after_row is None else after_row
-        seen = (_ids(view.own), view.read_pointer, _ids(view.excluded))
+        seen = (calls.ids(view.own), view.read_pointer, calls.ids(view.excluded))
         arguments = (table, first, span.end_row, span.end_row, after_row, after_row, after_column)
         return self._cells(
             connection, view, self._scan, (*arguments, not span.columns, list(span.columns), *seen, limit)
         )
 
     def _cells(
-        self, connection: Handle, view: View, statement: str, arguments: Sequence[Any]
+        self, connection: Handle, view: View, statement: bytes, arguments: Sequence[Any]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
-        with self._refusals(), _raw(connection).cursor(binary=True, row_factory=tuple_row) as cursor:
-            rows = cursor.execute(statement.encode(), arguments).fetchall()
-        if rows and view.low < rows[0][0]:
-            raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {rows[0][0]}")
-        return [(row, column, version, value) for _, row, column, version, value in rows if version is not None]
+        found = calls.rows(connection, statement, arguments)
+        if found and view.low < found[0][0]:
+            raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {found[0][0]}")
+        return [(row, column, version, value) for _, row, column, version, value in found if version is not None]
 
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
         """Read the active rows."""
-        found = self._one(connection, sql.POINTERS.format(s=self._s), (transaction,))[0]
+        found = calls.one(connection, self._sql(sql.POINTERS), (transaction,))[0]
         if not found:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(found)
 
     def stage(self, connection: Handle, transaction: int, pointer: int, writes: Writes) -> None:
         """Write rows of a long transaction early, in one call."""
-        self._one(
+        calls.one(
             connection,
-            sql.STAGE.format(s=self._s),
-            (transaction, pointer, *_columns(writes), *_cells_of(writes.notes)),
+            self._sql(sql.STAGE),
+            (transaction, pointer, *calls.columns(writes), *calls.cells(writes.notes)),
         )
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
@@ -294,12 +288,12 @@ class PostgresDialect:
         """Register first: drawn inside the commit, the id would keep the clock locked while the commit flushes."""
         arguments = ("write", True, True, call.request, WRITE_ONLY_MS, "", None, None, None)
         with self._own(connection) as own:
-            transaction = int(self._one(own, self._start, arguments)[0])
+            transaction = int(calls.one(own, self._start, arguments)[0])
         try:
             return self._send(connection, call, "row", transaction)
         except BaseException:
             with contextlib.suppress(ExportQueueError, psycopg.Error), self._own(connection) as own:
-                self._one(own, self._abort, ("row", transaction))
+                calls.one(own, self._abort, ("row", transaction))
             raise
 
     def _send(self, connection: Handle, call: CommitCall, registered: str, transaction: int | None) -> Committed:
@@ -308,18 +302,18 @@ class PostgresDialect:
             registered,
             call.request,
             transaction,
-            _ids(view.excluded if view else ()),
+            calls.ids(view.excluded if view else ()),
             view.low if view else None,
             call.deadline_ms,
             call.token,
             call.generation,
             call.result,
-            *_columns(call.writes),
-            *_cells_of(call.writes.notes),
-            *_cells_of(call.writes.acknowledged),
+            *calls.columns(call.writes),
+            *calls.cells(call.writes.notes),
+            *calls.cells(call.writes.acknowledged),
         )
         try:
-            return Committed(int(self._one(connection, self._commit, arguments)[0]))
+            return Committed(int(calls.one(connection, self._commit, arguments)[0]))
         except AlreadyCommitted as error:
             raise AlreadyCommitted(call.token or "", None) from error.__cause__
 
@@ -329,68 +323,21 @@ class PostgresDialect:
         if kind == "bound" and not by_row:
             return  # registered by a lock of the user's SQL transaction, which goes with it
         with self._own(connection) as own:
-            self._one(own, self._abort, ("row" if by_row and kind != "long" else kind, transaction))
+            calls.one(own, self._abort, ("row" if by_row and kind != "long" else kind, transaction))
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Insert a refusal unless the request has an outcome; waits for a commit in flight."""
-        with self._refusals():
-            _raw(connection).execute(sql.REFUSE.format(s=self._s).encode(), (request,))
-        return Outcome(*self._one(connection, sql.OUTCOME.format(s=self._s), (request,)))
+        calls.run(connection, self._sql(sql.REFUSE), (request,))
+        return Outcome(*calls.one(connection, self._sql(sql.OUTCOME), (request,)))
 
     def tidy_entries(self, connection: Handle) -> None:
         """Vacuum the entries; who does not own the table gets a warning that nobody reads."""
-        _raw(connection).execute(f"vacuum (index_cleanup on) {self._s}.xq_entry".encode())
+        calls.run(connection, self._sql("vacuum (index_cleanup on) {s}.xq_entry"))
 
     def sweep(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""
-        return int(self._one(connection, f"select {self._s}.xq_sweep_v1()")[0])
+        return int(calls.one(connection, self._sql("select {s}.xq_sweep_v1()"))[0])
 
     def prune(self, connection: Handle, *, limit: int) -> int:
         """Delete what invalid transactions left and forget them."""
-        return int(self._one(connection, f"select {self._s}.xq_prune_v1(%b)", (limit,))[0])
-
-    @contextlib.contextmanager
-    def _refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except psycopg.Error as error:
-            refusal = errors.refusal(error)
-            if refusal is None:
-                if errors.is_transient(error):
-                    raise errors.unavailable(error) from error
-                raise
-            raise refusal from error
-
-
-def _raw(connection: Handle) -> psycopg.Connection[Any]:
-    raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
-    assert isinstance(raw, psycopg.Connection)
-    return raw
-
-
-def _ids(ids: Sequence[int]) -> str:
-    # As text: psycopg gives arrays of small and large numbers different types, and so different prepared statements.
-    return "{" + ",".join(map(str, ids)) + "}"
-
-
-def _cells_of(notes: Sequence[tuple[int, bytes, bytes]]) -> tuple[Any, ...]:
-    tables, rows, columns = list(zip(*notes, strict=True)) or ((), (), ())
-    return _ids(tables), list(rows), list(columns)
-
-
-def _columns(writes: Writes) -> tuple[Any, ...]:
-    cells, entries = list(zip(*writes.cells, strict=True)), list(zip(*writes.entries, strict=True))
-    tables, rows, columns, values = cells or ((), (), (), ())
-    queues, layouts, buckets, keys, payloads = entries or ((), (), (), (), ())
-    return (
-        list(writes.keys),
-        _ids(tables),
-        list(rows),
-        list(columns),
-        list(values),
-        _ids(queues),
-        _ids(layouts),
-        _ids(buckets),
-        list(keys),
-        list(payloads),
-    )
+        return int(calls.one(connection, self._sql("select {s}.xq_prune_v1(%b)"), (limit,))[0])

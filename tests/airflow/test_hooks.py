@@ -86,6 +86,16 @@ def test_a_store_is_found_through_another_sql_connection(connect: Any) -> None:
     assert asyncio.run(ExportQueueHook("store").aget_address()) == address
 
 
+def test_a_store_behind_a_pooler_says_so_in_its_url(connect: Any) -> None:
+    connect("db", conn_type="postgres", host="h", schema="d", extra={"sslmode": "require"})
+    connect("store", conn_type="export_queue", extra={"sql_conn_id": "db", "behind_pooler": True})
+    address = ExportQueueHook("store").get_address()
+    assert "behind_pooler=true" in address.url
+    with address.open() as store:
+        assert not store.database.dialect.pins_connection
+        assert "behind_pooler" not in store.database.engine.url.query
+
+
 def test_untouched_form_fields_mean_the_defaults(connect: Any) -> None:
     connect(
         "store", conn_type="export_queue", host="sqlite:////x.db", extra={"sql_conn_id": None, "store_schema": None}

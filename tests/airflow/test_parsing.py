@@ -62,7 +62,8 @@ assert hook.hook_name == "Export Queue", hook
 assert "host" in manager.field_behaviours["export_queue"]["relabeling"]
 print(sorted(name for name in manager.connection_form_widgets if "export_queue" in name))
 """
-    assert run(program) == "['extra__export_queue__sql_conn_id', 'extra__export_queue__store_schema']"
+    fields = ("behind_pooler", "sql_conn_id", "store_schema")
+    assert run(program) == str([f"extra__export_queue__{name}" for name in fields])
 
 
 def test_the_configuration_section_has_its_option() -> None:

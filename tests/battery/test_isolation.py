@@ -242,11 +242,11 @@ def function_with_a_pause(connection: psycopg.Connection[Any], *, gate: bool) ->
     """Give the store's function that draws ids, with a pause between drawing and registering."""
     found = connection.execute("select pg_get_functiondef('export_queue.xq_draw_v1'::regproc)").fetchone()
     assert found
-    paused, count = re.subn(r"(\n *t := setval\([^;]*;)", r"\1 perform pg_sleep(random() * 0.005);", found[0])
+    paused, count = re.subn(r"(\n *t := case [^;]*;)", r"\1 perform pg_sleep(random() * 0.005);", found[0])
     assert count == 1
     if not gate:
-        paused, count = re.subn(r"perform pg_advisory_(un)?lock\(mask\);", "", paused)
-        assert count == 4
+        paused, count = re.subn(r"pg_advisory_(un)?lock\(mask\)", "true", paused)
+        assert count == 5
     return paused
 
 

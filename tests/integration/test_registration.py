@@ -1,0 +1,613 @@
+"""How PostgreSQL registers ids: what other sessions, applications and mishaps may do to it (I1, I5)."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from export_queue.core.client import Store
+from export_queue.core.errors import (
+    ConfigurationError,
+    ConflictError,
+    RegistrationLost,
+    SnapshotTooOld,
+    StoreUnavailable,
+    TransactionError,
+)
+from export_queue.core.store import CommitCall, Started, View, Writes, schema
+from export_queue.core.store.conflict_keys import row_key
+from export_queue.core.store.creation import create
+from export_queue.core.testing.servers import PostgresServer
+from export_queue.core.transactions import observe, sweep
+
+SEAM = 4711
+"""Key of the advisory lock at which functions of the store are made to wait."""
+sequence_ways = pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler"], indirect=True)
+row_ways = pytest.mark.parametrize("store_url", ["postgresql-pooler", "postgresql-clock"], indirect=True)
+all_ways = pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler", "postgresql-clock"], indirect=True)
+locks_only = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def application(store_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A session that is not the store's."""
+    with psycopg.connect(store_url.replace("+psycopg", ""), autocommit=True) as connection:
+        yield connection
+
+
+def start(store: Store, connection: sa.Connection, **options: Any) -> Started:
+    options = {"kind": "short", "request": uuid4(), "timeout_ms": 30_000, "client": "test", **options}
+    return store.database.dialect.start(connection, **options)
+
+
+def commit(store: Store, connection: sa.Connection, started: Started, *, row: bytes = b"a") -> int:
+    call = CommitCall(
+        kind="short",
+        request=uuid4(),
+        transaction=started.id,
+        view=View(started.id - 1, started.excluded, (started.id,)),
+        deadline_ms=started.deadline_ms,
+        writes=Writes(keys=[row_key(1, row)], cells=[(1, row, b"n", b"%d" % started.id)]),
+    )
+    return store.database.dialect.commit(connection, call).id
+
+
+def excluded(store: Store) -> tuple[int, ...]:
+    return observe(store.database).excluded
+
+
+def mask(store: Store) -> int:
+    with store.database.read() as work:
+        return int(work.connection.execute(sa.select(schema.store.c.mask)).scalar_one())
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def waiting(application: psycopg.Connection[Any]) -> int:
+    found = application.execute("select count(*) from pg_stat_activity where wait_event_type = 'Lock'").fetchone()
+    assert found
+    return int(found[0])
+
+
+def add_seam(application: psycopg.Connection[Any], function: str, behind: str) -> None:
+    """Let a function of the store wait at the seam behind the one place that matches."""
+    found = application.execute(f"select pg_get_functiondef('export_queue.{function}'::regproc)".encode()).fetchone()
+    assert found
+    seam = f" perform pg_advisory_lock_shared({SEAM}); perform pg_advisory_unlock_shared({SEAM});"
+    changed, count = re.subn(behind, lambda place: place[0] + seam, found[0], flags=re.DOTALL)
+    assert count == 1
+    application.execute(changed.encode())
+
+
+# --- the order of steps ---------------------------------------------------------------------------------------------
+
+
+@sequence_ways
+def test_a_later_id_waits_until_a_smaller_one_is_registered(store: Store, application: psycopg.Connection[Any]) -> None:
+    """With a pause between drawing and registering, as a busy server makes it now and then."""
+    add_seam(application, "xq_draw_v1", r"t := case [^;]*;")
+    application.execute("select pg_advisory_lock(%s)", (SEAM,))
+    with ThreadPoolExecutor(2) as pool, store.database.connect() as one, store.database.connect() as two:
+        first = pool.submit(start, store, one)
+        wait_until(lambda: waiting(application) == 1, "the first does not wait at the seam")
+        second = pool.submit(start, store, two)
+        wait_until(lambda: waiting(application) == 2, "the second does not wait for the gate")
+        application.execute("select pg_advisory_unlock(%s)", (SEAM,))
+        assert first.result().id < second.result().id
+        assert first.result().id in second.result().excluded
+
+
+@row_ways
+def test_an_id_is_in_progress_before_its_row_is_visible(store: Store, application: psycopg.Connection[Any]) -> None:
+    with ThreadPoolExecutor(2) as pool, store.database.connect() as one, store.database.connect() as two:
+        with application.transaction():
+            application.execute("lock table export_queue.xq_active in exclusive mode")  # reading goes on
+            first = pool.submit(start, store, one)
+            wait_until(lambda: waiting(application) == 1, "the first does not wait for its row")
+            seen = observe(store.database)
+            second = pool.submit(start, store, two)
+            wait_until(lambda: waiting(application) == 2, "the second does not wait")
+        early, late = first.result(), second.result()
+        assert early.id in seen.excluded or early.id > seen.read_pointer
+        assert early.id < late.id
+        assert early.id in late.excluded
+        assert set(excluded(store)) == {early.id, late.id}
+
+
+@locks_only
+def test_an_id_stays_listed_while_its_commit_takes_over_the_lock(
+    store: Store, application: psycopg.Connection[Any]
+) -> None:
+    add_seam(application, "xq_prove_v1", r"if for_session then.*?end if;")
+    application.execute("select pg_advisory_lock(%s)", (SEAM,))
+    with ThreadPoolExecutor(1) as pool, store.database.connect() as connection:
+        started = start(store, connection)
+        done = pool.submit(commit, store, connection, started)
+        wait_until(lambda: waiting(application) == 1, "the commit does not wait at the seam")
+        seen = excluded(store)
+        application.execute("select pg_advisory_unlock(%s)", (SEAM,))
+        assert done.result() == started.id
+        assert seen == (started.id,)
+
+
+@all_ways
+def test_a_sweep_passes_over_a_commit_in_flight(store: Store, application: psycopg.Connection[Any]) -> None:
+    with ThreadPoolExecutor(2) as pool, store.database.connect() as connection:
+        started = start(store, connection, timeout_ms=1500)
+        with application.transaction():
+            application.execute("lock table export_queue.xq_cell in exclusive mode")
+            done = pool.submit(commit, store, connection, started)
+            wait_until(lambda: waiting(application) == 1, "the commit does not wait")
+            wait_until(lambda: now(store) > started.deadline_ms, "the clock does not move")
+            assert pool.submit(sweep, store.database).result(timeout=20) == 0
+        assert done.result() == started.id
+        assert sweep(store.database) == 0
+        assert excluded(store) == ()
+
+
+def now(store: Store) -> int:
+    with store.database.read() as work:
+        return work.now()
+
+
+# --- the first read -------------------------------------------------------------------------------------------------
+
+
+@all_ways
+def test_the_first_cell_comes_with_the_start(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.table("t").set("a", "n", b"1")
+    with store.transaction() as tx:
+        tx.table("t").delete("b", "n")
+        deleted = tx.id
+    cells = {b"a": b"1", b"b": None}
+    with store.database.connect() as connection:
+        for row, value in cells.items():
+            found = start(store, connection, first=(1, row, b"n")).found
+            assert found is not None
+            assert found[1] == value
+        assert found[0] == deleted
+        assert start(store, connection, first=(1, b"c", b"n")).found == (None, None)
+        assert start(store, connection).found is None
+
+
+@all_ways
+def test_what_is_in_progress_is_not_found_with_the_start(store: Store) -> None:
+    with store.database.connect() as one, store.database.connect() as two:
+        older = start(store, one)
+        younger = start(store, two)
+        commit(store, one, older)
+        assert start(store, one, first=(1, b"a", b"n")).found == (older.id, b"%d" % older.id)
+        view = View(younger.id - 1, younger.excluded, (younger.id,))
+        assert store.database.dialect.read_cell(two, view, 1, b"a", b"n") == (None, None)
+
+
+@all_ways
+def test_a_start_below_the_horizon_is_refused_and_leaves_no_id(store: Store) -> None:
+    with store.database.begin() as work:
+        work.connection.execute(schema.store.update().values(horizon=1 << 62))
+    with store.database.connect() as connection, pytest.raises(SnapshotTooOld):
+        start(store, connection, first=(1, b"a", b"n"))
+    assert excluded(store) == ()
+
+
+# --- sessions -------------------------------------------------------------------------------------------------------
+
+
+@all_ways
+def test_two_transactions_on_one_connection_are_proven_each_by_itself(store: Store) -> None:
+    with store.database.connect() as connection:
+        one, two = start(store, connection), start(store, connection)
+        assert set(excluded(store)) == {one.id, two.id}
+        assert commit(store, connection, two, row=b"two") == two.id
+        assert excluded(store) == (one.id,)
+        assert commit(store, connection, one, row=b"one") == one.id
+        assert excluded(store) == ()
+
+
+@locks_only
+@pytest.mark.parametrize("mishap", ["discard all", "select pg_advisory_unlock_all()", "another session"])
+def test_a_registration_that_is_lost_is_refused_at_the_commit(store: Store, mishap: str) -> None:
+    with store.database.connect() as connection, store.database.connect() as another:
+        started = start(store, connection)
+        if mishap != "another session":
+            connection.exec_driver_sql(mishap)
+        with pytest.raises(RegistrationLost, match="behind_pooler=True"):
+            commit(store, another if mishap == "another session" else connection, started)
+        if mishap == "another session":
+            assert commit(store, connection, started) == started.id
+        else:
+            assert excluded(store) == ()
+
+
+@row_ways
+@pytest.mark.parametrize("mishap", ["discard all", "another session"])
+def test_a_row_registers_on_whatever_session(store: Store, mishap: str) -> None:
+    with store.database.connect() as connection, store.database.connect() as another:
+        started = start(store, connection)
+        if mishap == "discard all":
+            connection.exec_driver_sql(mishap)
+        assert commit(store, another if mishap == "another session" else connection, started) == started.id
+    assert excluded(store) == ()
+
+
+@all_ways
+def test_the_same_commit_after_a_refusal_is_refused_again(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.table("t").set("b", "n", b"1")
+    with store.database.connect() as connection:
+        started = start(store, connection)
+        with store.transaction() as tx:
+            tx.table("t").set("a", "n", b"other")
+        with pytest.raises(ConflictError):
+            commit(store, connection, started)
+        with pytest.raises((RegistrationLost, ConflictError)):
+            commit(store, connection, started)
+        store.database.dialect.abort(connection, kind="short", transaction=started.id)
+    assert excluded(store) == ()
+
+
+@locks_only
+def test_the_id_of_a_session_that_ends_leaves_the_list(store: Store, application: psycopg.Connection[Any]) -> None:
+    with store.database.connect() as connection:
+        started = start(store, connection)
+        pid = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
+        assert excluded(store) == (started.id,)
+        application.execute("select pg_terminate_backend(%s)", (pid,))
+        wait_until(lambda: excluded(store) == (), "the id stays in progress")
+        connection.invalidate()
+
+
+@sequence_ways
+def test_clients_of_both_ways_share_a_store(store: Store, store_url: str) -> None:
+    with Store.open(store_url) as direct, Store.open(store_url + "?behind_pooler=true") as pooled:
+        with direct.database.connect() as one, pooled.database.connect() as two:
+            older, younger = start(direct, one), start(pooled, two)
+            youngest = start(direct, one)
+            assert younger.excluded == (older.id,)
+            assert youngest.excluded == (older.id, younger.id)
+            commit(pooled, two, younger)
+            with pytest.raises(ConflictError):
+                commit(direct, one, youngest)
+            direct.database.dialect.abort(one, kind="short", transaction=older.id)
+        assert excluded(store) == ()
+
+
+# --- cancels and time-outs ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def cancelling(application: psycopg.Connection[Any], pid: Callable[[], int]) -> Iterator[Callable[[], int]]:
+    """Cancel what a session does, again and again; gives how often."""
+    stop, fired = threading.Event(), [0]
+
+    def fire() -> None:
+        while not stop.wait(0.0004):
+            application.execute("select pg_cancel_backend(%s)", (pid(),))
+            fired[0] += 1
+
+    thread = threading.Thread(target=fire)
+    thread.start()
+    try:
+        yield lambda: fired[0]
+    finally:
+        stop.set()
+        thread.join()
+
+
+@locks_only
+@pytest.mark.parametrize("call", ["xq_draw_v1(false)", "xq_free_v1(export_queue.xq_draw_v1(true))", "xq_observe_v1()"])
+def test_a_cancel_at_any_time_leaves_the_gate_free(
+    store: Store, store_url: str, application: psycopg.Connection[Any], call: str
+) -> None:
+    gate = (
+        "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid() "
+        f"and ((classid::bigint << 32) | objid::bigint) = {mask(store)}"
+    )
+    cancelled = 0
+    with psycopg.connect(store_url.replace("+psycopg", ""), autocommit=True) as drawing:
+        with cancelling(application, lambda: drawing.info.backend_pid):
+            while cancelled < 150:
+                try:
+                    # Many in one call, so that a cancel hits inside of it.
+                    loop = f"do $$ begin for i in 1..500 loop perform export_queue.{call}; end loop; end $$"
+                    drawing.execute(loop.encode())
+                except psycopg.errors.QueryCanceled:
+                    cancelled += 1
+        left = drawing.execute(gate.encode()).fetchone()
+    assert left == (0,)
+
+
+@all_ways
+def test_cancelled_starts_leave_no_id_in_progress(store: Store, application: psycopg.Connection[Any]) -> None:
+    pid, cancelled = 0, 0
+    with cancelling(application, lambda: pid):
+        for _ in range(20_000):
+            if cancelled >= 40:
+                break
+            with contextlib.suppress(StoreUnavailable), store.database.connect() as connection:
+                pid = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
+                try:
+                    started = start(store, connection)
+                except StoreUnavailable:
+                    cancelled += 1
+                    raise
+                for _ in range(100):  # a cancel may hit the abort, too
+                    with contextlib.suppress(StoreUnavailable):
+                        store.database.dialect.abort(connection, kind="short", transaction=started.id)
+                        break
+    assert cancelled >= 40
+    wait_until(lambda: excluded(store) == (), "an id stays in progress")
+
+
+@sequence_ways
+def test_a_time_out_while_waiting_for_the_gate_leaves_nothing(
+    store: Store, application: psycopg.Connection[Any]
+) -> None:
+    key = mask(store)
+    application.execute("select pg_advisory_lock(%s)", (key,))
+    with store.database.connect() as connection:
+        connection.exec_driver_sql("set statement_timeout = '100ms'")
+        with pytest.raises(StoreUnavailable, match="timeout"):
+            start(store, connection)
+        connection.invalidate()
+    application.execute("select pg_advisory_unlock(%s)", (key,))
+    assert excluded(store) == ()
+
+
+# --- other locks, other stores --------------------------------------------------------------------------------------
+
+
+@sequence_ways
+def test_locks_of_an_application_are_neither_waited_for_nor_read_as_ids(
+    store: Store, application: psycopg.Connection[Any]
+) -> None:
+    key = mask(store)
+    for own in (0, 1, -1, 42, 2**31, 2**62, -(2**62), key + 1, key - 1, key ^ 1, key ^ (1 << 62), ~key, -key):
+        application.execute("select pg_advisory_lock(%s::bigint)", (own,))
+    application.execute("select pg_advisory_lock(hashtext('orders')), pg_advisory_lock(hashtextextended('orders', 0))")
+    application.execute("select pg_advisory_lock(1, 2), pg_advisory_lock(-1, hashtext('orders'))")
+    # Two arguments whose bits are those of an id in the window.
+    high, low = (key ^ (now(store) * 10**6)) >> 32, (key ^ (now(store) * 10**6)) & 0xFFFFFFFF
+    application.execute("select pg_advisory_lock(%s::int, %s::int)", (high, low - (1 << 32 if low >> 31 else 0)))
+    assert excluded(store) == ()
+    with store.transaction() as tx:
+        assert tx.table("t").get("a", "n") is None
+        tx.table("t").set("a", "n", b"1")
+        assert tx._transaction.value.excluded == frozenset()
+    with store.transaction() as tx:
+        assert tx.table("t").get("a", "n") == b"1"
+
+
+@sequence_ways
+def test_an_id_whose_key_an_application_has_locked_is_passed_over(
+    store: Store, application: psycopg.Connection[Any]
+) -> None:
+    last = (now(store) + 1_800_000) * 10**6  # half an hour ahead: the next id is one more, and known
+    application.execute("select setval('export_queue.xq_id', %s)", (last,))
+    application.execute("select pg_advisory_lock(%s)", ((last + 1) ^ mask(store),))
+    with store.transaction() as tx:
+        tx.table("t").set("a", "n", b"1")
+    assert tx._transaction._value is None
+    with store.transaction() as tx:
+        assert tx.id == last + 3
+        assert tx._transaction.value.excluded == {last + 1}  # nobody has it, which does no harm
+        assert tx.table("t").get("a", "n") == b"1"
+
+
+@locks_only
+def test_an_abort_frees_no_lock_of_its_user(store: Store, application: psycopg.Connection[Any]) -> None:
+    with store.database.connect() as connection:
+        connection.exec_driver_sql("select pg_advisory_lock(7)")
+        started = start(store, connection)
+        store.database.dialect.abort(connection, kind="short", transaction=started.id)
+        assert excluded(store) == ()
+        held = application.execute("select count(*) from pg_locks where locktype = 'advisory' and objid = 7").fetchone()
+        assert held == (1,)
+        connection.exec_driver_sql("select pg_advisory_unlock(7)")
+
+
+def test_two_stores_in_one_database_know_nothing_of_each_other(postgres_url: str) -> None:
+    with Store.open(postgres_url) as one, Store.open(postgres_url, schema="other") as two:
+        one.create()
+        two.create()
+        with one.database.connect() as connection, two.database.connect() as another:
+            first = start(one, connection)
+            connection.exec_driver_sql(f"select pg_advisory_lock({mask(one)})")  # its gate
+            second = start(two, another)
+            assert second.excluded == ()
+            assert excluded(two) == (second.id,)
+            connection.exec_driver_sql(f"select pg_advisory_unlock({mask(one)})")
+            assert excluded(one) == (first.id,)
+
+
+def test_a_copy_in_the_same_cluster_knows_nothing_of_its_original(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    with Store.open(postgres_url) as original:
+        original.create()
+        original.close()
+        name = postgres_server.create_database(template=postgres_url.rpartition("/")[2])
+        try:
+            with Store.open(postgres_server.url(name)) as copied:
+                assert mask(copied) == mask(original)
+                with original.database.connect() as one, copied.database.connect() as two:
+                    mine, theirs = start(original, one), start(copied, two)
+                    assert (mine.excluded, theirs.excluded) == ((), ())
+                    assert (excluded(original), excluded(copied)) == ((mine.id,), (theirs.id,))
+        finally:
+            postgres_server.drop_database(name)
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+@all_ways
+def test_a_stricter_default_isolation_is_refused_with_what_to_do(store: Store, store_url: str) -> None:
+    name = store_url.rpartition("/")[2]
+    with store.database.connect() as connection:
+        connection.exec_driver_sql(f"alter database {name} set default_transaction_isolation = serializable")
+    with Store.open(store_url) as late:
+        for reads in (False, True):
+            refused = pytest.raises(ConfigurationError, match=r"found serializable\n.*default_transaction_isolation")
+            with refused, late.transaction() as tx:
+                if reads:
+                    tx.table("t").get("a", "n")
+                tx.table("t").set("a", "n", b"1")
+        with pytest.raises(ConfigurationError):
+            observe(late.database)
+
+
+@locks_only
+def test_a_full_lock_table_is_a_clear_transient_error(store: Store, application: psycopg.Connection[Any]) -> None:
+    store.configure_table("t")
+    with store.database.connect() as connection:
+        with pytest.raises(psycopg.errors.OutOfMemory):
+            application.execute("select count(pg_advisory_lock(i)) from generate_series(1, 1000000) i")
+        try:
+            with pytest.raises(StoreUnavailable, match="max_locks_per_transaction"):
+                for _ in range(2000):  # what is left has room for some
+                    start(store, connection)
+        finally:
+            application.execute("select pg_advisory_unlock_all()")
+    with store.transaction() as tx:
+        assert tx.table("t").get("a", "n") is None
+
+
+def test_an_engine_without_advisory_locks_gets_a_store_with_a_clock(
+    postgres_server: PostgresServer, stores_to_copy: dict[str, str]
+) -> None:
+    name = postgres_server.create_database(stores_to_copy["postgresql-clock"])
+    try:
+        with Store.open(postgres_server.url(name)) as store:
+            with store.database.connect() as connection:
+                connection.exec_driver_sql("drop schema export_queue cascade")
+            store.create(floor=1 << 61)
+            store.create()
+            with store.database.read() as work:
+                assert work.connection.execute(sa.select(schema.store.c.id_source)).scalar() == "clock"
+            with store.transaction() as tx:
+                assert tx.id > 1 << 61
+    finally:
+        postgres_server.drop_database(name)
+
+
+def test_a_store_keeps_the_id_source_that_it_was_created_with(store_kind_pair: tuple[str, str]) -> None:
+    url, stored = store_kind_pair
+    with Store.open(url) as store:
+        create(store.database, id_source="sequence" if stored == "clock" else "clock")
+        with store.database.read() as work:
+            assert work.connection.execute(sa.select(schema.store.c.id_source)).scalar() == stored
+        with store.transaction() as tx:
+            tx.table("t").get("a", "n")
+
+
+@pytest.fixture(params=["sequence", "clock"])
+def store_kind_pair(request: pytest.FixtureRequest, postgres_url: str) -> tuple[str, str]:
+    with Store.open(postgres_url) as store:
+        create(store.database, id_source=request.param)
+    return postgres_url, request.param
+
+
+# --- PgBouncer ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pooled_url(postgres_url: str, pgbouncer: Any) -> str:
+    """A store that is reached through PgBouncer; the URL leads there."""
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.configure_table("t")
+        store.configure_queue("q")
+    return str(pgbouncer.url(postgres_url.rpartition("/")[2]))
+
+
+def test_eight_clients_share_three_sessions_behind_pgbouncer(pooled_url: str, postgres_url: str) -> None:
+    rounds, clients = 25, 8
+
+    def count(tx: Any, number: int) -> None:
+        for row in {number, (number * 3) % clients}:
+            n = int(tx.table("t").get(f"r{row}", "n", b"0"))
+            tx.table("t").set(f"r{row}", "n", b"%d" % (n + 1))
+        tx.queue("q").add(f"r{number}", number)
+
+    def work(number: int) -> int:
+        counted = 0
+        with Store.open(pooled_url, behind_pooler=True) as store:
+            for turn in range(rounds):
+                while True:
+                    try:
+                        with store.transaction() as tx:
+                            count(tx, number)
+                        counted += len({number, (number * 3) % clients})
+                        break
+                    except ConflictError:
+                        continue
+                with store.transaction() as tx:  # never reads
+                    tx.table("t").set(f"blind{turn % 3}", "n", b"%d" % number)
+                with contextlib.suppress(KeyError), store.transaction() as tx:
+                    tx.table("t").get("r0", "n")
+                    raise KeyError
+        return counted
+
+    with ThreadPoolExecutor(clients) as pool:
+        counted = sum(pool.map(work, range(clients)))
+    with Store.open(postgres_url) as store:
+        assert excluded(store) == ()
+        with store.transaction() as tx:
+            assert sum(int(value) for row, _, value in tx.table("t").scan(prefix="r")) == counted
+        with store.database.read() as sql:
+            assert sql.connection.execute(schema.active.select()).all() == []
+            sessions = sql.connection.execute(
+                sa.text(
+                    "select count(*) from pg_stat_activity where datname = current_database() "
+                    "and pid <> pg_backend_pid() and backend_type = 'client backend'"
+                )
+            ).scalar_one()
+        assert sessions <= 3
+
+
+def test_a_client_that_does_not_say_that_it_is_behind_pgbouncer_is_told_so(pooled_url: str) -> None:
+    with Store.open(pooled_url) as store, psycopg.connect(pooled_url.replace("+psycopg", "")) as other:
+        other.execute("select 1")  # its SQL transaction has one session of the server
+        with pytest.raises(RegistrationLost, match="behind_pooler=True"), store.transaction() as tx:
+            tx.table("t").get("a", "n")  # registered in another one
+            other.commit()
+            other.execute("select 1")
+            tx.table("t").set("a", "n", b"1")
+
+
+def test_everything_else_works_behind_pgbouncer(pooled_url: str) -> None:
+    with Store.open(pooled_url + "?behind_pooler=true") as store:
+        store.create()
+        with store.transaction(long=True) as tx:
+            tx.table("t").set("a", "n", b"1")
+            tx.flush()
+        with sa.create_engine(pooled_url).connect() as connection:
+            with store.transaction(connection=connection) as tx:
+                tx.table("t").get("a", "n")
+                tx.table("t").set("b", "n", b"1")
+            connection.commit()
+        for _ in range(10):  # more often than a statement is run before psycopg prepares it
+            with store.transaction() as tx:
+                assert tx.table("t").get("b", "n") == b"1"
+        assert store.run(lambda tx: tx.table("t").set("c", "n", b"1"), token="once") is None
+        with pytest.raises(TransactionError), store.transaction() as tx:
+            tx.table("t").set("d", "n", b"1")
+            store.outcome(tx.request)
+        assert excluded(store) == ()
