@@ -86,7 +86,10 @@ def limited(raw: object, seconds: float | None) -> Iterator[None]:
 
 
 def bound_connections(engine: sa.Engine) -> None:
-    """Make an engine's connections bounded, and lend none whose server has already ended it."""
+    """Make an engine's connections bounded, and lend none whose server has already ended it.
+
+    :param engine: made with ``pool_reset_on_return=None``, since the reset is done here.
+    """
 
     @event.listens_for(engine, "do_connect")
     def _open(dialect: object, record: object, arguments: Any, options: Any) -> BoundedConnection:
@@ -102,6 +105,11 @@ def bound_connections(engine: sa.Engine) -> None:
     @event.listens_for(engine, "connect")  # the last step: the driver's own questions have been answered
     def _opened(raw: BoundedConnection, record: object) -> None:
         raw.answer_seconds = LONGEST_SECONDS
+
+    @event.listens_for(engine, "reset")
+    def _give_back(raw: BoundedConnection, record: object, state: object) -> None:
+        if not raw.closed:  # on a closed one the pool would log a failure that somebody has been told of already
+            raw.rollback()
 
     @event.listens_for(engine, "checkout")
     def _lend(raw: BoundedConnection, record: object, proxy: object) -> None:

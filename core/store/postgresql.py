@@ -77,6 +77,7 @@ def open_engine(url: sa.URL, schema: str) -> sa.Engine:
         pool_size=8,
         max_overflow=56,
         pool_pre_ping=False,
+        pool_reset_on_return=None,
     )
     bound_connections(engine)
     return engine.execution_options(schema_translate_map={None: schema})

@@ -84,10 +84,12 @@ class SqliteDialect:
                 raw.execute("pragma synchronous = normal")
             try:
                 try:
-                    with undone(path):
+                    with undone(path):  # nobody has tried to commit
                         raw.execute("begin immediate")
                         yield
-                    raw.execute("commit")
+                    # Where the log had no space for the end of a transaction, no recovery will find one.
+                    with undone(path, sqlite3.SQLITE_FULL):
+                        raw.execute("commit")
                 except BaseException:
                     if raw.in_transaction:
                         raw.execute("rollback")

@@ -12,8 +12,6 @@ from operator import itemgetter
 from typing import Any, Literal, TypeVar
 from uuid import UUID, uuid4
 
-import orjson
-
 from export_queue.core.errors import (
     AlreadyCommitted,
     CommitOutcomeUnknown,
@@ -30,6 +28,7 @@ from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
 from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
 from export_queue.core.transactions.snapshot import Transaction
 from export_queue.core.transactions.steps import ASK_SECONDS, outcome, sweep_if_due, token_state
+from export_queue.core.transactions.tokens import as_json, check_token
 
 Answer = TypeVar("Answer")
 
@@ -77,6 +76,7 @@ class OpenTransaction:
         self._session: Session = bound or (PooledSession if long else PinnedSession)(database, seconds=self._seconds)
         self._state: Literal["open", "committed", "aborted"] = "open"
         if token is not None:
+            check_token(token)
             state = token_state(database, token, seconds=self._seconds)
             if state.committed:
                 raise AlreadyCommitted(token, state.result)
@@ -320,7 +320,7 @@ class OpenTransaction:
             writes=self.buffer.writes(),
             token=self.token,
             generation=self._generation,
-            result=None if self.token is None else orjson.dumps(result).decode(),
+            result=None if self.token is None else as_json(result, self.token),
         )
 
     def _send(self, call: CommitCall) -> int:
