@@ -88,6 +88,7 @@ def limited(raw: object, seconds: float | None) -> Iterator[None]:
 def bound_connections(engine: sa.Engine, *, settings: bool) -> None:
     """Make an engine's connections bounded, and lend none whose server has already ended it.
 
+    :param engine: made with ``pool_reset_on_return=None``, since the reset is done here.
     :param settings: whether the server sessions belong to us, so that they may be set up.
     """
 
@@ -106,6 +107,11 @@ def bound_connections(engine: sa.Engine, *, settings: bool) -> None:
     @event.listens_for(engine, "connect")  # the last step: the driver's own questions have been answered
     def _opened(raw: BoundedConnection, record: object) -> None:
         raw.answer_seconds = LONGEST_SECONDS
+
+    @event.listens_for(engine, "reset")
+    def _give_back(raw: BoundedConnection, record: object, state: object) -> None:
+        if not raw.closed:  # on a closed one the pool would log a failure that somebody has been told of already
+            raw.rollback()
 
     @event.listens_for(engine, "checkout")
     def _lend(raw: BoundedConnection, record: object, proxy: object) -> None:

@@ -52,6 +52,7 @@ def open_engine(url: sa.URL, schema: str, *, behind_pooler: bool = False) -> sa.
         pool_size=8,
         max_overflow=56,
         pool_pre_ping=False,
+        pool_reset_on_return=None,
     )
     bound_connections(engine, settings=not behind_pooler)
     return engine.execution_options(schema_translate_map={None: schema})

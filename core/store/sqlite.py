@@ -84,10 +84,12 @@ class SqliteDialect(SqliteReads):
                 raw.execute("pragma synchronous = normal")
             try:
                 try:
-                    with undone(self._path):
+                    with undone(self._path):  # nobody has tried to commit
                         raw.execute("begin immediate")
                         yield
-                    raw.execute("commit")
+                    # Where the log had no space for the end of a transaction, no recovery will find one.
+                    with undone(self._path, sqlite3.SQLITE_FULL):
+                        raw.execute("commit")
                 except BaseException:
                     if raw.in_transaction:
                         raw.execute("rollback")

@@ -66,13 +66,16 @@ def explain(error: BaseException, url: str) -> StoreError | None:
 
 
 @contextlib.contextmanager
-def undone(path: str) -> Iterator[None]:
-    """Tell with an error inside the block that nothing has taken effect, since no COMMIT has been tried."""
+def undone(path: str, *codes: int) -> Iterator[None]:
+    """Tell with an error inside the block that nothing has taken effect.
+
+    :param codes: the errors that prove it; any if left out.
+    """
     try:
         yield
     except sqlite3.Error as error:
         failure = explain(error, f"sqlite:///{path}")
-        if failure is None:
+        if failure is None or (codes and error.sqlite_errorcode not in codes):
             raise
         if isinstance(failure, StoreUnavailable):
             failure.sent = False

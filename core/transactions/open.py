@@ -9,8 +9,6 @@ from dataclasses import replace
 from typing import Any, Literal
 from uuid import UUID
 
-import orjson
-
 from export_queue.core.errors import (
     AfterCommitFailed,
     AlreadyCommitted,
@@ -40,6 +38,7 @@ from export_queue.core.transactions.steps import (
     sweep_if_due,
     token_state,
 )
+from export_queue.core.transactions.tokens import as_json, check_token
 
 ANSWER_SECONDS = 10.0
 """How long beyond its time-out a transaction waits for an answer before it takes the connection for dead."""
@@ -87,6 +86,7 @@ class OpenTransaction(ReadingTransaction):
         self._generation = 1
         self._participants = Participants()
         if token is not None:
+            check_token(token)
             state = token_state(database, token, seconds=self._seconds)
             if state.committed:
                 raise AlreadyCommitted(token, state.result)
@@ -271,7 +271,7 @@ class OpenTransaction(ReadingTransaction):
             writes=self.buffer.writes(),
             token=self.token,
             generation=self._generation,
-            result=None if self.token is None else orjson.dumps(result).decode(),
+            result=None if self.token is None else as_json(result, self.token),
         )
 
     def _send(self, call: CommitCall) -> int:

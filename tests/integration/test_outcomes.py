@@ -1,0 +1,366 @@
+"""What became of a commit, asked while the server is still at it (I12, I14)."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from tests.cuts import Truth, fill, wait_until
+
+from export_queue.core.client import Store, TransactionContext
+from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused, StoreUnavailable
+from export_queue.core.testing.servers import PostgresServer
+from export_queue.core.transactions import observe, outcome
+
+fork = multiprocessing.get_context("fork")
+HELD = 4711
+"""An advisory lock of an application's own."""
+
+
+def connect(url: str) -> psycopg.Connection:
+    return psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
+
+
+@pytest.fixture
+def held(postgres_url: str) -> Iterator[tuple[Store, psycopg.Connection]]:
+    """A store whose commits stop in the server, after all of their statements, while a connection holds a lock."""
+    with Store.open(postgres_url) as store, connect(postgres_url) as holder:
+        store.create()
+        store.configure_queue("q")
+        store.configure_table("t")
+        holder.execute(f"""
+            create function public.hold() returns trigger language plpgsql as $$
+            begin
+              if new.status = 'committed' then perform pg_advisory_xact_lock_shared({HELD}); end if;
+              return null;
+            end $$;
+            create constraint trigger hold after insert on export_queue.xq_outcome
+              deferrable initially deferred for each row execute function public.hold()""")
+        holder.execute("select pg_advisory_lock(%s)", (HELD,))
+        yield store, holder
+
+
+def rows_of(url: str, name: str) -> tuple[object, object]:
+    with contextlib.closing(Truth(url)) as truth:
+        return truth.rows_of(name)
+
+
+def release(holder: psycopg.Connection) -> None:
+    holder.execute("select pg_advisory_unlock(%s)", (HELD,))
+
+
+def committing(holder: psycopg.Connection) -> list[int]:
+    rows = holder.execute(
+        "select l.pid from pg_locks l join pg_stat_activity a using (pid) where l.locktype = 'advisory' "
+        "and not l.granted and a.query like '%%xq_commit%%' and a.datname = current_database()"
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+def asking(holder: psycopg.Connection) -> object:
+    rows = holder.execute(
+        "select 1 from pg_stat_activity where query like '%%refused%%' and wait_event_type = 'Lock' "
+        "and datname = current_database()"
+    )
+    return rows.fetchone()
+
+
+@contextlib.contextmanager
+def in_background(*works: Callable[[], object]) -> Iterator[list[Future[object]]]:
+    with ThreadPoolExecutor(len(works)) as threads:
+        yield [threads.submit(work) for work in works]
+
+
+def commit(store: Store, name: str, requests: list[UUID], **options: float) -> None:
+    with store.transaction(**options) as tx:  # type: ignore[arg-type]
+        requests.append(tx.request)
+        fill(tx, name)
+
+
+def test_asking_waits_for_a_commit_in_flight(held: tuple[Store, psycopg.Connection], postgres_url: str) -> None:
+    store, holder = held
+    requests: list[UUID] = []
+    answers = fork.Queue()
+
+    def ask() -> None:
+        with Store.open(postgres_url) as elsewhere:
+            answers.put(elsewhere.outcome(requests[0]).status)
+
+    with in_background(lambda: commit(store, "a", requests)) as (committer,):
+        wait_until(lambda: committing(holder), "no commit came")
+        asker = fork.Process(target=ask, daemon=True)
+        asker.start()
+        wait_until(lambda: asking(holder), "nobody asks")
+        assert answers.empty()
+        assert not committer.done()
+        release(holder)
+        assert answers.get(timeout=60) == "committed"
+        committer.result(60)
+        asker.join(60)
+    assert rows_of(postgres_url, "a") == (1, 1)
+
+
+def test_asking_waits_for_a_commit_in_flight_that_is_cancelled(
+    held: tuple[Store, psycopg.Connection], postgres_url: str
+) -> None:
+    store, holder = held
+    requests: list[UUID] = []
+    with in_background(lambda: commit(store, "a", requests)) as (committer,):
+        wait_until(lambda: committing(holder), "no commit came")
+        with in_background(lambda: store.outcome(requests[0]).status) as (asker,):
+            wait_until(lambda: asking(holder), "nobody asks")
+            holder.execute("select pg_cancel_backend(%s)", (committing(holder)[0],))
+            assert asker.result(60) == "refused"
+        with pytest.raises(CommitRefused):
+            committer.result(60)
+    assert rows_of(postgres_url, "a") == (0, 0)
+    assert store.outcome(requests[0]).status == "refused"
+
+
+def test_a_commit_whose_session_is_ended_while_it_commits_is_refused(
+    held: tuple[Store, psycopg.Connection], postgres_url: str
+) -> None:
+    store, holder = held
+    requests: list[UUID] = []
+    with in_background(lambda: commit(store, "a", requests)) as (committer,):
+        wait_until(lambda: committing(holder), "no commit came")
+        holder.execute("select pg_terminate_backend(%s)", (committing(holder)[0],))
+        with pytest.raises(CommitRefused):
+            committer.result(60)
+    assert rows_of(postgres_url, "a") == (0, 0)
+
+
+def test_a_commit_that_stays_in_flight_ends_in_outcome_unknown_and_the_truth_can_be_asked_later(
+    held: tuple[Store, psycopg.Connection], postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export_queue.core.transactions.open.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("export_queue.core.transactions.open.ASK_SECONDS", 0.3)
+    store, holder = held
+    requests: list[UUID] = []
+    with pytest.raises(CommitOutcomeUnknown, match="has not answered") as unknown:
+        commit(store, "a", requests, timeout=0.2)
+    assert str(requests[0]) in str(unknown.value)
+    assert "store.outcome" in unknown.value.hint
+    with pytest.raises(StoreUnavailable):
+        outcome(store.database, requests[0], seconds=0.2)
+    release(holder)
+    assert store.outcome(requests[0]).status == "committed"
+    assert rows_of(postgres_url, "a") == (1, 1)
+
+
+def test_asked_first_the_late_commit_is_refused(store: Store) -> None:
+    store.configure_queue("q")
+    for options in ({}, {"long": True}):
+        with pytest.raises(CommitRefused), store.transaction(**options) as tx:  # type: ignore[arg-type]
+            fill(tx, "a")
+            assert tx.id
+            assert store.outcome(tx.request).status == "refused"
+        with store.transaction() as tx:
+            assert tx.table("t").get("a", "n") is None
+    assert store.backlog("q") == []
+
+
+def test_many_ask_at_once_and_all_hear_the_same(store: Store) -> None:
+    for _ in range(10):
+        request = uuid4()
+        start = threading.Barrier(6)
+
+        def ask(request: UUID = request, start: threading.Barrier = start) -> str:
+            start.wait(60)
+            return store.outcome(request).status
+
+        def late(request: UUID = request, start: threading.Barrier = start) -> str:
+            try:
+                with store.transaction() as tx:
+                    tx._transaction.request = request
+                    tx.table("t").set("a", "n", request.bytes)
+                    start.wait(60)
+            except CommitRefused:
+                return "refused"
+            return "committed"
+
+        with in_background(late, *[ask] * 5) as answers:
+            heard = {answer.result(60) for answer in answers}
+        assert len(heard) == 1
+        with store.transaction() as tx:
+            assert (tx.table("t").get("a", "n") == request.bytes) == (heard == {"committed"})
+
+
+def test_a_token_whose_commit_is_still_in_flight_is_waited_for(
+    held: tuple[Store, psycopg.Connection], postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt does not know its outcome; the next call gives the stored result, not a second effect."""
+    store, holder = held
+    called: list[str] = []
+
+    def work(name: str) -> Callable[[TransactionContext], str]:
+        def function(tx: TransactionContext) -> str:
+            called.append(name)
+            fill(tx, name)
+            return name
+
+        return function
+
+    with monkeypatch.context() as patched:
+        patched.setattr("export_queue.core.transactions.open.ANSWER_SECONDS", 0.2)
+        patched.setattr("export_queue.core.transactions.open.ASK_SECONDS", 0.3)
+        with pytest.raises(CommitOutcomeUnknown):
+            store.run(work("first"), token="load/1", timeout=0.2)
+    with in_background(lambda: store.run(work("second"), token="load/1")) as (second,):
+        wait_until(lambda: "second" in called, "the second attempt does not begin")
+        release(holder)
+        assert second.result(60) == "first"
+    assert (rows_of(postgres_url, "first"), rows_of(postgres_url, "second")) == ((1, 1), (0, 0))
+    assert store.run(work("third"), token="load/1") == "first"
+    assert called == ["first", "second"]
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """A server whose settings a test may change."""
+    try:
+        server = PostgresServer()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server
+
+
+@pytest.fixture
+def unreplicated(own_server: PostgresServer) -> Iterator[tuple[Store, psycopg.Connection]]:
+    """A store whose server waits for a standby that does not exist, at every commit."""
+    url = own_server.url(own_server.create_database())
+    with Store.open(url) as store, connect(url) as admin:
+        store.create()
+        store.configure_queue("q")
+        store.configure_table("t")
+        _ = store.id
+        admin.execute("set synchronous_commit = local")
+        admin.execute("alter system set synchronous_standby_names = 'missing'")
+        admin.execute("select pg_reload_conf()")
+
+        def waits_for_standby() -> object:
+            return admin.execute("show synchronous_standby_names").fetchone() == ("missing",)
+
+        wait_until(waits_for_standby, "the setting does not arrive")
+        yield store, admin
+        admin.execute("alter system reset synchronous_standby_names")
+        admin.execute("select pg_reload_conf()")
+
+
+def waiting_for_standby(admin: psycopg.Connection) -> list[int]:
+    rows = admin.execute("select pid from pg_stat_activity where wait_event = 'SyncRep'").fetchall()
+    return [row[0] for row in rows]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("end", ["cancel", "terminate"])
+def test_a_commit_that_waits_for_a_standby_has_committed_when_the_wait_is_broken(
+    unreplicated: tuple[Store, psycopg.Connection], end: str
+) -> None:
+    store, admin = unreplicated
+    requests: list[UUID] = []
+    with in_background(lambda: commit(store, "a", requests)) as (committer,):
+        wait_until(lambda: waiting_for_standby(admin), "no commit waits")
+        assert not committer.done()
+        admin.execute(f"select pg_{end}_backend(%s)".encode(), (waiting_for_standby(admin)[0],))
+        committer.result(60)
+    assert admin.execute("select count(*) from export_queue.xq_cell").fetchone() == (1,)
+    assert store.outcome(requests[0]).status == "committed"
+
+
+@pytest.mark.postgres
+def test_a_commit_that_waits_for_a_standby_too_long_is_unknown_and_not_broken_off(
+    unreplicated: tuple[Store, psycopg.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export_queue.core.transactions.open.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("export_queue.core.transactions.open.ASK_SECONDS", 0.3)
+    store, admin = unreplicated
+    requests: list[UUID] = []
+    with pytest.raises(CommitOutcomeUnknown):
+        commit(store, "a", requests, timeout=0.2)
+    assert waiting_for_standby(admin)  # nobody has told the server to do without its standby
+    assert admin.execute("select count(*) from export_queue.xq_cell").fetchone() == (0,)
+    admin.execute("alter system reset synchronous_standby_names")
+    admin.execute("select pg_reload_conf()")
+    assert store.outcome(requests[0]).status == "committed"
+
+
+def test_a_store_that_is_down_is_no_unknown_outcome(own_server: PostgresServer) -> None:
+    """What was never sent is not in doubt, whatever kind of transaction it was."""
+    url = own_server.url(own_server.create_database())
+    with Store.open(url) as store:
+        store.create()
+        store.configure_queue("q")
+        store.configure_table("t")
+        commit(store, "warm", [])
+        own_server.stop()
+        started = time.monotonic()
+        try:
+            with pytest.raises(StoreUnavailable):
+                commit(store, "a", [])
+        finally:
+            own_server.start()
+        assert time.monotonic() - started < 60
+        commit(store, "b", [])  # at once: connections of before the restart are not lent
+        assert observe(store.database).excluded == ()
+        assert sum(unit.entries for unit in store.backlog("q")) == 2
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_restarted_server_costs_no_transaction(own_server: PostgresServer, long: bool) -> None:
+    url = own_server.url(own_server.create_database())
+    with Store.open(url) as store:
+        store.create()
+        store.configure_queue("q")
+        store.configure_table("t")
+        with contextlib.ExitStack() as opened:
+            for i in range(5):
+                tx = opened.enter_context(store.transaction(long=long))
+                assert tx.table("t").get("a", str(i)) is None
+        own_server.stop()
+        own_server.start()
+        for i in range(6):
+            with store.transaction(long=long) as tx:
+                fill(tx, str(i))
+
+
+def test_a_store_that_refuses_the_question_leaves_the_outcome_unknown(
+    held: tuple[Store, psycopg.Connection],
+) -> None:
+    """A server that became a standby answers, but decides nothing."""
+    store, holder = held
+    requests: list[UUID] = []
+    with in_background(lambda: commit(store, "a", requests)) as (committer,):
+        wait_until(lambda: committing(holder), "no commit came")
+        holder.execute(f'alter database "{holder.info.dbname}" set default_transaction_read_only = on'.encode())
+        holder.execute("select pg_terminate_backend(%s)", (committing(holder)[0],))
+        with pytest.raises(CommitOutcomeUnknown):
+            committer.result(60)
+
+
+def test_what_an_administrator_has_set_is_left_alone_and_the_rest_is_bounded(postgres_url: str) -> None:
+    with connect(postgres_url) as admin:
+        admin.execute(f'alter database "{admin.info.dbname}" set tcp_keepalives_idle = 7')
+    with Store.open(postgres_url + "?keepalives_idle=11") as store, store.database.read() as work:
+        raw = work.connection.connection.driver_connection
+        assert isinstance(raw, psycopg.Connection)
+        parameters = raw.info.get_parameters()
+        assert parameters["keepalives_idle"] == "11"
+        assert parameters["tcp_user_timeout"] == "60000"
+        shown = {
+            name: raw.execute(f"show {name}".encode()).fetchone()
+            for name in ("tcp_keepalives_idle", "tcp_keepalives_count", "client_connection_check_interval")
+        }
+    assert shown == {
+        "tcp_keepalives_idle": ("7",),
+        "tcp_keepalives_count": ("3",),
+        "client_connection_check_interval": ("10s",),
+    }
