@@ -8,7 +8,6 @@ transactions that committed on it, and each account's entries form one unbroken 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
@@ -16,20 +15,23 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import orjson
 import pytest
+from tests.battery.processes import clean_up
+from tests.battery.shared import fork
+from tests.battery.ways import Way
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import TransactionError
 from export_queue.core.queue import Range, read_entries
-from export_queue.core.transactions import observe, prune, sweep
-
-fork = multiprocessing.get_context("fork")
+from export_queue.core.transactions import observe
 
 ACCOUNTS, OPENING, WORKERS = 12, 100, 4
-SECONDS = float(os.environ.get("EXPORT_QUEUE_BATTERY_SECONDS", "8"))
+TRANSFERS = 2000
 TIMEOUT = 5.0
+STALLED, HANGS = 120, 1800
 
 
 def number(tx: TransactionContext, account: str, column: str) -> int:
@@ -45,10 +47,10 @@ def transfer(tx: TransactionContext, source: str, target: str, amount: int) -> N
         queue.add(account, {"old": count, "new": count + 1})
 
 
-def work(url: str, seed: int, journal: str) -> None:
+def work(way: Way, url: str, number: int, seed: int, journal: str) -> None:
     """Move money until killed; what was reported as committed is noted, one line a commit, before going on."""
     random.seed(seed)
-    with Store.open(url) as store, open(journal, "ab", buffering=0) as lines:
+    with way.open(url, number=number) as store, open(journal, "ab", buffering=0) as lines:
         while True:
             source, target = random.sample([f"a{i}" for i in range(ACCOUNTS)], 2)
             long = random.random() < 0.1
@@ -64,10 +66,12 @@ def work(url: str, seed: int, journal: str) -> None:
             lines.write(f"{source} {target}\n".encode())
 
 
-def check_total(url: str, failures: str) -> None:
-    """Read all accounts in one snapshot, again and again."""
-    with Store.open(url) as store:
+def check_total(way: Way, url: str, failures: str) -> None:
+    """Read all accounts in one snapshot, and clean up, again and again."""
+    with way.open(url) as store:
         while True:
+            with contextlib.suppress(TransactionError):
+                clean_up(store)
             with contextlib.suppress(TransactionError), store.transaction(timeout=TIMEOUT) as tx:
                 total = sum(number(tx, f"a{i}", "balance") for i in range(ACCOUNTS))
                 if total != ACCOUNTS * OPENING:
@@ -86,13 +90,16 @@ def ending(processes: list[BaseProcess]) -> Iterator[None]:
             process.join(30)
 
 
-@pytest.mark.timeout(SECONDS * 4 + 120)
+@pytest.mark.timeout(HANGS)
 def test_a_bank_under_kills_keeps_its_total_and_an_unbroken_chain_per_account(
-    store: Store, store_url: str, tmp_path
-) -> None:  # type: ignore[no-untyped-def]
-    seed = int(os.environ.get("EXPORT_QUEUE_SEED", random.SystemRandom().randrange(10**6)))
-    print(f"seed {seed}")
+    way: Way, way_url: str, tmp_path: Path, seed: int
+) -> None:
     chance = random.Random(seed)
+    with way.open(way_url) as store:
+        run_bank(way, way_url, store, tmp_path, chance)
+
+
+def run_bank(way: Way, way_url: str, store: Store, tmp_path: Path, chance: random.Random) -> None:
     queue = store.configure_queue("moves", buckets=8, buckets_per_range=8)
     with store.transaction() as tx:
         for i in range(ACCOUNTS):
@@ -102,18 +109,19 @@ def test_a_bank_under_kills_keeps_its_total_and_an_unbroken_chain_per_account(
     journals = [tmp_path / f"journal-{i}" for i in range(WORKERS)]
 
     def worker(i: int) -> BaseProcess:
-        process = fork.Process(target=work, args=(store_url, chance.randrange(10**9), str(journals[i])), daemon=True)
+        arguments = (way, way_url, i, chance.randrange(10**9), str(journals[i]))
+        process = fork.Process(target=work, args=arguments, daemon=True)
         process.start()
         return process
 
-    checker = fork.Process(target=check_total, args=(store_url, str(failures)), daemon=True)
+    checker = fork.Process(target=check_total, args=(way, way_url, str(failures)), daemon=True)
     processes = [worker(i) for i in range(WORKERS)]
     with ending([checker]), ending(processes):
         checker.start()
-        end = time.monotonic() + SECONDS
-        kills = 0
-        while time.monotonic() < end:
-            time.sleep(chance.uniform(0.02, 0.3))
+        kills = done = 0
+        while done < TRANSFERS:
+            wait_for(done + chance.randint(1, 30), journals)
+            done = told_lines(journals)
             victim = chance.randrange(WORKERS)
             process = processes[victim]
             if chance.random() < 0.3 and process.pid:
@@ -145,13 +153,24 @@ def test_a_bank_under_kills_keeps_its_total_and_an_unbroken_chain_per_account(
             assert chains[account] == [{"old": n, "new": n + 1} for n in range(count)]
     told: dict[str, int] = defaultdict(int)
     for journal in journals:
-        for line in journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []:
+        for line in journal.read_bytes().split(b"\n")[:-1]:
             for account in line.decode().split():
                 told[account] += 1
     for account, count in told.items():
         # A killed worker may have committed without telling, at most once a kill.
         assert count <= len(chains[account]) <= count + kills + WORKERS
-    assert sum(map(len, chains.values())) > 200, "the workload hardly ran"
+    assert sum(map(len, chains.values())) >= 2 * TRANSFERS
+
+
+def told_lines(journals: list[Path]) -> int:
+    return sum(journal.read_bytes().count(b"\n") for journal in journals if journal.exists())
+
+
+def wait_for(lines: int, journals: list[Path]) -> None:
+    end = time.monotonic() + STALLED
+    while told_lines(journals) < lines:
+        assert time.monotonic() < end, "no transfer ends any more"
+        time.sleep(0.01)
 
 
 def settle(store: Store) -> None:
@@ -159,6 +178,5 @@ def settle(store: Store) -> None:
     end = time.monotonic() + TIMEOUT + 30
     while observe(store.database).excluded:
         assert time.monotonic() < end, "an id stays in progress for ever"
-        sweep(store.database)
-        prune(store.database)
+        clean_up(store)
         time.sleep(0.1)

@@ -1,134 +1,85 @@
-"""A workload whose journals are a history that can be checked: lists, registers, many processes, and what ends them.
+"""A workload whose journals are a history that can be checked: lists, registers, a bank, many processes.
 
-Clients append unique numbers to lists (cells that they read and write back with one number more) and overwrite
-registers blindly. Each notes what it did in a file of its own: the operations and the request before the commit is
-sent, the answer after it. A client that takes the place of a dead one first asks what became of its last request.
+Clients append unique numbers to lists (cells that they read and write back with one number more), overwrite registers
+blindly, move money between accounts whose total never changes, add entries and set notifications. Each notes what it
+did in a file of its own: the operations and the request before the commit is sent, the answer after it. A client that
+takes the place of a dead one first asks what became of its last request.
+
+Some long transactions are ended by others: their clients stay away past the time-out, or leave a will, which another
+process executes by committing or aborting. They go on all the same, and must not get far.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import socket
-import threading
+import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-import orjson
+from tests.battery.connections import Cutter
+from tests.battery.journals import ENTRY, LETTERS, NOTE, Journal, ask_for_the_dead
+from tests.battery.shared import ACCOUNTS, MARKS, QUEUE, QUIET, SLOTS, STAGES, TOTAL, Place, Shared
+from tests.battery.wills import leave_will
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import (
     CommitOutcomeUnknown,
-    ExportQueueError,
+    RegistrationLost,
     StoreError,
     TransactionError,
+    TransactionTimeout,
 )
-from export_queue.core.testing.histories import Append, HistoryTransaction, Operation, Read, ReadList, Write
-from export_queue.core.transactions import prune, sweep
+from export_queue.core.testing.histories import Append, Operation, Read, ReadList, Write
 
-SLOTS = 10
-"""Lists in use at any time; even ones conflict by row, odd ones by cell."""
-QUIET = (0, 1)
-"""Slots to which only clients that oversleep append: elsewhere newer versions soon cover what they leave."""
-MARKS = 6
 LIST_LENGTH = 16
 """A longer list is left for the next one of its slot: reading whole lists would take ever longer."""
-SHORT_TIMEOUT, TIMEOUTS = 0.3, (2.0, 2.0, 10.0)
-TAIL = 1 << 16
+SHORT_TIMEOUT, TIMEOUTS = 0.08, (0.3, 2.0, 2.0, 5.0)
 VALUES_PER_SESSION = 1_000_000
+HEIR_SECONDS = 1.0
 
-KINDS: dict[str, Callable[..., Operation]] = {"L": ReadList, "A": Append, "R": Read, "W": Write}
-LETTERS = {kind: letter for letter, kind in KINDS.items()}
-"""How journals name operations."""
-STATUSES: dict[str, Literal["ok", "aborted", "unknown"]] = {
-    "committed": "ok",
-    "refused": "aborted",
-    "unknown": "unknown",
-}
-
-
-def configure(store: Store) -> None:
-    """Create the tables of the workload."""
-    store.configure_table("rows", conflict="row")
-    store.configure_table("cells", conflict="cell")
-    store.configure_table("marks", conflict="cell")
-
-
-@dataclass
-class Shared:
-    """What the processes of one run share, as arrays in shared memory."""
-
-    done: Any
-    """Transactions that each client has ended."""
-    generations: Any
-    """By slot which of its lists is in use; a hint."""
-    pruned: Any
-    """Long transactions that were swept after their time-out and pruned."""
-    stop: Any
-    clock_offset: Any
-    """Milliseconds that the host's clock seems to have been set forward; only SQLite takes its time from there."""
-
-    def clock(self) -> int:
-        return time.time_ns() // 1_000_000 + int(self.clock_offset.value)
+Fate = Literal["", "oversleeps", "leaves a will"]
 
 
 class GivenUp(Exception):
     """A client thinks better of it."""
 
 
-@dataclass
-class Journal:
-    """A file that a client appends to, one whole line at a time."""
-
-    path: Path
-    file: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-
-    def write(self, **event: object) -> None:
-        os.write(self.file, orjson.dumps(event) + b"\n")
-
-    def unanswered(self) -> str | None:
-        """Return the last request if it has no answer, and end a line that was cut off."""
-        size = os.fstat(self.file).st_size
-        tail = os.pread(self.file, TAIL, max(0, size - TAIL))
-        if tail and not tail.endswith(b"\n"):
-            os.write(self.file, b"\n")
-        for line in reversed(tail.split(b"\n")[:-1]):
-            with contextlib.suppress(orjson.JSONDecodeError):
-                event = orjson.loads(line)
-                return None if "answer" in event else event["request"]
-        return None
-
-
 class Client:
     """One process that runs transactions until it is told to stop, or is killed."""
 
-    def __init__(self, store: Store, journal: Journal, session: int, generator: random.Random, shared: Shared) -> None:
-        self.store, self.journal, self.session, self.generator, self.shared = store, journal, session, generator, shared
+    def __init__(
+        self, store: Store, journal: Journal, number: int, session: int, generator: random.Random, shared: Shared
+    ) -> None:
+        self.store, self.journal, self.number, self.session = store, journal, number, session
+        self.generator, self.shared = generator, shared
+        self.cutter = Cutter()
         self.value = session * VALUES_PER_SESSION
         self.operations: list[Operation] = []
+        self.extras: list[tuple[str, str, None]] = []  # entries and notifications
         self.lists: dict[str, tuple[int, ...]] = {}  # as the transaction at hand knows them
-        self.oversleeps = False  # whether it goes on after its time-out, as a client that was away does
+        self.fate: Fate = ""
+        self.stage = ""
 
-    def run(self, number: int) -> None:
+    def run(self) -> None:
         ask_for_the_dead(self.store, self.journal)
         while not self.shared.stop.value:
             self.transact()
-            self.shared.done[number] += 1
+            self.shared.done[self.number] += 1
+
+    def chance(self, probability: float) -> bool:
+        return self.generator.random() < probability
+
+    # --- one transaction --------------------------------------------------------------------------------------------
 
     def transact(self) -> None:
-        chance = self.generator.random()
-        kind = "blind" if chance < 0.2 else "reads" if chance < 0.4 else "writes"
-        long = kind != "blind" and self.generator.random() < 0.12
-        self.oversleeps = long and self.generator.random() < 0.15
-        timeout = SHORT_TIMEOUT if self.oversleeps else self.generator.choice(TIMEOUTS)
-        self.operations, self.lists = [], {}
+        kind = self.generator.choices(("blind", "reads", "writes"), (20, 20, 60))[0]
+        long = kind != "blind" and self.chance(0.2)
+        fates: tuple[Fate, ...] = ("", "oversleeps", "leaves a will")
+        self.fate = self.generator.choices(fates, (60, 20, 20))[0] if long and kind == "writes" else ""
+        timeout = SHORT_TIMEOUT if self.fate == "oversleeps" else self.generator.choice(TIMEOUTS)
+        self.operations, self.extras, self.lists, self.stage = [], [], {}, "reading"
         event: dict[str, object] = {"session": self.session, "begin": time.monotonic_ns()}
         sent = False
         try:
@@ -136,25 +87,49 @@ class Client:
                 event["request"] = tx.request.hex
                 if kind == "blind":
                     self.overwrite_marks(tx)
+                    self.add(tx)
                 else:
                     self.work(tx, long=long, writes=kind == "writes")
                     event["id"] = tx.id
-                if self.generator.random() < 0.03:
-                    raise GivenUp
-                if kind != "reads":
-                    self.journal.write(**event, operations=self.encoded())
+                if self.fate == "leaves a will":
+                    self.stage = "staging"
+                    will = tx.to_json()
+                    self.note(event)
                     sent = True
+                    self.outlive(tx, leave_will(self.shared, self.number, will, self.lists))
+                elif self.chance(0.03):
+                    raise GivenUp
+                elif kind != "reads":
+                    self.note(event)
+                    sent = True
+                self.stage = "committing"
+                if self.chance(0.03):
+                    self.cutter.cut_after(self.generator.uniform(0, 0.006))
             answer = "committed"
         except CommitOutcomeUnknown:
             answer = "unknown"
-        except (GivenUp, TransactionError, StoreError):
+        except (GivenUp, TransactionError, StoreError) as error:
             answer = "refused"
-        if answer == "unknown":
-            ask_for_the_dead(self.store, self.journal)
+            self.count(error)
+        if sent and self.fate == "leaves a will":
+            self.journal.write(request=event["request"], more=self.encoded())
+        if sent and (answer == "unknown" or (self.fate == "leaves a will" and answer == "refused")):
+            ask_for_the_dead(self.store, self.journal)  # the heir may have committed
         elif sent:
             self.journal.write(request=event["request"], answer=answer, end=time.monotonic_ns())
-        elif "request" in event:
-            self.journal.write(**event, operations=self.encoded(), answer=answer, end=time.monotonic_ns())
+        elif "request" in event and answer != "unknown":
+            self.note(event, answer=answer, end=time.monotonic_ns())
+
+    def note(self, event: dict[str, object], **more: object) -> None:
+        self.journal.write(**event, operations=self.encoded(), **more)
+        self.operations, self.extras = [], []
+
+    def encoded(self) -> list[tuple[object, ...]]:
+        return [*((LETTERS[type(o)], *o) for o in self.operations), *self.extras]
+
+    def count(self, error: Exception) -> None:
+        if isinstance(error, (RegistrationLost, TransactionTimeout)):
+            self.shared.ended_late[self.number * len(STAGES) + STAGES.index(self.stage)] += 1
 
     def read_everything(self) -> None:
         """Read all lists and registers there are in one transaction."""
@@ -162,26 +137,116 @@ class Client:
         self.operations = []
         with self.store.transaction(timeout=600) as tx:
             for slot in range(SLOTS):
-                table = Place(slot, 0).table
-                self.read_many(tx, table, [Place(slot, g) for g in range(self.shared.generations[slot] + 1)])
+                places = [Place(slot, g) for g in range(self.shared.generations[slot] + 1)]
+                self.note_lists(places, tx.table(places[0].table).get_many((p.row, p.column) for p in places))
             for mark in range(MARKS):
                 self.read_mark(tx, mark)
+            self.audit(tx)
             event |= {"request": tx.request.hex, "id": tx.id}
-        self.journal.write(**event, operations=self.encoded(), answer="committed", end=time.monotonic_ns())
+        self.note(event, answer="committed", end=time.monotonic_ns())
 
-    def encoded(self) -> list[tuple[object, ...]]:
-        return [(LETTERS[type(o)], *o) for o in self.operations]
+    # --- what is done in it -----------------------------------------------------------------------------------------
+
+    def work(self, tx: TransactionContext, *, long: bool, writes: bool) -> None:
+        slots = self.generator.sample(range(SLOTS), self.generator.randint(1, 3))
+        if self.chance(0.2):
+            self.read_together(tx, slots)
+        if self.fate:
+            slots = list({self.generator.choice(QUIET), *slots})
+        for slot in slots:
+            self.pause()
+            place = self.read_current(tx, slot)
+            if writes and self.chance(0.7) and (self.fate or slot not in QUIET):
+                self.append(tx, place)
+                if long:
+                    self.stage_some(tx, place)
+            if self.chance(0.15):
+                self.read_mark(tx, self.generator.randrange(MARKS))
+            if writes and self.chance(0.08):
+                self.overwrite(tx, self.generator.randrange(MARKS))
+        if self.chance(0.15):
+            self.audit(tx)
+        if writes and self.chance(0.15):
+            self.transfer(tx)
+            if long and self.chance(0.5):
+                tx.flush()
+            if self.chance(0.3):
+                self.audit(tx)
+        if writes and self.chance(0.3):
+            self.add(tx)
+        if self.chance(0.2):
+            self.pause()
+            self.read_together(tx, slots)
+
+    def stage_some(self, tx: TransactionContext, place: Place) -> None:
+        """Stage what was written, in long transactions; after a sleep it may have been cleaned up."""
+        if self.chance(0.5):
+            self.stage = "staging"
+            tx.flush()
+            self.stage = "reading"
+        if self.fate == "oversleeps":
+            self.sleep(SHORT_TIMEOUT * self.generator.uniform(0.5, 2.5))
+            if self.chance(0.5):
+                self.read(tx, place)
+
+    def pause(self) -> None:
+        if self.chance(0.2):
+            time.sleep(self.generator.uniform(0, 0.003))
+        elif self.chance(0.003):
+            time.sleep(self.generator.uniform(0, 0.3))
+
+    def sleep(self, seconds: float) -> None:
+        """Stay away: asleep, or stopped until the supervisor sees the time."""
+        if self.chance(0.5):
+            time.sleep(seconds)
+            return
+        self.shared.asleep_until[self.number] = time.monotonic_ns() + int(seconds * 1e9)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.shared.asleep_until[self.number] = 0
+
+    def outlive(self, tx: TransactionContext, will: int) -> None:
+        """Go on after another process may have ended the transaction: read, and where that is certain, write."""
+        end = time.monotonic() + (HEIR_SECONDS if self.chance(0.7) else 0)
+        while self.shared.executed[self.number] != will and time.monotonic() < end:
+            time.sleep(0.002)
+        ended = self.shared.executed[self.number] == will
+        for _ in range(self.generator.randint(1, 4)):
+            act = self.generator.choice((self.read_own, self.audit, self.write_late))
+            if act == self.write_late and not ended:
+                continue
+            self.stage = "staging" if act == self.write_late else "reading"
+            try:
+                act(tx)
+            except TransactionError as error:
+                self.count(error)
+                ended = True
+                continue
+            except StoreError:
+                continue
+            if ended:
+                self.fail(f"transaction {tx.id} had been ended and went on {act.__name__}")
+
+    def read_own(self, tx: TransactionContext) -> None:
+        key = self.generator.choice(list(self.lists))
+        slot, generation = map(int, key[1:].split("-"))
+        place = Place(slot, generation)
+        self.generator.choice((lambda: self.read(tx, place), lambda: self.read_many(tx, place.table, [place])))()
+
+    def write_late(self, tx: TransactionContext) -> None:
+        """Write what no journal holds, so that whoever reads it reads what nobody wrote."""
+        tx.table("marks").set(f"m{self.generator.randrange(MARKS)}", "v", b"%d" % self.next_value())
+        tx.table("noted").set(f"late-{self.next_value()}", "n", b"")
+        tx.queue(QUEUE).add(f"late-{self.next_value()}", None)
+        tx.flush()
+
+    def fail(self, text: str) -> None:
+        self.journal.write(failure=text)
+
+    # --- single operations ------------------------------------------------------------------------------------------
 
     def next_value(self) -> int:
         self.value += 1
         return self.value
-
-    def pause(self) -> None:
-        chance = self.generator.random()
-        if chance < 0.2:
-            time.sleep(self.generator.uniform(0, 0.003))
-        elif chance > 0.995:
-            time.sleep(self.generator.uniform(0, 0.3))
 
     def overwrite_marks(self, tx: TransactionContext) -> None:
         """Write registers without reading anything: a transaction that starts at its commit."""
@@ -197,30 +262,33 @@ class Client:
         found = tx.table("marks").get(f"m{mark}", "v")
         self.operations.append(Read(f"m{mark}", None if found is None else int(found)))
 
-    def work(self, tx: TransactionContext, *, long: bool, writes: bool) -> None:
-        slots = self.generator.sample(range(SLOTS), self.generator.randint(1, 4))
-        if self.generator.random() < 0.3:
-            self.read_together(tx, slots)
-        if self.oversleeps:
-            slots = list({self.generator.choice(QUIET), *slots})
-        for slot in slots:
-            self.pause()
-            place = self.read_current(tx, slot)
-            if writes and self.generator.random() < 0.7 and (self.oversleeps or slot not in QUIET):
-                self.append(tx, place)
-                if long and self.generator.random() < 0.5:
-                    tx.flush()
-                if self.oversleeps:
-                    time.sleep(SHORT_TIMEOUT * self.generator.uniform(0.8, 2.5))
-                    if self.generator.random() < 0.5:
-                        self.read(tx, place)
-            if self.generator.random() < 0.2:
-                self.read_mark(tx, self.generator.randrange(MARKS))
-            if writes and self.generator.random() < 0.1:
-                self.overwrite(tx, self.generator.randrange(MARKS))
-        if self.generator.random() < 0.3:
-            self.pause()
-            self.read_together(tx, slots)
+    def add(self, tx: TransactionContext) -> None:
+        """Add an entry, or set a notification."""
+        what, value = self.generator.choice((ENTRY, NOTE)), str(self.next_value())
+        if what == ENTRY:
+            tx.queue(QUEUE).add(value, None)
+        else:
+            tx.table("noted").set(value, "n", b"")
+        self.extras.append((what, value, None))
+
+    def balances(self, tx: TransactionContext, accounts: Sequence[int]) -> dict[int, int]:
+        table = tx.table("bank")
+        if self.chance(0.5):
+            return {account: int(table.get(f"a{account}", "balance", b"0")) for account in accounts}
+        found = table.get_many((f"a{account}", "balance") for account in accounts)
+        return {int(row[1:]): int(balance) for (row, _), balance in found.items()}
+
+    def audit(self, tx: TransactionContext) -> None:
+        total = sum(self.balances(tx, range(ACCOUNTS)).values())
+        if total != TOTAL:
+            self.fail(f"transaction {tx.id} found {total} in all accounts instead of {TOTAL}")
+
+    def transfer(self, tx: TransactionContext) -> None:
+        accounts = self.generator.sample(range(ACCOUNTS), 2)
+        found = self.balances(tx, accounts)
+        amount = self.generator.randint(1, 9)
+        for account, change in zip(accounts, (-amount, amount), strict=True):
+            tx.table("bank").set(f"a{account}", "balance", b"%d" % (found[account] + change))
 
     def read_current(self, tx: TransactionContext, slot: int) -> Place:
         """Read the list of a slot that is in use."""
@@ -242,12 +310,14 @@ class Client:
 
     def read_many(self, tx: TransactionContext, table: str, places: Sequence[Place]) -> None:
         found: dict[tuple[bytes, bytes], bytes] = {}
-        if self.generator.random() < 0.5:
+        if self.chance(0.5):
             found = tx.table(table).get_many((place.row, place.column) for place in places)
         else:
             for row in sorted({place.row for place in places}):
-                columns = [place.column for place in places if place.row == row]
-                found |= {(r, c): v for r, c, v in tx.table(table).scan(row, row + b"\x00", columns=columns)}
+                found |= {(r, c): v for r, c, v in tx.table(table).scan(row, row + b"\x00")}
+        self.note_lists(places, found)
+
+    def note_lists(self, places: Sequence[Place], found: dict[tuple[bytes, bytes], bytes]) -> None:
         for place in places:
             self.note_list(place, found.get((place.row, place.column)))
 
@@ -260,118 +330,3 @@ class Client:
         self.lists[place.key] += (value,)
         tx.table(place.table).set(place.row, place.column, " ".join(map(str, self.lists[place.key])).encode())
         self.operations.append(Append(place.key, value))
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a list stands."""
-
-    slot: int
-    generation: int
-
-    @property
-    def table(self) -> str:
-        return "cells" if self.slot % 2 else "rows"
-
-    @property
-    def row(self) -> bytes:
-        return b"all" if self.slot % 2 else b"%d" % self.slot
-
-    @property
-    def column(self) -> bytes:
-        return b"%d-%d" % (self.slot, self.generation)
-
-    @property
-    def key(self) -> str:
-        return f"l{self.slot}-{self.generation}"
-
-
-def ask_for_the_dead(store: Store, journal: Journal) -> None:
-    """Learn what became of the last request of a client that did not live to see the answer."""
-    limit = time.monotonic() + 60
-    request = journal.unanswered()
-    while request is not None:
-        try:
-            outcome = store.outcome(request)
-        except StoreError:
-            if time.monotonic() > limit:
-                raise
-            time.sleep(0.01)
-        else:
-            journal.write(request=request, answer=outcome.status, end=time.monotonic_ns())
-            return
-
-
-def run_client(url: str, path: Path, number: int, session: int, seed: int, shared: Shared, cuts: bool) -> None:
-    """Be a client; the target of a process."""
-    generator = random.Random(seed)
-    if cuts:
-        threading.Thread(target=cut_connections, args=(random.Random(generator.random()),), daemon=True).start()
-    with Store.open(url, clock=shared.clock) as store:
-        Client(store, Journal(path), session, generator, shared).run(number)
-
-
-def cut_connections(generator: random.Random) -> None:
-    """Cut this process's connections now and then: a server that is committing goes on, and its answer is lost."""
-    while True:
-        time.sleep(generator.uniform(0, 1))
-        for fd in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(OSError):
-                if str(fd.readlink()).startswith("socket:"):
-                    with socket.socket(fileno=os.dup(int(fd.name))) as connection:
-                        if connection.family in (socket.AF_INET, socket.AF_INET6):
-                            connection.shutdown(socket.SHUT_RDWR)
-
-
-def run_janitor(url: str, shared: Shared) -> None:
-    """Sweep and prune all the time; the target of a process."""
-    with Store.open(url, clock=shared.clock) as store:
-        while not shared.stop.value:
-            with contextlib.suppress(ExportQueueError):
-                sweep(store.database)
-                time.sleep(0.05)  # what was swept stays invalid for a while
-                shared.pruned.value += prune(store.database)
-
-
-@dataclass(frozen=True)
-class Told:
-    """A transaction as its client has it, and the request whose outcome the store knows."""
-
-    request: str
-    transaction: HistoryTransaction
-
-
-def read_journals(paths: Sequence[Path]) -> Iterator[Told]:
-    """Read what the clients noted; each file has its transactions in their order."""
-    for path in paths:
-        pending: dict[str, Any] | None = None
-        with path.open("rb") as lines:
-            for line in lines:
-                try:
-                    event = orjson.loads(line)
-                except orjson.JSONDecodeError:
-                    continue  # its client was killed in the middle of it
-                if "operations" in event:
-                    assert pending is None, f"{path} goes on without the answer to {pending}"
-                    pending = event
-                if pending is not None and "answer" in event:
-                    assert pending["request"] == event["request"]
-                    yield told({**pending, **event})
-                    pending = None
-        if pending is not None:
-            yield told({**pending, "answer": "unknown", "end": None})
-
-
-def told(event: dict[str, Any]) -> Told:
-    operations = [
-        KINDS[letter](key, tuple(value) if letter == "L" else value) for letter, key, value in event["operations"]
-    ]
-    transaction = HistoryTransaction(
-        session=str(event["session"]),
-        operations=operations,
-        status=STATUSES[event["answer"]],
-        id=event.get("id"),
-        begin=event["begin"],
-        end=event["end"],
-    )
-    return Told(event["request"], transaction)

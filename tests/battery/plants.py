@@ -1,0 +1,81 @@
+"""Changes to the functions of a PostgreSQL store, made in the database as it is: pauses, clock steps, a broken gate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+SCHEMA = "export_queue"
+PAUSE = "perform pg_sleep(random() * 0.005);"
+RARE_PAUSE = "if random() < 0.01 then perform pg_sleep(random() * 0.005); end if;"
+
+_DRAWING = re.compile(r"[^;]*\bsetval\(.*?;", re.DOTALL)
+_GATE = re.compile(r"pg_advisory_lock\((\w+)\);")
+
+
+def connect(url: str) -> psycopg.Connection[Any]:
+    """Connect to a store's database as psycopg does."""
+    return psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
+
+
+def pause_before_registering(url: str, pause: str = PAUSE) -> None:
+    """Let time pass between drawing an id and registering it, under the gate: that must be harmless."""
+    _edit(url, "xq_draw", lambda text: _once(_DRAWING, lambda found: f"{found[0]} {pause}", text))
+
+
+def free_the_gate_too_early(url: str) -> None:
+    """Hold the gate over the drawing of an id only, and let time pass before the id is registered."""
+
+    def edit(text: str) -> str:
+        gate = _GATE.search(text)
+        assert gate, f"expected a gate in {text}"
+        free = f"perform pg_advisory_unlock({gate[1]});"
+        drawing = _DRAWING.search(text)
+        assert drawing, f"expected the drawing of an id in {text}"
+        assert gate.start() < drawing.start(), f"expected the gate before the drawing in {text}"
+        behind = text[drawing.end() :]
+        assert free in behind, f"expected the gate freed behind the drawing in {text}"
+        return f"{text[: drawing.end()]} {free} {PAUSE}{behind.replace(free, '', 1)}"
+
+    _edit(url, "xq_draw", edit)
+
+
+def give_the_store_a_clock_of_its_own(url: str) -> None:
+    """Let the store's clock differ from the server's by what :func:`set_clock` says."""
+    with connect(url) as connection:
+        connection.execute(f"create table {SCHEMA}.battery_clock (ms bigint)".encode())
+        connection.execute(f"insert into {SCHEMA}.battery_clock values (0)".encode())
+    answer = rf"return (\1) + (select ms from {SCHEMA}.battery_clock);"
+    _edit(url, "xq_now", lambda text: _once(re.compile(r"\breturn\s+(.*?);", re.DOTALL), answer, text))
+
+
+def set_clock(url: str, milliseconds: int) -> None:
+    """Set by how much the store's clock goes before the server's."""
+    with connect(url) as connection:
+        connection.execute(f"update {SCHEMA}.battery_clock set ms = %s".encode(), (milliseconds,))
+
+
+def _once(pattern: re.Pattern[str], new: str | Callable[[re.Match[str]], str], text: str) -> str:
+    changed, count = pattern.subn(new, text)
+    assert count == 1, f"expected {pattern.pattern!r} once, found it {count} times in {text}"
+    return changed
+
+
+def _edit(url: str, name: str, edit: Callable[[str], str]) -> None:
+    """Change all versions of a function, and see that they are as planted."""
+    functions = (
+        "select pg_get_functiondef(p.oid) from pg_proc p "
+        "where p.pronamespace = %s::regnamespace and p.proname ~ ('^' || %s || '_v[0-9]+$')"
+    )
+    with connect(url) as connection:
+        before = [text for (text,) in connection.execute(functions.encode(), (SCHEMA, name))]
+        assert before, f"expected functions {name}_v…"
+        planted = [edit(text) for text in before]
+        for text in planted:
+            connection.execute(text.encode())
+        after = [text for (text,) in connection.execute(functions.encode(), (SCHEMA, name))]
+    assert sorted(after) == sorted(planted)
+    assert not set(after) & set(before)

@@ -1,0 +1,72 @@
+"""The processes of a run: clients, and janitors that clean up and end what others began."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from pathlib import Path
+
+from tests.battery.journals import Journal
+from tests.battery.shared import Shared
+from tests.battery.ways import Way
+from tests.battery.wills import Heir
+from tests.battery.workload import Client
+
+from export_queue.core.client import Store
+from export_queue.core.errors import ExportQueueError
+from export_queue.core.store.sqlite import SqliteDialect
+from export_queue.core.transactions import OpenTransaction, prune, sweep
+
+JANITOR_PAUSE = 0.01
+PAGE = 3
+"""Cells that one page of a scan holds, so that small scans take several."""
+
+
+def clean_up(store: Store, *, thoroughly: bool = True) -> int:
+    """Clean up as an operator's maintenance does; returns how many ended transactions were removed.
+
+    :param thoroughly: else what was swept stays invalid for the time being.
+    """
+    sweep(store.database)
+    return prune(store.database) if thoroughly else 0
+
+
+def run_client(way: Way, url: str, path: Path, number: int, session: int, seed: int, shared: Shared) -> None:
+    """Be a client; the target of a process."""
+    generator = random.Random(seed)
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # a traceback for each connection that is cut
+    assert OpenTransaction.scan_cells.__kwdefaults__
+    OpenTransaction.scan_cells.__kwdefaults__["page"] = PAGE
+    with way.open(url, number=number, clock=shared.clock) as store:
+        pause_before_registering(store)
+        Client(store, Journal(path), number, session, generator, shared).run()
+
+
+def run_janitor(way: Way, url: str, path: Path, number: int, session: int, seed: int, shared: Shared) -> None:
+    """Clean up and execute wills all the time; the target of a process."""
+    generator = random.Random(seed)
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
+    with way.open(url, number=number, clock=shared.clock) as store:
+        heir = Heir(store, Journal(path), generator, shared)
+        while not shared.stop.value:
+            with contextlib.suppress(ExportQueueError):
+                heir.execute_all()
+                shared.pruned.value += clean_up(store, thoroughly=generator.random() < 0.3)
+            time.sleep(JANITOR_PAUSE)
+
+
+def pause_before_registering(store: Store) -> None:
+    """Let time pass now and then after an id was drawn, before it is registered; PostgreSQL's functions do it there."""
+    dialect = store.database.dialect
+    if isinstance(dialect, SqliteDialect):
+        draw = dialect._draw
+
+        def draw_slowly(raw):  # type: ignore[no-untyped-def]
+            own = draw(raw)
+            if random.random() < 0.01:
+                time.sleep(random.random() * 0.005)
+            return own
+
+        dialect._draw = draw_slowly  # type: ignore[method-assign]
