@@ -6,7 +6,14 @@ import json
 import os
 from collections.abc import Generator
 
+import hypothesis
 import pytest
+
+# The same examples each time, and the first that fails is enough.
+hypothesis.settings.register_profile(
+    "teeth", derandomize=True, database=None, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
+)
+hypothesis.settings.load_profile("teeth")
 
 
 @pytest.hookimpl(wrapper=True)

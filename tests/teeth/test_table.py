@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def test_the_tests_of_a_bug_exist(bug: Bug) -> None:
         assert set(names) <= names_in(ROOT / path), test
 
 
+@cache
 def names_in(path: Path) -> set[str]:
     """Name the functions and classes of a module, and what its classes may have from the sinks' suite."""
     suite = (ROOT / "core" / "testing").glob("sink_*.py")
@@ -43,5 +45,5 @@ def test_every_room_has_a_bug() -> None:
     rooms = {path.name for path in (ROOT / "core").iterdir() if (path / "__init__.py").exists()}
     files = {bug.file for bug in BUGS}
     assert {room for room in rooms if not any(file.startswith(f"core/{room}/") for file in files)} == set()
-    for folder in ("provider", "hooks", "operators"):
+    for folder in ("provider", "hooks", "operators", "sensors"):
         assert any(file.startswith(f"{folder}/") for file in files)
