@@ -179,7 +179,7 @@ def main() -> int:
     chosen = [bug for bug in bugs if not arguments.name or bug.name in arguments.name]
     if arguments.list:
         for bug in chosen:
-            print(line(bug, f"{bug.file}; {', '.join(bug.tests)}"))
+            print(line(bug, f"{bug.file}  {' '.join(bug.tests)}"))
         return 0
     print(f"running the tests of {len(chosen)} bugs without any bug")
     problem = check_unplanted(chosen)
@@ -200,7 +200,7 @@ def main() -> int:
 
 
 def line(bug: Bug, rest: str) -> str:
-    return f"{bug.name:<42} {' '.join(bug.breaks):<8} {rest}"
+    return f"{bug.name:<50} {' '.join(bug.breaks):<8} {rest}"
 
 
 if __name__ == "__main__":
