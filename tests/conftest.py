@@ -9,7 +9,7 @@ import pytest
 pytest_plugins = ["tests.servers"]
 
 TESTS = Path(__file__).parent
-MARKED_FOLDERS = {"airflow", "battery", "spark"}
+MARKED_FOLDERS = {"airflow", "battery", "spark", "teeth"}
 MARKED_FIXTURES = {"postgres_server": "postgres", "redis_server": "redis"}
 
 STORES = ("sqlite", "postgresql", "postgresql-pooler", "postgresql-clock")

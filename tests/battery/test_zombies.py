@@ -56,7 +56,7 @@ def begin(way: Way, way_url: str, store: Store) -> Iterator[Begin]:
     with way.open(way_url, number=1) as others:
 
         def begin_one() -> Zombie:
-            opened = OpenTransaction(store.database, long=True)
+            opened = OpenTransaction(store.database, kind="long")
             begun.append(opened)
             tx = TransactionContext(store, opened)
             for row in ROWS:
@@ -239,7 +239,7 @@ def test_a_process_that_was_stopped_past_its_deadline_ends_nothing_and_stages_no
 
     def begin_and_go_on() -> None:
         with way.open(way_url, number=1) as mine:
-            opened = OpenTransaction(mine.database, long=True, timeout=WAIT)
+            opened = OpenTransaction(mine.database, kind="long", timeout=WAIT)
             tx = TransactionContext(mine, opened)
             tx.table("rows").set("a", "c", b"own")
             tx.flush()

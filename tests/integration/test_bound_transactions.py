@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
 from export_queue.core.client import Store
-from export_queue.core.errors import ConfigurationError, ConflictError, InvalidArgument, RegistrationLost
+from export_queue.core.errors import (
+    ConfigurationError,
+    ConflictError,
+    InvalidArgument,
+    RegistrationLost,
+    StoreUnavailable,
+)
 from export_queue.core.store import schema
 from export_queue.core.transactions import observe, sweep
 
@@ -37,8 +46,6 @@ def connect(request: pytest.FixtureRequest, store: Store) -> Iterator[Connect]:
         elif url.get_backend_name() == "sqlite":
             opened.append(sqlite3.connect(str(url.database), timeout=10))
         else:
-            import psycopg
-
             plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
             opened.append(psycopg.connect(plain))
         return opened[-1]
@@ -241,3 +248,44 @@ def test_durability_of_the_users_transaction_is_not_touched(postgres_url: str) -
             tx.table("t").set("a", "n", b"1")
         assert connection.execute(sa.text("show synchronous_commit")).scalar() == "on"
         connection.commit()
+
+
+def test_a_start_that_is_cancelled_frees_the_gate(postgres_url: str) -> None:
+    """Else all starts of the store would hang until the user's session ends."""
+    plain = postgres_url.replace("+psycopg", "")
+    with (
+        Store.open(postgres_url) as store,
+        psycopg.connect(plain) as mine,
+        psycopg.connect(plain) as somebody,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        store.create()
+        store.configure_table("t")
+
+        def start() -> None:
+            with store.transaction(connection=mine) as tx:
+                assert tx.id
+
+        def states() -> tuple[bool, int]:
+            """Whether the session waits for a lock, and how many advisory locks it holds."""
+            statement = """
+                select coalesce((select wait_event_type = 'Lock' from pg_stat_activity where pid = %(pid)s), false),
+                    (select count(*) from pg_locks where pid = %(pid)s and locktype = 'advisory' and granted)"""
+            return somebody.execute(statement, {"pid": mine.info.backend_pid}).fetchone()  # type: ignore[return-value]
+
+        somebody.execute("alter sequence export_queue.xq_id cache 1")  # so that drawing waits, under the gate
+        starting = thread.submit(start)
+        pause = threading.Event()
+        for _ in range(3000):
+            if states() == (True, 1):
+                break
+            pause.wait(0.01)
+        else:
+            raise AssertionError("the start did not come to wait under the gate")
+        somebody.execute("select pg_cancel_backend(%s)", (mine.info.backend_pid,))
+        with pytest.raises(StoreUnavailable, match="cancel"):
+            starting.result(60)
+        assert states() == (False, 0)
+        somebody.rollback()
+        mine.rollback()
+        assert read(store, "a") is None

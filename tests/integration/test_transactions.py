@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
+import psycopg
 import pytest
+import sqlalchemy as sa
 
 from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import (
@@ -17,6 +20,7 @@ from export_queue.core.errors import (
     OptionsDiffer,
     RegistrationLost,
     SnapshotTooOld,
+    StoreUnavailable,
     TransactionEnded,
     TransactionTimeout,
 )
@@ -69,6 +73,26 @@ def test_what_is_in_progress_is_invisible_also_after_it_committed(store: Store) 
     assert read(store, "x") == b"older"
 
 
+@pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
+def test_of_two_that_start_at_once_the_younger_one_excludes_the_older_one(store: Store, long: bool) -> None:
+    """A smaller id is registered before anybody with a greater one looks around, and stays so to the end."""
+    together = threading.Barrier(2, timeout=60)
+
+    def start() -> TransactionContext:
+        tx = begin(store, long=long)
+        together.wait()
+        assert tx.id
+        return tx
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(20):
+            begun = [threads.submit(start) for _ in range(2)]
+            older, younger = sorted((one.result() for one in begun), key=lambda tx: tx.id)
+            assert older.id in younger._transaction.value.excluded
+            for tx in (older, younger):
+                tx._transaction.abort()
+
+
 def test_own_writes_and_deletes_are_read_back(store: Store) -> None:
     write(store, "a", b"1")
     with store.transaction() as tx:
@@ -105,6 +129,17 @@ def test_of_two_overlapping_writers_of_a_row_the_first_to_commit_wins(store: Sto
     assert read(store, "b") is None
 
 
+def test_an_older_transaction_that_commits_first_wins(store: Store) -> None:
+    older = begin(store)
+    assert older.table("t").get("b", "n") is None  # draws the smaller id
+    with pytest.raises(ConflictError), store.transaction() as younger:
+        younger.table("t").get("a", "n")
+        older.table("t").set("a", "n", b"older")
+        older._transaction.commit()
+        younger.table("t").set("a", "n", b"younger")
+    assert read(store, "a") == b"older"
+
+
 def test_conflict_levels(store: Store) -> None:
     store.configure_table("by_cell", conflict="cell")
     store.configure_table("free", conflict="none")
@@ -120,6 +155,8 @@ def test_conflict_levels(store: Store) -> None:
     overlap("free", "a", "a")
     with pytest.raises(ConflictError, match="r/a"):
         overlap("by_cell", "a", "a")
+    with pytest.raises(ConflictError, match=": r"):
+        overlap("by_row", "a", "b")
 
 
 def test_write_skew_is_allowed(store: Store) -> None:
@@ -138,6 +175,39 @@ def test_a_blind_write_never_conflicts(store: Store) -> None:
         write(store, "a", b"1")
         write(store, "a", b"2")
     assert read(store, "a") == b"2"
+
+
+def test_a_blind_write_that_a_younger_one_has_overtaken_is_drawn_anew(postgres_url: str) -> None:
+    """The order of ids is the order of commits, also of transactions that never read."""
+    with Store.open(postgres_url) as store, psycopg.connect(postgres_url.replace("+psycopg", "")) as younger:
+        store.create()
+        write(store, "a", b"0")
+        with ThreadPoolExecutor(1) as thread:
+            younger.execute("update export_queue.xq_conflict_key set writer = writer")
+            older = thread.submit(write, store, "a", b"1")  # has its id, and waits for the key
+            wait_until(lambda: waits_for_a_lock(store, "xq_commit"), "no commit came")
+            with store.database.read() as work:
+                number = store.database.dialect.draw(work.connection)
+            younger.execute("update export_queue.xq_conflict_key set writer = %s", (number,))
+            younger.commit()
+            older.result(60)
+        with store.database.read() as work:
+            assert work.connection.execute(sa.select(schema.conflict_key.c.writer)).scalar_one() > number
+
+
+def waits_for_a_lock(store: Store, function: str) -> bool:
+    statement = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like :what"
+    with store.database.read() as work:
+        return bool(work.connection.execute(sa.text(statement), {"what": f"%{function}%"}).scalar())
+
+
+def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
+    done = threading.Event()
+    for _ in range(3000):
+        if condition():
+            return
+        done.wait(0.01)
+    raise AssertionError(otherwise)
 
 
 def test_ids_increase_and_the_id_is_the_sequence(store: Store) -> None:
@@ -231,13 +301,26 @@ def test_a_commit_after_the_deadline_is_refused_and_stays_refused(store: Store) 
 
 
 def wait_past(store: Store, moment: int) -> None:
-    done = threading.Event()
-    for _ in range(1000):
+    def is_past() -> bool:
         with store.database.read() as work:
-            if work.now() > moment:
-                return
-        done.wait(0.01)
-    raise AssertionError("the clock does not move")
+            return work.now() > moment
+
+    wait_until(is_past, "the clock does not move")
+
+
+def test_a_registration_that_the_session_has_lost_is_noticed_at_the_commit(postgres_url: str) -> None:
+    """By DISCARD ALL, or a pooler: for a while nobody knew that the transaction was in progress."""
+    with Store.open(postgres_url) as store:
+        store.create()
+        tx = begin(store)
+        assert tx.table("t").get("a", "n") is None
+        tx.table("t").set("a", "n", b"1")
+        tx._transaction._session.call(
+            lambda connection: connection.execute(sa.text("select pg_advisory_unlock_all()"))  # type: ignore[union-attr]
+        )
+        with pytest.raises(RegistrationLost):
+            tx._transaction.commit()
+        assert read(store, "a") is None
 
 
 def test_a_swept_long_transaction_is_invalid_until_it_is_pruned(store: Store) -> None:
@@ -292,6 +375,29 @@ def test_the_same_commit_again_is_one_commit(store: Store) -> None:
         first = tx._transaction._send(call)
         assert tx._transaction._send(call) == first
     assert sum(unit.entries for unit in store.backlog("q")) == 1
+
+
+def test_a_commit_whose_answer_is_lost_is_told_truthfully(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = store.database.dialect.commit
+
+    def lose(*arguments: object) -> None:
+        commit(*arguments)  # type: ignore[arg-type]
+        raise StoreUnavailable("connection lost")
+
+    monkeypatch.setattr(store.database.dialect, "commit", lose)
+    write(store, "a", b"1")
+    assert read(store, "a") == b"1"
+
+
+def test_a_start_leaves_the_commit_durable(store: Store) -> None:
+    """A start need not be flushed; what that takes must not stay behind on the connection."""
+    setting, durable = {"sqlite": ("pragma synchronous", 2), "postgresql": ("show synchronous_commit", "on")}[
+        store.database.dialect.name
+    ]
+    with store.transaction() as tx:
+        assert tx.table("t").get("a", "n") is None
+        found = tx._transaction._session.call(lambda connection: connection.execute(sa.text(setting)).scalar())  # type: ignore[union-attr]
+        assert found == durable
 
 
 def test_a_token_takes_effect_once(store: Store) -> None:

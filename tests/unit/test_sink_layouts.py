@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from export_queue.core.errors import SinkConfigurationError
@@ -27,6 +27,7 @@ def operations(*rows: tuple[bytes, int, bytes | None], collection: str = "c:{id}
 
 
 @given(st.integers(0, MAX_SEQ * 2 + 1), st.integers(0, MAX_SEQ * 2 + 1))
+@example(1 << 53, (1 << 53) + 1)
 def test_ranks_as_text_are_ordered_as_numbers(one, other):
     first, second = layout.rank_texts([one, other])
     assert (first < second) == (one < other)

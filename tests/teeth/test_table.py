@@ -1,0 +1,49 @@
+"""The table of planted bugs fits the tree; whether the tests catch them is in ``test_planted.py``."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.teeth.planting import ROOT, Bug, load
+
+BUGS = load()
+bugs = pytest.mark.parametrize("bug", [pytest.param(bug, id=bug.name) for bug in BUGS])
+
+
+@bugs
+def test_a_bug_has_exactly_one_place(bug: Bug) -> None:
+    assert bug.applies(ROOT), f"{bug.file} must hold this text exactly once:\n{bug.old}"
+    assert bug.old != bug.new
+
+
+@bugs
+def test_the_tests_of_a_bug_exist(bug: Bug) -> None:
+    assert bug.tests
+    for test in bug.tests:
+        path, *names = test.partition("[")[0].split("::")
+        assert (ROOT / path).is_file(), path
+        assert set(names) <= names_in(ROOT / path), test
+
+
+@cache
+def names_in(path: Path) -> set[str]:
+    """Name the functions and classes of a module, and what its classes may have from the sinks' suite."""
+    suite = (ROOT / "core" / "testing").glob("sink_*.py")
+    trees = [ast.parse(one.read_text("utf-8")) for one in (path, *suite)]
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def test_every_invariant_has_a_bug_that_breaks_it() -> None:
+    broken = {what for bug in BUGS for what in bug.breaks}
+    assert [name for number in range(1, 15) if (name := f"I{number}") not in broken] == []
+
+
+def test_every_room_has_a_bug() -> None:
+    rooms = {path.name for path in (ROOT / "core").iterdir() if (path / "__init__.py").exists()}
+    files = {bug.file for bug in BUGS}
+    assert {room for room in rooms if not any(file.startswith(f"core/{room}/") for file in files)} == set()
+    for folder in ("provider", "hooks", "operators", "sensors"):
+        assert any(file.startswith(f"{folder}/") for file in files)
