@@ -455,7 +455,9 @@ def test_a_commit_that_hangs_is_neither_overtaken_nor_lost(postgres_url: str, re
 
 def holders(store: Store) -> list[Any]:
     with store.database.read() as work:
-        view = sa.table("horizon_holders", *map(sa.column, ("id", "kind", "low", "started_ms", "client", "session")))
+        view = sa.Table(
+            "horizon_holders", sa.MetaData(), *map(sa.Column, ("id", "kind", "low", "started_ms", "client", "session"))
+        )
         return list(work.connection.execute(sa.select(view).order_by(view.c.low)))
 
 

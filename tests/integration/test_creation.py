@@ -122,4 +122,4 @@ def test_the_views_of_monitoring_can_be_read(store: Store) -> None:
     with store.database.read() as work:
         for view in schema.VIEWS:
             rows = work.connection.execute(sa.text(f"select * from {prefix}{view}")).mappings().all()
-            assert len(rows) == (view == "queue_lag")
+            assert len(rows) == (view in ("queue_lag", "horizon"))
