@@ -326,6 +326,33 @@ def test_a_cell_with_many_versions_is_cleaned_in_pages(
     assert rows(store, schema.conflict_key) == []
 
 
+def test_a_pass_ends_though_its_keys_must_stay(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "MOST_KEYS", 4)
+    write(store, "a", b"1")
+    holder = begin(store, long=True)
+    _ = holder.id
+    with store.transaction() as tx:
+        for i in range(11):
+            tx.table("t").set(f"young{i:02}", "n", b"1")
+    report = maintain(store.database, limit=100, snapshot_age=0)
+    holder._transaction.abort()
+    assert (report.conflict_keys, report.more) == (1, False)
+    assert len(rows(store, schema.conflict_key)) == 11
+
+
+def test_who_finds_another_process_at_it_leaves_the_work_to_it(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store, psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
+        store.create()
+        write(store, "a", b"1")
+        clean(store)
+        write(store, "a", b"2")
+        other.execute("select 1 from export_queue.xq_cleanup where subject = 'turn' for update")
+        report = maintain(store.database, snapshot_age=0)
+        assert (report.busy, report.versions) == (True, 0)
+        other.rollback()
+        assert clean(store).versions == 1
+
+
 def test_a_store_at_rest_is_not_gone_through_again(store: Store) -> None:
     store.configure_table("free", conflict="none")
     write(store, "a", b"1")
