@@ -9,9 +9,12 @@ import sqlalchemy as sa
 from export_queue.core.store.database import Work
 from export_queue.core.store.schema import active, dead_letter, entry, invalid, lock, low_mark, queue, store
 
-_holders = sa.table(
+# A table and no light sa.table(), which would not be looked for in the store's schema.
+_holders = sa.Table(
     "horizon_holders",
-    *(sa.column(name) for name in ("id", "kind", "low", "started_ms", "deadline_ms", "client", "session")),
+    sa.MetaData(),
+    *(sa.Column(name, sa.BigInteger) for name in ("id", "low", "started_ms")),
+    *(sa.Column(name, sa.Text) for name in ("kind", "client")),
 )
 
 

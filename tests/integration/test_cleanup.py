@@ -325,6 +325,49 @@ def test_a_cell_with_many_versions_is_cleaned_in_pages(
     assert rows(store, schema.conflict_key) == []
 
 
+def test_a_pass_ends_though_its_keys_must_stay(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "MOST_KEYS", 4)
+    write(store, "a", b"1")
+    with store.transaction(long=True) as holder:
+        _ = holder.id
+        with store.transaction() as tx:
+            for i in range(11):
+                tx.table("t").set(f"young{i:02}", "n", b"1")
+        report = maintain(store.database, limit=100, snapshot_age=0)
+    assert (report.conflict_keys, report.more) == (1, False)
+    assert len(rows(store, schema.conflict_key)) == 11
+
+
+def test_much_that_was_deleted_is_reclaimed(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "VACUUM_AFTER", 500)
+    with Store.open(postgres_url) as store:
+        store.create()
+        for value in (b"1", None):
+            with store.transaction() as tx:
+                for i in range(300):
+                    if value:
+                        tx.table("t").set(f"row{i}", "n", value)
+                    else:
+                        tx.table("t").delete(f"row{i}", "n")
+        assert clean(store).versions == 600
+        with store.database.connect() as connection:
+            assert connection.exec_driver_sql("select pg_relation_size('export_queue.xq_cell')").scalar() == 0
+            assert connection.exec_driver_sql("select pg_relation_size('export_queue.xq_conflict_key')").scalar() > 0
+
+
+def test_who_finds_another_process_at_it_leaves_the_work_to_it(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store, psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
+        store.create()
+        write(store, "a", b"1")
+        clean(store)
+        write(store, "a", b"2")
+        other.execute("select 1 from export_queue.xq_cleanup where subject = 'turn' for update")
+        report = maintain(store.database, snapshot_age=0)
+        assert (report.busy, report.versions) == (True, 0)
+        other.rollback()
+        assert clean(store).versions == 1
+
+
 def test_a_store_at_rest_is_not_gone_through_again(store: Store) -> None:
     store.configure_table("free", conflict="none")
     write(store, "a", b"1")
@@ -454,7 +497,9 @@ def test_a_commit_that_hangs_is_neither_overtaken_nor_lost(postgres_url: str, re
 
 def holders(store: Store) -> list[Any]:
     with store.database.read() as work:
-        view = sa.table("horizon_holders", *map(sa.column, ("id", "kind", "low", "started_ms", "client", "session")))
+        view = sa.Table(
+            "horizon_holders", sa.MetaData(), *map(sa.Column, ("id", "kind", "low", "started_ms", "client", "session"))
+        )
         return list(work.connection.execute(sa.select(view).order_by(view.c.low)))
 
 

@@ -39,7 +39,7 @@ def values(store: Store) -> dict[str, float]:
 
 def view(store: Store, name: str, *columns: str) -> list[Any]:
     with store.database.read() as work:
-        return list(work.connection.execute(sa.select(sa.table(name, *map(sa.column, columns)))))
+        return list(work.connection.execute(sa.select(sa.Table(name, sa.MetaData(), *map(sa.Column, columns)))))
 
 
 def test_an_empty_store_has_metrics(store: Store) -> None:

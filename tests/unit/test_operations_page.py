@@ -1,0 +1,49 @@
+"""The code on the page about operations runs as it stands there, and its figures are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from export_queue.core.client import Store
+from export_queue.core.maintenance import read_metrics
+from export_queue.core.maintenance.run import DAY
+from export_queue.core.store import schema
+from export_queue.core.transactions import MAX_SHORT_SECONDS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+
+
+def test_every_code_block_of_the_page_about_operations_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```(python|sql)\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) > 2
+    names: dict[str, object] = {"__name__": "page"}
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, "docs/operations.md", "exec"), names)
+        else:
+            with names["store"].database.read() as work:
+                work.connection.exec_driver_sql(block.strip().rstrip(";")).all()
+    names["store"].close()
+
+
+def test_the_page_about_operations_has_the_right_figures():
+    assert MAX_SHORT_SECONDS == 3600
+    assert "at least one hour" in PAGE
+    assert DAY == 24 * 3600
+    assert "| outcomes of commits | 24 hours;" in PAGE
+    assert "| tokens | 30 days;" in PAGE
+
+
+def test_the_page_about_operations_explains_every_metric(tmp_path):
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        store.create()
+        names = {metric.name for metric in read_metrics(store.database)}
+    table = PAGE.partition("| metric |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == names
+
+
+def test_the_page_about_operations_explains_every_view():
+    table = PAGE.partition("| view |")[2]
+    assert set(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == set(schema.VIEWS)
