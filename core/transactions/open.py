@@ -21,7 +21,7 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionTimeout,
 )
-from export_queue.core.store import CommitCall, Database, Started
+from export_queue.core.store import CommitCall, Database, Handle, Started
 from export_queue.core.store.outcomes import new_request
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
 from export_queue.core.transactions.participants import Participant, Participants
@@ -215,10 +215,14 @@ class OpenTransaction(ReadingTransaction):
             raise InvalidArgument("a short transaction is sent as a whole; flush() is for transaction(long=True)")
         value = self.value
         if self.buffer:
-            writes = self.buffer.writes()
-            self._session.call(
-                lambda connection: self.database.dialect.stage(connection, value.id, value.own[-1], writes)
-            )
+            dialect, writes = self.database.dialect, self.buffer.writes()
+
+            def step(connection: Handle) -> tuple[int, ...]:
+                own = dialect.pointers(connection, value.id)  # another process may have made a checkpoint
+                dialect.stage(connection, value.id, own[-1], writes)
+                return own
+
+            self._become(replace(value, own=self._session.call(step)))
             self.buffer.sent()
 
     def commit(self, result: Any = None) -> int | None:

@@ -135,6 +135,22 @@ def test_a_checkpoint_in_another_process_is_taken_over(store: Store) -> None:
     assert observe(store.database).excluded == ()
 
 
+def test_what_is_written_after_a_checkpoint_in_another_process_lies_over_it(store: Store) -> None:
+    """Also by a process that holds the value from before the checkpoint, and only writes."""
+    value = store.begin()
+    with store.resume(value) as tx:
+        put(tx, b"1")
+        tx.checkpoint()
+        put(tx, b"2")
+    with store.resume(value) as tx:
+        put(tx, b"3")
+    with store.resume(value) as tx:
+        tx.level = Level.SNAPSHOT_ALL
+        assert tx.table("t").versions("a", "n") == [b"3", b"1"]
+    store.commit(value)
+    assert read(store, "a") == b"3"
+
+
 def test_all_write_pointers_of_a_late_transaction_become_invalid_and_are_pruned(store: Store) -> None:
     tx = begin(store, kind="long", timeout=0.05)
     put(tx, b"1")
