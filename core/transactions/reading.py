@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import TypeVar
 
@@ -179,8 +179,12 @@ class ReadingTransaction:
 
     def _lives(self, version: int, ttl_ms: int | None) -> bool:
         # Ids carry the time at which their transactions began, so a version's age needs no column of its own.
-        value = self.value
-        return ttl_ms is None or version in value.own or version > value.id - ttl_ms * 1_000_000
+        return ttl_ms is None or version in self.value.own or version > self._aged_from - ttl_ms * 1_000_000
+
+    @cached_property
+    def _aged_from(self) -> int:
+        """The id that ages count back from."""
+        return self.value.id
 
     def _read(self, read: Callable[[Handle, View], Answer]) -> Answer:
         def step(connection: Handle) -> Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.integration.test_transactions import wait_past
 
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument, OptionsDiffer, SnapshotTooOld
@@ -105,6 +106,21 @@ def test_what_is_older_than_its_time_to_live_is_gone(store: Store) -> None:
         assert list(table.scan()) == [(b"b", b"n", b"new")]
         table.set("a", "n", b"own")
         assert table.get("a", "n") == b"own"
+
+
+def test_what_has_expired_is_gone_for_those_who_only_read_too(store: Store) -> None:
+    """Also where nobody has drawn an id since."""
+    store.configure_table("brief", ttl=0.05)
+    store.configure_table("lasting", ttl=3600)
+    with store.transaction() as tx:
+        tx.table("brief").set("a", "n", b"1")
+        tx.table("lasting").set("a", "n", b"1")
+        own = tx.id
+    wait_past(store, own // 1_000_000 + 50)
+    with store.transaction(read_only=True) as tx:
+        assert tx.table("brief").get("a", "n") is None
+        assert list(tx.table("brief").scan()) == []
+        assert tx.table("lasting").get("a", "n") == b"1"
 
 
 def test_a_time_to_live_is_a_stored_option(store: Store) -> None:

@@ -175,12 +175,18 @@ class CrashingMachine(RuleBasedStateMachine):
     def sync(self, tx: Tx, opened: OpenTransaction) -> None:
         """Note that a transaction has drawn its id or taken its snapshot."""
         value = opened._value
-        if value is None or tx.snapshot is not None:
-            return
+        if value is not None and tx.snapshot is None:
+            self._started(tx, opened)
+        if not tx.ttl_from and "_aged_from" in vars(opened):  # since something was read that expires
+            tx.ttl_from = opened._aged_from
+            assert not self.world.has_clock or tx.ttl_from == max(value.id, self.world.now() * 1_000_000)
+
+    def _started(self, tx: Tx, opened: OpenTransaction) -> None:
+        value = opened.value
         if tx.kind == "read":
             oldest = min(self.model.active, default=None) if opened._settled else None
             assert value.id > self.last_id if oldest is None else value.id == oldest
-            self.model.start_reading(tx, value.id)
+            self.model.start_reading(tx, value.id, ttl_from=value.id if opened._settled else 0)
         else:
             self.drawn(value.id)
             self.model.start(tx, value.id, self.world.now())

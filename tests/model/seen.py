@@ -22,8 +22,8 @@ from export_queue.core.transactions import Snapshot, observe
 class Seen:
     """Everything that a store shows at one moment, to its users and in its rows."""
 
-    reader: int
-    """Id of the snapshot that the cells were read in."""
+    aged_from: int
+    """The id that the ages of the cells were counted back from."""
     cells: dict[Cell, bytes]
     queued: dict[tuple[bytes, int], bytes | None]
     excluded: set[int]
@@ -55,7 +55,7 @@ def look(store: Store) -> Seen:
     snapshot = observe(store.database)
     with store.transaction(read_only=True) as tx:
         cells = {(table, row, column): value for table in CONFLICT for row, column, value in tx.table(table).scan()}
-        reader = tx._transaction.value.id
+        aged_from = tx._transaction._aged_from
     queued = entries_of(store, snapshot, store._queue("q"))
 
     with store.database.read() as work:
@@ -67,7 +67,7 @@ def look(store: Store) -> Seen:
         for row in rows(schema.staged_key):
             keys[row.id].add(bytes(row.key))
         return Seen(
-            reader=reader,
+            aged_from=aged_from,
             cells=cells,
             queued=queued,
             excluded=set(snapshot.excluded),
@@ -103,7 +103,7 @@ def all_rows(work: Work) -> dict[str, list[Any]]:
 
 def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict[str, tuple[Any, Any]]:
     """Tell where a store differs from a model: what is expected, what is found."""
-    reader = Tx(0, "read", 0, snapshot=frozenset(model.committed), ttl_from=seen.reader)
+    reader = Tx(0, "read", 0, snapshot=frozenset(model.committed), ttl_from=seen.aged_from)
     staged = {pointer: layer for pointer, layer in model.staged.items() if layer}
     hidden: dict[int, Layer] = defaultdict(Layer)
     for (cell, version), value in seen.versions.items():
