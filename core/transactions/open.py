@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Literal
 from uuid import UUID
 
@@ -140,14 +139,6 @@ class OpenTransaction(ReadingTransaction):
         )
         self._move(State.IN_PROGRESS)
         return started
-
-    @cached_property
-    def _aged_from(self) -> int:
-        own = self.value.id
-        if self.kind != "read" or self._settled:
-            return own
-        # What only reads has drawn no id: the last one of others may be of long ago.
-        return max(own, self._session.call(self.database.dialect.now) * 1_000_000)
 
     def _require_writable(self) -> None:
         self.require_open()

@@ -183,8 +183,12 @@ class ReadingTransaction:
 
     @cached_property
     def _aged_from(self) -> int:
-        """The id that ages count back from."""
-        return self.value.id
+        """The id that ages count back from; only those who read what expires need it."""
+        value = self.value
+        if value.kind != "read":
+            return value.id
+        # What only reads has drawn no id, and the last one of others may be of long ago.
+        return max(value.id, self._session.call(self.database.dialect.now) * 1_000_000)
 
     def _read(self, read: Callable[[Handle, View], Answer]) -> Answer:
         def step(connection: Handle) -> Answer:

@@ -55,7 +55,7 @@ def file_world() -> Iterator[FileWorld]:
 
 @pytest.mark.parametrize("many", [SOME, MANY])
 def test_a_file_store_is_its_model_whatever_happens(file_world: FileWorld, many: bool) -> None:
-    explore(file_world, seeds=200 if many else 6, steps=50, look_every=1 if many else 3)
+    explore(file_world, seeds=200 if many else 5, steps=50, look_every=1 if many else 3)
 
 
 @pytest.fixture
@@ -68,4 +68,4 @@ def server_world(store_url: str, store_kind: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("store_url", STORES[1:], indirect=True)
 @pytest.mark.parametrize("many", [SOME, MANY])
 def test_a_server_store_is_its_model_whatever_happens(server_world: ServerWorld, many: bool) -> None:
-    explore(server_world, seeds=30 if many else 1, steps=40, look_every=3)
+    explore(server_world, seeds=30 if many else 1, steps=32, look_every=3)

@@ -108,7 +108,8 @@ def test_what_is_older_than_its_time_to_live_is_gone(store: Store) -> None:
         assert table.get("a", "n") == b"own"
 
 
-def test_what_has_expired_is_gone_for_those_who_only_read_too(store: Store) -> None:
+@pytest.mark.parametrize("settled", [False, True])
+def test_what_has_expired_is_gone_for_those_who_only_read_too(store: Store, settled: bool) -> None:
     """Also where nobody has drawn an id since."""
     store.configure_table("brief", ttl=0.05)
     store.configure_table("lasting", ttl=3600)
@@ -117,7 +118,7 @@ def test_what_has_expired_is_gone_for_those_who_only_read_too(store: Store) -> N
         tx.table("lasting").set("a", "n", b"1")
         own = tx.id
     wait_past(store, own // 1_000_000 + 50)
-    with store.transaction(read_only=True) as tx:
+    with store.transaction(read_only=not settled, settled=settled) as tx:
         assert tx.table("brief").get("a", "n") is None
         assert list(tx.table("brief").scan()) == []
         assert tx.table("lasting").get("a", "n") == b"1"

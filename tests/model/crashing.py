@@ -186,7 +186,7 @@ class CrashingMachine(RuleBasedStateMachine):
         if tx.kind == "read":
             oldest = min(self.model.active, default=None) if opened._settled else None
             assert value.id > self.last_id if oldest is None else value.id == oldest
-            self.model.start_reading(tx, value.id, ttl_from=value.id if opened._settled else 0)
+            self.model.start_reading(tx, value.id)
         else:
             self.drawn(value.id)
             self.model.start(tx, value.id, self.world.now())

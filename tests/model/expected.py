@@ -212,10 +212,10 @@ class Model:
         tx.deadline_ms = now + tx.timeout_ms
         self.register(own, own, tx)
 
-    def start_reading(self, tx: Tx, below: int, *, ttl_from: int) -> None:
+    def start_reading(self, tx: Tx, below: int) -> None:
         """Take the snapshot of what has committed with smaller ids."""
         tx.snapshot = frozenset(one for one in self.committed if one < below)
-        tx.low, tx.ttl_from = min([below, *self.active, *self.invalid]), ttl_from
+        tx.low = min([below, *self.active, *self.invalid])
 
     def register(self, pointer: int, owner: int, tx: Tx) -> None:
         """Add a write pointer in progress, for as long as the first one."""
