@@ -93,7 +93,8 @@ class Cutter:
     def __init__(self, url: str) -> None:
         self.application = f"cut{os.getpid()}x{next(_numbers):03d}"
         parsed = sa.make_url(url)
-        assert parsed.host is not None and parsed.port is not None
+        assert parsed.host is not None
+        assert parsed.port is not None
         self.proxy = CuttingProxy(parsed.host, parsed.port)
         through = parsed.set(port=self.proxy.port).update_query_dict({"application_name": self.application})
         self.store = Store.open(through.render_as_string(hide_password=False))
@@ -145,9 +146,10 @@ class Cutter:
         status = self.truth.status(attempt.request)
         told = f"told {attempt.told} ({attempt.error!r}), found {found} and outcome {status}"
         if attempt.told == "committed":
-            assert found == (1, 1) and status == "committed", told
+            assert (found, status) == ((1, 1), "committed"), told
         elif attempt.told == "refused":
-            assert found == (0, 0) and status != "committed", told
+            assert found == (0, 0), told
+            assert status != "committed", told
         else:
             assert found == ((1, 1) if status == "committed" else (0, 0)), told
 

@@ -1,4 +1,7 @@
-"""A connection cut at any byte ends in the true answer or in CommitOutcomeUnknown, and leaves nothing (I3, I12, I14)."""
+"""A connection cut at any byte ends in the true answer or in ``CommitOutcomeUnknown``, and leaves nothing.
+
+I3, I12, I14.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,8 @@ def test_a_commit_that_gets_no_answer_ends_and_is_decided(cutter: Cutter, kind: 
         attempt = cutter.attempt(kind, cut, timeout=0.3)
         if attempt.told == "unknown":
             # The server has run the commit and waits for the word that ends it: nobody can know.
-            assert cut.direction == "to_server" and abs(size - cut.after) <= SYNC, (cut, attempt)
+            assert cut.direction == "to_server", (cut, attempt)
+            assert abs(size - cut.after) <= SYNC, (cut, attempt)
         else:
             cutter.check(attempt)
             status = cutter.direct.outcome(attempt.request or "").status
