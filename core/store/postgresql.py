@@ -79,7 +79,6 @@ class PostgresDialect:
         self._id_source: str | None = None
         self._read_cell = self._sql(sql.READ_CELL)
         self._read_cells = self._sql(sql.READ_CELLS)
-        self._scan = self._sql(sql.SCAN)
         self._start = self._sql(sql.START)
         self._commit = self._sql(sql.COMMIT)
         self._abort = self._sql(sql.ABORT)
@@ -246,13 +245,9 @@ class PostgresDialect:
         self, connection: Handle, view: View, table: int, span: Span, *, limit: int
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read the first cells of a span in one statement."""
-        after_row, after_column = span.after or (None, None)
-        first = span.first_row if after_row is None else after_row
         seen = (calls.ids(view.own), view.read_pointer, calls.ids(view.excluded))
-        arguments = (table, first, span.end_row, span.end_row, after_row, after_row, after_column)
-        return self._cells(
-            connection, view, self._scan, (*arguments, not span.columns, list(span.columns), *seen, limit)
-        )
+        arguments = (*sql.of_span(table, span), *seen, limit, table)
+        return self._cells(connection, view, sql.scan(self._s, span), arguments)
 
     def _cells(
         self, connection: Handle, view: View, statement: bytes, arguments: Sequence[Any]

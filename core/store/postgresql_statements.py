@@ -6,6 +6,10 @@ prepared statements.
 
 from __future__ import annotations
 
+from typing import Any
+
+from export_queue.core.store.protocol import Span
+
 _VISIBLE = "(version = any(%s::bigint[]) or (version <= %b and version <> all(%s::bigint[])))"
 _WRITES = ", ".join(["%b::bytea[]", "%s::int[]"] + ["%b::bytea[]"] * 3 + ["%s::int[]"] * 3 + ["%b::bytea[]"] * 2)
 _NOTES = "%s::int[], %b::bytea[], %b::bytea[]"
@@ -53,16 +57,46 @@ READ_CELLS = (
         order by version desc limit 1) c on true
 """
 )
-SCAN = (
+_SCAN = (
     """
     select (select horizon from {s}.xq_store), c.row_key, c.column_key, c.version, c.value
     from (select 1) one left join (
-        select distinct on (row_key, column_key) row_key, column_key, version, value from {s}.xq_cell
-        where table_number = %b and row_key >= %b and (%b::bytea is null or row_key < %b)
-          and (%b::bytea is null or (row_key, column_key) > (%b, %b))
-          and (%b or column_key = any(%b::bytea[])) and """
+        select g.row_key, g.column_key, g.version, v.value
+        from (
+            select row_key, column_key, max(version) as version from {s}.xq_cell
+            where table_number = %b and row_key >= %b and {span} and """
     + _VISIBLE
     + """
-        order by row_key, column_key, version desc limit %b) c on true
+            group by row_key, column_key order by row_key, column_key limit %b) g
+        join {s}.xq_cell v on v.table_number = %b and v.row_key = g.row_key and v.column_key = g.column_key
+                          and v.version = g.version) c on true
+    order by c.row_key, c.column_key
 """
 )
+
+
+def scan(schema: str, span: Span) -> bytes:
+    """Write the statement that reads the first cells of a span; it takes the arguments of :func:`of_span`.
+
+    The newest version is found by grouping, since that is the index's order: ``distinct on`` would sort the whole rest
+    of the span for every page.
+    """
+    conditions = ["true"]
+    if span.end_row is not None:
+        conditions.append("row_key < %b")
+    if span.after is not None:
+        conditions.append("(row_key, column_key) > (%b, %b)")
+    if span.columns:
+        conditions.append("column_key = any(%b::bytea[])")
+    return _SCAN.format(s=schema, span=" and ".join(conditions)).encode()
+
+
+def of_span(table: int, span: Span) -> list[Any]:
+    """Return the arguments for what a span adds to the statement, before those of visibility."""
+    arguments: list[Any] = [table, span.first_row if span.after is None else span.after[0]]
+    if span.end_row is not None:
+        arguments.append(span.end_row)
+    arguments.extend(span.after or ())
+    if span.columns:
+        arguments.append(list(span.columns))
+    return arguments
