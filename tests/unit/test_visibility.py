@@ -80,11 +80,10 @@ def test_packed_ids_come_back(ids: set[int]) -> None:
 def test_many_ids_stay_small() -> None:
     """A transaction that travels with ten thousand ids still fits where tasks pass values on."""
     random = Random(1)
-    ids = {
-        1_795_261_250_000 * 10**6 + random.randrange(86_400_000) * 10**6 + random.randrange(3) for _ in range(10_000)
-    }
+    moments = [1_795_261_250_000 + random.randrange(86_400_000) for _ in range(10_000)]
+    ids = {moment * 10**6 + random.randrange(3) for moment in moments}
     value = transaction(excluded=frozenset(ids)).to_json()
-    assert len(json.dumps(value)) < 40_000
+    assert len(json.dumps(value)) < 45_000
     assert Transaction.from_json(value).excluded == ids
 
 
