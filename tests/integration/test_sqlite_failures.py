@@ -19,12 +19,12 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
+from tests.cuts import fill, wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.errors import StoreError, StoreUnavailable
 from export_queue.core.store import schema
 from export_queue.core.transactions import observe, prune, sweep
-from tests.cuts import fill, wait_until
 
 fork = multiprocessing.get_context("fork")
 
