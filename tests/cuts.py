@@ -153,8 +153,13 @@ class Cutter:
         found = self.truth.rows_of(attempt.name)
         status = self.truth.status(attempt.request)
         told = f"told {attempt.told} ({attempt.error!r}), found {found} and outcome {status}"
-        assert found == ((1, 1) if status == "committed" else (0, 0)), told
-        assert attempt.told in ("unknown", "committed" if status == "committed" else "refused"), told
+        if attempt.told == "committed":
+            assert (found, status) == ((1, 1), "committed"), told
+        elif attempt.told == "refused":
+            assert found == (0, 0), told
+            assert status != "committed", told
+        else:
+            assert found == ((1, 1) if status == "committed" else (0, 0)), told
 
     def check_nothing_stays(self) -> None:
         """No lock of ours, no id in progress once what broke has been swept."""

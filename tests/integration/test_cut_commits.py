@@ -1,4 +1,7 @@
-"""A connection cut at any byte ends in the true answer or in CommitOutcomeUnknown, and leaves nothing (I3, I12)."""
+"""A connection cut at any byte ends in the true answer or in ``CommitOutcomeUnknown``, and leaves nothing.
+
+I3, I12, I14.
+"""
 
 from __future__ import annotations
 

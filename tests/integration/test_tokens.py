@@ -12,7 +12,7 @@ import pytest
 from tests.cuts import DIRECTIONS, Cutter, Truth, fill
 
 from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import CommitOutcomeUnknown, InvalidArgument, StoreUnavailable
+from export_queue.core.errors import CommitOutcomeUnknown, ExportQueueError, InvalidArgument
 from export_queue.core.store import schema
 from export_queue.core.testing.proxy import Cut
 
@@ -41,8 +41,9 @@ def race(url: str, seed: int, start: Any, answers: Any) -> None:
                 try:
                     told.setdefault(token, []).append(cutter.store.run(work, token=token))
                     break
-                except (StoreUnavailable, CommitOutcomeUnknown):
-                    continue  # the next call gives the truth
+                except ExportQueueError as error:
+                    if not (error.transient or isinstance(error, CommitOutcomeUnknown)):
+                        raise
             cutter.proxy.disarm()
     answers.put((seed, told))
 
