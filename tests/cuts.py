@@ -114,7 +114,15 @@ class Cutter:
                 assert cutter.attempt(kind, None).told == "committed"
             yield cutter
 
-    def attempt(self, kind: str, cut: Cut | None, *, timeout: float | None = None, warm: bool = True) -> Attempt:
+    def attempt(
+        self,
+        kind: str,
+        cut: Cut | None,
+        *,
+        timeout: float | None = None,
+        warm: bool = True,
+        before_commit: Callable[[], object] = lambda: None,
+    ) -> Attempt:
         """Let one unit of work run while its connection is cut.
 
         :param warm: whether there is a connection before the cut is armed.
@@ -125,7 +133,7 @@ class Cutter:
             self.store.database.engine.connect().close()
         self.store.database.swept_at = time.monotonic() if warm else 0.0  # a sweep would come between
         try:
-            KINDS[kind](self.store, attempt, lambda: self.proxy.arm(cut))
+            KINDS[kind](self.store, attempt, lambda: (self.proxy.arm(cut), before_commit()))
         except CommitOutcomeUnknown as error:
             attempt.told, attempt.error = "unknown", error
         except (ExportQueueError, GivenUp) as error:
@@ -178,7 +186,7 @@ class Cutter:
         return {direction: self.proxy.counted(direction) for direction in DIRECTIONS}
 
 
-Arm = Callable[[], None]
+Arm = Callable[[], object]
 
 
 def write_only(store: Store, attempt: Attempt, arm: Arm) -> None:

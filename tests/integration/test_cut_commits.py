@@ -72,6 +72,24 @@ def test_a_commit_cut_at_any_byte_is_answered_truthfully(cutter: Cutter, kind: s
     assert {"committed"} < {a.told for a in attempts} or kind == "run"
 
 
+@pytest.mark.parametrize("kind", COMMITS)
+@pytest.mark.usefixtures("impatient")
+def test_a_network_that_swallows_all_that_is_connected_is_asked_anew(cutter: Cutter, kind: str) -> None:
+    engine = cutter.store.database.engine
+    for lent in [engine.connect() for _ in range(3)]:  # idle in the pool when the network fails
+        lent.close()
+    attempt = cutter.attempt(kind, None, timeout=0.3, before_commit=cutter.proxy.hold)
+    # A token's retry has a connection again, and a long transaction stages before it commits.
+    assert attempt.told == ("committed" if kind == "run" else "refused")
+    errors = {"run": "NoneType", "long": "StoreUnavailable"}
+    assert type(attempt.error).__name__ == errors.get(kind, "CommitRefused")
+    cutter.check(attempt)
+    cutter.proxy.deliver()
+    cutter.end_sessions()
+    cutter.check(attempt)
+    cutter.check_nothing_stays()
+
+
 @few_or_all
 @pytest.mark.parametrize("kind", COMMITS)
 @pytest.mark.usefixtures("impatient")

@@ -293,6 +293,7 @@ def test_a_commit_that_waits_for_a_standby_too_long_is_unknown_and_not_broken_of
     assert store.outcome(requests[0]).status == "committed"
 
 
+@pytest.mark.postgres
 def test_a_store_that_is_down_is_no_unknown_outcome(own_server: PostgresServer) -> None:
     """What was never sent is not in doubt, whatever kind of transaction it was."""
     url = own_server.url(own_server.create_database())
@@ -314,6 +315,7 @@ def test_a_store_that_is_down_is_no_unknown_outcome(own_server: PostgresServer) 
         assert sum(unit.entries for unit in store.backlog("q")) == 2
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("long", [False, True])
 def test_a_restarted_server_costs_no_transaction(own_server: PostgresServer, long: bool) -> None:
     url = own_server.url(own_server.create_database())
