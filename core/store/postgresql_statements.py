@@ -1,18 +1,15 @@
-"""The statements of a transaction's steps in PostgreSQL; ``{s}`` is the quoted schema.
-
-Arrays of ids go as text: psycopg gives arrays of small and of large numbers different types, and so different
-prepared statements.
-"""
+"""The statements of a transaction's steps in PostgreSQL; ``{s}`` is the quoted schema."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from export_queue.core.store.postgresql_arrays import ByteaArray
 from export_queue.core.store.protocol import Span
 
-_VISIBLE = "(version = any(%s::bigint[]) or (version <= %b and version <> all(%s::bigint[])))"
-_WRITES = ", ".join(["%b::bytea[]", "%s::int[]"] + ["%b::bytea[]"] * 3 + ["%s::int[]"] * 3 + ["%b::bytea[]"] * 2)
-_NOTES = "%s::int[], %b::bytea[], %b::bytea[]"
+_VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
+_WRITES = ", ".join(["%b"] * 10)
+_NOTES = "%b, %b, %b"
 
 NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
 """The store's clock, in milliseconds since the epoch."""
@@ -26,11 +23,7 @@ CHECKPOINT = "select {s}.xq_checkpoint_v1(%b, %b)"
 OBSERVE = "select read_pointer, excluded from {s}.xq_observe_v1()"
 POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
 STAGE = "select {s}.xq_stage_v1(%b, %b, " + _WRITES + ", " + _NOTES + ")"
-COMMIT = (
-    "select {s}.xq_commit_v1(%s, %b, %b, %s::bigint[], %b, %b, %s, %b, %s, "
-    + ", ".join([_WRITES, _NOTES, _NOTES])
-    + ")"
-)
+COMMIT = "select {s}.xq_commit_v1(%s, %b, %b, %b, %b, %b, %s, %b, %s, " + ", ".join([_WRITES, _NOTES, _NOTES]) + ")"
 ABORT = "select {s}.xq_abort_v1(%s, %b)"
 REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"
 OUTCOME = "select status, id from {s}.xq_outcome where request = %b"
@@ -48,7 +41,7 @@ READ_CELL = (
 READ_CELLS = (
     """
     select (select horizon from {s}.xq_store), w.r, w.k, c.version, c.value
-    from unnest(%b::bytea[], %b::bytea[]) as w(r, k)
+    from unnest(%b, %b) as w(r, k)
     left join lateral (
         select version, value from {s}.xq_cell
         where table_number = %b and row_key = w.r and column_key = w.k and """
@@ -87,7 +80,7 @@ def scan(schema: str, span: Span) -> bytes:
     if span.after is not None:
         conditions.append("(row_key, column_key) > (%b, %b)")
     if span.columns:
-        conditions.append("column_key = any(%b::bytea[])")
+        conditions.append("column_key = any(%b)")
     return _SCAN.format(s=schema, span=" and ".join(conditions)).encode()
 
 
@@ -98,5 +91,5 @@ def of_span(table: int, span: Span) -> list[Any]:
         arguments.append(span.end_row)
     arguments.extend(span.after or ())
     if span.columns:
-        arguments.append(list(span.columns))
+        arguments.append(ByteaArray.of(span.columns))
     return arguments
