@@ -365,8 +365,10 @@ class OpenTransaction(ReadingTransaction):
             return
         kind, own = self.kind, self._value.id
         # What cannot be undone now becomes invalid at its deadline; the abort itself always succeeds.
-        with contextlib.suppress(ExportQueueError):
+        try:
             self._session.call(lambda connection: self.database.dialect.abort(connection, kind=kind, transaction=own))
+        except ExportQueueError:
+            self._session.drop()  # a lock of its server session goes with it, and does not stay with the pool
 
     def _end(self, state: State) -> None:
         self._move(state)
