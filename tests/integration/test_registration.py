@@ -300,7 +300,8 @@ def cancelling(application: psycopg.Connection[Any]) -> Iterator[None]:
         while not stop.wait(0.0004):
             application.execute(
                 "select pg_cancel_backend(pid) from pg_stat_activity "
-                "where datname = current_database() and pid <> pg_backend_pid() and query ~ 'xq_(draw|observe|start|abort)'"
+                "where datname = current_database() and pid <> pg_backend_pid() "
+                "and query ~ 'xq_(draw|observe|start|abort)'"
             )
 
     thread = threading.Thread(target=fire)
