@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 
 SCHEMA = "export_queue"
-PAUSE = "perform pg_sleep(random() * 0.005);"
-RARE_PAUSE = "if random() < 0.01 then perform pg_sleep(random() * 0.005); end if;"
+PAUSE, LONG_PAUSE = (f"perform pg_sleep(random() * {seconds});" for seconds in (0.005, 0.03))
+RARE_PAUSE = "if random() < {} then perform pg_sleep(random() * 0.005); end if;"
 
 _DRAWING = re.compile(r"[^;]*\bsetval\(.*?;", re.DOTALL)
 _GATE = re.compile(r"pg_advisory_lock\((\w+)\);")
@@ -26,6 +26,16 @@ def pause_before_registering(url: str, pause: str = PAUSE) -> None:
     _edit(url, "xq_draw", lambda text: _once(_DRAWING, lambda found: f"{found[0]} {pause}", text))
 
 
+def pause_now_and_then(url: str) -> None:
+    """Let time pass where the right order of two steps matters, and load alone would hardly show a wrong one.
+
+    These are: an id is drawn, then registered; active rows are read after the list of locks, never before it.
+    """
+    pause_before_registering(url, RARE_PAUSE.format(0.01))
+    first = re.compile(r"\A(.*?\bbegin\b)", re.DOTALL | re.IGNORECASE)
+    _edit(url, "xq_listed", lambda text: _once(first, lambda found: f"{found[1]} {RARE_PAUSE.format(0.05)}", text))
+
+
 def free_the_gate_too_early(url: str) -> None:
     """Hold the gate over the drawing of an id only, and let time pass before the id is registered."""
 
@@ -38,7 +48,7 @@ def free_the_gate_too_early(url: str) -> None:
         assert gate.start() < drawing.start(), f"expected the gate before the drawing in {text}"
         behind = text[drawing.end() :]
         assert free in behind, f"expected the gate freed behind the drawing in {text}"
-        return f"{text[: drawing.end()]} {free} {PAUSE}{behind.replace(free, '', 1)}"
+        return f"{text[: drawing.end()]} {free} {LONG_PAUSE}{behind.replace(free, '', 1)}"
 
     _edit(url, "xq_draw", edit)
 

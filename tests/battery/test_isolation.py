@@ -33,8 +33,6 @@ def test_what_clients_see_under_kills_is_strong_snapshot_isolation(
 ) -> None:
     transactions = way.part_of(all_ways)
     run = Run(way, way_url, tmp_path, seed)
-    if run.is_server:
-        plants.pause_before_registering(way_url, plants.RARE_PAUSE)
     for goal in (min(FIRST, transactions), transactions):
         run.run(goal - run.done)
         verdict = run.check()
@@ -58,6 +56,7 @@ def plain_run(postgres_url: str, tmp_path: Path, seed: int) -> Run:
 
 
 @pytest.mark.postgres
+@pytest.mark.timeout(HANGS)
 def test_a_pause_between_drawing_and_registering_an_id_is_harmless_under_the_gate(plain_run: Run) -> None:
     plants.pause_before_registering(plain_run.url)
     plain_run.run(2000, torment=False)
@@ -67,6 +66,7 @@ def test_a_pause_between_drawing_and_registering_an_id_is_harmless_under_the_gat
 
 
 @pytest.mark.postgres
+@pytest.mark.timeout(HANGS)
 def test_the_same_pause_behind_a_gate_that_is_freed_too_early_is_caught(plain_run: Run) -> None:
     plants.free_the_gate_too_early(plain_run.url)
     for _ in range(10):
