@@ -135,6 +135,22 @@ def test_a_checkpoint_in_another_process_is_taken_over(store: Store) -> None:
     assert observe(store.database).excluded == ()
 
 
+def test_what_is_flushed_after_a_checkpoint_elsewhere_lies_behind_it(store: Store) -> None:
+    """Also where the process has not read since."""
+    value = store.begin()
+    with store.resume(value) as other:
+        other.checkpoint()
+        put(other, b"there")
+    with store.resume(value) as tx:
+        put(tx, b"later")
+        tx.flush()
+        assert tx.table("t").get("a", "n") == b"later"
+        tx.level = Level.SNAPSHOT_ALL
+        assert tx.table("t").versions("a", "n") == [b"later"], "one pointer, one version: the last flush counts"
+    store.commit(value)
+    assert read(store, "a") == b"later"
+
+
 def test_all_write_pointers_of_a_late_transaction_become_invalid_and_are_pruned(store: Store) -> None:
     tx = begin(store, kind="long", timeout=0.05)
     put(tx, b"1")
