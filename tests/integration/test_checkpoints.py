@@ -8,7 +8,7 @@ from tests.integration.test_transactions import begin, read, wait_past, write
 
 from export_queue.core.client import Level, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, RegistrationLost, TransactionEnded
-from export_queue.core.store import schema
+from export_queue.core.store import Span, schema
 from export_queue.core.transactions import OpenTransaction, observe, prune, sweep
 
 KINDS = pytest.mark.parametrize("kind", ["short", "long"])
@@ -62,6 +62,25 @@ def test_scans_and_many_cells_follow_the_level(store: Store, kind: str) -> None:
         assert {row: value for (row, _), value in many.items()} == expected
     tx._transaction.abort()
     assert (read(store, "a"), read(store, "b"), read(store, "c")) == (b"old", b"old", None)
+
+
+def test_work_that_reads_what_it_changes_may_flush_behind_a_checkpoint(store: Store) -> None:
+    """Each row begets one behind it, which a later page would show."""
+    for row in "adg":
+        write(store, row, b"old")
+    tx = begin(store, kind="long")
+    tx.checkpoint()
+    tx.level = Level.SNAPSHOT_EXCLUDE_CURRENT
+    seen = []
+    number = store._table("t").number
+    for row, _, _ in tx._transaction.scan_cells(number, Span(), page=1):
+        seen.append(row)
+        put(tx, b"new", row=chr(row[0] + 1))
+        tx.flush()
+    assert seen == [b"a", b"d", b"g"]
+    tx._transaction.commit()
+    with store.transaction() as after:
+        assert [row for row, _, _ in after.table("t").scan()] == [b"a", b"b", b"d", b"e", b"g", b"h"]
 
 
 @KINDS
