@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionTimeout,
 )
-from export_queue.core.store import CommitCall, Database, Started
+from export_queue.core.store import CommitCall, Database, Handle, Started, Writes
 from export_queue.core.store.outcomes import new_request
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
 from export_queue.core.transactions.participants import Participant, Participants
@@ -85,6 +86,7 @@ class OpenTransaction(ReadingTransaction):
         self._settled = settled
         self._generation = 1
         self._participants = Participants()
+        self._is_resumed = False
         if token is not None:
             check_token(token)
             state = token_state(database, token, seconds=self._seconds)
@@ -102,6 +104,7 @@ class OpenTransaction(ReadingTransaction):
             raise InvalidArgument(f"only a long transaction may travel, found transaction {value.id}, {value.kind}")
         opened = cls(database, kind="long")
         opened.request = UUID(value.request)
+        opened._is_resumed = True
         opened._level = value.level
         opened._become(value)
         opened._move(State.IN_PROGRESS)
@@ -181,11 +184,16 @@ class OpenTransaction(ReadingTransaction):
     def join(self, participant: Participant) -> None:
         """Let another resource take part; it is rolled back if this transaction does not commit.
 
-        :raises InvalidArgument: the transaction is bound to its user's, whose end nobody tells us.
+        :raises InvalidArgument: the transaction is bound to its user's, or was resumed: others end it.
         """
         self._require_writable()
         if self.kind == "bound":
             raise InvalidArgument("a transaction that is bound to its user's SQL transaction has no participants")
+        if self._is_resumed:
+            raise InvalidArgument(
+                "a resumed transaction has no participants: nobody would call them at its end",
+                hint="let the process join them that holds the transaction: with store.transaction(long=True)",
+            )
         self._participants.join(participant, self.value)
 
     def checkpoint(self) -> None:
@@ -215,11 +223,14 @@ class OpenTransaction(ReadingTransaction):
             raise InvalidArgument("a short transaction is sent as a whole; flush() is for transaction(long=True)")
         value = self.value
         if self.buffer:
-            writes = self.buffer.writes()
-            self._session.call(
-                lambda connection: self.database.dialect.stage(connection, value.id, value.own[-1], writes)
-            )
+            self._session.call(partial(self._stage, value.id, self.buffer.writes()))
             self.buffer.sent()
+
+    def _stage(self, own: int, writes: Writes, connection: Handle) -> None:
+        # Behind a checkpoint that another process has made, though this one has not read since.
+        pointers = self.database.dialect.pointers(connection, own)
+        self.database.dialect.stage(connection, own, pointers[-1], writes)
+        self._become(replace(self.value, own=pointers))
 
     def commit(self, result: Any = None) -> int | None:
         """Commit, or find out truthfully what became of it.
@@ -351,12 +362,11 @@ class OpenTransaction(ReadingTransaction):
             self.database.counters.aborted(self.kind)
         failed = self._participants.roll_back(reason) if self._participants else []
         if failed and self._value is not None:
-            own = self._value.id
             try:
-                invalidate(self.database, own, left_to=", ".join(failed))
-            except ExportQueueError as error:
+                invalidate(self.database, self._value.own, left_to=", ".join(failed))
+            except Exception as error:
                 if reason is not None:
-                    reason.add_note(f"besides, transaction {own} could not be made invalid: {error}")
+                    reason.add_note(f"besides, transaction {self._value.id} could not be made invalid: {error}")
         self._forget()
         self._end(State.ABORTED)
 
