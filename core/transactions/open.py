@@ -218,12 +218,19 @@ class OpenTransaction(ReadingTransaction):
 
         :raises InvalidArgument: the transaction is short.
         :raises RegistrationLost: it has ended, or was swept after its time-out.
+        :raises StoreUnavailable: there was no answer; the transaction is aborted.
         """
         if self.kind != "long":
             raise InvalidArgument("a short transaction is sent as a whole; flush() is for transaction(long=True)")
         value = self.value
         if self.buffer:
-            self._session.call(partial(self._stage, value.id, self.buffer.writes()))
+            try:
+                self._session.call(partial(self._stage, value.id, self.buffer.writes()))
+            except StoreUnavailable as error:
+                if error.sent:
+                    # It may still arrive, behind a later flush that it would undo; after the abort it is refused.
+                    self.abort(error)
+                raise
             self.buffer.sent()
 
     def _stage(self, own: int, writes: Writes, connection: Handle) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -15,7 +16,7 @@ import pytest
 from tests.cuts import Truth, fill, wait_until
 
 from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused, StoreUnavailable
+from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused, StoreUnavailable, TransactionEnded
 from export_queue.core.testing.servers import PostgresServer
 from export_queue.core.transactions import observe, outcome
 
@@ -82,6 +83,28 @@ def commit(store: Store, name: str, requests: list[UUID], **options: float) -> N
     with store.transaction(**options) as tx:  # type: ignore[arg-type]
         requests.append(tx.request)
         fill(tx, name)
+
+
+def test_a_flush_without_an_answer_ends_the_transaction(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delivered late, it would undo what a later flush has written."""
+    with pytest.raises(StoreUnavailable, match="lost"), store.transaction(long=True) as tx:
+        tx.table("t").set("a", "n", b"1")
+        stage = store.database.dialect.stage
+
+        def lose(*arguments: Any) -> None:
+            stage(*arguments)
+            raise StoreUnavailable("the answer is lost")
+
+        monkeypatch.setattr(store.database.dialect, "stage", lose)
+        with pytest.raises(StoreUnavailable):
+            tx.flush()
+        monkeypatch.undo()
+        with pytest.raises(TransactionEnded):
+            tx.table("t").set("a", "n", b"2")
+        with store.transaction(read_only=True) as reader:
+            assert reader.table("t").get("a", "n") is None
+        assert observe(store.database).excluded == ()
+        raise StoreUnavailable("lost")
 
 
 def test_asking_waits_for_a_commit_in_flight(held: tuple[Store, psycopg.Connection], postgres_url: str) -> None:
