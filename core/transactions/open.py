@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -250,16 +248,18 @@ class OpenTransaction(ReadingTransaction):
         :raises AfterCommitFailed: it has committed, and a participant failed when it was told.
         """
         self.require_open()
-        with self._aborting():
+        try:
             self.buffer.keys |= self._participants.persist()
             if self._has_nothing_to_commit():
                 return self._end_reading()
             if self.kind == "long":
                 self.flush()
             call = self._call(result)
-        self._move(State.COMMITTING)
-        with self._aborting():
+            self._move(State.COMMITTING)
             own = self._send(call)
+        except BaseException as error:
+            self.abort(error)
+            raise
         self._end(State.COMMITTED)
         failure = self._participants.after_commit()
         if failure is not None:
@@ -346,14 +346,6 @@ class OpenTransaction(ReadingTransaction):
         if isinstance(reason, RegistrationLost):
             raise reason
         raise CommitRefused(f"the commit of request {self.request} did not take effect: {reason.message}") from reason
-
-    @contextlib.contextmanager
-    def _aborting(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.abort(error)
-            raise
 
     def abort(self, reason: BaseException | None = None) -> None:
         """Drop what was written and forget the id; safe to call after the end.
