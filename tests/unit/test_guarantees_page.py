@@ -1,4 +1,4 @@
-"""The page about guarantees names every invariant, tests that exist, and planted bugs that break what they stand under."""
+"""The page about guarantees names every invariant, tests that exist, and planted bugs that break it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from export_queue.core.transactions import MAX_SHORT_SECONDS
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
 SECTIONS = {
-    title.split()[0]: text for title, text in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    title.split()[0]: text
+    for title, text in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
 }
 INVARIANTS = [f"I{number}" for number in range(1, 15)]
 TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
