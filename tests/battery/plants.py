@@ -32,8 +32,13 @@ def pause_now_and_then(url: str) -> None:
     These are: an id is drawn, then registered; active rows are read after the list of locks, never before it.
     """
     pause_before_registering(url, RARE_PAUSE.format(0.01))
+    pause_before_listing(url, RARE_PAUSE.format(0.05))
+
+
+def pause_before_listing(url: str, pause: str = LONG_PAUSE) -> None:
+    """Let time pass before the list of locks is read: harmless, unless active rows were read before."""
     first = re.compile(r"\A(.*?\bbegin\b)", re.DOTALL | re.IGNORECASE)
-    _edit(url, "xq_listed", lambda text: _once(first, lambda found: f"{found[1]} {RARE_PAUSE.format(0.05)}", text))
+    _edit(url, "xq_listed", lambda text: _once(first, lambda found: f"{found[1]} {pause}", text))
 
 
 def free_the_gate_too_early(url: str) -> None:

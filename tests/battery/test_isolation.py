@@ -67,6 +67,16 @@ def test_a_pause_between_drawing_and_registering_an_id_is_harmless_under_the_gat
 
 @pytest.mark.postgres
 @pytest.mark.timeout(HANGS)
+def test_a_pause_before_the_locks_are_listed_is_harmless_as_active_rows_are_read_after_them(plain_run: Run) -> None:
+    plants.pause_before_listing(plain_run.url)
+    plain_run.run(2000, torment=False)
+    verdict = plain_run.check()
+    assert not verdict.anomalies, str(verdict)
+    assert not plain_run.failures
+
+
+@pytest.mark.postgres
+@pytest.mark.timeout(HANGS)
 def test_the_same_pause_behind_a_gate_that_is_freed_too_early_is_caught(plain_run: Run) -> None:
     plants.free_the_gate_too_early(plain_run.url)
     for _ in range(10):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -33,6 +34,13 @@ EVERY_WAY = True
 def begin(store: Store, **options: object) -> TransactionContext:
     """A transaction that the test itself ends."""
     return TransactionContext(store, OpenTransaction(store.database, **options))  # type: ignore[arg-type]
+
+
+def ask(connection: Any, statement: str) -> Any:
+    """Run a statement on the connection of a transaction, SQLAlchemy's or the driver's own."""
+    if isinstance(connection, sa.Connection):
+        return connection.exec_driver_sql(statement).scalar()
+    return connection.execute(statement).fetchone()[0]
 
 
 def read(store: Store, row: str, column: str = "n") -> bytes | None:
@@ -79,7 +87,7 @@ def test_of_two_that_start_at_once_the_younger_one_excludes_the_older_one(store:
     together = threading.Barrier(2, timeout=60)
 
     def start() -> TransactionContext:
-        tx = begin(store, long=long)
+        tx = begin(store, kind="long" if long else "short")
         together.wait()
         assert tx.id
         return tx
@@ -315,9 +323,7 @@ def test_a_registration_that_the_session_has_lost_is_noticed_at_the_commit(postg
         tx = begin(store)
         assert tx.table("t").get("a", "n") is None
         tx.table("t").set("a", "n", b"1")
-        tx._transaction._session.call(
-            lambda connection: connection.execute(sa.text("select pg_advisory_unlock_all()"))  # type: ignore[union-attr]
-        )
+        tx._transaction._session.call(lambda connection: ask(connection, "select pg_advisory_unlock_all()"))
         with pytest.raises(RegistrationLost):
             tx._transaction.commit()
         assert read(store, "a") is None
@@ -396,7 +402,7 @@ def test_a_start_leaves_the_commit_durable(store: Store) -> None:
     ]
     with store.transaction() as tx:
         assert tx.table("t").get("a", "n") is None
-        found = tx._transaction._session.call(lambda connection: connection.execute(sa.text(setting)).scalar())  # type: ignore[union-attr]
+        found = tx._transaction._session.call(lambda connection: ask(connection, setting))
         assert found == durable
 
 
