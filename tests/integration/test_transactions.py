@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -25,7 +24,7 @@ from export_queue.core.errors import (
     TransactionEnded,
     TransactionTimeout,
 )
-from export_queue.core.store import schema
+from export_queue.core.store import Handle, schema
 from export_queue.core.transactions import OpenTransaction, prune, sweep
 
 EVERY_WAY = True
@@ -36,13 +35,6 @@ def begin(store: Store, **options: object) -> TransactionContext:
     return TransactionContext(store, OpenTransaction(store.database, **options))  # type: ignore[arg-type]
 
 
-def ask(connection: Any, statement: str) -> Any:
-    """Run a statement on the connection of a transaction, SQLAlchemy's or the driver's own."""
-    if isinstance(connection, sa.Connection):
-        return connection.exec_driver_sql(statement).scalar()
-    return connection.execute(statement).fetchone()[0]
-
-
 def read(store: Store, row: str, column: str = "n") -> bytes | None:
     with store.transaction() as tx:
         return tx.table("t").get(row, column)
@@ -51,6 +43,16 @@ def read(store: Store, row: str, column: str = "n") -> bytes | None:
 def write(store: Store, row: str, value: bytes, column: str = "n") -> None:
     with store.transaction() as tx:
         tx.table("t").set(row, column, value)
+
+
+def ask(tx: TransactionContext, statement: str) -> object:
+    """Run a statement on the connection of a transaction's own; gives the first column of its first row."""
+
+    def step(connection: Handle) -> object:
+        raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
+        return raw.execute(statement).fetchone()[0]  # type: ignore[union-attr]
+
+    return tx._transaction._session.call(step)
 
 
 def test_a_snapshot_does_not_move(store: Store) -> None:
@@ -81,13 +83,13 @@ def test_what_is_in_progress_is_invisible_also_after_it_committed(store: Store) 
     assert read(store, "x") == b"older"
 
 
-@pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
-def test_of_two_that_start_at_once_the_younger_one_excludes_the_older_one(store: Store, long: bool) -> None:
+@pytest.mark.parametrize("kind", ["short", "long"])
+def test_of_two_that_start_at_once_the_younger_one_excludes_the_older_one(store: Store, kind: str) -> None:
     """A smaller id is registered before anybody with a greater one looks around, and stays so to the end."""
     together = threading.Barrier(2, timeout=60)
 
     def start() -> TransactionContext:
-        tx = begin(store, kind="long" if long else "short")
+        tx = begin(store, kind=kind)
         together.wait()
         assert tx.id
         return tx
@@ -294,6 +296,17 @@ def test_a_staged_write_after_abort_is_refused(store: Store) -> None:
     assert read(store, "a") is None
 
 
+def test_a_commit_after_an_abort_elsewhere_is_refused(store: Store) -> None:
+    tx = begin(store, kind="long")
+    tx.table("t").set("a", "n", b"1")
+    tx.flush()
+    store.abort(tx.to_json())
+    with pytest.raises(RegistrationLost):
+        tx._transaction.commit()
+    assert read(store, "a") is None
+    assert store.outcome(tx.request).status == "refused"
+
+
 def test_a_commit_after_the_deadline_is_refused_and_stays_refused(store: Store) -> None:
     tx = begin(store, timeout=0.05)
     tx.table("t").get("a", "n")
@@ -323,7 +336,7 @@ def test_a_registration_that_the_session_has_lost_is_noticed_at_the_commit(postg
         tx = begin(store)
         assert tx.table("t").get("a", "n") is None
         tx.table("t").set("a", "n", b"1")
-        tx._transaction._session.call(lambda connection: ask(connection, "select pg_advisory_unlock_all()"))
+        ask(tx, "select pg_advisory_unlock_all()")
         with pytest.raises(RegistrationLost):
             tx._transaction.commit()
         assert read(store, "a") is None
@@ -402,8 +415,7 @@ def test_a_start_leaves_the_commit_durable(store: Store) -> None:
     ]
     with store.transaction() as tx:
         assert tx.table("t").get("a", "n") is None
-        found = tx._transaction._session.call(lambda connection: ask(connection, setting))
-        assert found == durable
+        assert ask(tx, setting) == durable
 
 
 def test_a_token_takes_effect_once(store: Store) -> None:
