@@ -31,7 +31,7 @@ class TransactionContext:
 
     @property
     def id(self) -> int:
-        """The transaction's id, and the sequence of the entries that it adds; asking draws it."""
+        """The transaction's id, and the sequence of the entries that it adds before a checkpoint; asking draws it."""
         if self._transaction.kind == "read":
             raise InvalidArgument("a read-only transaction has no id")
         return self._transaction.value.id
@@ -57,7 +57,10 @@ class TransactionContext:
         return self._writers[queue_id]
 
     def join(self, participant: Participant) -> None:
-        """Let another resource take part: it is written before the commit, and rolled back if there is none."""
+        """Let another resource take part: it is written before the commit, and rolled back if there is none.
+
+        :raises InvalidArgument: the transaction is read-only, or others end it: bound to the user's, or resumed.
+        """
         self._transaction.join(participant)
 
     def checkpoint(self) -> None:

@@ -8,6 +8,7 @@ from tests.integration.test_transactions import begin, read, wait_past, write
 
 from export_queue.core.client import Level, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, RegistrationLost, TransactionEnded
+from export_queue.core.queue import Range, read_entries
 from export_queue.core.store import Span, schema
 from export_queue.core.transactions import OpenTransaction, observe, prune, sweep
 
@@ -168,6 +169,26 @@ def test_what_is_flushed_after_a_checkpoint_elsewhere_lies_behind_it(store: Stor
         assert tx.table("t").versions("a", "n") == [b"later"], "one pointer, one version: the last flush counts"
     store.commit(value)
     assert read(store, "a") == b"later"
+
+
+def test_one_key_from_two_processes_is_one_entry_under_one_pointer_and_two_under_two(store: Store) -> None:
+    queue = store.configure_queue("q")
+    value = store.begin()
+
+    def add(n: int, *, checkpoint: bool = False) -> None:
+        with store.resume(value) as tx:
+            if checkpoint:
+                tx.checkpoint()
+            tx.queue("q").add("k", n)
+
+    add(1)
+    add(2)
+    add(3, checkpoint=True)
+    store.commit(value)
+    with store.database.read() as work:
+        found = read_entries(work, queue, observe(store.database), Range(0, queue.buckets), rows=10, size=1 << 20)
+    assert list(found.values) == [b"2", b"3"]
+    assert found.seqs[0] == int(value["id"]) < found.seqs[1]
 
 
 def test_all_write_pointers_of_a_late_transaction_become_invalid_and_are_pruned(store: Store) -> None:
