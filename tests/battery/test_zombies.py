@@ -19,7 +19,7 @@ from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import RegistrationLost, TransactionError, TransactionTimeout
 from export_queue.core.store import Span, schema
 from export_queue.core.store.protocol import Writes
-from export_queue.core.transactions import OpenTransaction, observe, sweep
+from export_queue.core.transactions import OpenTransaction, Transaction, observe, sweep
 
 ROWS = [f"row {i}" for i in range(9)]
 WAIT = 60.0
@@ -37,7 +37,7 @@ class Zombie:
 
     def elsewhere(self) -> OpenTransaction:
         """The same transaction in another process."""
-        return self.others.resume(self.tx.to_json())
+        return OpenTransaction.resume(self.others.database, Transaction.from_json(self.tx.to_json()))
 
 
 Begin = Callable[[], Zombie]
@@ -199,10 +199,10 @@ def test_a_transaction_that_others_ended_goes_no_further(begin: Begin, end: Call
         before = held(zombie.others, zombie.id)
         assert len(before) == len(ROWS) + 3
         end(zombie)
-        for _ in range(2):  # and what is tried again fails again
+        for expected in (RegistrationLost, TransactionError):  # and what is tried again fails again
             try:
                 step(zombie)
-            except RegistrationLost:
+            except expected:
                 continue
             pytest.fail(f"it was {end.__name__} and {step.__name__}")
         right_end(zombie, end, before)
@@ -241,7 +241,7 @@ def test_clean_up_removes_what_is_being_staged_while_it_runs(way: Way, begin: Be
     dialect = zombie.store.database.dialect
     with ThreadPoolExecutor(1) as pool:
         with zombie.store.database.begin() as work:
-            dialect.stage(work.connection, zombie.id, Writes(cells=[(1, b"late", b"c", b"late")]))
+            dialect.stage(work.connection, zombie.id, zombie.id, Writes(cells=[(1, b"late", b"c", b"late")]))
             cleaning = pool.submit(clean_up, zombie.others)
             if way.database != "sqlite":  # where it waits for its turn
                 cleaning.result(WAIT)
