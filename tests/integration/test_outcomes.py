@@ -178,6 +178,13 @@ def test_a_commit_that_stays_in_flight_ends_in_outcome_unknown_and_the_truth_can
     assert rows_of(postgres_url, "a") == (1, 1)
 
 
+def test_an_answer_is_waited_for_no_longer_than_was_said(held: tuple[Store, psycopg.Connection]) -> None:
+    store, _ = held
+    with pytest.raises(StoreUnavailable, match="has not answered"), store.database.connect(seconds=0.2) as connection:
+        connection.exec_driver_sql("set statement_timeout = '10s'")  # the server's own end, should ours not come
+        connection.exec_driver_sql(f"select pg_advisory_lock({HELD})")
+
+
 def test_asked_first_the_late_commit_is_refused(store: Store) -> None:
     store.configure_queue("q")
     for options in ({}, {"long": True}):

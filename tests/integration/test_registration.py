@@ -146,6 +146,25 @@ def test_an_id_stays_listed_while_its_commit_takes_over_the_lock(
 
 
 @all_ways
+def test_a_write_that_never_read_is_in_progress_until_its_commit_has_ended(
+    store: Store, application: psycopg.Connection[Any]
+) -> None:
+    def write(value: bytes) -> None:
+        with store.transaction() as tx:
+            tx.table("t").set("a", "n", value)
+
+    write(b"before")
+    with store.transaction() as reader, ThreadPoolExecutor(1) as pool:
+        with application.transaction():
+            application.execute("lock table export_queue.xq_cell in exclusive mode")  # reading goes on
+            writing = pool.submit(write, b"after")
+            wait_until(lambda: waiting(application) == 1, "the commit does not wait")
+            assert reader.table("t").get("a", "n") == b"before"
+        writing.result(60)
+        assert reader.table("t").get("a", "n") == b"before"
+
+
+@all_ways
 def test_a_sweep_passes_over_a_commit_in_flight(store: Store, application: psycopg.Connection[Any]) -> None:
     with ThreadPoolExecutor(2) as pool, store.database.connect() as connection:
         started = start(store, connection, timeout_ms=1500)
