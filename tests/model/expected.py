@@ -1,0 +1,353 @@
+"""The model: what a store must show, kept in plain dictionaries that forget nothing.
+
+A snapshot is the set of write pointers that had committed when it was taken. Of a cell it shows the version with
+the greatest one; a commit is refused if a key's last writer is not among them. Nothing else is known here of ids in
+progress, horizons, staged rows or locks than what somebody who asks the store can see of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import UUID
+
+from export_queue.core.client import Level
+from export_queue.core.errors import (
+    AlreadyCommitted,
+    CommitRefused,
+    ConflictError,
+    RegistrationLost,
+    SnapshotTooOld,
+    TransactionTimeout,
+)
+
+Cell = tuple[str, bytes, bytes]
+"""Table, row, column."""
+Kind = Literal["read", "short", "long"]
+
+CONFLICT = {"rows": "row", "cells": "cell", "free": "none", "brief": "row", "seen": "row"}
+"""The tables and their conflict levels."""
+STRONG, WEAK = ("rows", b"x"), ("cells", b"x")
+"""The observed columns."""
+
+
+@dataclass
+class Layer:
+    """What a transaction wrote under one write pointer."""
+
+    cells: dict[Cell, bytes | None] = field(default_factory=dict)
+    entries: dict[bytes, bytes | None] = field(default_factory=dict)
+    notes: set[Cell] = field(default_factory=set)
+    keys: set[tuple[Any, ...]] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.cells or self.entries or self.notes or self.keys)
+
+    def take(self, other: Layer) -> None:
+        """Write what another layer holds over this one."""
+        self.cells |= other.cells
+        self.entries |= other.entries
+        self.notes |= other.notes
+        self.keys |= other.keys
+
+
+@dataclass
+class Tx:
+    """A transaction of the model."""
+
+    number: int
+    kind: Kind
+    timeout_ms: int
+    process: int | None = None
+    """Who holds its writes; None for a long one, which is held by the store."""
+    request: UUID | None = None
+    token: tuple[str, int] | None = None
+    ttl_from: int = 0
+    """The id that ages count from."""
+    pointers: list[int] = field(default_factory=list)
+    snapshot: frozenset[int] | None = None
+    low: int = 0
+    deadline_ms: int = 0
+    layers: list[Layer] = field(default_factory=lambda: [Layer()])
+    """One a checkpoint; those of a long one are staged in the store."""
+    buffer: Layer | None = None
+    """What a long one has written and not yet staged."""
+    acknowledged: set[Cell] = field(default_factory=set)
+    level: Level = Level.SNAPSHOT
+    is_refused: bool = False
+    """Somebody has asked for its outcome before it committed."""
+    is_open: bool = True
+
+    @property
+    def writes_to(self) -> Layer:
+        """Where the next write goes."""
+        return self.layers[-1] if self.buffer is None else self.buffer
+
+    def own(self) -> list[Layer]:
+        """What it sees of its own writes, the oldest first."""
+        layers = list(self.layers)
+        if self.buffer is not None:
+            last = Layer()
+            last.take(layers[-1])
+            last.take(self.buffer)
+            layers[-1] = last
+        return layers[:-1] if self.level is Level.SNAPSHOT_EXCLUDE_CURRENT else layers
+
+    def has_written(self) -> bool:
+        """Tell whether there is anything to commit."""
+        return any(self.layers) or bool(self.acknowledged) or self.token is not None
+
+
+@dataclass
+class Registered:
+    """A write pointer in progress."""
+
+    owner: int
+    low: int
+    deadline_ms: int
+    is_long: bool
+
+
+@dataclass
+class Token:
+    """One generation of a token."""
+
+    result: Any
+    committed_ms: int
+    is_closed: bool = False
+
+
+class Model:
+    """A store.
+
+    :param ttl_ms: time to live of the table ``brief``.
+    """
+
+    def __init__(self, *, ttl_ms: int) -> None:
+        self.ttl_ms = ttl_ms
+        self.txs: dict[int, Tx] = {}
+        self.committed: set[int] = set()
+        self.versions: dict[Cell, dict[int, bytes | None]] = {}
+        self.entries: dict[tuple[bytes, int], bytes | None] = {}
+        self.notes: set[tuple[Cell, int]] = set()
+        self.writers: dict[tuple[Any, ...], int] = {}
+        self.tokens: dict[tuple[str, int], Token] = {}
+        self.outcomes: dict[UUID, int | None] = {}
+        """Of requests that have ended: the id that committed, or None."""
+        self.forgotten_ms = 0
+        """Outcomes of requests made before this may be forgotten."""
+        self.active: dict[int, Registered] = {}
+        self.invalid: set[int] = set()
+        self.staged: dict[int, Layer] = {}
+        """What is in the store under write pointers that have not committed."""
+
+    # --- reading
+
+    def value_of(self, tx: Tx, cell: Cell) -> bytes | None:
+        """Read a cell: own writes first, then the snapshot."""
+        for layer in reversed(tx.own()):
+            if cell in layer.cells:
+                return layer.cells[cell]
+        return self.committed_value(tx, cell)
+
+    def committed_value(self, tx: Tx, cell: Cell) -> bytes | None:
+        """Read a cell of the snapshot."""
+        assert tx.snapshot is not None
+        seen = [version for version in self.versions.get(cell, ()) if version in tx.snapshot]
+        if not seen or (cell[0] == "brief" and max(seen) <= tx.ttl_from - self.ttl_ms * 1_000_000):
+            return None
+        return self.versions[cell][max(seen)]
+
+    def versions_of(self, tx: Tx, cell: Cell) -> list[bytes | None]:
+        """Read own versions of a cell and the committed one, the newest first, without deletes at the end."""
+        own = [layer.cells[cell] for layer in reversed(tx.own()) if cell in layer.cells]
+        found = [*own, self.committed_value(tx, cell)]
+        found = found if tx.level is Level.SNAPSHOT_ALL else found[:1]
+        while found and found[-1] is None:
+            found.pop()
+        return found
+
+    def scan(self, tx: Tx, table: str) -> Iterator[tuple[bytes, bytes, bytes]]:
+        """Read a table in order."""
+        cells = set(self.versions).union(*(layer.cells for layer in tx.own()))
+        for cell in sorted(cell for cell in cells if cell[0] == table):
+            value = self.value_of(tx, cell)
+            if value is not None:
+                yield cell[1], cell[2], value
+
+    def entries_in(self, snapshot: frozenset[int]) -> dict[tuple[bytes, int], bytes | None]:
+        """Read what waits in the queue."""
+        return {(key, seq): value for (key, seq), value in self.entries.items() if seq in snapshot}
+
+    def due(self) -> set[Cell]:
+        """Read the cells with notifications of committed transactions."""
+        return {cell for cell, version in self.notes if version in self.committed}
+
+    # --- writing
+
+    def set(self, tx: Tx, cell: Cell, value: bytes | None) -> None:
+        """Write a cell; None deletes it."""
+        table, row, column = cell
+        tx.writes_to.cells[cell] = value
+        if CONFLICT[table] != "none":
+            tx.writes_to.keys.add((table, row) if CONFLICT[table] == "row" else cell)
+        if value is not None and (table, column) == STRONG:
+            tx.writes_to.notes.add(cell)
+
+    def add(self, tx: Tx, key: bytes, value: bytes | None, *, exclusive: bool) -> None:
+        """Add an entry. Of a short transaction all have its id, whatever its checkpoints."""
+        layer = tx.layers[0] if tx.kind == "short" else tx.writes_to
+        layer.entries[key] = value
+        if exclusive:
+            layer.keys.add(("queue", key))
+
+    # --- beginning and ending
+
+    def start(self, tx: Tx, own: int, now: int) -> None:
+        """Take the snapshot and register the id."""
+        tx.pointers, tx.ttl_from = [own], own
+        tx.snapshot = frozenset(self.committed)
+        tx.low = min([own, *self.active, *self.invalid])
+        tx.deadline_ms = now + tx.timeout_ms
+        self.register(own, own, tx)
+
+    def start_reading(self, tx: Tx, below: int) -> None:
+        """Take the snapshot of what has committed with smaller ids."""
+        tx.snapshot = frozenset(one for one in self.committed if one < below)
+        tx.low, tx.ttl_from = min([below, *self.active, *self.invalid]), below
+
+    def register(self, pointer: int, owner: int, tx: Tx) -> None:
+        """Add a write pointer in progress."""
+        self.active[pointer] = Registered(owner, tx.low, tx.deadline_ms, tx.kind == "long")
+        if tx.kind == "long":
+            self.staged[pointer] = tx.layers[-1]
+
+    def checkpoint(self, tx: Tx, pointer: int | None) -> None:
+        """Begin a layer over what was written so far; of a long transaction under a new pointer."""
+        tx.layers.append(Layer())
+        if pointer is not None:
+            tx.pointers.append(pointer)
+            self.register(pointer, tx.pointers[0], tx)
+
+    def flush(self, tx: Tx) -> None:
+        """Stage what a long transaction has buffered."""
+        assert tx.buffer is not None
+        tx.layers[-1].take(tx.buffer)
+        tx.buffer = Layer()
+
+    def is_registered(self, tx: Tx) -> bool:
+        """Tell whether the store still holds a transaction to be in progress."""
+        return bool(tx.pointers) and tx.pointers[0] in self.active
+
+    def reasons(self, tx: Tx, *, now: int, horizon: int) -> set[type[Exception]]:
+        """Tell why a commit must fail, each by its error; none if it must not."""
+        found: set[type[Exception]] = set()
+        if tx.is_refused:
+            found.add(CommitRefused)
+        if tx.token in self.tokens:
+            found.add(AlreadyCommitted)
+        if tx.snapshot is None:
+            return found
+        if not self.is_registered(tx):
+            found.add(RegistrationLost)
+        if now > tx.deadline_ms:
+            found.add(TransactionTimeout)
+        if any(self.writers.get(key, 0) not in (0, *tx.snapshot) for layer in tx.layers for key in layer.keys):
+            found.add(ConflictError)
+        if tx.low < horizon:
+            found.add(SnapshotTooOld)
+        return found
+
+    def commit(self, tx: Tx, own: int, *, now: int, result: Any = None) -> None:
+        """Make everything that was written visible, and nothing else."""
+        pointers = tx.pointers or [own]
+        if tx.kind == "long":
+            layers = dict(zip(pointers, tx.layers, strict=True))
+        else:
+            layers = {own: Layer()}
+            for layer in tx.layers:
+                layers[own].take(layer)
+        seen = tx.snapshot or frozenset()
+        self.notes = {(cell, at) for cell, at in self.notes if cell not in tx.acknowledged or at not in seen}
+        for pointer, layer in layers.items():
+            for cell, value in layer.cells.items():
+                self.versions.setdefault(cell, {})[pointer] = value
+            self.entries |= {(key, pointer): value for key, value in layer.entries.items()}
+            self.notes |= {(cell, pointer) for cell in layer.notes}
+            self.writers |= dict.fromkeys(layer.keys, 0)
+        for layer in layers.values():
+            self.writers |= dict.fromkeys(layer.keys, pointers[-1])
+        if tx.token is not None:
+            self.tokens[tx.token] = Token(result, now)
+        self.committed |= set(pointers)
+        self._end(tx, own)
+
+    def end(self, tx: Tx) -> None:
+        """Abort, or end without anything to commit: what it staged goes unless a sweep came first."""
+        for pointer in tx.pointers:
+            if pointer in self.active:
+                self.staged.pop(pointer, None)
+        self._end(tx, None)
+
+    def _end(self, tx: Tx, outcome: int | None) -> None:
+        tx.is_open = False
+        for pointer in tx.pointers:
+            self.active.pop(pointer, None)
+        if outcome is not None:
+            for pointer in tx.pointers:
+                self.staged.pop(pointer, None)
+        if tx.request is not None:
+            self.outcomes[tx.request] = outcome
+
+    def die(self, process: int, *, by_row: bool) -> None:
+        """A process has died: what it held is lost; ids that a row registers stay in progress to their deadline."""
+        for tx in self.txs.values():
+            if tx.is_open and tx.process == process:
+                left = {pointer: self.active[pointer] for pointer in tx.pointers if pointer in self.active}
+                self.end(tx)
+                if by_row:
+                    self.active |= left
+            elif tx.is_open and tx.buffer is not None:
+                tx.buffer = Layer()
+
+    # --- clean-up
+
+    def sweep(self, now: int) -> int:
+        """Make what is past its deadline invalid; a short one has left nothing."""
+        late = {pointer: one for pointer, one in self.active.items() if one.deadline_ms < now}
+        for pointer, one in late.items():
+            del self.active[pointer]
+            if one.is_long:
+                self.invalid.add(pointer)
+        return sum(pointer == one.owner for pointer, one in late.items())
+
+    def prune(self, limit: int) -> int:
+        """Delete what invalid ids left, and forget them."""
+        doomed = sorted(self.invalid)[:limit]
+        for pointer in doomed:
+            self.invalid.remove(pointer)
+            self.staged.pop(pointer, None)
+        return len(doomed)
+
+    def forget_tokens(self, before_ms: int) -> int:
+        """Forget work that was done before a time."""
+        doomed = [key for key, token in self.tokens.items() if token.committed_ms < before_ms]
+        for key in doomed:
+            del self.tokens[key]
+        return len(doomed)
+
+    def token_state(self, name: str) -> tuple[int, bool, Any]:
+        """Tell generation, whether the work has taken effect in it, and its result."""
+        generation = max((g for known, g in self.tokens if known == name), default=0)
+        token = self.tokens.get((name, generation))
+        if token is None or token.is_closed:
+            return generation + 1, False, None
+        return generation, True, token.result
+
+    def remove(self, snapshot: frozenset[int], keys: Iterable[tuple[bytes, int]]) -> int:
+        """Remove entries that a snapshot shows."""
+        doomed = [one for one in keys if one in self.entries and one[1] in snapshot]
+        for one in doomed:
+            del self.entries[one]
+        return len(doomed)

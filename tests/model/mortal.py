@@ -1,0 +1,150 @@
+"""Processes that die: all connections of a store in this one, cut before or after any statement.
+
+What dies runs no clean-up of the library's: from then on every statement raises :class:`Crash`, and what only this
+end of a connection does (closing, resetting) does nothing, until :meth:`Life.bury` cuts the connections as the end
+of a process would.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import sqlalchemy as sa
+from psycopg import OperationalError
+from sqlalchemy import event
+
+from export_queue.core.client import Store
+from export_queue.core.store.bounded import BoundedConnection
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+class Life:
+    """How long a process lives, in moments: each statement has one before and one after it."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.is_cut = False
+        """Whether the server ends sessions in the middle of a SQL transaction, by which the process dies too."""
+        self.sessions: list[int] = []
+        self._left: int | None = None
+        self._ends: list[Callable[[], object]] = []
+
+    def arm(self, moments: int | None) -> None:
+        """Die after so many moments; None: live on."""
+        self._left = moments
+
+    def moment(self) -> None:
+        """Live through one moment."""
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                self.is_over = True
+        if self.is_over:
+            raise Crash
+
+    def cut(self, error: Exception) -> None:
+        """The server has ended a session."""
+        if self.is_cut:
+            self.is_over = True
+            raise Crash from error
+
+    def with_it(self, end: Callable[[], object]) -> None:
+        """Note what ends with the process."""
+        self._ends.append(end)
+
+    def bury(self) -> None:
+        """Cut everything that it had open."""
+        self.is_over = True
+        for end in self._ends:
+            end()
+
+
+def live(store: Store) -> Life:
+    """Make a store, which has no connection yet, the store of a process that may die."""
+    life, engine = Life(), store.database.engine
+
+    def connect(dialect: sa.Dialect, record: object, arguments: Sequence[Any], options: dict[str, Any]) -> object:
+        if engine.dialect.name == "sqlite":
+            raw = sqlite3.connect(*arguments, **options, factory=MortalFile)
+            raw.life = life
+            life.with_it(raw.cut)
+            return raw
+        session = MortalSession.connect(*arguments, autocommit=True, **options)
+        session.life = life
+        life.sessions.append(session.info.backend_pid)
+        life.with_it(session.pgconn.finish)
+        return session
+
+    event.listen(engine, "do_connect", connect, insert=True)
+    return life
+
+
+class MortalFile(sqlite3.Connection):
+    """A connection to a file whose every statement is between two moments."""
+
+    life: Life
+
+    def cursor(self, factory: Any = None) -> Any:
+        cursor = super().cursor(MortalCursor)
+        cursor.life = self.life
+        return cursor
+
+    def execute(self, *arguments: Any) -> Any:
+        return self.cursor().execute(*arguments)
+
+    def executemany(self, *arguments: Any) -> Any:
+        return self.cursor().executemany(*arguments)
+
+    def rollback(self) -> None:
+        if not self.life.is_over:
+            super().rollback()
+
+    def close(self) -> None:
+        if not self.life.is_over:
+            super().close()
+
+    def cut(self) -> None:
+        """End as the system ends a dead process's: what is not committed never was."""
+        with suppress(sqlite3.ProgrammingError):  # it has been closed
+            super().rollback()  # closing waits for cursors that somebody may still refer to
+            super().close()
+
+
+class MortalCursor(sqlite3.Cursor):
+    life: Life
+
+    def execute(self, *arguments: Any) -> Any:
+        self.life.moment()
+        done = super().execute(*arguments)
+        self.life.moment()
+        return done
+
+    def executemany(self, statement: str, rows: Any) -> Any:  # type: ignore[override]
+        self.life.moment()
+        done = super().executemany(statement, rows)
+        self.life.moment()
+        return done
+
+
+class MortalSession(BoundedConnection):
+    """A connection to a server, with a moment before each question and one after each answer."""
+
+    life: Life | None = None
+
+    def wait(self, *arguments: Any, **options: Any) -> Any:
+        if self.life is None:  # it is being set up
+            return super().wait(*arguments, **options)
+        self.life.moment()
+        try:
+            done = super().wait(*arguments, **options)
+        except OperationalError as error:
+            self.life.cut(error)
+            raise
+        self.life.moment()
+        return done
