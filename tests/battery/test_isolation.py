@@ -50,8 +50,7 @@ def test_all_ways_together_run_as_many_transactions_as_are_asked_for() -> None:
 @pytest.fixture
 def plain_run(postgres_url: str, tmp_path: Path, seed: int) -> Run:
     """A run whose store nobody has changed yet."""
-    with POSTGRESQL.open(postgres_url) as store:
-        store.create()
+    POSTGRESQL.create(postgres_url)
     return Run(POSTGRESQL, postgres_url, tmp_path, seed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from tests.model.machine import StoreMachine
-from tests.model.world import FileWorld, ServerWorld, in_memory
+from tests.model.world import FileWorld, in_memory
 
-
-import os
 PHASES = [Phase.generate] + ([Phase.shrink] if os.environ.get("SHRINK") else [])
 
 

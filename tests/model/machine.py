@@ -12,6 +12,10 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.model.expected import STRONG, WEAK, Cell, Kind, Model, Tx
+from tests.model.mortal import Crash, Life, live
+from tests.model.seen import Seen, all_rows, differences, entries_of, look
+from tests.model.world import World
 
 from export_queue.core.client import Level, Retry, Store, TransactionContext
 from export_queue.core.errors import (
@@ -25,10 +29,6 @@ from export_queue.core.maintenance import maintain
 from export_queue.core.queue import Position, bucket, remove_entries, remove_span
 from export_queue.core.store import Span, cleanup
 from export_queue.core.transactions import OpenTransaction, Transaction, observe, prune, sweep
-from tests.model.expected import STRONG, WEAK, Cell, Kind, Model, Tx
-from tests.model.mortal import Crash, Life, live
-from tests.model.seen import Seen, all_rows, differences, entries_of, look
-from tests.model.world import World
 
 DAY = 24 * 3600.0
 
@@ -80,7 +80,9 @@ class Process:
         self.store._observed._clock = lambda: 0.0  # columns are observed from the beginning
         self.life: Life = live(self.store)
         for table, column in (STRONG, WEAK):
-            self.store.observe(table, column, machine.observer(table), "strong" if (table, column) == STRONG else "weak")
+            self.store.observe(
+                table, column, machine.observer(table), "strong" if (table, column) == STRONG else "weak"
+            )
         self.store._observers._random = random.Random(7)
 
 
@@ -559,7 +561,9 @@ class StoreMachine(RuleBasedStateMachine):
             if (table, column) == STRONG:
                 tx.writes_to.keys.add(("note", *cell))
             self.observed.append(tx)
-            assert self.do(tx, context, [("get", ("seen", row, b"n")), ("set", ("seen", row, b"n")), ("add", "k", False, False)])
+            assert self.do(
+                tx, context, [("get", ("seen", row, b"n")), ("set", ("seen", row, b"n")), ("add", "k", False, False)]
+            )
             at = tx.number
             self.doubt = [lambda model, seen: self._committed(model, seen, at, None)]
 

@@ -13,14 +13,14 @@ from uuid import UUID
 
 import psycopg
 from sqlalchemy.util import LRUCache
+from tests.model.expected import CONFLICT, Model
+from tests.model.mortal import Life
 
 from export_queue.core.client import Store
 from export_queue.core.store import schema
 from export_queue.core.store.creation import create
 from export_queue.core.store.outcomes import new_request
 from export_queue.core.transactions import open as opening
-from tests.model.expected import CONFLICT, Model
-from tests.model.mortal import Life
 
 BEGIN_MS = 1_800_000_000_000
 
