@@ -161,6 +161,8 @@ class ReadingTransaction:
         How many of them there are is the level's to say; None is a delete.
         """
         self.require_open()
+        if self.value.kind == "long":
+            self._read(lambda _, view: view)  # the write pointers as they are now
         buffered = list(self.buffer.versions(cell, self._level))
         committed_only = replace(self.view, own=())
         own = [p for p in reversed(self.view.own) if not (buffered and p == self.value.own[-1])]
