@@ -4,33 +4,46 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
+from tests.conftest import STORES
 from tests.model.machine import StoreMachine
-from tests.model.world import FileWorld, in_memory
+from tests.model.world import FileWorld, ServerWorld, World, in_memory
 
 PHASES = [Phase.generate] + ([Phase.shrink] if os.environ.get("SHRINK") else [])
 
 
-def explore(world: Any, *, examples: int, steps: int) -> None:
-    """Try the same sequences of steps each time."""
-    machine = type("Machine", (StoreMachine,), {"world": world})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=PHASES,
-        ),
-    )
+EXAMPLES = 10
+"""Of each seed; from this number on hypothesis would vary the last ones instead of drawing new ones."""
+
+
+def explore(world: World, *, seeds: int, look_every: int) -> None:
+    """Try the same sequences of steps each time.
+
+    :param look_every: after how many steps all there is is compared; what a step itself shows always is.
+    """
+    for number in range(seeds):
+        print("seed", number)
+        machine = seed(number)(type("Machine", (StoreMachine,), {"world": world, "look_every": look_every}))
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=EXAMPLES,
+                stateful_step_count=50,
+                database=None,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+                phases=PHASES,
+            ),
+        )
+
+
+MANY = pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
+SOME = pytest.param(False, marks=pytest.mark.timeout(300), id="some")
 
 
 @pytest.fixture
@@ -41,8 +54,18 @@ def file_world() -> Iterator[FileWorld]:
             yield world
 
 
-@pytest.mark.parametrize(
-    "examples", [60, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])], ids=["some", "many"]
-)
-def test_a_file_store_is_its_model_whatever_happens(file_world: FileWorld, examples: int) -> None:
-    explore(file_world, examples=examples, steps=40)
+@pytest.mark.parametrize("many", [SOME, MANY])
+def test_a_file_store_is_its_model_whatever_happens(file_world: FileWorld, many: bool) -> None:
+    explore(file_world, seeds=200 if many else 8, look_every=1 if many else 3)
+
+
+@pytest.fixture
+def server_world(store_url: str, store_kind: str) -> Iterator[ServerWorld]:
+    with closing(ServerWorld(store_url, store_kind)) as world:
+        yield world
+
+
+@pytest.mark.parametrize("store_url", STORES[1:], indirect=True)
+@pytest.mark.parametrize("many", [SOME, MANY])
+def test_a_server_store_is_its_model_whatever_happens(server_world: ServerWorld, many: bool) -> None:
+    explore(server_world, seeds=30 if many else 1, look_every=3)

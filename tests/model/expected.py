@@ -250,7 +250,7 @@ class Model:
         if tx.snapshot is None:
             return found
         if not self.is_registered(tx):
-            found.add(RegistrationLost)
+            found |= {RegistrationLost, CommitRefused}  # which of them depends on whether somebody has asked before
         if now > tx.deadline_ms:
             found.add(TransactionTimeout)
         if any(self.writers.get(key, 0) not in (0, *tx.snapshot) for layer in tx.layers for key in layer.keys):

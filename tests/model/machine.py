@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.model.expected import STRONG, WEAK, Cell, Kind, Model, Tx
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.model.expected import STRONG, WEAK, Cell, Kind, Layer, Model, Tx
 from tests.model.mortal import Crash, Life, live
 from tests.model.seen import Seen, all_rows, differences, entries_of, look
 from tests.model.world import World
@@ -33,35 +33,91 @@ from export_queue.core.transactions import OpenTransaction, Transaction, observe
 DAY = 24 * 3600.0
 
 rows, columns = st.sampled_from([b"a", b"b"]), st.sampled_from([b"x", b"y"])
-tables = st.sampled_from(["rows", "rows", "cells", "free", "brief"])
+tables = st.sampled_from(["rows", "rows", "rows", "rows", "cells", "cells", "free", "brief"])
 cells = st.tuples(tables, rows, columns)
-keys = st.sampled_from(["k", "l"])
 flags = st.booleans()
-
-reads = st.one_of(
-    st.tuples(st.just("get"), cells),
-    st.tuples(st.just("get_many"), tables, st.lists(st.tuples(rows, columns), max_size=3)),
-    st.tuples(st.just("scan"), tables, st.sampled_from([{}, {"prefix": b"b"}, {"start": b"b"}, {"columns": [b"x"]}])),
-    st.tuples(st.just("scan"), tables, st.sampled_from([{"stop": b"b"}, {"limit": 1}])),
-    st.tuples(st.just("versions"), cells),
-    st.tuples(st.just("level"), st.sampled_from(list(Level))),
-)
-writes = st.one_of(
-    st.tuples(st.just("set"), cells),
-    st.tuples(st.just("set"), cells),
-    st.tuples(st.just("delete"), cells),
-    st.tuples(st.just("delete_row"), tables, rows),
-    st.tuples(st.just("add"), keys, flags, flags),
-    st.tuples(st.just("notify"), rows),
-)
-works = st.lists(st.one_of(reads, writes, st.just(("id",))), min_size=1, max_size=4)
 processes, numbers = st.integers(0, 1), st.integers(0, 9)
 tokens = st.sampled_from(["t", "u"])
 
-crashes = st.one_of(*[st.none()] * 5, st.tuples(st.sampled_from([0, 0, 0, 1, 2, 5]), st.integers(0, 35), flags))
-"""After how many changes the server cuts the session (0: not at all), else after how many moments the process dies;
-whether everything that is in progress then comes to its deadline."""
+SPANS: list[dict[str, Any]] = [{}, {"prefix": b"b"}, {"start": b"b"}, {"stop": b"b"}, {"columns": [b"x"]}, {"limit": 1}]
+READS = {
+    "get": (cells,),
+    "get_many": (tables, st.lists(st.tuples(rows, columns), max_size=3)),
+    "scan": (tables, st.sampled_from(SPANS)),
+    "versions": (cells,),
+    "level": (st.sampled_from(list(Level)),),
+}
+WRITES = {
+    "set": (cells,),
+    "delete": (cells,),
+    "delete_row": (tables, rows),
+    "add": (st.sampled_from(["k", "l"]), flags, flags),
+    "notify": (rows,),
+    "id": (),
+}
+WORK = READS | WRITES
+
+
+def _weighted(names: list[str]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), *WORK[name]))
+
+
+works = st.lists(_weighted([*WORK, "get", "set", "set", "set", "add"]), min_size=1, max_size=4)
+
 CrashPlan = tuple[int, int, bool] | None
+"""If not 0: at which SQL transaction the process dies, right after it has taken effect, or, where a server can be made
+to do so, at which change the server ends the session in the middle of one. If 0: after how many moments the process
+dies. At last, whether everything that is in progress then comes to its deadline."""
+crashes: st.SearchStrategy[CrashPlan] = st.builds(
+    lambda is_due, changes, moments, passes: (changes, moments, passes == 3) if is_due == 7 else None,
+    st.integers(0, 7),
+    st.sampled_from([0, 0, 0, 1, 1, 2, 3, 5]),
+    st.sampled_from([*range(16), *range(40)]),
+    st.integers(0, 3),
+)
+
+STEPS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
+    "work": (
+        6,
+        {
+            "number": numbers,
+            "begin": st.tuples(
+                st.sampled_from(["short", "short", "long", "read"]),
+                st.sampled_from([30.0, 30.0, 1.0, 3600.0]),
+                st.sampled_from([None, None, None, "t", "u"]),
+                flags,
+            ),
+            "work": works,
+            "then": st.sampled_from(["go on", "go on", "give away", "checkpoint"]),
+        },
+    ),
+    "end": (4, {"number": numbers, "how": st.sampled_from(["commit", "commit", "commit", "commit again", "abort"])}),
+    "run": (2, {"token": st.sampled_from([None, "t", "u"]), "work": works}),
+    "process_notifications": (1, {}),
+    "drain": (1, {"number": numbers, "some": flags}),
+    "hold_snapshot": (1, {}),
+    "ask": (1, {"number": numbers}),
+    "close_token": (1, {"token": st.sampled_from(["t", "u"]), "generation": st.sampled_from([None, 1, 2])}),
+    "time_passes": (
+        3,
+        {
+            "seconds": st.sampled_from([*[0.001, 1.001, 31.0, 61.0] * 3, -1.0, 3601.0, -7200.0, DAY + 1, 40 * DAY]),
+            "number": numbers,
+        },
+    ),
+    "sweep": (1, {}),
+    "prune": (1, {"limit": st.sampled_from([1000, 1, 2])}),
+    "maintain": (
+        1,
+        {"age": st.sampled_from([0.0, 0.0, 3600.0]), "keep": st.sampled_from([(DAY, 30 * DAY), (1.0, 60.0)])},
+    ),
+}
+"""Steps of a process: how often each is taken, and what it is given."""
+ALWAYS = {"process": processes, "crash": crashes}
+# One strategy: among several rules, hypothesis would leave some out of each example, which mostly need each other.
+steps = st.sampled_from([name for name, (weight, _) in STEPS.items() for _ in range(weight)]).flatmap(
+    lambda name: st.tuples(st.just(name), st.fixed_dictionaries(STEPS[name][1] | ALWAYS))
+)
 
 Effect = Callable[[Model, Seen], object]
 """Something that a step may have done before it died; it is False if what is seen rules that out."""
@@ -90,10 +146,13 @@ class StoreMachine(RuleBasedStateMachine):
     """Each rule is one step of a process; ``world`` says where."""
 
     world: ClassVar[World]
+    look_every: ClassVar[int] = 1
+    """After how many steps everything is compared."""
 
     def __init__(self) -> None:
         super().__init__()
         self.watch: Store | None = None
+        self.looked = 0
 
     @initialize()
     def open(self) -> None:
@@ -121,11 +180,13 @@ class StoreMachine(RuleBasedStateMachine):
         """Run a step, in which the process may die; if it was to die later, it dies behind the step."""
         process = self.processes[number]
         self.doubt = []
-        if crash is not None and crash[0] and not self.world.has_clock:
+        if crash is not None and not crash[0]:
+            process.life.arm(moments=crash[1])
+        elif crash is not None and self.world.cuts_sessions:
             process.life.is_cut = True
             self.world.cut_after(crash[0] - 1)
         elif crash is not None:
-            process.life.arm(crash[1])
+            process.life.arm(commits=crash[0])
         try:
             yield process.store
         except Crash:
@@ -160,7 +221,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def adopt(self, model: Model, seen: Seen) -> None:
         """Take over the one id that the step may have drawn before its process died."""
-        unknown = sorted(set(seen.active) - set(model.active))
+        unknown = sorted(set(seen.active) - set(model.active) - set(self.model.active))
         assert len(unknown) <= 1 or not self.world.by_row, unknown
         for pointer in unknown[:1]:
             one = seen.active[pointer]
@@ -186,7 +247,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.check()
             assert not again or self.everything() == before, "recovering twice is not recovering once"
         seen = look(self.watch)
-        assert not seen.active and not seen.invalid
+        assert not seen.active
+        assert not seen.invalid
         assert not seen.excluded or not self.world.by_row
 
     def everything(self) -> dict[str, list[Any]]:
@@ -249,7 +311,8 @@ class StoreMachine(RuleBasedStateMachine):
         if isinstance(error, SnapshotTooOld):
             assert tx.low < self.horizon()
         else:
-            assert tx.kind == "long" and not self.model.is_registered(tx)
+            assert tx.kind == "long"
+            assert not self.model.is_registered(tx)
 
     def horizon(self) -> int:
         with self.watch.database.read() as work:
@@ -321,53 +384,57 @@ class StoreMachine(RuleBasedStateMachine):
         context.table(WEAK[0]).notify(row, WEAK[1])
         tx.writes_to.notes.add((WEAK[0], row, WEAK[1]))
 
-    # --- short and reading ones, which one process holds
+    @rule(step=steps)
+    def step(self, step: tuple[str, dict[str, Any]]) -> None:
+        name, arguments = step
+        getattr(self, name)(**arguments)
 
-    @rule(
-        process=processes,
-        seconds=st.sampled_from([1.0, 30.0, 3600.0]),
-        token=st.one_of(st.none(), st.none(), tokens),
-        work=works,
-        crash=crashes,
-    )
-    def begin(self, process: int, seconds: float, token: str | None, work: list[Any], crash: CrashPlan) -> None:
-        with self.in_process(process, crash) as store:
-            generation, has_committed, result = self.model.token_state(token or "")
-            try:
-                opened = OpenTransaction(store.database, timeout=seconds, token=token)
-            except AlreadyCommitted as error:
-                assert has_committed and error.result == result
-                return
-            assert not has_committed
-            chosen = None if token is None else (token, generation)
-            tx = self.new_tx("short", process=process, seconds=seconds, token=chosen, request=opened.request)
-            self.handles[tx.number] = TransactionContext(store, opened)
-            self._work(tx, work)
+    def time_passes(self, seconds: float, number: int, **_: object) -> None:
+        if self.world.has_clock:
+            self.world.move(int(seconds * 1000))
+        elif self.model.active:
+            owners = sorted({one.owner for one in self.model.active.values()})
+            self.world.pass_deadline(self.model, self.watch, owners[number % len(owners)])
 
-    @rule(process=processes, settled=flags, work=st.lists(reads, min_size=1, max_size=3), crash=crashes)
-    def begin_reading(self, process: int, settled: bool, work: list[Any], crash: CrashPlan) -> None:
+    # --- beginning
+
+    def _begin(
+        self, process: int, kind: Kind, seconds: float, token: str | None, settled: bool, crash: CrashPlan
+    ) -> None:
         with self.in_process(process, crash) as store:
-            tx = self.new_tx("read", process=process)
-            self.handles[tx.number] = TransactionContext(
-                store, OpenTransaction(store.database, kind="read", settled=settled)
-            )
-            self._work(tx, work)
+            if kind == "long":
+                self._begin_long(store, seconds * 100)
+            elif kind == "read":
+                opened = OpenTransaction(store.database, kind="read", settled=settled)
+                self.handles[self.new_tx("read", process=process).number] = TransactionContext(store, opened)
+            else:
+                self._begin_short(process, store, seconds, token)
+
+    def _begin_short(self, process: int, store: Store, seconds: float, token: str | None) -> None:
+        generation, has_committed, result = self.model.token_state(token or "")
+        try:
+            opened = OpenTransaction(store.database, timeout=seconds, token=token)
+        except AlreadyCommitted as error:
+            assert has_committed
+            told = error.result
+            assert told == result
+            return
+        assert not has_committed
+        chosen = None if token is None else (token, generation)
+        tx = self.new_tx("short", process=process, seconds=seconds, token=chosen, request=opened.request)
+        self.handles[tx.number] = TransactionContext(store, opened)
+
+    def _begin_long(self, store: Store, seconds: float) -> None:
+        value = store.begin(timeout=seconds)
+        tx = self.new_tx("long", process=None, seconds=seconds, request=UUID(value["request"]), buffer=Layer())
+        self.sync(tx, OpenTransaction.resume(store.database, Transaction.from_json(value)))
+        self.handles[tx.number] = value
+
+    # --- going on: a short one in its process, a long one in any
 
     def _work(self, tx: Tx, work: list[Any]) -> None:
         if not self.do(tx, self.handles[tx.number], work):
             self._abort(tx, self.processes[tx.process or 0].store)
-
-    # --- long ones, which any process may go on with
-
-    @rule(process=processes, seconds=st.sampled_from([60.0, DAY, 7 * DAY]), crash=crashes)
-    def begin_long(self, process: int, seconds: float, crash: CrashPlan) -> None:
-        with self.in_process(process, crash) as store:
-            value = store.begin(timeout=seconds)
-            tx = self.new_tx("long", process=None, seconds=seconds)
-            tx.request, tx.buffer = UUID(value["request"]), type(tx.layers[0])()
-            resumed = OpenTransaction.resume(store.database, Transaction.from_json(value))
-            self.sync(tx, resumed)
-            self.handles[tx.number] = value
 
     @contextmanager
     def resumed(self, tx: Tx, store: Store) -> Iterator[TransactionContext]:
@@ -391,63 +458,62 @@ class StoreMachine(RuleBasedStateMachine):
         except Ended:
             self._abort(tx, store)
 
-    def _work_long(self, tx: Tx, store: Store, work: list[Any], *, carry: bool) -> None:
-        number = tx.number
+    def work(
+        self,
+        number: int,
+        process: int,
+        begin: tuple[Kind, float, str | None, bool],
+        work: list[Any],
+        then: str,
+        crash: CrashPlan,
+    ) -> None:
+        """Do some work in one of those that are open, or in a new one."""
+        chosen = number % (len(self.handles) + 1)
+        if chosen == len(self.handles):
+            self._begin(process, *begin, crash if number % 2 else None)
+            if chosen >= len(self.handles):
+                return  # it has not come to be
+        tx = self.open_tx(chosen)
+        with self.in_process(process if tx.process is None else tx.process, crash) as store:
+            if tx.kind == "long":
+                self._work_long(tx, store, work, then)
+            else:
+                self._work(tx, work)
+                if tx.kind == "short" and tx.is_open and then == "checkpoint":
+                    self.handles[tx.number].checkpoint()
+                    self.model.checkpoint(tx, None)
+
+    def _work_long(self, tx: Tx, store: Store, work: list[Any], then: str) -> None:
+        at = tx.number
         with self.resumed(tx, store) as context:
             if not self.do(tx, context, work):
                 raise Ended
-            if carry:
-                self.doubt = [lambda model, seen: model.flush(model.txs[number])]
-                self.handles[number] = context.to_json()
-                self.model.flush(tx)
-
-    # --- both
-
-    @precondition(lambda self: self.handles)
-    @rule(number=numbers, process=processes, work=works, carry=flags, crash=crashes)
-    def work(self, number: int, process: int, work: list[Any], carry: bool, crash: CrashPlan) -> None:
-        tx = self.open_tx(number)
-        process = process if tx.process is None else tx.process
-        with self.in_process(process, crash) as store:
-            if tx.kind == "long":
-                self._work_long(tx, store, work, carry=carry)
-            else:
-                self._work(tx, work)
-
-    @precondition(lambda self: self.handles)
-    @rule(number=numbers, process=processes, work=works, crash=crashes)
-    def checkpoint(self, number: int, process: int, work: list[Any], crash: CrashPlan) -> None:
-        tx = self.open_tx(number)
-        if tx.kind == "read":
-            return
-        if tx.kind == "short":
-            with self.in_process(tx.process or 0, crash):
-                if self.do(tx, self.handles[tx.number], work):
-                    self.handles[tx.number].checkpoint()
-                    self.model.checkpoint(tx, None)
+            if then != "go on":
+                self.doubt = [lambda model, seen: model.flush(model.txs[at])]
+                if then == "checkpoint":
+                    context.checkpoint()
                 else:
-                    self._abort(tx, self.processes[tx.process or 0].store)
-            return
-        at = tx.number
-        with self.in_process(process, crash) as store, self.resumed(tx, store) as context:
-            if not self.do(tx, context, work):
-                raise Ended
-            self.doubt = [lambda model, seen: model.flush(model.txs[at])]
-            context.checkpoint()
-            self.model.flush(tx)
-            pointer = context._transaction.value.own[-1]
-            self.drawn(pointer)
-            self.model.checkpoint(tx, pointer)
+                    self.handles[at] = context.to_json()
+                self.model.flush(tx)
+            if then == "checkpoint":
+                pointer = context._transaction.value.own[-1]
+                self.drawn(pointer)
+                self.model.checkpoint(tx, pointer)
 
-    @precondition(lambda self: self.handles)
-    @rule(number=numbers, process=processes, again=flags, crash=crashes)
-    def commit(self, number: int, process: int, again: bool, crash: CrashPlan) -> None:
+    # --- ending
+
+    def end(self, number: int, process: int, how: str, crash: CrashPlan) -> None:
+        if not self.handles:
+            return
         tx = self.open_tx(number)
+        handle = self.handles[tx.number]
         with self.in_process(process if tx.process is None else tx.process, crash) as store:
-            handle = self.handles[tx.number]
-            if tx.kind == "long":
+            if how == "abort":
+                self._abort(tx, store)
+            elif tx.kind == "long":
                 self._commit(tx, lambda: store.commit(handle), None)
-                if again and tx.request is not None and self.model.outcomes[tx.request] is not None:
+                assert tx.request is not None
+                if how == "commit again" and self.model.outcomes[tx.request] is not None:
                     assert store.commit(handle) == tx.pointers[0]
             else:
                 result = {"n": self.written}
@@ -471,7 +537,8 @@ class StoreMachine(RuleBasedStateMachine):
         except ExportQueueError as error:
             forgotten = request is not None and request.int >> 80 < self.model.forgotten_ms
             unknown = {CommitOutcomeUnknown} if forgotten and RegistrationLost in reasons else set()
-            assert type(error) in reasons | unknown, f"{error!r}, expected {reasons or 'a commit'}"
+            found, shown = type(error), repr(error)
+            assert found in reasons | unknown, f"{shown}, expected {reasons or 'a commit'}"
             self.model.end(tx)
         else:
             assert not reasons, f"committed, expected {reasons}"
@@ -491,13 +558,6 @@ class StoreMachine(RuleBasedStateMachine):
         model.commit(tx, own, now=self.world.now(), result=result)
         return True
 
-    @precondition(lambda self: self.handles)
-    @rule(number=numbers, process=processes, crash=crashes)
-    def abort(self, number: int, process: int, crash: CrashPlan) -> None:
-        tx = self.open_tx(number)
-        with self.in_process(process if tx.process is None else tx.process, crash) as store:
-            self._abort(tx, store)
-
     def _abort(self, tx: Tx, store: Store) -> None:
         handle, at = self.handles[tx.number], tx.number
         self.doubt = [lambda model, seen: model.end(model.txs[at])]
@@ -510,7 +570,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- work that is one call
 
-    @rule(process=processes, token=st.one_of(st.none(), tokens), work=works, crash=crashes)
     def run(self, process: int, token: str | None, work: list[Any], crash: CrashPlan) -> None:
         generation, has_committed, stored = self.model.token_state(token or "")
         chosen = None if token is None else (token, generation)
@@ -554,7 +613,7 @@ class StoreMachine(RuleBasedStateMachine):
         def function(context: TransactionContext, row: bytes, column: bytes) -> None:
             cell = (table, row, column)
             assert cell in self.model.due()
-            (process,) = [n for n, one in enumerate(self.processes) if one.store is context._store]
+            (process,) = [n for n, one in enumerate(self.processes) if one.store is context._catalogue]
             tx = self.new_tx("short", process=process, request=context.request)
             self.sync(tx, context._transaction)
             tx.acknowledged.add(cell)
@@ -569,7 +628,6 @@ class StoreMachine(RuleBasedStateMachine):
 
         return function
 
-    @rule(process=processes, crash=crashes)
     def process_notifications(self, process: int, crash: CrashPlan) -> None:
         self.observed = []
         with self.in_process(process, crash) as store:
@@ -583,13 +641,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- the queue
 
-    @rule(process=processes)
-    def hold_snapshot(self, process: int) -> None:
-        with self.in_process(process, None) as store:
+    def hold_snapshot(self, process: int, crash: CrashPlan) -> None:
+        with self.in_process(process, crash) as store:
             self.snapshots.append((observe(store.database), frozenset(self.model.committed)))
             del self.snapshots[:-3]
 
-    @rule(process=processes, number=numbers, some=flags, crash=crashes)
     def drain(self, process: int, number: int, some: bool, crash: CrashPlan) -> None:
         with self.in_process(process, crash) as store:
             if self.snapshots and number % 2:
@@ -614,9 +670,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- outcomes and tokens
 
-    @precondition(lambda self: self.model.txs)
-    @rule(number=st.integers(0, 99), process=processes, crash=crashes)
     def ask(self, number: int, process: int, crash: CrashPlan) -> None:
+        if not self.model.txs:
+            return
         tx = self.model.txs[number % len(self.model.txs)]
         if tx.request is None:
             return
@@ -640,7 +696,6 @@ class StoreMachine(RuleBasedStateMachine):
                 assert own is not None or not is_forgotten
             tx.is_refused = tx.is_refused or tx.is_open
 
-    @rule(token=tokens, process=processes, generation=st.one_of(st.none(), st.integers(1, 2)), crash=crashes)
     def close_token(self, token: str, process: int, generation: int | None, crash: CrashPlan) -> None:
         now = self.model.token_state(token)
 
@@ -663,25 +718,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- time and clean-up
 
-    @precondition(lambda self: self.world.has_clock)
-    @rule(seconds=st.sampled_from([0.001, 0.001, 1.001, 31.0, 61.0, 3601.0, DAY + 1, 40 * DAY, -1.0, -7200.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.world.move(int(seconds * 1000))
-
-    @precondition(lambda self: not self.world.has_clock and self.model.active)
-    @rule(number=numbers)
-    def deadline_passes(self, number: int) -> None:
-        owners = sorted({one.owner for one in self.model.active.values()})
-        self.world.pass_deadline(self.model, self.watch, owners[number % len(owners)])
-
-    @rule(process=processes, by_start=flags, crash=crashes)
-    def sweep(self, process: int, by_start: bool, crash: CrashPlan) -> None:
+    def sweep(self, process: int, crash: CrashPlan) -> None:
         now = self.world.now()
         with self.in_process(process, crash) as store:
             self.doubt = [lambda model, _: model.sweep(now)]
             assert sweep(store.database) == self.model.sweep(now)
 
-    @rule(process=processes, limit=st.sampled_from([1, 2, 1000]), crash=crashes)
     def prune(self, process: int, limit: int, crash: CrashPlan) -> None:
         with self.in_process(process, crash) as store:
             self.doubt = [lambda model, _: model.prune(limit)]
@@ -692,12 +734,6 @@ class StoreMachine(RuleBasedStateMachine):
         model.forgotten_ms = max(model.forgotten_ms, now - int(keep_outcomes * 1000))
         return 0 if math.isinf(keep_tokens) else model.forget_tokens(now - int(keep_tokens * 1000))
 
-    @rule(
-        process=processes,
-        age=st.sampled_from([0.0, 0.0, 3600.0]),
-        keep=st.sampled_from([(DAY, 30 * DAY), (1.0, 60.0)]),
-        crash=crashes,
-    )
     def maintain(self, process: int, age: float, keep: tuple[float, float], crash: CrashPlan) -> None:
         now = self.world.now()
         outcomes, tokens = keep if self.world.has_clock else (DAY, 30 * DAY)
@@ -713,9 +749,11 @@ class StoreMachine(RuleBasedStateMachine):
             assert report.swept == self.model.sweep(now)
             assert report.pruned == self.model.prune(1000)
             assert report.tokens == self.forget(self.model, outcomes, tokens)
-            assert not report.busy and not report.more
+            assert not report.busy
+            assert not report.more
 
     @invariant()
     def is_as_expected(self) -> None:
-        if self.watch is not None:
+        self.looked += 1
+        if self.watch is not None and self.looked % self.look_every == 0:
             self.check()

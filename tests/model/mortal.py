@@ -33,11 +33,12 @@ class Life:
         """Whether the server ends sessions in the middle of a SQL transaction, by which the process dies too."""
         self.sessions: list[int] = []
         self._left: int | None = None
+        self._commits: int | None = None
         self._ends: list[Callable[[], object]] = []
 
-    def arm(self, moments: int | None) -> None:
-        """Die after so many moments; None: live on."""
-        self._left = moments
+    def arm(self, *, moments: int | None = None, commits: int | None = None) -> None:
+        """Die after so many moments, or as soon as so many SQL transactions have committed."""
+        self._left, self._commits = moments, commits
 
     def moment(self) -> None:
         """Live through one moment."""
@@ -47,6 +48,12 @@ class Life:
                 self.is_over = True
         if self.is_over:
             raise Crash
+
+    def has_committed(self) -> None:
+        """A SQL transaction has taken effect, and nobody has been told."""
+        if self._commits is not None:
+            self._commits -= 1
+            self.is_over = self.is_over or self._commits == 0
 
     def cut(self, error: Exception) -> None:
         """The server has ended a session."""
@@ -122,6 +129,8 @@ class MortalCursor(sqlite3.Cursor):
     def execute(self, *arguments: Any) -> Any:
         self.life.moment()
         done = super().execute(*arguments)
+        if arguments[0] == "commit":
+            self.life.has_committed()
         self.life.moment()
         return done
 

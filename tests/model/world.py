@@ -36,6 +36,9 @@ class World:
     has_clock = False
     """Whether time is the test's, to be moved forward and back."""
 
+    cuts_sessions = False
+    """Whether :meth:`cut_after` does anything."""
+
     def __init__(self, *, ttl: float) -> None:
         self.ttl = ttl
         self._compiled: LRUCache[Any, Any] = LRUCache(1000)
@@ -138,6 +141,8 @@ class ServerWorld(World):
     :param kind: as the fixture ``store_url`` is parametrised.
     """
 
+    cuts_sessions = True
+
     def __init__(self, url: str, kind: str) -> None:
         super().__init__(ttl=3600)
         self._url, self._kind = url, kind
@@ -152,8 +157,8 @@ class ServerWorld(World):
                 if table.name not in ("xq_store", "xq_clock", "xq_table", "xq_queue", "xq_observed")
             ]
         self._admin.execute("""
-            create sequence cut minvalue -9000000000000000000 increment by -1 start -1;
-            create function cut() returns trigger language plpgsql as $$ begin
+            create sequence public.cut minvalue -9000000000000000000 maxvalue 100 increment by -1 start -1;
+            create function public.cut() returns trigger language plpgsql as $$ begin
               if nextval('public.cut') = 0 then
                 perform pg_terminate_backend(pg_backend_pid());
                 perform pg_sleep(10);
@@ -181,7 +186,7 @@ class ServerWorld(World):
         return time.time_ns() // 1_000_000
 
     def cut_after(self, changes: int | None) -> None:
-        self._admin.execute("select setval('cut', %s)", (-1 if changes is None else changes + 1,))
+        self._admin.execute("select setval('public.cut', %s)", (-1 if changes is None else changes + 1,))
 
     def wait_for_end(self, life: Life) -> None:
         end = time.monotonic() + 30
