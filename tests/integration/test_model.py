@@ -12,7 +12,10 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from tests.conftest import STORES
 from tests.model.machine import StoreMachine
+from tests.model.mortal import MortalSession
 from tests.model.world import FileWorld, ServerWorld, World, in_memory
+
+from export_queue.core.store import bounded
 
 PHASES = [Phase.generate] + ([Phase.shrink] if os.environ.get("SHRINK") else [])
 
@@ -60,7 +63,8 @@ def test_a_file_store_is_its_model_whatever_happens(file_world: FileWorld, many:
 
 
 @pytest.fixture
-def server_world(store_url: str, store_kind: str) -> Iterator[ServerWorld]:
+def server_world(store_url: str, store_kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerWorld]:
+    monkeypatch.setattr(bounded, "BoundedConnection", MortalSession)
     with closing(ServerWorld(store_url, store_kind)) as world:
         yield world
 

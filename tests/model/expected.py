@@ -218,8 +218,9 @@ class Model:
         tx.low, tx.ttl_from = min([below, *self.active, *self.invalid]), below
 
     def register(self, pointer: int, owner: int, tx: Tx) -> None:
-        """Add a write pointer in progress."""
-        self.active[pointer] = Registered(owner, tx.low, tx.deadline_ms, tx.kind == "long")
+        """Add a write pointer in progress, for as long as the first one."""
+        deadline_ms = tx.deadline_ms if pointer == owner else self.active[owner].deadline_ms
+        self.active[pointer] = Registered(owner, tx.low, deadline_ms, tx.kind == "long")
         if tx.kind == "long":
             self.staged[pointer] = tx.layers[-1]
 

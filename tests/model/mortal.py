@@ -73,22 +73,27 @@ class Life:
 
 
 def live(store: Store) -> Life:
-    """Make a store, which has no connection yet, the store of a process that may die."""
+    """Make a store, which has no connection yet, the store of a process that may die.
+
+    On PostgreSQL its connections are of :class:`MortalSession` if ``bounded.BoundedConnection`` is.
+    """
     life, engine = Life(), store.database.engine
 
     def connect(dialect: sa.Dialect, record: object, arguments: Sequence[Any], options: dict[str, Any]) -> object:
-        if engine.dialect.name == "sqlite":
-            raw = sqlite3.connect(*arguments, **options, factory=MortalFile)
-            raw.life = life
-            life.with_it(raw.cut)
-            return raw
-        session = MortalSession.connect(*arguments, autocommit=True, **options)
-        session.life = life
-        life.sessions.append(session.info.backend_pid)
-        life.with_it(session.pgconn.finish)
-        return session
+        raw = sqlite3.connect(*arguments, **options, factory=MortalFile)
+        raw.life = life
+        life.with_it(raw.cut)
+        return raw
 
-    event.listen(engine, "do_connect", connect, insert=True)
+    def connected(raw: MortalSession, record: object) -> None:
+        raw.life = life
+        life.sessions.append(raw.info.backend_pid)
+        life.with_it(raw.pgconn.finish)
+
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "do_connect", connect)
+    else:
+        event.listen(engine, "connect", connected)
     return life
 
 
@@ -145,6 +150,10 @@ class MortalSession(BoundedConnection):
     """A connection to a server, with a moment before each question and one after each answer."""
 
     life: Life | None = None
+
+    def rollback(self) -> None:
+        if self.life is None or not self.life.is_over:
+            super().rollback()
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
         if self.life is None:  # it is being set up
