@@ -14,6 +14,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Work
+from export_queue.core.store.schema import active
 from export_queue.core.store.schema import cleanup as c
 from export_queue.core.store.schema import outcome as o
 
@@ -28,11 +29,14 @@ def new_request() -> UUID:
 
 
 def delete_outcomes(work: Work, *, before_ms: int, limit: int) -> int:
-    """Delete outcomes that were decided before a time, oldest requests first."""
+    """Delete outcomes that were decided before a time, oldest requests first.
+
+    Those of transactions in progress stay: one that was refused stays refused, however long it takes.
+    """
     oldest_kept = UUID(int=before_ms << 80)
     doomed = (
         sa.select(o.c.request)
-        .where(o.c.request < oldest_kept, o.c.decided_ms < before_ms)
+        .where(o.c.request < oldest_kept, o.c.decided_ms < before_ms, o.c.request.not_in(sa.select(active.c.request)))
         .order_by(o.c.request)
         .limit(limit)
     )

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from export_queue.core.client import Store
-from export_queue.core.errors import CommitOutcomeUnknown
+from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused
 from export_queue.core.maintenance import maintain
 from export_queue.core.store import schema
 from export_queue.core.store.outcomes import new_request
@@ -70,6 +70,22 @@ def test_an_outcome_can_be_asked_for_a_day(store: Store) -> None:
     assert store.outcome(middle).status == "committed"
     with pytest.raises(CommitOutcomeUnknown, match="not known any more"):
         store.outcome(old)
+
+
+def test_a_refusal_is_kept_while_its_transaction_is_in_progress(store: Store) -> None:
+    """A long one may be in progress for longer than outcomes are kept, and what was refused stays so."""
+    value = store.begin(timeout=7 * 24 * 3600)
+    assert store.outcome(value["request"]).status == "refused"
+    old = make_old(store, UUID(value["request"]), 2)
+    with store.database.begin() as work:
+        work.connection.execute(schema.active.update().values(request=old))
+    value["request"] = old.hex
+    maintain(store.database)
+    with pytest.raises(CommitRefused):
+        store.commit(value)
+    assert outcomes(store) == [old]
+    maintain(store.database)
+    assert outcomes(store) == []
 
 
 def test_a_forgotten_commit_is_never_called_refused(store: Store) -> None:

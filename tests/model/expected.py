@@ -75,8 +75,8 @@ class Tx:
     """What a long one has written and not yet staged."""
     acknowledged: set[Cell] = field(default_factory=set)
     level: Level = Level.SNAPSHOT
-    is_refused: bool = False
-    """Somebody has asked for its outcome before it committed."""
+    refused_ms: int | None = None
+    """When somebody first asked for its outcome, before it committed."""
     is_open: bool = True
 
     @property
@@ -244,7 +244,7 @@ class Model:
     def reasons(self, tx: Tx, *, now: int, horizon: int) -> set[type[Exception]]:
         """Tell why a commit must fail, each by its error; none if it must not."""
         found: set[type[Exception]] = set()
-        if tx.is_refused:
+        if tx.refused_ms is not None:
             found.add(CommitRefused)
         if tx.token in self.tokens:
             found.add(AlreadyCommitted)
@@ -330,6 +330,14 @@ class Model:
             self.invalid.remove(pointer)
             self.staged.pop(pointer, None)
         return len(doomed)
+
+    def forget_outcomes(self, before_ms: int) -> None:
+        """Forget what became of old requests, but not that one in progress has been refused."""
+        self.forgotten_ms = max(self.forgotten_ms, before_ms)
+        for tx in self.txs.values():
+            if tx.request is not None and tx.refused_ms is not None and not self.is_registered(tx):
+                if tx.request.int >> 80 < before_ms and tx.refused_ms < before_ms:
+                    tx.refused_ms = None
 
     def forget_tokens(self, before_ms: int) -> int:
         """Forget work that was done before a time."""

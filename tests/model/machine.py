@@ -32,7 +32,7 @@ from export_queue.core.transactions import OpenTransaction, Transaction, observe
 
 DAY = 24 * 3600.0
 
-rows, columns = st.sampled_from([b"a", b"b"]), st.sampled_from([b"x", b"y"])
+rows, columns = st.sampled_from([b"a", b"a", b"b"]), st.sampled_from([b"x", b"x", b"y"])
 tables = st.sampled_from(["rows", "rows", "rows", "rows", "cells", "cells", "free", "brief"])
 cells = st.tuples(tables, rows, columns)
 flags = st.booleans()
@@ -69,9 +69,9 @@ CrashPlan = tuple[int, int, bool] | None
 to do so, at which change the server ends the session in the middle of one. If 0: after how many moments the process
 dies. At last, whether everything that is in progress then comes to its deadline."""
 crashes: st.SearchStrategy[CrashPlan] = st.builds(
-    lambda is_due, changes, moments, passes: (changes, moments, passes == 3) if is_due == 7 else None,
-    st.integers(0, 7),
-    st.sampled_from([0, 0, 0, 1, 1, 2, 3, 5]),
+    lambda is_due, changes, moments, passes: (changes, moments, passes == 3) if is_due == 4 else None,
+    st.integers(0, 4),
+    st.sampled_from([0, 0, 0, 1, 1, 1, 2, 2, 3, 5]),
     st.sampled_from([*range(16), *range(40)]),
     st.integers(0, 3),
 )
@@ -93,7 +93,7 @@ STEPS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     ),
     "end": (4, {"number": numbers, "how": st.sampled_from(["commit", "commit", "commit", "commit again", "abort"])}),
     "run": (2, {"token": st.sampled_from([None, "t", "u"]), "work": works}),
-    "process_notifications": (1, {}),
+    "process_notifications": (2, {}),
     "drain": (1, {"number": numbers, "some": flags}),
     "hold_snapshot": (1, {}),
     "ask": (1, {"number": numbers}),
@@ -108,8 +108,8 @@ STEPS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "sweep": (1, {}),
     "prune": (1, {"limit": st.sampled_from([1000, 1, 2])}),
     "maintain": (
-        1,
-        {"age": st.sampled_from([0.0, 0.0, 3600.0]), "keep": st.sampled_from([(DAY, 30 * DAY), (1.0, 60.0)])},
+        2,
+        {"age": st.sampled_from([0.0, 0.0, 0.0, 3600.0]), "keep": st.sampled_from([(DAY, 30 * DAY), (1.0, 60.0)])},
     ),
 }
 """Steps of a process: how often each is taken, and what it is given."""
@@ -309,7 +309,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def may_fail(self, tx: Tx, error: ExportQueueError) -> None:
         if isinstance(error, SnapshotTooOld):
-            assert tx.low < self.horizon()
+            assert tx.low < self.horizon()  # never of one that a row registers: see differences()
         else:
             assert tx.kind == "long"
             assert not self.model.is_registered(tx)
@@ -403,7 +403,7 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> None:
         with self.in_process(process, crash) as store:
             if kind == "long":
-                self._begin_long(store, seconds * 100)
+                self._begin_long(store, seconds * 2)
             elif kind == "read":
                 opened = OpenTransaction(store.database, kind="read", settled=settled)
                 self.handles[self.new_tx("read", process=process).number] = TransactionContext(store, opened)
@@ -673,15 +673,16 @@ class StoreMachine(RuleBasedStateMachine):
     def ask(self, number: int, process: int, crash: CrashPlan) -> None:
         if not self.model.txs:
             return
-        tx = self.model.txs[number % len(self.model.txs)]
+        tx = self.model.txs[len(self.model.txs) - 1 - number % len(self.model.txs)]
         if tx.request is None:
             return
-        at, request = tx.number, tx.request
+        at, request, now = tx.number, tx.request, self.world.now()
         own = self.model.outcomes.get(request)
         is_forgotten = request.int >> 80 < self.model.forgotten_ms
 
         def refused(model: Model, seen: Seen) -> bool:
-            model.txs[at].is_refused = True
+            if model.txs[at].refused_ms is None:
+                model.txs[at].refused_ms = now
             return True
 
         with self.in_process(process, crash) as store:
@@ -694,7 +695,8 @@ class StoreMachine(RuleBasedStateMachine):
                 assert found.id == own
                 assert found.status == ("refused" if own is None else "committed")
                 assert own is not None or not is_forgotten
-            tx.is_refused = tx.is_refused or tx.is_open
+            if tx.is_open and tx.refused_ms is None:
+                tx.refused_ms = now
 
     def close_token(self, token: str, process: int, generation: int | None, crash: CrashPlan) -> None:
         now = self.model.token_state(token)
@@ -731,7 +733,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def forget(self, model: Model, keep_outcomes: float, keep_tokens: float) -> int:
         now = self.world.now()
-        model.forgotten_ms = max(model.forgotten_ms, now - int(keep_outcomes * 1000))
+        model.forget_outcomes(now - int(keep_outcomes * 1000))
         return 0 if math.isinf(keep_tokens) else model.forget_tokens(now - int(keep_tokens * 1000))
 
     def maintain(self, process: int, age: float, keep: tuple[float, float], crash: CrashPlan) -> None:

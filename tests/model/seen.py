@@ -118,7 +118,7 @@ def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict
     known = {((cell), at): value for cell, values in model.versions.items() for at, value in values.items()}
     committed_rows = {place: value for place, value in seen.versions.items() if place[1] in model.committed}
     undecided = {
-        tx.request: tx.is_refused
+        tx.request: tx.refused_ms is not None
         for tx in model.txs.values()
         if tx.is_open and tx.request is not None and (tx.snapshot is None or model.is_registered(tx))
     }
@@ -151,6 +151,7 @@ def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict
             {pointer: {_as_bytes(store, key) for key in layer.keys} for pointer, layer in staged.items() if layer.keys},
             seen.staged_keys,
         ),
+        "who is below the horizon": (set(), {one.owner for one in seen.active.values() if one.low < seen.horizon}),
         "versions nobody wrote": ({place: known.get(place) for place in committed_rows}, committed_rows),
     }
     if by_row:
