@@ -24,7 +24,7 @@ from export_queue.core.errors import (
     TransactionEnded,
     TransactionTimeout,
 )
-from export_queue.core.store import Handle, schema
+from export_queue.core.store import Handle, Writes, schema
 from export_queue.core.transactions import OpenTransaction, prune, sweep
 
 EVERY_WAY = True
@@ -293,6 +293,17 @@ def test_a_staged_write_after_abort_is_refused(store: Store) -> None:
     with pytest.raises(RegistrationLost), store.resume(tx.to_json()) as other:
         tx._transaction.abort()
         other.table("t").set("a", "n", b"late")
+    assert read(store, "a") is None
+
+
+def test_a_write_that_is_staged_while_the_transaction_is_aborted_is_refused(store: Store) -> None:
+    """The step itself refuses it, whatever was looked up before."""
+    tx = begin(store, kind="long")
+    own = tx.id
+    tx._transaction.abort()
+    late = Writes(cells=[(store._table("t").number, b"a", b"n", b"late")])
+    with store.database.connect() as connection, pytest.raises(RegistrationLost):
+        store.database.dialect.stage(connection, own, own, late)
     assert read(store, "a") is None
 
 

@@ -335,9 +335,10 @@ class Model:
         """Forget what became of old requests, but not that one in progress has been refused."""
         self.forgotten_ms = max(self.forgotten_ms, before_ms)
         for tx in self.txs.values():
-            if tx.request is not None and tx.refused_ms is not None and not self.is_registered(tx):
-                if tx.request.int >> 80 < before_ms and tx.refused_ms < before_ms:
-                    tx.refused_ms = None
+            if tx.request is None or tx.refused_ms is None or self.is_registered(tx):
+                continue
+            if tx.request.int >> 80 < before_ms and tx.refused_ms < before_ms:
+                tx.refused_ms = None
 
     def forget_tokens(self, before_ms: int) -> int:
         """Forget work that was done before a time."""
