@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,14 +16,11 @@ from tests.model.world import FileWorld, ServerWorld, World, in_memory
 
 from export_queue.core.store import bounded
 
-PHASES = [Phase.generate] + ([Phase.shrink] if os.environ.get("SHRINK") else [])
-
-
 EXAMPLES = 10
 """Of each seed; from this number on hypothesis would vary the last ones instead of drawing new ones."""
 
 
-def explore(world: World, *, seeds: int, look_every: int) -> None:
+def explore(world: World, *, seeds: int, steps: int, look_every: int) -> None:
     """Try the same sequences of steps each time.
 
     :param look_every: after how many steps all there is is compared; what a step itself shows always is.
@@ -36,11 +32,11 @@ def explore(world: World, *, seeds: int, look_every: int) -> None:
             machine,
             settings=settings(
                 max_examples=EXAMPLES,
-                stateful_step_count=50,
+                stateful_step_count=steps,
                 database=None,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
-                phases=PHASES,
+                phases=[Phase.generate, Phase.shrink],  # explaining a failure would take longer than finding it
             ),
         )
 
@@ -59,7 +55,7 @@ def file_world() -> Iterator[FileWorld]:
 
 @pytest.mark.parametrize("many", [SOME, MANY])
 def test_a_file_store_is_its_model_whatever_happens(file_world: FileWorld, many: bool) -> None:
-    explore(file_world, seeds=200 if many else 8, look_every=1 if many else 3)
+    explore(file_world, seeds=200 if many else 6, steps=50, look_every=1 if many else 3)
 
 
 @pytest.fixture
@@ -72,4 +68,4 @@ def server_world(store_url: str, store_kind: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("store_url", STORES[1:], indirect=True)
 @pytest.mark.parametrize("many", [SOME, MANY])
 def test_a_server_store_is_its_model_whatever_happens(server_world: ServerWorld, many: bool) -> None:
-    explore(server_world, seeds=30 if many else 1, look_every=3)
+    explore(server_world, seeds=30 if many else 1, steps=40, look_every=3)

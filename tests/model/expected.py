@@ -337,7 +337,7 @@ class Model:
         for tx in self.txs.values():
             if tx.request is None or tx.refused_ms is None or self.is_registered(tx):
                 continue
-            if tx.request.int >> 80 < before_ms and tx.refused_ms < before_ms:
+            if max(tx.request.int >> 80, tx.refused_ms) < before_ms:
                 tx.refused_ms = None
 
     def forget_tokens(self, before_ms: int) -> int:

@@ -1,0 +1,210 @@
+"""A machine whose two processes may die at any moment; what they do is its subclasses'."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, ClassVar
+
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
+from tests.model.choices import DAY, CrashPlan
+from tests.model.expected import STRONG, WEAK, Kind, Model, Tx
+from tests.model.mortal import Crash, Life, live
+from tests.model.seen import Seen, all_rows, differences, look
+from tests.model.world import World
+
+from export_queue.core.client import Store, TransactionContext
+from export_queue.core.maintenance import maintain
+from export_queue.core.transactions import OpenTransaction, prune, sweep
+
+Effect = Callable[[Model, Seen], object]
+"""Something that a step may have done before it died; it is False if what is seen rules that out."""
+
+
+class Ended(Exception):
+    """A long transaction has found that it cannot go on."""
+
+
+class Process:
+    """A process with the store open, and the observers of two columns."""
+
+    def __init__(self, machine: CrashingMachine) -> None:
+        self.store = machine.world.open()
+        self.store.database.swept_at = math.inf  # sweeping is a step of its own
+        self.store._observed._clock = lambda: 0.0  # columns are observed from the beginning
+        self.life: Life = live(self.store)
+        for table, column in (STRONG, WEAK):
+            self.store.observe(
+                table, column, machine.observer(table), "strong" if (table, column) == STRONG else "weak"
+            )
+        self.store._observers._random = random.Random(7)
+
+
+class CrashingMachine(RuleBasedStateMachine):
+    """A store, its model, and two processes; ``world`` says where."""
+
+    world: ClassVar[World]
+    look_every: ClassVar[int] = 1
+    """After how many steps everything is compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watch: Store | None = None
+        self.looked = 0
+
+    @initialize()
+    def open(self) -> None:
+        self.world.reset()
+        self.watch = self.world.open()
+        self.model = Model(ttl_ms=int(self.world.ttl * 1000))
+        self.handles: dict[int, Any] = {}
+        self.snapshots: list[tuple[Any, frozenset[int]]] = []
+        self.last_id = self.written = 0
+        self.doubt: list[Effect] = []
+        self.observed: list[Tx] = []
+        self.processes = [Process(self), Process(self)]
+
+    def teardown(self) -> None:
+        if self.watch is not None:
+            for process in self.processes:
+                process.life.bury()
+                self.world.wait_for_end(process.life)
+            self.watch.close()
+
+    # --- crashes
+
+    @contextmanager
+    def in_process(self, number: int, crash: CrashPlan) -> Iterator[Store]:
+        """Run a step, in which the process may die; if it was to die later, it dies behind the step."""
+        process = self.processes[number]
+        self.doubt = []
+        if crash is not None and not crash[0]:
+            process.life.arm(moments=crash[1])
+        elif crash is not None and self.world.cuts_sessions:
+            process.life.is_cut = True
+            self.world.cut_after(crash[0] - 1)
+        elif crash is not None:
+            process.life.arm(commits=crash[0])
+        try:
+            yield process.store
+        except Crash:
+            self.recover(number, crash)
+        else:
+            if crash is not None:
+                self.doubt = []
+                self.recover(number, crash)
+
+    def recover(self, number: int, crash: CrashPlan) -> None:
+        """The state is that before or after the step, and recovery, twice over, leads there (I12)."""
+        assert crash is not None
+        self.world.cut_after(None)
+        process = self.processes[number]
+        process.life.bury()
+        self.world.wait_for_end(process.life)
+        seen = look(self.watch)
+        found = []
+        for done in range(len(self.doubt) + 1):
+            model = deepcopy(self.model)
+            if all(effect(model, seen) is not False for effect in self.doubt[:done]):
+                model.die(number, by_row=self.world.by_row)
+                self.adopt(model, seen)
+                found.append((differences(model, seen, self.watch, by_row=self.world.by_row), model))
+        right = [model for difference, model in found if not difference]
+        assert right, f"neither before nor after the step: {[difference for difference, _ in found]}"
+        self.model = right[0]
+        self.handles = {n: handle for n, handle in self.handles.items() if self.model.txs[n].is_open}
+        self.processes[number] = Process(self)
+        if crash[2]:
+            self.recover_all(self.processes[number].store)
+
+    def adopt(self, model: Model, seen: Seen) -> None:
+        """Take over the one id that the step may have drawn before its process died."""
+        unknown = sorted(set(seen.active) - set(model.active) - set(self.model.active))
+        assert len(unknown) <= 1 or not self.world.by_row, unknown
+        for pointer in unknown[:1]:
+            one = seen.active[pointer]
+            if pointer == one.owner:
+                model.active[pointer] = deepcopy(one)
+            else:
+                (tx,) = (tx for tx in model.txs.values() if tx.pointers[:1] == [one.owner])
+                model.checkpoint(tx, pointer)
+
+    def recover_all(self, store: Store) -> None:
+        """After all deadlines nothing is in progress or invalid any more."""
+        if self.world.has_clock:
+            latest = max([self.world.now(), *(one.deadline_ms for one in self.model.active.values())])
+            self.world.move(latest + 1 - self.world.now())
+        else:
+            self.world.pass_deadline(self.model, self.watch)
+        for again in range(2):
+            before = self.everything()
+            assert sweep(store.database) == self.model.sweep(self.world.now())
+            assert prune(store.database) == self.model.prune(1000)
+            maintain(store.database, snapshot_age=0)
+            self.forget(self.model, DAY, 30 * DAY)
+            self.check()
+            assert not again or self.everything() == before, "recovering twice is not recovering once"
+        seen = look(self.watch)
+        assert not seen.active
+        assert not seen.invalid
+        assert not seen.excluded or not self.world.by_row
+
+    def everything(self) -> dict[str, list[Any]]:
+        with self.watch.database.read() as work:
+            return all_rows(work)
+
+    def check(self) -> None:
+        """Compare all there is with the model."""
+        found = differences(self.model, look(self.watch), self.watch, by_row=self.world.by_row)
+        assert not found, "\n".join(f"{what}: expected {pair[0]}, found {pair[1]}" for what, pair in found.items())
+
+    # --- what a transaction does
+
+    def new_tx(self, kind: Kind, *, process: int | None, seconds: float = 30.0, **options: Any) -> Tx:
+        tx = Tx(len(self.model.txs), kind, int(seconds * 1000), process, **options)
+        self.model.txs[tx.number] = tx
+        return tx
+
+    def open_tx(self, number: int) -> Tx:
+        """Choose one of those that are open."""
+        return self.model.txs[sorted(self.handles)[number % len(self.handles)]]
+
+    def sync(self, tx: Tx, opened: OpenTransaction) -> None:
+        """Note that a transaction has drawn its id or taken its snapshot."""
+        value = opened._value
+        if value is None or tx.snapshot is not None:
+            return
+        if tx.kind == "read":
+            oldest = min(self.model.active, default=None) if opened._settled else None
+            assert value.id > self.last_id if oldest is None else value.id == oldest
+            self.model.start_reading(tx, value.id)
+        else:
+            self.drawn(value.id)
+            self.model.start(tx, value.id, self.world.now())
+            if not self.world.has_clock:
+                tx.deadline_ms = self.model.active[value.id].deadline_ms = value.deadline_ms
+            assert tx.deadline_ms == value.deadline_ms
+        assert opened.view.low == tx.low
+
+    def drawn(self, own: int) -> None:
+        """Ids only grow (I5)."""
+        assert own > self.last_id
+        self.last_id = own
+
+    @invariant()
+    def is_as_expected(self) -> None:
+        self.looked += 1
+        if self.watch is not None and self.looked % self.look_every == 0:
+            self.check()
+
+    def forget(self, model: Model, keep_outcomes: float, keep_tokens: float) -> int:
+        now = self.world.now()
+        model.forget_outcomes(now - int(keep_outcomes * 1000))
+        return 0 if math.isinf(keep_tokens) else model.forget_tokens(now - int(keep_tokens * 1000))
+
+    def observer(self, table: str) -> Callable[[TransactionContext, bytes, bytes], None]:
+        """Make the observer of a column."""
+        raise NotImplementedError
