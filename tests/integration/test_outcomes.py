@@ -85,6 +85,19 @@ def commit(store: Store, name: str, requests: list[UUID], **options: float) -> N
         fill(tx, name)
 
 
+def test_a_session_that_is_ended_in_the_middle_of_work_is_told_as_such(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store, connect(postgres_url) as other:
+        store.create()
+        with pytest.raises(StoreUnavailable), store.database.begin() as work:
+            own = work.connection.exec_driver_sql("select pg_backend_pid()").scalar()
+            other.execute("select pg_terminate_backend(%s)", (own,))
+            wait_until(
+                lambda: not other.execute("select 1 from pg_stat_activity where pid = %s", (own,)).fetchall(),
+                "it goes on",
+            )
+        assert store.queues() == []
+
+
 def test_a_flush_without_an_answer_ends_the_transaction(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delivered late, it would undo what a later flush has written."""
     with pytest.raises(StoreUnavailable, match="lost"), store.transaction(long=True) as tx:
