@@ -24,9 +24,9 @@ from benchmarks.measuring import Figure, median_ratio, shuffled
 from benchmarks.outbox import ROWS, STATUS, VALUE, all_keys
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
+from export_queue.core.maintenance import maintain
 from export_queue.core.sinks import MemorySink
 from export_queue.core.testing.servers import PostgresServer
-from export_queue.core.transactions import prune, sweep
 
 FLAT = 1.2
 CLEANED, HELD = "clean-up running", "a long transaction open"
@@ -67,8 +67,8 @@ def run(quick: bool) -> list[Figure]:
 def clean_up(url: str) -> None:
     """Delete what nobody reads any more."""
     with Store.open(url) as store:
-        sweep(store.database)
-        prune(store.database)
+        while maintain(store.database, snapshot_age=1.0).more:
+            pass
 
 
 @contextlib.contextmanager

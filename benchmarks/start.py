@@ -70,6 +70,8 @@ def _active(number: int, now: int) -> dict[str, Any]:
         "started_ms": number // 1_000_000,
         "deadline_ms": deadline,
         "low": number,
+        "owner": number,
+        "client": "benchmark",
     }
 
 

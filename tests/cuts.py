@@ -93,7 +93,8 @@ class Cutter:
     def __init__(self, url: str) -> None:
         self.application = f"cut{os.getpid()}x{next(_numbers):03d}"
         parsed = sa.make_url(url)
-        assert parsed.host is not None and parsed.port is not None
+        assert parsed.host is not None
+        assert parsed.port is not None
         self.proxy = CuttingProxy(parsed.host, parsed.port)
         through = parsed.set(port=self.proxy.port).update_query_dict({"application_name": self.application})
         self.store = Store.open(through.render_as_string(hide_password=False))
@@ -113,7 +114,15 @@ class Cutter:
                 assert cutter.attempt(kind, None).told == "committed"
             yield cutter
 
-    def attempt(self, kind: str, cut: Cut | None, *, timeout: float | None = None, warm: bool = True) -> Attempt:
+    def attempt(
+        self,
+        kind: str,
+        cut: Cut | None,
+        *,
+        timeout: float | None = None,
+        warm: bool = True,
+        before_commit: Callable[[], object] = lambda: None,
+    ) -> Attempt:
         """Let one unit of work run while its connection is cut.
 
         :param warm: whether there is a connection before the cut is armed.
@@ -124,7 +133,7 @@ class Cutter:
             self.store.database.engine.connect().close()
         self.store.database.swept_at = time.monotonic() if warm else 0.0  # a sweep would come between
         try:
-            KINDS[kind](self.store, attempt, lambda: self.proxy.arm(cut))
+            KINDS[kind](self.store, attempt, lambda: (self.proxy.arm(cut), before_commit()))
         except CommitOutcomeUnknown as error:
             attempt.told, attempt.error = "unknown", error
         except (ExportQueueError, GivenUp) as error:
@@ -145,9 +154,10 @@ class Cutter:
         status = self.truth.status(attempt.request)
         told = f"told {attempt.told} ({attempt.error!r}), found {found} and outcome {status}"
         if attempt.told == "committed":
-            assert found == (1, 1) and status == "committed", told
+            assert (found, status) == ((1, 1), "committed"), told
         elif attempt.told == "refused":
-            assert found == (0, 0) and status != "committed", told
+            assert found == (0, 0), told
+            assert status != "committed", told
         else:
             assert found == ((1, 1) if status == "committed" else (0, 0)), told
 
@@ -176,7 +186,7 @@ class Cutter:
         return {direction: self.proxy.counted(direction) for direction in DIRECTIONS}
 
 
-Arm = Callable[[], None]
+Arm = Callable[[], object]
 
 
 def write_only(store: Store, attempt: Attempt, arm: Arm) -> None:

@@ -98,8 +98,9 @@ def stores_to_copy(postgres_server: PostgresServer) -> dict[str, str]:
 
 @pytest.fixture
 def store_kind(store_url: str, request: pytest.FixtureRequest) -> str:
-    """Which kind of store the test runs on."""
-    return str(request.node.callspec.params["store_url"])
+    """Which kind of store the test runs on; by its URL where the test's folder has one of its own."""
+    call = getattr(request.node, "callspec", None)
+    return str((call.params if call else {}).get("store_url") or store_url.partition(":")[0].partition("+")[0])
 
 
 @pytest.fixture

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import QueueWriter
-from export_queue.core.tables import Table
+from export_queue.core.queue import Queue, QueueWriter
+from export_queue.core.tables import ObservedColumns, Table, TableOptions
 from export_queue.core.transactions import Level, OpenTransaction, Participant
 
-if TYPE_CHECKING:
-    from export_queue.core.client.store import Store
+
+class Catalogue(Protocol):
+    """What a store knows of its tables and queues."""
+
+    _observed: ObservedColumns
+
+    def _table(self, name: str) -> TableOptions: ...
+
+    def _queue(self, queue_id: str) -> Queue: ...
 
 
 class TransactionContext:
     """What a function in a transaction works with."""
 
-    def __init__(self, store: Store, transaction: OpenTransaction) -> None:
-        self._store = store
+    def __init__(self, catalogue: Catalogue, transaction: OpenTransaction) -> None:
+        self._catalogue = catalogue
         self._transaction = transaction
         self._writers: dict[str, QueueWriter] = {}
 
     @property
     def id(self) -> int:
-        """The transaction's id, and the sequence of the entries that it adds; asking draws it."""
+        """The transaction's id, and the sequence of the entries that it adds before a checkpoint; asking draws it."""
         if self._transaction.kind == "read":
             raise InvalidArgument("a read-only transaction has no id")
         return self._transaction.value.id
@@ -37,7 +44,7 @@ class TransactionContext:
     def table(self, name: str) -> Table:
         """Bind a table to this transaction; one that is not configured is stored with default options."""
         self._transaction.require_open()
-        return Table(self._transaction, self._store._table(name), self._store._observed)
+        return Table(self._transaction, self._catalogue._table(name), self._catalogue._observed)
 
     def queue(self, queue_id: str) -> QueueWriter:
         """Bind a queue to this transaction.
@@ -46,11 +53,14 @@ class TransactionContext:
         """
         self._transaction.require_open()
         if queue_id not in self._writers:
-            self._writers[queue_id] = QueueWriter(self._transaction, self._store._queue(queue_id))
+            self._writers[queue_id] = QueueWriter(self._transaction, self._catalogue._queue(queue_id))
         return self._writers[queue_id]
 
     def join(self, participant: Participant) -> None:
-        """Let another resource take part: it is written before the commit, and rolled back if there is none."""
+        """Let another resource take part: it is written before the commit, and rolled back if there is none.
+
+        :raises InvalidArgument: the transaction is read-only, or others end it: bound to the user's, or resumed.
+        """
         self._transaction.join(participant)
 
     def checkpoint(self) -> None:

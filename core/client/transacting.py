@@ -90,6 +90,7 @@ class Transacting:
 
         :param transaction: as :meth:`begin` or ``tx.to_json()`` gave it.
         :raises RegistrationLost: it has ended.
+        :raises StoreUnavailable: what was written got no answer; the transaction is aborted.
         """
         opened = self._resumed(transaction)
         yield self._context(opened)
@@ -160,7 +161,7 @@ class Transacting:
     def forget_invalid(self, transaction: int) -> bool:
         """Say that nothing is left of such an id, so that clean-up forgets it.
 
-        Before it is really gone, whoever asks a snapshot would show it.
+        What is really left of it anybody sees from then on who asks ``Transaction.is_visible``.
 
         :returns: False if no such id is kept.
         """

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -155,6 +156,10 @@ class Database:
         try:
             with self.translated(), self.dialect.limited(connection, seconds):
                 yield connection
+        except BaseException as error:
+            if isinstance(error, StoreUnavailable) or getattr(connection.connection.driver_connection, "closed", False):
+                connection.invalidate()  # giving it back would ask a server that is gone, and fail with that
+            raise
         finally:
             connection.close()
 
@@ -182,20 +187,20 @@ class Database:
         with self.connect(seconds=seconds) as connection:
             yield Work(connection, self)
 
-    @contextlib.contextmanager
-    def translated(self) -> Iterator[None]:
+    def translated(self) -> Translated:
         """Turn a database's own errors into :class:`StoreUnavailable` or :class:`StoreNotCreated`."""
-        try:
-            yield
-        except PoolTimeout as error:
-            raise StoreUnavailable(
+        return Translated(self)
+
+    def translate(self, error: BaseException) -> Exception | None:
+        """Find this library's error for one of the database; None for all others."""
+        if isinstance(error, PoolTimeout):
+            return StoreUnavailable(
                 f"store {self.shown_url}: all connections of this process are taken",
                 hint="a transaction that has read owns a connection to its end: keep fewer of them open at once",
-            ) from error
-        except DBAPIError as error:
-            raise self._translate(error.orig or error) from error.orig
-        except self.dialect.driver_error as error:
-            raise self._translate(error) from error
+            )
+        if isinstance(error, DBAPIError):
+            return self._translate(error.orig or error)
+        return self._translate(error) if isinstance(error, self.dialect.driver_error) else None
 
     def _translate(self, error: BaseException) -> Exception:
         if self.dialect.is_missing_table(error):
@@ -212,6 +217,27 @@ class Database:
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+
+class Translated:
+    """A block whose database's errors come out as this library's; a class, since each step of a transaction has one."""
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> None:
+        """Nothing: only the end counts."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        translated = self._database.translate(error)
+        if translated is not None and translated is not error:
+            raise translated from getattr(error, "orig", None) or error
 
 
 def _host_clock() -> int:

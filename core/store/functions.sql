@@ -4,13 +4,6 @@
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
 --         XQ005 token has committed, XQ006 snapshot too old, XQ007 wrong isolation level.
 
-create or replace function {s}.xq_require_read_committed_v1() returns void language plpgsql volatile as $body$
-begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
-  end if;
-end $body$;
-
 -- by_row: registered by an active row, which any session may end; else a short one by a lock of its session,
 -- and one that is bound to a SQL transaction of the user's by a lock of that.
 -- relaxed: a start need not be durable, only its id never drawn again, which the clock in it sees to. Never inside
@@ -25,10 +18,13 @@ declare
   for_session boolean := kind = 'short' and not by_row;
   low bigint;
   horizon bigint;
+  setting text;
 begin
-  perform {s}.xq_require_read_committed_v1();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
+  end if;
   if relaxed then
-    perform set_config('synchronous_commit', 'off', true);
+    setting := set_config('synchronous_commit', 'off', true);
   end if;
   begin
     id := {s}.xq_draw_v1(for_session);
@@ -65,10 +61,13 @@ create or replace function {s}.xq_checkpoint_v1(tx bigint, relaxed boolean) retu
 language plpgsql volatile as $body$
 declare
   pointer bigint;
+  setting text;
 begin
-  perform {s}.xq_require_read_committed_v1();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
+  end if;
   if relaxed then
-    perform set_config('synchronous_commit', 'off', true);
+    setting := set_config('synchronous_commit', 'off', true);
   end if;
   perform {s}.xq_hold_active_v1(tx);
   pointer := {s}.xq_draw_v1(false);
@@ -143,11 +142,14 @@ declare
   tx bigint := own;
   pointers bigint[];
   newest bigint;  -- the last pointer: what commits later must have a greater id than any version written here
+  lost text;
   written bigint;
   decided record;
   offender record;
 begin
-  perform {s}.xq_require_read_committed_v1();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
+  end if;
 
   -- 1. The registration is proven, or made now.
   if kind = 'write' then
@@ -163,7 +165,10 @@ begin
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
   else
-    perform {s}.xq_prove_v1(tx, kind = 'short');
+    lost := {s}.xq_prove_v1(tx, kind = 'short');
+    if lost is not null then
+      raise exception using errcode = 'XQ002', message = lost;
+    end if;
   end if;
   newest := coalesce(pointers[cardinality(pointers)], tx);
 
@@ -207,16 +212,23 @@ begin
     end if;
   end if;
 
-  -- 5. Cells, entries, notifications.
-  if cardinality(cell_table) > 0 then
+  -- 5. Cells, entries, notifications. Only a long transaction may have written the same ones before.
+  if kind = 'long' then
     insert into {s}.xq_cell select c.n, c.r, c.k, tx, c.v
       from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
       on conflict on constraint xq_cell_pkey do update set value = excluded.value;
-  end if;
-  if cardinality(entry_queue) > 0 then
     insert into {s}.xq_entry select e.q, e.l, e.b, e.k, tx, e.v
       from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v)
       on conflict on constraint xq_entry_pkey do update set value = excluded.value;
+  else
+    if cardinality(cell_table) > 0 then
+      insert into {s}.xq_cell select c.n, c.r, c.k, tx, c.v
+        from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v);
+    end if;
+    if cardinality(entry_queue) > 0 then
+      insert into {s}.xq_entry select e.q, e.l, e.b, e.k, tx, e.v
+        from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v);
+    end if;
   end if;
   if cardinality(note_table) > 0 then
     insert into {s}.xq_notification select n.n, n.r, n.k, tx from unnest(note_table, note_row, note_column) as n(n, r, k)
@@ -260,9 +272,10 @@ create or replace function {s}.xq_abort_v1(kind text, own bigint) returns void
 language plpgsql volatile as $body$
 declare
   pointer bigint;
+  done boolean;
 begin
   if kind = 'short' then
-    perform {s}.xq_free_v1(own);
+    done := {s}.xq_free_v1(own);
   elsif kind = 'row' then
     perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
     -- A row that is locked is being ended by another commit or sweep; nothing was staged.

@@ -25,18 +25,21 @@ end $body$;
 create or replace function {s}.xq_observe_v1(out read_pointer bigint, out excluded bigint[])
 language plpgsql volatile as $body$
 begin
-  perform {s}.xq_require_read_committed_v1();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
+  end if;
   select c.last_id into read_pointer from {s}.xq_clock c;
   excluded := {s}.xq_unfinished_v1(read_pointer + 1);
 end $body$;
 
 -- Nothing but a row registers an id here; these two are the other way's.
-create or replace function {s}.xq_prove_v1(tx bigint, for_session boolean) returns void
+create or replace function {s}.xq_prove_v1(tx bigint, for_session boolean) returns text
 language plpgsql volatile as $body$
 begin
-  raise exception using errcode = 'XQ002', message = 'registered in another way than the store''s';
+  return 'registered in another way than the store''s';
 end $body$;
 
-create or replace function {s}.xq_free_v1(tx bigint) returns void language plpgsql volatile as $body$
+create or replace function {s}.xq_free_v1(tx bigint) returns boolean language plpgsql volatile as $body$
 begin
+  return false;
 end $body$;

@@ -42,6 +42,7 @@ language plpgsql volatile as $body$
 declare
   mask constant bigint := {mask};
   listed bigint[];
+  stored bigint[];
 begin
   listed := array(
     select v.id
@@ -49,13 +50,15 @@ begin
           from pg_locks l
           where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
             and l.database = (select d.oid from pg_database d where d.datname = current_database())) v
-    where v.id < below and v.id > greatest(below - 8796093022208, 0));  -- 0 is the gate
-  return array(
-    select u.id from (
-      select unnest(listed) as id
-      union select a.id from {s}.xq_active a where a.id < below
-      union select i.id from {s}.xq_invalid i where i.id < below) u
-    order by u.id);
+    where v.id < below and v.id > greatest(below - 8796093022208, 0)  -- 0 is the gate
+    order by v.id);
+  stored := array(
+    select a.id from {s}.xq_active a where a.id < below
+    union all select i.id from {s}.xq_invalid i where i.id < below);
+  if cardinality(stored) = 0 then
+    return listed;
+  end if;
+  return array(select distinct u.id from unnest(listed || stored) as u(id) order by u.id);
 end $body$;
 
 create or replace function {s}.xq_observe_v1(out read_pointer bigint, out excluded bigint[])
@@ -63,7 +66,9 @@ language plpgsql volatile as $body$
 declare
   mask constant bigint := {mask};
 begin
-  perform {s}.xq_require_read_committed_v1();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
+  end if;
   begin
     begin
       read_pointer := case when pg_advisory_lock(mask) is null then null
@@ -80,8 +85,9 @@ begin
   excluded := {s}.xq_unfinished_v1(read_pointer + 1);
 end $body$;
 
--- Proves at the commit that an id has been registered by a lock since its start, and keeps it so to the end.
-create or replace function {s}.xq_prove_v1(tx bigint, for_session boolean) returns void
+-- Proves at the commit that an id has been registered by a lock since its start, and keeps it so to the end;
+-- returns what is wrong, null if nothing.
+create or replace function {s}.xq_prove_v1(tx bigint, for_session boolean) returns text
 language plpgsql volatile as $body$
 declare
   mask constant bigint := {mask};
@@ -90,22 +96,21 @@ begin
     -- First the lock of the SQL transaction, then the session's goes: the id is never unlisted.
     -- By try: on another session the plain lock would wait for ever.
     if not pg_try_advisory_xact_lock(tx # mask) then
-      raise exception using errcode = 'XQ002', message = 'held by another session';
+      return 'held by another session';
     end if;
     if not pg_advisory_unlock(tx # mask) then
-      raise exception using errcode = 'XQ002', message = 'not held by this session';
+      return 'not held by this session';
     end if;
   -- Registered by a lock of the user's SQL transaction: held if and only if start belongs to this one.
   elsif not exists (select 1 from pg_locks l
                     where l.pid = pg_backend_pid() and l.locktype = 'advisory' and l.objsubid = 1 and l.granted
                       and ((l.classid::bigint << 32) | l.objid::bigint) = (tx # mask)) then
-    raise exception using errcode = 'XQ002', message = 'begun in another SQL transaction';
+    return 'begun in another SQL transaction';
   end if;
+  return null;
 end $body$;
 
-create or replace function {s}.xq_free_v1(tx bigint) returns void language plpgsql volatile as $body$
-declare
-  mask constant bigint := {mask};
+create or replace function {s}.xq_free_v1(tx bigint) returns boolean language plpgsql volatile as $body$
 begin
-  perform pg_advisory_unlock(tx # mask);  -- never unlock_all: the session may hold locks of its user
+  return pg_advisory_unlock(tx # {mask});  -- never unlock_all: the session may hold locks of its user
 end $body$;

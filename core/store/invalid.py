@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -15,12 +16,15 @@ def invalid_ids(work: Work) -> frozenset[int]:
     return frozenset(work.connection.scalars(sa.select(invalid.c.id)))
 
 
-def add_invalid(work: Work, transaction: int, left_to: str) -> None:
-    """Make an id invalid until :func:`forget_invalid`.
+def keep_invalid(work: Work, ids: Sequence[int], left_to: str) -> None:
+    """Make ids invalid until :func:`forget_invalid`.
 
-    :param left_to: the participants that could not undo what they wrote under it.
+    :param ids: one or more.
+    :param left_to: the participants that could not undo what they wrote under them.
     """
-    work.connection.execute(sa.insert(invalid).values(id=transaction, since_ms=work.now(), left_to=left_to))
+    work.connection.execute(sa.delete(invalid).where(invalid.c.id.in_(ids)))  # a sweep may have been there before
+    since_ms = work.now()
+    work.connection.execute(sa.insert(invalid), [{"id": i, "since_ms": since_ms, "left_to": left_to} for i in ids])
 
 
 @dataclass(frozen=True, slots=True)

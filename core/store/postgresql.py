@@ -24,6 +24,7 @@ from export_queue.core.store import postgresql_calls as calls
 from export_queue.core.store import postgresql_errors as errors
 from export_queue.core.store import postgresql_statements as sql
 from export_queue.core.store.bounded import CLIENT_DEFAULTS, bound_connections, limited
+from export_queue.core.store.postgresql_arrays import BigintArray, ByteaArray
 from export_queue.core.store.protocol import (
     CommitCall,
     Committed,
@@ -79,7 +80,6 @@ class PostgresDialect:
         self._id_source: str | None = None
         self._read_cell = self._sql(sql.READ_CELL)
         self._read_cells = self._sql(sql.READ_CELLS)
-        self._scan = self._sql(sql.SCAN)
         self._start = self._sql(sql.START)
         self._commit = self._sql(sql.COMMIT)
         self._abort = self._sql(sql.ABORT)
@@ -228,7 +228,7 @@ class PostgresDialect:
         horizon, version, value = calls.one(
             connection,
             self._read_cell,
-            (table, row, column, calls.ids(view.own), view.read_pointer, calls.ids(view.excluded)),
+            (table, row, column, BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded)),
         )
         if view.low < horizon:
             raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
@@ -239,20 +239,18 @@ class PostgresDialect:
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells in one statement."""
         rows, columns = zip(*cells, strict=True)
-        seen = (calls.ids(view.own), view.read_pointer, calls.ids(view.excluded))
-        return self._cells(connection, view, self._read_cells, (list(rows), list(columns), table, *seen))
+        seen = (BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded))
+        return self._cells(
+            connection, view, self._read_cells, (ByteaArray.of(rows), ByteaArray.of(columns), table, *seen)
+        )
 
     def scan_cells(
         self, connection: Handle, view: View, table: int, span: Span, *, limit: int
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read the first cells of a span in one statement."""
-        after_row, after_column = span.after or (None, None)
-        first = span.first_row if after_row is None else after_row
-        seen = (calls.ids(view.own), view.read_pointer, calls.ids(view.excluded))
-        arguments = (table, first, span.end_row, span.end_row, after_row, after_row, after_column)
-        return self._cells(
-            connection, view, self._scan, (*arguments, not span.columns, list(span.columns), *seen, limit)
-        )
+        seen = (BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded))
+        arguments = (*sql.of_span(table, span), *seen, limit, table)
+        return self._cells(connection, view, sql.scan(self._s, span), arguments)
 
     def _cells(
         self, connection: Handle, view: View, statement: bytes, arguments: Sequence[Any]
@@ -303,7 +301,7 @@ class PostgresDialect:
             registered,
             call.request,
             transaction,
-            calls.ids(view.excluded if view else ()),
+            BigintArray.of(view.excluded if view else ()),
             view.low if view else None,
             call.deadline_ms,
             call.token,

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from psycopg.rows import tuple_row
 
 from export_queue.core.store import postgresql_errors as errors
+from export_queue.core.store.postgresql_arrays import NO_BYTEAS, NO_INTS, ByteaArray, IntArray
 from export_queue.core.store.protocol import Handle, Writes
 
 
@@ -53,34 +54,26 @@ def translated() -> Iterator[None]:
         raise refusal from error
 
 
-def ids(numbers: Sequence[int]) -> str:
-    """Write an array of numbers as text.
-
-    psycopg gives arrays of small and of large numbers different types, and so different prepared statements.
-    """
-    return "{" + ",".join(map(str, numbers)) + "}"
-
-
-def cells(notes: Sequence[tuple[int, bytes, bytes]]) -> tuple[Any, ...]:
+def cells(notes: Sequence[tuple[int, bytes, bytes]]) -> tuple[IntArray, ByteaArray, ByteaArray]:
     """Turn rows of table, row and column into columns."""
-    tables, row_keys, columns = list(zip(*notes, strict=True)) or ((), (), ())
-    return ids(tables), list(row_keys), list(columns)
+    if not notes:
+        return NO_INTS, NO_BYTEAS, NO_BYTEAS
+    tables, row_keys, columns = zip(*notes, strict=True)
+    return IntArray.of(tables), ByteaArray.of(row_keys), ByteaArray.of(columns)
 
 
-def columns(writes: Writes) -> tuple[Any, ...]:
+def columns(writes: Writes) -> list[IntArray | ByteaArray]:
     """Turn keys, cells and entries into columns, as the functions take them."""
-    written, added = list(zip(*writes.cells, strict=True)), list(zip(*writes.entries, strict=True))
-    tables, row_keys, column_keys, values = written or ((), (), (), ())
-    queues, layouts, buckets, keys, payloads = added or ((), (), (), (), ())
-    return (
-        list(writes.keys),
-        ids(tables),
-        list(row_keys),
-        list(column_keys),
-        list(values),
-        ids(queues),
-        ids(layouts),
-        ids(buckets),
-        list(keys),
-        list(payloads),
-    )
+    found: list[IntArray | ByteaArray] = [ByteaArray.of(writes.keys) if writes.keys else NO_BYTEAS]
+    if writes.cells:
+        tables, row_keys, column_keys, values = zip(*writes.cells, strict=True)
+        found += (IntArray.of(tables), ByteaArray.of(row_keys), ByteaArray.of(column_keys), ByteaArray.of(values))
+    else:
+        found += (NO_INTS, NO_BYTEAS, NO_BYTEAS, NO_BYTEAS)
+    if writes.entries:
+        queues, layouts, buckets, keys, payloads = zip(*writes.entries, strict=True)
+        found += (IntArray.of(queues), IntArray.of(layouts), IntArray.of(buckets))
+        found += (ByteaArray.of(keys), ByteaArray.of(payloads))
+    else:
+        found += (NO_INTS, NO_INTS, NO_INTS, NO_BYTEAS, NO_BYTEAS)
+    return found

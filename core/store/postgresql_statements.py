@@ -1,14 +1,15 @@
-"""The statements of a transaction's steps in PostgreSQL; ``{s}`` is the quoted schema.
-
-Arrays of ids go as text: psycopg gives arrays of small and of large numbers different types, and so different
-prepared statements.
-"""
+"""The statements of a transaction's steps in PostgreSQL; ``{s}`` is the quoted schema."""
 
 from __future__ import annotations
 
-_VISIBLE = "(version = any(%s::bigint[]) or (version <= %b and version <> all(%s::bigint[])))"
-_WRITES = ", ".join(["%b::bytea[]", "%s::int[]"] + ["%b::bytea[]"] * 3 + ["%s::int[]"] * 3 + ["%b::bytea[]"] * 2)
-_NOTES = "%s::int[], %b::bytea[], %b::bytea[]"
+from typing import Any
+
+from export_queue.core.store.postgresql_arrays import ByteaArray
+from export_queue.core.store.protocol import Span
+
+_VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
+_WRITES = ", ".join(["%b"] * 10)
+_NOTES = "%b, %b, %b"
 
 NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
 """The store's clock, in milliseconds since the epoch."""
@@ -22,11 +23,7 @@ CHECKPOINT = "select {s}.xq_checkpoint_v1(%b, %b)"
 OBSERVE = "select read_pointer, excluded from {s}.xq_observe_v1()"
 POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
 STAGE = "select {s}.xq_stage_v1(%b, %b, " + _WRITES + ", " + _NOTES + ")"
-COMMIT = (
-    "select {s}.xq_commit_v1(%s, %b, %b, %s::bigint[], %b, %b, %s, %b, %s, "
-    + ", ".join([_WRITES, _NOTES, _NOTES])
-    + ")"
-)
+COMMIT = "select {s}.xq_commit_v1(%s, %b, %b, %b, %b, %b, %s, %b, %s, " + ", ".join([_WRITES, _NOTES, _NOTES]) + ")"
 ABORT = "select {s}.xq_abort_v1(%s, %b)"
 REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"
 OUTCOME = "select status, id from {s}.xq_outcome where request = %b"
@@ -44,7 +41,7 @@ READ_CELL = (
 READ_CELLS = (
     """
     select (select horizon from {s}.xq_store), w.r, w.k, c.version, c.value
-    from unnest(%b::bytea[], %b::bytea[]) as w(r, k)
+    from unnest(%b, %b) as w(r, k)
     left join lateral (
         select version, value from {s}.xq_cell
         where table_number = %b and row_key = w.r and column_key = w.k and """
@@ -53,16 +50,46 @@ READ_CELLS = (
         order by version desc limit 1) c on true
 """
 )
-SCAN = (
+_SCAN = (
     """
     select (select horizon from {s}.xq_store), c.row_key, c.column_key, c.version, c.value
     from (select 1) one left join (
-        select distinct on (row_key, column_key) row_key, column_key, version, value from {s}.xq_cell
-        where table_number = %b and row_key >= %b and (%b::bytea is null or row_key < %b)
-          and (%b::bytea is null or (row_key, column_key) > (%b, %b))
-          and (%b or column_key = any(%b::bytea[])) and """
+        select g.row_key, g.column_key, g.version, v.value
+        from (
+            select row_key, column_key, max(version) as version from {s}.xq_cell
+            where table_number = %b and row_key >= %b and {span} and """
     + _VISIBLE
     + """
-        order by row_key, column_key, version desc limit %b) c on true
+            group by row_key, column_key order by row_key, column_key limit %b) g
+        join {s}.xq_cell v on v.table_number = %b and v.row_key = g.row_key and v.column_key = g.column_key
+                          and v.version = g.version) c on true
+    order by c.row_key, c.column_key
 """
 )
+
+
+def scan(schema: str, span: Span) -> bytes:
+    """Write the statement that reads the first cells of a span; it takes the arguments of :func:`of_span`.
+
+    The newest version is found by grouping, since that is the index's order: ``distinct on`` would sort the whole rest
+    of the span for every page.
+    """
+    conditions = ["true"]
+    if span.end_row is not None:
+        conditions.append("row_key < %b")
+    if span.after is not None:
+        conditions.append("(row_key, column_key) > (%b, %b)")
+    if span.columns:
+        conditions.append("column_key = any(%b)")
+    return _SCAN.format(s=schema, span=" and ".join(conditions)).encode()
+
+
+def of_span(table: int, span: Span) -> list[Any]:
+    """Return the arguments for what a span adds to the statement, before those of visibility."""
+    arguments: list[Any] = [table, span.first_row if span.after is None else span.after[0]]
+    if span.end_row is not None:
+        arguments.append(span.end_row)
+    arguments.extend(span.after or ())
+    if span.columns:
+        arguments.append(ByteaArray.of(span.columns))
+    return arguments

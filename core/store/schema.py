@@ -207,8 +207,8 @@ _LIVE_ENTRY = """
 
 # Who keeps the horizon where it is: the one with the least ``low``.
 _HOLDERS = """
-        select id, kind, low, started_ms, deadline_ms, cast(null as text) as client, cast(null as integer) as session
-        from {s}xq_active
+        select id, kind, low, started_ms, deadline_ms, client, cast(null as integer) as session
+        from {s}xq_active where id = owner
         union all
         select id, 'invalid', id, id / 1000000, cast(null as bigint), null, null from {s}xq_invalid"""
 

@@ -29,12 +29,15 @@ class SqliteReads:
         self, connection: Handle, view: View, table: int, row: bytes, column: bytes
     ) -> tuple[int | None, bytes | None]:
         """Read the newest visible version, and the horizon in the same statement."""
+        raw = raw_of(connection)
+        arguments = {"table": table, "row": row, "column": column, "pointer": view.read_pointer}
         if view.own or view.excluded:
-            hidden = (f"[{view.own_text}]", view.read_pointer, f"[{view.excluded_text}]")
-            found = raw_of(connection).execute(sql.READ_CELL, (table, row, column, *hidden))
+            arguments |= {"own": f"[{view.own_text}]", "hidden": f"[{view.excluded_text}]"}
+            found = raw.execute(sql.READ_CELL, arguments).fetchone()
         else:
-            found = raw_of(connection).execute(sql.READ_CELL_UP_TO, (table, row, column, view.read_pointer))
-        horizon, version, value = found.fetchone()
+            found = raw.execute(sql.READ_CELL_UP_TO, arguments).fetchone()
+        # Where nothing was found the horizon may be read later: it only grows.
+        horizon, version, value = found or (*raw.execute(sql.HORIZON).fetchone(), None, None)
         if view.low < horizon:
             raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
         return version, value
@@ -55,21 +58,22 @@ class SqliteReads:
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read the first cells of a span; SQLite gives the value of the row that has the maximum."""
         raw = raw_of(connection)
-        wanted = {f"column{i}": column for i, column in enumerate(span.columns)}
-        columns = f"and column_key in ({', '.join(f':{name}' for name in wanted)})" if wanted else ""
-        after_row, after_column = span.after or (None, None)
-        arguments = {
-            "table": table,
-            "first": span.first_row if after_row is None else after_row,
-            "end": span.end_row,
-            "after_row": after_row,
-            "after_column": after_column,
-            "own": f"[{view.own_text}]",
-            "pointer": view.read_pointer,
-            "hidden": f"[{view.excluded_text}]",
-            "limit": limit,
-            **wanted,
-        }
+        conditions = []
+        arguments: dict[str, object] = {"table": table, "pointer": view.read_pointer, "limit": limit}
+        arguments["first"] = span.first_row if span.after is None else span.after[0]
+        if span.end_row is not None:
+            conditions.append("row_key < :end")
+            arguments["end"] = span.end_row
+        if span.after is not None:
+            conditions.append("(row_key, column_key) > (:after_row, :after_column)")
+            arguments["after_row"], arguments["after_column"] = span.after
+        if span.columns:
+            wanted = {f"column{i}": column for i, column in enumerate(span.columns)}
+            conditions.append(f"column_key in ({', '.join(f':{name}' for name in wanted)})")
+            arguments |= wanted
+        hidden = bool(view.own or view.excluded)
+        if hidden:
+            arguments |= {"own": f"[{view.own_text}]", "hidden": f"[{view.excluded_text}]"}
         own_transaction = not raw.in_transaction
         if own_transaction:
             raw.execute("begin")
@@ -77,7 +81,7 @@ class SqliteReads:
             horizon = int(raw.execute("select horizon from xq_store").fetchone()[0])
             if view.low < horizon:
                 raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
-            return raw.execute(sql.SCAN.format(columns=columns), arguments).fetchall()
+            return raw.execute(sql.scan(conditions, hidden=hidden), arguments).fetchall()
         finally:
             if own_transaction:
                 raw.execute("rollback")

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-READ_CELL = """
-    select s.horizon, c.version, c.value
-    from xq_store s left join (
-        select version, value from xq_cell
-        where table_number = ? and row_key = ? and column_key = ?
-          and (version in (select value from json_each(?))
-               or (version <= ? and version not in (select value from json_each(?))))
-        order by version desc limit 1) c on 1
+from collections.abc import Sequence
+
+_SEEN = """
+    (version in (select value from json_each(:own))
+     or (version <= :pointer and version not in (select value from json_each(:hidden))))
 """
-READ_CELL_UP_TO = """
-    select s.horizon, c.version, c.value
-    from xq_store s left join (
-        select version, value from xq_cell
-        where table_number = ? and row_key = ? and column_key = ? and version <= ?
-        order by version desc limit 1) c on 1
+_UP_TO = "version <= :pointer"  # where nothing below is hidden; half the price
+_READ_CELL = """
+    select (select horizon from xq_store), version, value from xq_cell
+    where table_number = :table and row_key = :row and column_key = :column and {seen}
+    order by version desc limit 1
 """
-SCAN = """
+READ_CELL, READ_CELL_UP_TO = _READ_CELL.format(seen=_SEEN), _READ_CELL.format(seen=_UP_TO)
+HORIZON = "select horizon from xq_store"
+_SCAN = """
     select row_key, column_key, max(version), value from xq_cell
-    where table_number = :table and row_key >= :first and (:end is null or row_key < :end)
-      and (:after_row is null or (row_key, column_key) > (:after_row, :after_column))
-      and (version in (select value from json_each(:own))
-           or (version <= :pointer and version not in (select value from json_each(:hidden))))
-      {columns}
+    where table_number = :table and row_key >= :first and {span} and {seen}
     group by row_key, column_key order by row_key, column_key limit :limit
 """
+
+
+def scan(conditions: Sequence[str], *, hidden: bool) -> str:
+    """Write the statement that reads the first cells of a span."""
+    return _SCAN.format(span=" and ".join(conditions) or "true", seen=_SEEN if hidden else _UP_TO)
+
+
 TAKE_KEY = """
     insert into xq_conflict_key (key, writer) values (:key, :writer)
     on conflict (key) do update set writer = :writer

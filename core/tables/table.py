@@ -77,7 +77,8 @@ class Table:
     ) -> Iterator[tuple[bytes, bytes, bytes]]:
         """Read cells in the order of rows and columns, page by page; own writes are in their places.
 
-        What this transaction writes while a scan runs is not part of it.
+        What this transaction writes while a scan runs is not part of it; what a long one flushes meanwhile may be,
+        unless it has made a checkpoint and reads at ``SNAPSHOT_EXCLUDE_CURRENT``.
 
         :param start: first row.
         :param stop: the first row that is not read.

@@ -112,6 +112,14 @@ class CuttingProxy:
         """Wait until the cut has happened; tells whether it has."""
         return self._happened.wait(seconds)
 
+    def hold(self) -> None:
+        """Forward nothing more on the connections that are open now; new ones work."""
+        with self._guard:
+            ways = [key.data for key in self._selector.get_map().values() if isinstance(key.data, _Way)]
+            for way in ways:
+                self._forget(way.source)
+                self._held.append(way)
+
     def deliver(self) -> None:
         """Let the held connections go on: what was sent meanwhile arrives late."""
         with self._guard:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
@@ -21,7 +20,7 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionTimeout,
 )
-from export_queue.core.store import CommitCall, Database, Handle, Started
+from export_queue.core.store import CommitCall, Database, Handle, Started, Writes
 from export_queue.core.store.outcomes import new_request
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
 from export_queue.core.transactions.participants import Participant, Participants
@@ -85,6 +84,7 @@ class OpenTransaction(ReadingTransaction):
         self._settled = settled
         self._generation = 1
         self._participants = Participants()
+        self._is_resumed = False
         if token is not None:
             check_token(token)
             state = token_state(database, token, seconds=self._seconds)
@@ -102,6 +102,7 @@ class OpenTransaction(ReadingTransaction):
             raise InvalidArgument(f"only a long transaction may travel, found transaction {value.id}, {value.kind}")
         opened = cls(database, kind="long")
         opened.request = UUID(value.request)
+        opened._is_resumed = True
         opened._level = value.level
         opened._become(value)
         opened._move(State.IN_PROGRESS)
@@ -181,11 +182,16 @@ class OpenTransaction(ReadingTransaction):
     def join(self, participant: Participant) -> None:
         """Let another resource take part; it is rolled back if this transaction does not commit.
 
-        :raises InvalidArgument: the transaction is bound to its user's, whose end nobody tells us.
+        :raises InvalidArgument: the transaction is bound to its user's, or was resumed: others end it.
         """
         self._require_writable()
         if self.kind == "bound":
             raise InvalidArgument("a transaction that is bound to its user's SQL transaction has no participants")
+        if self._is_resumed:
+            raise InvalidArgument(
+                "a resumed transaction has no participants: nobody would call them at its end",
+                hint="let the process join them that holds the transaction: with store.transaction(long=True)",
+            )
         self._participants.join(participant, self.value)
 
     def checkpoint(self) -> None:
@@ -210,20 +216,26 @@ class OpenTransaction(ReadingTransaction):
 
         :raises InvalidArgument: the transaction is short.
         :raises RegistrationLost: it has ended, or was swept after its time-out.
+        :raises StoreUnavailable: there was no answer; the transaction is aborted.
         """
         if self.kind != "long":
             raise InvalidArgument("a short transaction is sent as a whole; flush() is for transaction(long=True)")
         value = self.value
         if self.buffer:
-            dialect, writes = self.database.dialect, self.buffer.writes()
-
-            def step(connection: Handle) -> tuple[int, ...]:
-                own = dialect.pointers(connection, value.id)  # another process may have made a checkpoint
-                dialect.stage(connection, value.id, own[-1], writes)
-                return own
-
-            self._become(replace(value, own=self._session.call(step)))
+            try:
+                self._session.call(partial(self._stage, value.id, self.buffer.writes()))
+            except StoreUnavailable as error:
+                if error.sent:
+                    # It may still arrive, behind a later flush that it would undo; after the abort it is refused.
+                    self.abort(error)
+                raise
             self.buffer.sent()
+
+    def _stage(self, own: int, writes: Writes, connection: Handle) -> None:
+        # Behind a checkpoint that another process has made, though this one has not read since.
+        pointers = self.database.dialect.pointers(connection, own)
+        self.database.dialect.stage(connection, own, pointers[-1], writes)
+        self._become(replace(self.value, own=pointers))
 
     def commit(self, result: Any = None) -> int | None:
         """Commit, or find out truthfully what became of it.
@@ -236,16 +248,18 @@ class OpenTransaction(ReadingTransaction):
         :raises AfterCommitFailed: it has committed, and a participant failed when it was told.
         """
         self.require_open()
-        with self._aborting():
+        try:
             self.buffer.keys |= self._participants.persist()
             if self._has_nothing_to_commit():
                 return self._end_reading()
             if self.kind == "long":
                 self.flush()
             call = self._call(result)
-        self._move(State.COMMITTING)
-        with self._aborting():
+            self._move(State.COMMITTING)
             own = self._send(call)
+        except BaseException as error:
+            self.abort(error)
+            raise
         self._end(State.COMMITTED)
         failure = self._participants.after_commit()
         if failure is not None:
@@ -333,14 +347,6 @@ class OpenTransaction(ReadingTransaction):
             raise reason
         raise CommitRefused(f"the commit of request {self.request} did not take effect: {reason.message}") from reason
 
-    @contextlib.contextmanager
-    def _aborting(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.abort(error)
-            raise
-
     def abort(self, reason: BaseException | None = None) -> None:
         """Drop what was written and forget the id; safe to call after the end.
 
@@ -355,12 +361,11 @@ class OpenTransaction(ReadingTransaction):
             self.database.counters.aborted(self.kind)
         failed = self._participants.roll_back(reason) if self._participants else []
         if failed and self._value is not None:
-            own = self._value.id
             try:
-                invalidate(self.database, own, left_to=", ".join(failed))
-            except ExportQueueError as error:
+                invalidate(self.database, self._value.own, left_to=", ".join(failed))
+            except Exception as error:
                 if reason is not None:
-                    reason.add_note(f"besides, transaction {own} could not be made invalid: {error}")
+                    reason.add_note(f"besides, transaction {self._value.id} could not be made invalid: {error}")
         self._forget()
         self._end(State.ABORTED)
 
@@ -369,8 +374,10 @@ class OpenTransaction(ReadingTransaction):
             return
         kind, own = self.kind, self._value.id
         # What cannot be undone now becomes invalid at its deadline; the abort itself always succeeds.
-        with contextlib.suppress(ExportQueueError):
+        try:
             self._session.call(lambda connection: self.database.dialect.abort(connection, kind=kind, transaction=own))
+        except ExportQueueError:
+            self._session.drop()  # a lock of its server session goes with it, and does not stay with the pool
 
     def _end(self, state: State) -> None:
         self._move(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -11,7 +12,7 @@ import orjson
 
 from export_queue.core.errors import CommitOutcomeUnknown
 from export_queue.core.store import Database, Outcome
-from export_queue.core.store.invalid import add_invalid, invalid_ids
+from export_queue.core.store.invalid import invalid_ids, keep_invalid
 from export_queue.core.store.outcomes import may_be_forgotten
 from export_queue.core.store.reports import latest_token
 from export_queue.core.transactions.snapshot import Snapshot
@@ -42,10 +43,10 @@ def settled_snapshot(database: Database) -> Snapshot:
     return Snapshot(low - 1, tuple(own for own in view.excluded if own < low))
 
 
-def invalidate(database: Database, transaction: int, *, left_to: str) -> None:
-    """Hide an id for good, since participants could not undo what they wrote under it."""
+def invalidate(database: Database, pointers: Sequence[int], *, left_to: str) -> None:
+    """Hide write pointers for good, since participants could not undo what they wrote under them."""
     with database.begin() as work:
-        add_invalid(work, transaction, left_to)
+        keep_invalid(work, pointers, left_to)
 
 
 def outcome(database: Database, request: UUID, *, seconds: float = ASK_SECONDS) -> Outcome:

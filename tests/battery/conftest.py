@@ -26,8 +26,7 @@ def way_url(way: Way, request: pytest.FixtureRequest) -> str:
     """The URL of a store of that way, created and empty."""
     fixture = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}[way.database]
     url = str(request.getfixturevalue(fixture))
-    with way.open(url) as store:
-        store.create()
+    way.create(url)
     return url
 
 

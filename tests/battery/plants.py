@@ -8,12 +8,15 @@ from typing import Any
 
 import psycopg
 
+from export_queue.core.store.postgresql_statements import NOW
+
 SCHEMA = "export_queue"
-PAUSE = "perform pg_sleep(random() * 0.005);"
-RARE_PAUSE = "if random() < 0.01 then perform pg_sleep(random() * 0.005); end if;"
+PAUSE, LONG_PAUSE = (f"perform pg_sleep(random() * {seconds});" for seconds in (0.005, 0.03))
+RARE_PAUSE = "if random() < {} then perform pg_sleep(random() * 0.005); end if;"
 
 _DRAWING = re.compile(r"[^;]*\bsetval\(.*?;", re.DOTALL)
-_GATE = re.compile(r"pg_advisory_lock\((\w+)\);")
+_GATE = re.compile(r"pg_advisory_lock\((\w+)\)")
+_FREED = re.compile(r"then pg_advisory_unlock\(\w+\) else not pg_advisory_unlock\(\w+\) end")
 
 
 def connect(url: str) -> psycopg.Connection[Any]:
@@ -26,19 +29,35 @@ def pause_before_registering(url: str, pause: str = PAUSE) -> None:
     _edit(url, "xq_draw", lambda text: _once(_DRAWING, lambda found: f"{found[0]} {pause}", text))
 
 
+def pause_now_and_then(url: str, *, has_gate: bool) -> None:
+    """Let time pass where the right order of two steps matters, and load alone would hardly show a wrong one.
+
+    These are: an id is drawn, then registered; active rows are read after the list of locks, never before it.
+
+    :param has_gate: whether ids come from a sequence under a gate; a clock stays locked over both steps.
+    """
+    if has_gate:
+        pause_before_registering(url, RARE_PAUSE.format(0.01))
+    pause_before_listing(url, RARE_PAUSE.format(0.05))
+
+
+def pause_before_listing(url: str, pause: str = LONG_PAUSE) -> None:
+    """Let time pass before the list of locks is read: harmless, unless active rows were read before."""
+    first = re.compile(r"\A(.*?\bbegin\b)", re.DOTALL | re.IGNORECASE)
+    _edit(url, "xq_unfinished", lambda text: _once(first, lambda found: f"{found[1]} {pause}", text))
+
+
 def free_the_gate_too_early(url: str) -> None:
     """Hold the gate over the drawing of an id only, and let time pass before the id is registered."""
 
     def edit(text: str) -> str:
         gate = _GATE.search(text)
         assert gate, f"expected a gate in {text}"
-        free = f"perform pg_advisory_unlock({gate[1]});"
         drawing = _DRAWING.search(text)
         assert drawing, f"expected the drawing of an id in {text}"
-        assert gate.start() < drawing.start(), f"expected the gate before the drawing in {text}"
-        behind = text[drawing.end() :]
-        assert free in behind, f"expected the gate freed behind the drawing in {text}"
-        return f"{text[: drawing.end()]} {free} {PAUSE}{behind.replace(free, '', 1)}"
+        assert gate.start() < drawing.end(), f"expected the gate before the drawing in {text}"
+        behind = _once(_FREED, "then true else false end", text[drawing.end() :])
+        return f"{text[: drawing.end()]} perform pg_advisory_unlock({gate[1]}); {LONG_PAUSE}{behind}"
 
     _edit(url, "xq_draw", edit)
 
@@ -48,8 +67,8 @@ def give_the_store_a_clock_of_its_own(url: str) -> None:
     with connect(url) as connection:
         connection.execute(f"create table {SCHEMA}.battery_clock (ms bigint)".encode())
         connection.execute(f"insert into {SCHEMA}.battery_clock values (0)".encode())
-    answer = rf"return (\1) + (select ms from {SCHEMA}.battery_clock);"
-    _edit(url, "xq_now", lambda text: _once(re.compile(r"\breturn\s+(.*?);", re.DOTALL), answer, text))
+    own = f"({NOW} + (select ms from {SCHEMA}.battery_clock))"
+    _edit(url, "xq_(draw|start|commit|sweep)", lambda text: text.replace(NOW, own))
 
 
 def set_clock(url: str, milliseconds: int) -> None:
@@ -65,10 +84,13 @@ def _once(pattern: re.Pattern[str], new: str | Callable[[re.Match[str]], str], t
 
 
 def _edit(url: str, name: str, edit: Callable[[str], str]) -> None:
-    """Change all versions of a function, and see that they are as planted."""
+    """Change all versions of functions, and see that they are as planted.
+
+    :param name: a regular expression for their names without the version.
+    """
     functions = (
         "select pg_get_functiondef(p.oid) from pg_proc p "
-        "where p.pronamespace = %s::regnamespace and p.proname ~ ('^' || %s || '_v[0-9]+$')"
+        "where p.pronamespace = %s::regnamespace and p.proname ~ ('^(' || %s || ')_v[0-9]+$')"
     )
     with connect(url) as connection:
         before = [text for (text,) in connection.execute(functions.encode(), (SCHEMA, name))]

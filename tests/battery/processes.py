@@ -16,12 +16,17 @@ from tests.battery.workload import Client
 
 from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError
+from export_queue.core.maintenance import maintain
 from export_queue.core.store.sqlite import SqliteDialect
-from export_queue.core.transactions import OpenTransaction, prune, sweep
+from export_queue.core.transactions import OpenTransaction, sweep
 
 JANITOR_PAUSE = 0.01
 PAGE = 3
 """Cells that one page of a scan holds, so that small scans take several."""
+
+
+SNAPSHOT_AGE = 10.0
+"""Seconds for which clean-up leaves what a short transaction may read: longer than those of the battery take."""
 
 
 def clean_up(store: Store, *, thoroughly: bool = True) -> int:
@@ -29,8 +34,10 @@ def clean_up(store: Store, *, thoroughly: bool = True) -> int:
 
     :param thoroughly: else what was swept stays invalid for the time being.
     """
-    sweep(store.database)
-    return prune(store.database) if thoroughly else 0
+    if not thoroughly:
+        sweep(store.database)
+        return 0
+    return maintain(store.database, snapshot_age=SNAPSHOT_AGE).pruned
 
 
 def run_client(way: Way, url: str, path: Path, number: int, session: int, seed: int, shared: Shared) -> None:

@@ -16,7 +16,7 @@ SLOTS = 10
 """Lists in use at any time; even ones conflict by row, odd ones by cell."""
 QUIET = (0, 1)
 """Slots to which only transactions append that others end: elsewhere newer versions soon cover what they leave."""
-MARKS = 6
+MARKS = 3
 ACCOUNTS, TOTAL = 8, 800
 QUEUE = "moves"
 STAGES = ("reading", "staging", "committing")

@@ -54,6 +54,7 @@ class Run:
             configure(store)
         if self.is_server:
             plants.give_the_store_a_clock_of_its_own(url)
+            plants.pause_now_and_then(url, has_gate=way.id_source != "clock")
 
     @property
     def is_server(self) -> bool:
@@ -232,8 +233,14 @@ class Committed:
         e, n, c, k = schema.entry.c, schema.notification.c, schema.cell.c, schema.conflict_key.c
         with store.database.read() as work:
             rows = work.connection.execute
-            assert {(seq, key) for seq, key in rows(sa.select(e.seq, e.key))} == self.entries
-            assert {(version, row) for version, row in rows(sa.select(n.version, n.row_key))} == self.notes
+            for what, statement, expected in (
+                ("entries", sa.select(e.seq, e.key), self.entries),
+                ("notifications", sa.select(n.version, n.row_key), self.notes),
+            ):
+                found = {(number, key) for number, key in rows(statement)}
+                too_many, missing = sorted(found - expected)[:10], sorted(expected - found)[:10]
+                assert not too_many, f"{what} that nobody committed: {too_many}"
+                assert not missing, f"{what} that were committed and are not there: {missing}"
             for column in (c.version, k.writer):
                 left = {number for (number,) in rows(sa.select(column).distinct())} - ids
                 assert not left, f"{column}: ids that did not commit: {sorted(left)[:10]}"

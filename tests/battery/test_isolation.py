@@ -33,8 +33,6 @@ def test_what_clients_see_under_kills_is_strong_snapshot_isolation(
 ) -> None:
     transactions = way.part_of(all_ways)
     run = Run(way, way_url, tmp_path, seed)
-    if run.is_server:
-        plants.pause_before_registering(way_url, plants.RARE_PAUSE)
     for goal in (min(FIRST, transactions), transactions):
         run.run(goal - run.done)
         verdict = run.check()
@@ -52,12 +50,12 @@ def test_all_ways_together_run_as_many_transactions_as_are_asked_for() -> None:
 @pytest.fixture
 def plain_run(postgres_url: str, tmp_path: Path, seed: int) -> Run:
     """A run whose store nobody has changed yet."""
-    with POSTGRESQL.open(postgres_url) as store:
-        store.create()
+    POSTGRESQL.create(postgres_url)
     return Run(POSTGRESQL, postgres_url, tmp_path, seed)
 
 
 @pytest.mark.postgres
+@pytest.mark.timeout(HANGS)
 def test_a_pause_between_drawing_and_registering_an_id_is_harmless_under_the_gate(plain_run: Run) -> None:
     plants.pause_before_registering(plain_run.url)
     plain_run.run(2000, torment=False)
@@ -67,6 +65,17 @@ def test_a_pause_between_drawing_and_registering_an_id_is_harmless_under_the_gat
 
 
 @pytest.mark.postgres
+@pytest.mark.timeout(HANGS)
+def test_a_pause_before_the_locks_are_listed_is_harmless_as_active_rows_are_read_after_them(plain_run: Run) -> None:
+    plants.pause_before_listing(plain_run.url)
+    plain_run.run(2000, torment=False)
+    verdict = plain_run.check()
+    assert not verdict.anomalies, str(verdict)
+    assert not plain_run.failures
+
+
+@pytest.mark.postgres
+@pytest.mark.timeout(HANGS)
 def test_the_same_pause_behind_a_gate_that_is_freed_too_early_is_caught(plain_run: Run) -> None:
     plants.free_the_gate_too_early(plain_run.url)
     for _ in range(10):

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -17,7 +18,8 @@ from tests.battery.ways import Way
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import RegistrationLost, TransactionError, TransactionTimeout
 from export_queue.core.store import Span, schema
-from export_queue.core.transactions import OpenTransaction, observe, sweep
+from export_queue.core.store.protocol import Writes
+from export_queue.core.transactions import OpenTransaction, Transaction, observe, sweep
 
 ROWS = [f"row {i}" for i in range(9)]
 WAIT = 60.0
@@ -35,7 +37,7 @@ class Zombie:
 
     def elsewhere(self) -> OpenTransaction:
         """The same transaction in another process."""
-        return self.others.resume(self.tx.to_json())
+        return OpenTransaction.resume(self.others.database, Transaction.from_json(self.tx.to_json()))
 
 
 Begin = Callable[[], Zombie]
@@ -197,10 +199,10 @@ def test_a_transaction_that_others_ended_goes_no_further(begin: Begin, end: Call
         before = held(zombie.others, zombie.id)
         assert len(before) == len(ROWS) + 3
         end(zombie)
-        for _ in range(2):  # and what is tried again fails again
+        for expected in (RegistrationLost, TransactionError):  # and what is tried again fails again
             try:
                 step(zombie)
-            except RegistrationLost:
+            except expected:
                 continue
             pytest.fail(f"it was {end.__name__} and {step.__name__}")
         right_end(zombie, end, before)
@@ -230,6 +232,24 @@ def test_a_scan_ends_at_the_page_behind_the_end(begin: Begin, end: Callable[[Zom
     with pytest.raises(RegistrationLost):
         list(cells)
     right_end(zombie, end, before)
+
+
+def test_clean_up_removes_what_is_being_staged_while_it_runs(way: Way, begin: Begin) -> None:
+    zombie = begin()
+    with zombie.others.database.begin() as work:  # its deadline has passed
+        work.connection.execute(sa.update(schema.active).values(deadline_ms=1).where(schema.active.c.id == zombie.id))
+    dialect = zombie.store.database.dialect
+    with ThreadPoolExecutor(1) as pool:
+        with zombie.store.database.begin() as work:
+            dialect.stage(work.connection, zombie.id, zombie.id, Writes(cells=[(1, b"late", b"c", b"late")]))
+            cleaning = pool.submit(clean_up, zombie.others)
+            if way.database != "sqlite":  # where it waits for its turn
+                cleaning.result(WAIT)
+        cleaning.result(WAIT)
+    clean_up(zombie.others)
+    with pytest.raises(RegistrationLost):
+        reads_a_cell(zombie)
+    assert held(zombie.others, zombie.id) == []
 
 
 def test_a_process_that_was_stopped_past_its_deadline_ends_nothing_and_stages_nothing(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from export_queue.core.client import Store
-from export_queue.core.store.protocol import Clock
+from export_queue.core.store.creation import create
+from export_queue.core.store.protocol import Clock, IdSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +20,19 @@ class Way:
     database: Literal["sqlite", "postgresql"]
     options: tuple[Mapping[str, Any], ...] = ({},)
     """Arguments of ``Store.open``; processes take turns."""
+    id_source: IdSource | None = None
+    """Where its store takes ids from, if not from what the database can do best."""
     weight: float = 1.0
-    """This way's part of all transactions."""
+    """This way's part of all transactions; SQLite's cost less of the processor's time."""
 
     def open(self, url: str, *, number: int = 0, clock: Clock | None = None) -> Store:
         """Open a store as one of many processes does."""
         return Store.open(url, clock=clock, **self.options[number % len(self.options)])
+
+    def create(self, url: str) -> None:
+        """Create the store."""
+        with self.open(url) as store:
+            create(store.database, id_source=self.id_source)
 
     def part_of(self, transactions: int) -> int:
         """Give the number of transactions that this way runs of all."""
@@ -32,6 +40,8 @@ class Way:
 
 
 WAYS = [
-    Way(name="sqlite", database="sqlite"),
+    Way(name="sqlite", database="sqlite", weight=1.5),
     Way(name="postgresql", database="postgresql"),
+    Way(name="postgresql-mixed", database="postgresql", options=({}, {"behind_pooler": True}), weight=0.5),
+    Way(name="postgresql-clock", database="postgresql", id_source="clock", weight=0.25),
 ]

@@ -17,6 +17,7 @@ from tests.battery.shared import Place, Shared
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import StoreError, TransactionError
 from export_queue.core.store import schema
+from export_queue.core.transactions import OpenTransaction, Transaction
 
 
 def leave_will(shared: Shared, client: int, transaction: Mapping[str, Any], lists: Mapping[str, Sequence[int]]) -> int:
@@ -42,7 +43,7 @@ class Heir:
                 self.execute(orjson.loads(taken.read_bytes()))
 
     def execute(self, will: dict[str, Any]) -> None:
-        opened = self.store.resume(will["transaction"])
+        opened = OpenTransaction.resume(self.store.database, Transaction.from_json(will["transaction"]))
         try:
             self.read(TransactionContext(self.store, opened), will["lists"])
             match self.generator.choice(("commit", "commit", "abort", "abort", "leave it")):

@@ -160,9 +160,13 @@ class Client:
                 self.append(tx, place)
                 if long:
                     self.stage_some(tx, place)
-            if self.chance(0.15):
-                self.read_mark(tx, self.generator.randrange(MARKS))
-            if writes and self.chance(0.08):
+            if self.chance(0.2):
+                mark = self.generator.randrange(MARKS)
+                self.read_mark(tx, mark)
+                if writes and self.chance(0.7):
+                    self.pause()
+                    self.overwrite(tx, mark)
+            if writes and self.chance(0.05):
                 self.overwrite(tx, self.generator.randrange(MARKS))
         if self.chance(0.15):
             self.audit(tx)

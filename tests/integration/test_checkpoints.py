@@ -8,7 +8,8 @@ from tests.integration.test_transactions import begin, read, wait_past, write
 
 from export_queue.core.client import Level, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, RegistrationLost, TransactionEnded
-from export_queue.core.store import schema
+from export_queue.core.queue import Range, read_entries
+from export_queue.core.store import Span, schema
 from export_queue.core.transactions import OpenTransaction, observe, prune, sweep
 
 KINDS = pytest.mark.parametrize("kind", ["short", "long"])
@@ -62,6 +63,25 @@ def test_scans_and_many_cells_follow_the_level(store: Store, kind: str) -> None:
         assert {row: value for (row, _), value in many.items()} == expected
     tx._transaction.abort()
     assert (read(store, "a"), read(store, "b"), read(store, "c")) == (b"old", b"old", None)
+
+
+def test_work_that_reads_what_it_changes_may_flush_behind_a_checkpoint(store: Store) -> None:
+    """Each row begets one behind it, which a later page would show."""
+    for row in "adg":
+        write(store, row, b"old")
+    tx = begin(store, kind="long")
+    tx.checkpoint()
+    tx.level = Level.SNAPSHOT_EXCLUDE_CURRENT
+    seen = []
+    number = store._table("t").number
+    for row, _, _ in tx._transaction.scan_cells(number, Span(), page=1):
+        seen.append(row)
+        put(tx, b"new", row=chr(row[0] + 1))
+        tx.flush()
+    assert seen == [b"a", b"d", b"g"]
+    tx._transaction.commit()
+    with store.transaction() as after:
+        assert [row for row, _, _ in after.table("t").scan()] == [b"a", b"b", b"d", b"e", b"g", b"h"]
 
 
 @KINDS
@@ -135,20 +155,40 @@ def test_a_checkpoint_in_another_process_is_taken_over(store: Store) -> None:
     assert observe(store.database).excluded == ()
 
 
-def test_what_is_written_after_a_checkpoint_in_another_process_lies_over_it(store: Store) -> None:
-    """Also by a process that holds the value from before the checkpoint, and only writes."""
+def test_what_is_flushed_after_a_checkpoint_elsewhere_lies_behind_it(store: Store) -> None:
+    """Also where the process has not read since."""
     value = store.begin()
+    with store.resume(value) as other:
+        other.checkpoint()
+        put(other, b"there")
     with store.resume(value) as tx:
-        put(tx, b"1")
-        tx.checkpoint()
-        put(tx, b"2")
-    with store.resume(value) as tx:
-        put(tx, b"3")
-    with store.resume(value) as tx:
+        put(tx, b"later")
+        tx.flush()
+        assert tx.table("t").get("a", "n") == b"later"
         tx.level = Level.SNAPSHOT_ALL
-        assert tx.table("t").versions("a", "n") == [b"3", b"1"]
+        assert tx.table("t").versions("a", "n") == [b"later"], "one pointer, one version: the last flush counts"
     store.commit(value)
-    assert read(store, "a") == b"3"
+    assert read(store, "a") == b"later"
+
+
+def test_one_key_from_two_processes_is_one_entry_under_one_pointer_and_two_under_two(store: Store) -> None:
+    queue = store.configure_queue("q")
+    value = store.begin()
+
+    def add(n: int, *, checkpoint: bool = False) -> None:
+        with store.resume(value) as tx:
+            if checkpoint:
+                tx.checkpoint()
+            tx.queue("q").add("k", n)
+
+    add(1)
+    add(2)
+    add(3, checkpoint=True)
+    store.commit(value)
+    with store.database.read() as work:
+        found = read_entries(work, queue, observe(store.database), Range(0, queue.buckets), rows=10, size=1 << 20)
+    assert list(found.values) == [b"2", b"3"]
+    assert found.seqs[0] == int(value["id"]) < found.seqs[1]
 
 
 def test_all_write_pointers_of_a_late_transaction_become_invalid_and_are_pruned(store: Store) -> None:

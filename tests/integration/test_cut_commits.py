@@ -1,4 +1,7 @@
-"""A connection cut at any byte ends in the true answer or in CommitOutcomeUnknown, and leaves nothing (I3, I12, I14)."""
+"""A connection cut at any byte ends in the true answer or in ``CommitOutcomeUnknown``, and leaves nothing.
+
+I3, I12, I14.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +72,24 @@ def test_a_commit_cut_at_any_byte_is_answered_truthfully(cutter: Cutter, kind: s
     assert {"committed"} < {a.told for a in attempts} or kind == "run"
 
 
+@pytest.mark.parametrize("kind", COMMITS)
+@pytest.mark.usefixtures("impatient")
+def test_a_network_that_swallows_all_that_is_connected_is_asked_anew(cutter: Cutter, kind: str) -> None:
+    engine = cutter.store.database.engine
+    for lent in [engine.connect() for _ in range(3)]:  # idle in the pool when the network fails
+        lent.close()
+    attempt = cutter.attempt(kind, None, timeout=0.3, before_commit=cutter.proxy.hold)
+    # A token's retry has a connection again, and a long transaction stages before it commits.
+    assert attempt.told == ("committed" if kind == "run" else "refused")
+    errors = {"run": "NoneType", "long": "StoreUnavailable"}
+    assert type(attempt.error).__name__ == errors.get(kind, "CommitRefused")
+    cutter.check(attempt)
+    cutter.proxy.deliver()
+    cutter.end_sessions()
+    cutter.check(attempt)
+    cutter.check_nothing_stays()
+
+
 @few_or_all
 @pytest.mark.parametrize("kind", COMMITS)
 @pytest.mark.usefixtures("impatient")
@@ -79,7 +100,8 @@ def test_a_commit_that_gets_no_answer_ends_and_is_decided(cutter: Cutter, kind: 
         attempt = cutter.attempt(kind, cut, timeout=0.3)
         if attempt.told == "unknown":
             # The server has run the commit and waits for the word that ends it: nobody can know.
-            assert cut.direction == "to_server" and abs(size - cut.after) <= SYNC, (cut, attempt)
+            assert cut.direction == "to_server", (cut, attempt)
+            assert abs(size - cut.after) <= SYNC, (cut, attempt)
         else:
             cutter.check(attempt)
             status = cutter.direct.outcome(attempt.request or "").status

@@ -42,7 +42,7 @@ def explore(world: World, *, seeds: int, steps: int, look_every: int) -> None:
 
 
 MANY = pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
-SOME = pytest.param(False, marks=pytest.mark.timeout(300), id="some")
+SOME = pytest.param(False, marks=pytest.mark.timeout(1200), id="some")
 
 
 @pytest.fixture

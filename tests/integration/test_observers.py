@@ -881,6 +881,25 @@ def test_a_worker_ends_the_transaction_at_hand_when_it_is_told_to_stop(
     assert len(notifications(store)) == 2
 
 
+def test_a_second_ctrl_c_ends_a_worker_at_once_and_leaves_nothing_half_done(
+    store: Store, worker: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = worker()
+    wait_for(lambda: _observed(store), "the worker did not register")
+    store._observed.refresh()
+    write(store, "a")
+    wait_for((tmp_path / "begun").exists, "no observer was called")
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)  # the observer alone would go on for 30 s
+    assert process.returncode != 0
+    assert result(store, "a") is None
+    assert notifications(store) == [(b"a", b"n")]
+    wait_for(lambda: observe(store.database).excluded == (), "its id stays in progress")
+
+
 def _observed(store: Store) -> bool:
     with store.database.read() as work:
         return bool(work.connection.execute(schema.observed.select()).all())

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -15,7 +16,7 @@ import pytest
 from tests.cuts import Truth, fill, wait_until
 
 from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused, StoreUnavailable
+from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused, StoreUnavailable, TransactionEnded
 from export_queue.core.testing.servers import PostgresServer
 from export_queue.core.transactions import observe, outcome
 
@@ -82,6 +83,41 @@ def commit(store: Store, name: str, requests: list[UUID], **options: float) -> N
     with store.transaction(**options) as tx:  # type: ignore[arg-type]
         requests.append(tx.request)
         fill(tx, name)
+
+
+def test_a_session_that_is_ended_in_the_middle_of_work_is_told_as_such(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store, connect(postgres_url) as other:
+        store.create()
+        with pytest.raises(StoreUnavailable), store.database.begin() as work:
+            own = work.connection.exec_driver_sql("select pg_backend_pid()").scalar()
+            other.execute("select pg_terminate_backend(%s)", (own,))
+            wait_until(
+                lambda: not other.execute("select 1 from pg_stat_activity where pid = %s", (own,)).fetchall(),
+                "it goes on",
+            )
+        assert store.queues() == []
+
+
+def test_a_flush_without_an_answer_ends_the_transaction(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delivered late, it would undo what a later flush has written."""
+    with pytest.raises(StoreUnavailable, match="lost"), store.transaction(long=True) as tx:
+        tx.table("t").set("a", "n", b"1")
+        stage = store.database.dialect.stage
+
+        def lose(*arguments: Any) -> None:
+            stage(*arguments)
+            raise StoreUnavailable("the answer is lost")
+
+        monkeypatch.setattr(store.database.dialect, "stage", lose)
+        with pytest.raises(StoreUnavailable):
+            tx.flush()
+        monkeypatch.undo()
+        with pytest.raises(TransactionEnded):
+            tx.table("t").set("a", "n", b"2")
+        with store.transaction(read_only=True) as reader:
+            assert reader.table("t").get("a", "n") is None
+        assert observe(store.database).excluded == ()
+        raise StoreUnavailable("lost")
 
 
 def test_asking_waits_for_a_commit_in_flight(held: tuple[Store, psycopg.Connection], postgres_url: str) -> None:
@@ -153,6 +189,13 @@ def test_a_commit_that_stays_in_flight_ends_in_outcome_unknown_and_the_truth_can
     release(holder)
     assert store.outcome(requests[0]).status == "committed"
     assert rows_of(postgres_url, "a") == (1, 1)
+
+
+def test_an_answer_is_waited_for_no_longer_than_was_said(held: tuple[Store, psycopg.Connection]) -> None:
+    store, _ = held
+    with pytest.raises(StoreUnavailable, match="has not answered"), store.database.connect(seconds=0.2) as connection:
+        connection.exec_driver_sql("set statement_timeout = '10s'")  # the server's own end, should ours not come
+        connection.exec_driver_sql(f"select pg_advisory_lock({HELD})")
 
 
 def test_asked_first_the_late_commit_is_refused(store: Store) -> None:
@@ -293,6 +336,7 @@ def test_a_commit_that_waits_for_a_standby_too_long_is_unknown_and_not_broken_of
     assert store.outcome(requests[0]).status == "committed"
 
 
+@pytest.mark.postgres
 def test_a_store_that_is_down_is_no_unknown_outcome(own_server: PostgresServer) -> None:
     """What was never sent is not in doubt, whatever kind of transaction it was."""
     url = own_server.url(own_server.create_database())
@@ -314,6 +358,7 @@ def test_a_store_that_is_down_is_no_unknown_outcome(own_server: PostgresServer) 
         assert sum(unit.entries for unit in store.backlog("q")) == 2
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("long", [False, True])
 def test_a_restarted_server_costs_no_transaction(own_server: PostgresServer, long: bool) -> None:
     url = own_server.url(own_server.create_database())

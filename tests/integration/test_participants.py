@@ -6,11 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
-from tests.integration.test_transactions import read, write
+from tests.integration.test_transactions import read, wait_past, write
 
 from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import AfterCommitFailed, ConflictError, InvalidArgument
-from export_queue.core.transactions import Transaction, observe
+from export_queue.core.errors import (
+    AfterCommitFailed,
+    CommitOutcomeUnknown,
+    ConflictError,
+    InvalidArgument,
+    RegistrationLost,
+    StoreUnavailable,
+)
+from export_queue.core.transactions import Transaction, observe, prune, sweep
+from export_queue.core.transactions import open as opening
 
 STEPS = ("start", "update", "changes", "persist")
 """Those before the commit."""
@@ -111,6 +119,46 @@ def test_a_failing_rollback_is_told_and_makes_the_id_invalid_for_good(store: Sto
     assert [(kept.id, kept.left_to) for kept in store.kept_invalid()] == [(own, f"r{position}")]
 
 
+def test_every_write_pointer_of_a_failing_rollback_stays_hidden(store: Store) -> None:
+    resource = Resource("r", "rollback")
+    pointers: tuple[int, ...] = ()
+    with pytest.raises(KeyError), store.transaction(long=True) as tx:
+        work(tx, [resource])
+        pointers = tx._transaction.value.own
+        raise KeyError("the user's own error")
+    assert len(pointers) == 2
+    assert observe(store.database).excluded == pointers
+    assert [kept.id for kept in store.kept_invalid()] == list(pointers)
+
+
+def test_a_rollback_that_fails_after_the_sweep_keeps_what_the_sweep_made_invalid(store: Store) -> None:
+    resource = Resource("r", "rollback")
+    pointers: tuple[int, ...] = ()
+    with pytest.raises(RegistrationLost), store.transaction(long=True, timeout=0.05) as tx:
+        work(tx, [resource])
+        pointers = tx._transaction.value.own
+        wait_past(store, tx._transaction.value.deadline_ms)
+        assert sweep(store.database) == 1
+    assert prune(store.database) == 0, "what the participant wrote is not ours to delete"
+    assert observe(store.database).excluded == pointers
+    assert [(kept.id, kept.left_to) for kept in store.kept_invalid()] == [(own, "r") for own in pointers]
+
+
+def test_nobody_is_called_while_the_outcome_is_unknown(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither undone, since it may have committed, nor told that it has."""
+    resource = Resource("r")
+
+    def unanswered(*arguments: object) -> None:
+        raise StoreUnavailable("cut")
+
+    with pytest.raises(CommitOutcomeUnknown), store.transaction() as tx:
+        tx.join(resource)
+        monkeypatch.setattr(store.database.dialect, "commit", unanswered)
+        monkeypatch.setattr(store.database.dialect, "decide", unanswered)
+        monkeypatch.setattr(opening, "ASK_SECONDS", 0.0)
+    assert resource.calls == ["start", "changes", "persist"]
+
+
 def test_the_first_error_carries_all_others(store: Store) -> None:
     first, second, third = Resource("first", "rollback"), Resource("second", "persist"), Resource("third", "rollback")
     with pytest.raises(Broken, match="second failed in persist") as caught, store.transaction() as tx:
@@ -182,3 +230,11 @@ def test_a_bound_transaction_takes_no_participants(store: Store) -> None:
         store.transaction(connection=connection) as tx,
     ):
         tx.join(Resource("r"))
+
+
+def test_a_resumed_transaction_takes_no_participants(store: Store) -> None:
+    """Nobody would call them at the commit, which may happen in another process."""
+    value = store.begin()
+    with store.resume(value) as tx, pytest.raises(InvalidArgument, match="resumed"):
+        tx.join(Resource("r"))
+    store.abort(value)

@@ -7,7 +7,7 @@ from tests.integration.test_transactions import begin, read, wait_past, write
 
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.store.invalid import add_invalid
+from export_queue.core.store.invalid import keep_invalid
 from export_queue.core.transactions import observe, prune, sweep
 
 
@@ -94,7 +94,7 @@ def test_an_id_kept_for_a_participant_hides_its_rows_for_good(store: Store) -> N
     tx = begin(store)
     own = tx.id
     with store.database.begin() as work:
-        add_invalid(work, own, "an index")
+        keep_invalid(work, [own], "an index")
     tx._transaction.abort()
     assert prune(store.database) == 0
     assert observe(store.database).excluded == (own,)

@@ -146,6 +146,25 @@ def test_an_id_stays_listed_while_its_commit_takes_over_the_lock(
 
 
 @all_ways
+def test_a_write_that_never_read_is_in_progress_until_its_commit_has_ended(
+    store: Store, application: psycopg.Connection[Any]
+) -> None:
+    def write(value: bytes) -> None:
+        with store.transaction() as tx:
+            tx.table("t").set("a", "n", value)
+
+    write(b"before")
+    with store.transaction() as reader, ThreadPoolExecutor(1) as pool:
+        with application.transaction():
+            application.execute("lock table export_queue.xq_cell in exclusive mode")  # reading goes on
+            writing = pool.submit(write, b"after")
+            wait_until(lambda: waiting(application) == 1, "the commit does not wait")
+            assert reader.table("t").get("a", "n") == b"before"
+        writing.result(60)
+        assert reader.table("t").get("a", "n") == b"before"
+
+
+@all_ways
 def test_a_sweep_passes_over_a_commit_in_flight(store: Store, application: psycopg.Connection[Any]) -> None:
     with ThreadPoolExecutor(2) as pool, store.database.connect() as connection:
         started = start(store, connection, timeout_ms=1500)
@@ -292,19 +311,22 @@ def test_clients_of_both_ways_share_a_store(store: Store, store_url: str) -> Non
 
 
 @contextlib.contextmanager
-def cancelling(application: psycopg.Connection[Any], pid: Callable[[], int]) -> Iterator[Callable[[], int]]:
-    """Cancel what a session does, again and again; gives how often."""
-    stop, fired = threading.Event(), [0]
+def cancelling(application: psycopg.Connection[Any]) -> Iterator[None]:
+    """Cancel what all other sessions of the database do, again and again."""
+    stop = threading.Event()
 
     def fire() -> None:
         while not stop.wait(0.0004):
-            application.execute("select pg_cancel_backend(%s)", (pid(),))
-            fired[0] += 1
+            application.execute(
+                "select pg_cancel_backend(pid) from pg_stat_activity "
+                "where datname = current_database() and pid <> pg_backend_pid() "
+                "and query ~ 'xq_(draw|observe|start|abort)'"
+            )
 
     thread = threading.Thread(target=fire)
     thread.start()
     try:
-        yield lambda: fired[0]
+        yield
     finally:
         stop.set()
         thread.join()
@@ -321,7 +343,7 @@ def test_a_cancel_at_any_time_leaves_the_gate_free(
     )
     cancelled = 0
     with psycopg.connect(store_url.replace("+psycopg", ""), autocommit=True) as drawing:
-        with cancelling(application, lambda: drawing.info.backend_pid):
+        with cancelling(application):
             while cancelled < 150:
                 try:
                     # Many in one call, so that a cancel hits inside of it.
@@ -334,25 +356,39 @@ def test_a_cancel_at_any_time_leaves_the_gate_free(
 
 
 @all_ways
-def test_cancelled_starts_leave_no_id_in_progress(store: Store, application: psycopg.Connection[Any]) -> None:
-    pid, cancelled = 0, 0
-    with cancelling(application, lambda: pid):
+def test_cancelled_starts_and_aborts_leave_no_id_in_progress(
+    store: Store, application: psycopg.Connection[Any]
+) -> None:
+    cancelled = 0
+    with cancelling(application):
         for _ in range(20_000):
-            if cancelled >= 40:
-                break
-            with contextlib.suppress(StoreUnavailable), store.database.connect() as connection:
-                pid = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
-                try:
-                    started = start(store, connection)
-                except StoreUnavailable:
-                    cancelled += 1
-                    raise
-                for _ in range(100):  # a cancel may hit the abort, too
-                    with contextlib.suppress(StoreUnavailable):
-                        store.database.dialect.abort(connection, kind="short", transaction=started.id)
-                        break
+            try:
+                with store.transaction() as tx:
+                    assert tx.id
+                    raise KeyError
+            except KeyError:
+                pass
+            except StoreUnavailable:
+                cancelled += 1
+                if cancelled >= 40:
+                    break
     assert cancelled >= 40
+    with store.database.begin() as work:
+        work.connection.execute(schema.active.update().values(deadline_ms=0))
+    sweep(store.database)  # a row whose deletion was cancelled goes at its deadline
     wait_until(lambda: excluded(store) == (), "an id stays in progress")
+
+
+@locks_only
+def test_an_abort_that_fails_keeps_no_id_with_the_pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise StoreUnavailable("cancelled")
+
+    with pytest.raises(KeyError), store.transaction() as tx:
+        assert tx.id
+        monkeypatch.setattr(store.database.dialect, "abort", fail)
+        raise KeyError
+    wait_until(lambda: excluded(store) == (), "the id stays in progress")
 
 
 @sequence_ways

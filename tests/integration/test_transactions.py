@@ -24,7 +24,7 @@ from export_queue.core.errors import (
     TransactionEnded,
     TransactionTimeout,
 )
-from export_queue.core.store import schema
+from export_queue.core.store import Handle, Writes, schema
 from export_queue.core.transactions import OpenTransaction, prune, sweep
 
 EVERY_WAY = True
@@ -43,6 +43,16 @@ def read(store: Store, row: str, column: str = "n") -> bytes | None:
 def write(store: Store, row: str, value: bytes, column: str = "n") -> None:
     with store.transaction() as tx:
         tx.table("t").set(row, column, value)
+
+
+def ask(tx: TransactionContext, statement: str) -> object:
+    """Run a statement on the connection of a transaction's own; gives the first column of its first row."""
+
+    def step(connection: Handle) -> object:
+        raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
+        return raw.execute(statement).fetchone()[0]  # type: ignore[union-attr]
+
+    return tx._transaction._session.call(step)
 
 
 def test_a_snapshot_does_not_move(store: Store) -> None:
@@ -73,13 +83,13 @@ def test_what_is_in_progress_is_invisible_also_after_it_committed(store: Store) 
     assert read(store, "x") == b"older"
 
 
-@pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
-def test_of_two_that_start_at_once_the_younger_one_excludes_the_older_one(store: Store, long: bool) -> None:
+@pytest.mark.parametrize("kind", ["short", "long"])
+def test_of_two_that_start_at_once_the_younger_one_excludes_the_older_one(store: Store, kind: str) -> None:
     """A smaller id is registered before anybody with a greater one looks around, and stays so to the end."""
     together = threading.Barrier(2, timeout=60)
 
     def start() -> TransactionContext:
-        tx = begin(store, long=long)
+        tx = begin(store, kind=kind)
         together.wait()
         assert tx.id
         return tx
@@ -286,6 +296,28 @@ def test_a_staged_write_after_abort_is_refused(store: Store) -> None:
     assert read(store, "a") is None
 
 
+def test_a_write_that_is_staged_while_the_transaction_is_aborted_is_refused(store: Store) -> None:
+    """The step itself refuses it, whatever was looked up before."""
+    tx = begin(store, kind="long")
+    own = tx.id
+    tx._transaction.abort()
+    late = Writes(cells=[(store._table("t").number, b"a", b"n", b"late")])
+    with store.database.connect() as connection, pytest.raises(RegistrationLost):
+        store.database.dialect.stage(connection, own, own, late)
+    assert read(store, "a") is None
+
+
+def test_a_commit_after_an_abort_elsewhere_is_refused(store: Store) -> None:
+    tx = begin(store, kind="long")
+    tx.table("t").set("a", "n", b"1")
+    tx.flush()
+    store.abort(tx.to_json())
+    with pytest.raises(RegistrationLost):
+        tx._transaction.commit()
+    assert read(store, "a") is None
+    assert store.outcome(tx.request).status == "refused"
+
+
 def test_a_commit_after_the_deadline_is_refused_and_stays_refused(store: Store) -> None:
     tx = begin(store, timeout=0.05)
     tx.table("t").get("a", "n")
@@ -315,9 +347,7 @@ def test_a_registration_that_the_session_has_lost_is_noticed_at_the_commit(postg
         tx = begin(store)
         assert tx.table("t").get("a", "n") is None
         tx.table("t").set("a", "n", b"1")
-        tx._transaction._session.call(
-            lambda connection: connection.execute(sa.text("select pg_advisory_unlock_all()"))  # type: ignore[union-attr]
-        )
+        ask(tx, "select pg_advisory_unlock_all()")
         with pytest.raises(RegistrationLost):
             tx._transaction.commit()
         assert read(store, "a") is None
@@ -396,8 +426,7 @@ def test_a_start_leaves_the_commit_durable(store: Store) -> None:
     ]
     with store.transaction() as tx:
         assert tx.table("t").get("a", "n") is None
-        found = tx._transaction._session.call(lambda connection: connection.execute(sa.text(setting)).scalar())  # type: ignore[union-attr]
-        assert found == durable
+        assert ask(tx, setting) == durable
 
 
 def test_a_token_takes_effect_once(store: Store) -> None:

@@ -253,7 +253,7 @@ class StoreMachine(WorkingMachine):
         def function(context: TransactionContext, row: bytes, column: bytes) -> None:
             cell = (table, row, column)
             assert cell in self.model.due()
-            (process,) = [n for n, one in enumerate(self.processes) if one.store is context._store]
+            (process,) = [n for n, one in enumerate(self.processes) if one.store is context._catalogue]
             tx = self.new_tx("short", process=process, request=context.request)
             self.sync(tx, context._transaction)
             tx.acknowledged.add(cell)

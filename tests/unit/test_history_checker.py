@@ -589,9 +589,11 @@ def overlook_what_was_acknowledged(history: Sequence[T]) -> Iterator[Change]:
 
 
 def write_over_an_append(history: Sequence[T]) -> Iterator[Change]:
+    writer = writers(history)  # of an unknown outcome nobody else may have seen anything
     for t in history:
         for key, values in first_reads(t).items():
-            if values and t.status == "ok" and any(isinstance(o, Append) and o.key == key for o in t.operations):
+            over = values and t.status == "ok" and writer[values[-1]].status == "ok"
+            if over and any(isinstance(o, Append) and o.key == key for o in t.operations):
                 yield t, without(t, key, values[-1])
 
 

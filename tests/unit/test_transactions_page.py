@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from export_queue.core.client import Level, Limits, Participant, Retry
+from export_queue.core.maintenance.run import DAY
+from export_queue.core.tables.options import ConflictLevel
 from export_queue.core.tables.table import MAX_KEY_BYTES
+from export_queue.core.transactions.open import ANSWER_SECONDS, ASK_SECONDS
+from export_queue.core.transactions.tokens import MAX_TOKEN_BYTES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "transactions.md").read_text()
 
@@ -18,10 +23,36 @@ def test_every_code_block_of_the_page_about_transactions_runs(tmp_path, monkeypa
     for block in blocks:
         exec(compile(block, "docs/transactions.md", "exec"), names)
     backlog = names["store"].backlog("orders")
-    assert sum(unit.entries for unit in backlog) == 1002
+    assert sum(unit.entries for unit in backlog) == 1004
     names["store"].close()
     names["engine"].dispose()
 
 
 def test_the_page_about_transactions_has_the_right_figures():
     assert f"up to {MAX_KEY_BYTES} bytes" in PAGE
+    assert f"A token is text of up to {MAX_TOKEN_BYTES} bytes" in PAGE
+    assert DAY == 24 * 3600
+    assert (ANSWER_SECONDS, ASK_SECONDS) == (10, 20)
+    assert "time-out and ten\nseconds more" in PAGE
+    assert "for some 20 seconds" in PAGE
+
+
+def test_the_page_about_transactions_has_the_defaults_of_retries_and_limits():
+    retry, limits = Retry(), Limits()
+    assert f"up to {retry.attempts} times; pauses are random parts of {retry.first_pause * 1000:.0f} ms" in PAGE
+    assert f"… {retry.longest_pause:.0f} s." in PAGE
+    assert (limits.short_seconds, limits.long_seconds) == (30, 24 * 3600)
+    assert "30 seconds from its first read to its commit, a long one 24 hours" in PAGE
+    assert (limits.max_short_seconds, limits.max_long_seconds) == (3600, 7 * 24 * 3600)
+    assert "up to an hour, or seven days for a long one" in PAGE
+    assert (limits.max_changes, limits.max_bytes) == (1_000_000, 256 << 20)
+    assert "a million changes (cells, entries, conflict keys) or 256 MiB" in PAGE
+    assert (limits.warn_changes * 10, limits.warn_bytes * 4) == (limits.max_changes, limits.max_bytes)
+
+
+def test_the_page_about_transactions_explains_every_level_and_every_call_of_a_participant():
+    assert set(re.findall(r"^\| `(SNAPSHOT\w*)`", PAGE, re.MULTILINE)) == {level.name for level in Level}
+    calls = {name for name in vars(Participant) if not name.startswith("_")}
+    shown = PAGE.partition("class Report:")[2].partition("```")[0]
+    assert set(re.findall(r"def (\w+)\(self", shown)) == calls
+    assert set(re.findall(r'^\| `conflict="(\w+)"`', PAGE, re.MULTILINE)) == {level.value for level in ConflictLevel}

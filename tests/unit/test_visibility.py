@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from export_queue.core.errors import InvalidArgument
 from export_queue.core.transactions import Level, Snapshot, Transaction
+from export_queue.core.transactions.snapshot import pack_ids, unpack_ids
 
 
 def transaction(**changes: object) -> Transaction:
@@ -64,3 +70,24 @@ def test_the_view_that_sql_gets_says_the_same_as_the_rule(
     view = snapshot.view
     assert snapshot.is_visible(version) == (version <= view.read_pointer and version not in view.excluded)
     assert Snapshot.from_json(snapshot.to_json()) == snapshot
+
+
+@given(st.sets(st.integers(min_value=1, max_value=(1 << 62) - 1), max_size=200))
+def test_packed_ids_come_back(ids: set[int]) -> None:
+    assert unpack_ids(pack_ids(sorted(ids))) == tuple(sorted(ids))
+
+
+def test_many_ids_stay_small() -> None:
+    """A transaction that travels with ten thousand ids still fits where tasks pass values on."""
+    random = Random(1)
+    moments = [1_795_261_250_000 + random.randrange(86_400_000) for _ in range(10_000)]
+    ids = {moment * 10**6 + random.randrange(3) for moment in moments}
+    value = transaction(excluded=frozenset(ids)).to_json()
+    assert len(json.dumps(value)) < 45_000
+    assert Transaction.from_json(value).excluded == ids
+
+
+@pytest.mark.parametrize("wrong", ["x", "AAAA", ["1"], None, 7])
+def test_text_that_is_no_ids_is_refused(wrong: object) -> None:
+    with pytest.raises(InvalidArgument, match="to_json"):
+        Transaction.from_json({**transaction().to_json(), "excluded": wrong})
