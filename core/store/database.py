@@ -156,9 +156,8 @@ class Database:
         try:
             with self.translated(), self.dialect.limited(connection, seconds):
                 yield connection
-        except BaseException as error:
-            if isinstance(error, StoreUnavailable) or getattr(connection.connection.driver_connection, "closed", False):
-                connection.invalidate()  # giving it back would ask a server that is gone, and fail with that
+        except StoreUnavailable:
+            connection.invalidate()  # giving it back would ask a server that may be gone, and fail with that
             raise
         finally:
             connection.close()
