@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from export_queue.core.client.context import TransactionContext
 from export_queue.core.client.transacting import Transacting
@@ -29,12 +29,7 @@ from export_queue.core.store.creation import Identity, check, create
 from export_queue.core.store.protocol import Clock
 from export_queue.core.store.reports import find_reports
 from export_queue.core.tables import ObservedColumns, TableOptions, configure_table, find_or_add_table
-from export_queue.core.transactions import (
-    OpenTransaction,
-    observe,
-)
-
-Result = TypeVar("Result")
+from export_queue.core.transactions import OpenTransaction, observe
 
 
 class Store(Transacting):

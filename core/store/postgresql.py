@@ -17,7 +17,6 @@ from export_queue.core.errors import (
     ExportQueueError,
     InvalidArgument,
     RegistrationLost,
-    SnapshotTooOld,
     StoreUnavailable,
 )
 from export_queue.core.store import postgresql_calls as calls
@@ -230,8 +229,7 @@ class PostgresDialect:
             self._read_cell,
             (table, row, column, BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded)),
         )
-        if view.low < horizon:
-            raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
+        view.require_above(horizon)
         return version, value
 
     def read_cells(
@@ -256,8 +254,8 @@ class PostgresDialect:
         self, connection: Handle, view: View, statement: bytes, arguments: Sequence[Any]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         found = calls.rows(connection, statement, arguments)
-        if found and view.low < found[0][0]:
-            raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {found[0][0]}")
+        if found:
+            view.require_above(found[0][0])
         return [(row, column, version, value) for _, row, column, version, value in found if version is not None]
 
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:

@@ -13,6 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 from uuid import UUID
 
+from export_queue.core.errors import SnapshotTooOld
+
 if TYPE_CHECKING:
     import sqlite3
 
@@ -49,6 +51,14 @@ class View:
     def low(self) -> int:
         """The smallest id that this snapshot does not see; it reaches down to here."""
         return min((*self.excluded[:1], *self.own[:1], self.read_pointer + 1))
+
+    def require_above(self, horizon: int) -> None:
+        """Check what a read or commit has found the horizon to be.
+
+        :raises SnapshotTooOld: clean-up may have overtaken this snapshot.
+        """
+        if self.low < horizon:
+            raise SnapshotTooOld(f"snapshot reaches down to {self.low}, clean-up has reached {horizon}")
 
     @cached_property
     def excluded_text(self) -> str:

@@ -14,7 +14,6 @@ from export_queue.core.errors import (
     CommitRefused,
     InvalidArgument,
     RegistrationLost,
-    SnapshotTooOld,
     StoreError,
     TransactionTimeout,
 )
@@ -155,7 +154,7 @@ class SqliteDialect(SqliteReads):
             now = self._clock()
             low = excluded[0] if excluded else own
             raw.execute(sql.REGISTER, (own, request.hex, kind, now, now + timeout_ms, low, own, client))
-        view = View(own - 1, excluded, (own,))
+        view = View(own - 1, excluded)
         found = None if first is None else self.read_cell(connection, view, *first)
         return Started(own, excluded, now + timeout_ms, found)
 
@@ -212,9 +211,7 @@ class SqliteDialect(SqliteReads):
             if call.kind == "long":
                 self._run_for_each(raw, sql.FORGET_STAGED, pointers)
             if call.view is not None:
-                horizon = int(raw.execute("select horizon from xq_store").fetchone()[0])
-                if call.view.low < horizon:
-                    raise SnapshotTooOld(f"snapshot reaches down to {call.view.low}, clean-up has reached {horizon}")
+                call.view.require_above(raw.execute(sql.HORIZON).fetchone()[0])
             return Committed(own)
 
     def _end_registration(self, raw: sqlite3.Connection, call: CommitCall) -> tuple[int, ...]:

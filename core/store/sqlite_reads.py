@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import SnapshotTooOld
 from export_queue.core.store import sqlite_statements as sql
 from export_queue.core.store.protocol import Handle, Span, View
 
@@ -38,8 +37,7 @@ class SqliteReads:
             found = raw.execute(sql.READ_CELL_UP_TO, arguments).fetchone()
         # Where nothing was found the horizon may be read later: it only grows.
         horizon, version, value = found or (*raw.execute(sql.HORIZON).fetchone(), None, None)
-        if view.low < horizon:
-            raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
+        view.require_above(horizon)
         return version, value
 
     def read_cells(
@@ -78,9 +76,7 @@ class SqliteReads:
         if own_transaction:
             raw.execute("begin")
         try:
-            horizon = int(raw.execute("select horizon from xq_store").fetchone()[0])
-            if view.low < horizon:
-                raise SnapshotTooOld(f"snapshot reaches down to {view.low}, clean-up has reached {horizon}")
+            view.require_above(raw.execute(sql.HORIZON).fetchone()[0])
             return raw.execute(sql.scan(conditions, hidden=hidden), arguments).fetchall()
         finally:
             if own_transaction:

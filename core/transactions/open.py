@@ -284,7 +284,7 @@ class OpenTransaction(ReadingTransaction):
             kind="write" if value is None else self.kind,  # type: ignore[arg-type]  # nothing is sent for "read"
             request=self.request,
             transaction=None if value is None else value.id,
-            view=None if value is None else value.view,
+            view=self._view,
             deadline_ms=0 if value is None else value.deadline_ms,
             writes=self.buffer.writes(),
             token=self.token,

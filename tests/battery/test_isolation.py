@@ -7,6 +7,7 @@ processes do and what befalls them (not when: that is the machine's).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,18 +57,15 @@ def plain_run(postgres_url: str, tmp_path: Path, seed: int) -> Run:
 
 @pytest.mark.postgres
 @pytest.mark.timeout(HANGS)
-def test_a_pause_between_drawing_and_registering_an_id_is_harmless_under_the_gate(plain_run: Run) -> None:
-    plants.pause_before_registering(plain_run.url)
-    plain_run.run(2000, torment=False)
-    verdict = plain_run.check()
-    assert not verdict.anomalies, str(verdict)
-    assert not plain_run.failures
-
-
-@pytest.mark.postgres
-@pytest.mark.timeout(HANGS)
-def test_a_pause_before_the_locks_are_listed_is_harmless_as_active_rows_are_read_after_them(plain_run: Run) -> None:
-    plants.pause_before_listing(plain_run.url)
+@pytest.mark.parametrize(
+    "pause",
+    [
+        pytest.param(plants.pause_before_registering, id="between drawing and registering an id, under the gate"),
+        pytest.param(plants.pause_before_listing, id="before the locks are listed, as active rows are read after them"),
+    ],
+)
+def test_a_pause_where_the_order_of_steps_is_right_is_harmless(plain_run: Run, pause: Callable[[str], None]) -> None:
+    pause(plain_run.url)
     plain_run.run(2000, torment=False)
     verdict = plain_run.check()
     assert not verdict.anomalies, str(verdict)
