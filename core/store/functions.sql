@@ -101,14 +101,20 @@ begin
   return tx || coalesce(others, '{}');
 end $body$;
 
+-- Stages under the newest write pointer, in whichever process the last checkpoint was made; returns all of them.
 create or replace function {s}.xq_stage_v1(
-  tx bigint, own bigint, keys bytea[],
+  tx bigint, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
   note_table int[], note_row bytea[], note_column bytea[])
-returns void language plpgsql volatile as $body$
+returns bigint[] language plpgsql volatile as $body$
+declare
+  pointers bigint[];
+  own bigint;
 begin
   perform {s}.xq_hold_active_v1(tx);
+  pointers := array(select a.id from {s}.xq_active a where a.owner = tx order by a.id);
+  own := greatest(tx, pointers[cardinality(pointers)]);
   insert into {s}.xq_staged_key (id, key) select own, k from unnest(keys) k on conflict do nothing;
   insert into {s}.xq_staged_cell (id, table_number, row_key, column_key)
     select own, c.n, c.r, c.k from unnest(cell_table, cell_row, cell_column) as c(n, r, k) on conflict do nothing;
@@ -125,6 +131,7 @@ begin
   -- Seen by nobody before the commit, as everything of this id.
   insert into {s}.xq_notification select n.n, n.r, n.k, own from unnest(note_table, note_row, note_column) as n(n, r, k)
     on conflict do nothing;
+  return pointers;
 end $body$;
 
 -- The commit; the order of its steps is what makes it right.

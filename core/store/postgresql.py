@@ -265,13 +265,10 @@ class PostgresDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(found)
 
-    def stage(self, connection: Handle, transaction: int, pointer: int, writes: Writes) -> None:
+    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
         """Write rows of a long transaction early, in one call."""
-        calls.one(
-            connection,
-            self._sql(sql.STAGE),
-            (transaction, pointer, *calls.columns(writes), *calls.cells(writes.notes)),
-        )
+        arguments = (transaction, *calls.columns(writes), *calls.cells(writes.notes))
+        return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0])
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""

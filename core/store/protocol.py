@@ -257,8 +257,12 @@ class StoreDialect(Protocol):
         :raises RegistrationLost: it has been ended by others, and what it staged may be gone.
         """
 
-    def stage(self, connection: Handle, transaction: int, pointer: int, writes: Writes) -> None:
-        """Write rows of a long transaction early, under one of its write pointers; refused once it has ended."""
+    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+        """Write rows of a long transaction early, under its newest write pointer.
+
+        :returns: all its write pointers, ascending: another process may have made a checkpoint.
+        :raises RegistrationLost: it has ended.
+        """
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish in one SQL transaction (I2, I3)."""

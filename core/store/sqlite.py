@@ -174,16 +174,18 @@ class SqliteDialect(SqliteReads):
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(row[0] for row in rows)
 
-    def stage(self, connection: Handle, transaction: int, pointer: int, writes: Writes) -> None:
+    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
         """Write rows of a long transaction early."""
         raw = raw_of(connection)
         with self.transaction(connection):
-            self.pointers(connection, transaction)
+            pointers = self.pointers(connection, transaction)
+            pointer = pointers[-1]
             raw.executemany(sql.STAGE_KEY, [(pointer, key) for key in writes.keys])
             raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3]) for cell in writes.cells])
             raw.executemany(sql.STAGE_ENTRY, [(pointer, *entry[:4]) for entry in writes.entries])
             self._write(raw, pointer, writes)
             raw.executemany(sql.PUT_NOTE, [(*note, pointer) for note in writes.notes])
+        return pointers
 
     def _write(self, raw: sqlite3.Connection, own: int, writes: Writes) -> None:
         if writes.cells:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
@@ -20,7 +19,7 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionTimeout,
 )
-from export_queue.core.store import CommitCall, Database, Handle, Started, Writes
+from export_queue.core.store import CommitCall, Database, Started
 from export_queue.core.store.outcomes import new_request
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
 from export_queue.core.transactions.participants import Participant, Participants
@@ -222,20 +221,16 @@ class OpenTransaction(ReadingTransaction):
             raise InvalidArgument("a short transaction is sent as a whole; flush() is for transaction(long=True)")
         value = self.value
         if self.buffer:
+            stage, writes = self.database.dialect.stage, self.buffer.writes()
             try:
-                self._session.call(partial(self._stage, value.id, self.buffer.writes()))
+                pointers = self._session.call(lambda connection: stage(connection, value.id, writes))
             except StoreUnavailable as error:
                 if error.sent:
                     # It may still arrive, behind a later flush that it would undo; after the abort it is refused.
                     self.abort(error)
                 raise
+            self._become(replace(value, own=pointers))
             self.buffer.sent()
-
-    def _stage(self, own: int, writes: Writes, connection: Handle) -> None:
-        # Behind a checkpoint that another process has made, though this one has not read since.
-        pointers = self.database.dialect.pointers(connection, own)
-        self.database.dialect.stage(connection, own, pointers[-1], writes)
-        self._become(replace(self.value, own=pointers))
 
     def commit(self, result: Any = None) -> int | None:
         """Commit, or find out truthfully what became of it.

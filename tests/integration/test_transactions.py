@@ -303,7 +303,7 @@ def test_a_write_that_is_staged_while_the_transaction_is_aborted_is_refused(stor
     tx._transaction.abort()
     late = Writes(cells=[(store._table("t").number, b"a", b"n", b"late")])
     with store.database.connect() as connection, pytest.raises(RegistrationLost):
-        store.database.dialect.stage(connection, own, own, late)
+        store.database.dialect.stage(connection, own, late)
     assert read(store, "a") is None
 
 
