@@ -202,5 +202,3 @@ def _ending(opened: OpenTransaction) -> Iterator[None]:
     except BaseException as error:
         opened.abort(error)
         raise
-    finally:
-        opened.abort()

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from export_queue.core.store.database import Database, Work
+from export_queue.core.store.database import Database, Work, prefix_of
 from export_queue.core.store.schema import active, cleanup, invalid, low_mark, store, token
 from export_queue.core.store.schema import table as t
 
@@ -130,8 +130,7 @@ def vacuum(database: Database, name: str, *, deleted: int) -> None:
     if database.dialect.name != "postgresql":
         return
     with database.connect() as connection:
-        schema = connection.get_execution_options()["schema_translate_map"][None]
-        table = f"{connection.dialect.identifier_preparer.quote_schema(schema)}.{name}"
+        table = prefix_of(connection) + name
         rows = connection.exec_driver_sql("select reltuples from pg_class where oid = %s::regclass", (table,)).scalar()
         if deleted > float(rows or 0) / 20:
             connection.exec_driver_sql(f"vacuum (index_cleanup on, skip_locked) {table}")

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated
 from export_queue.core.store import schema
-from export_queue.core.store.database import Database, Work
+from export_queue.core.store.database import Database, Work, prefix_of, schema_of
 from export_queue.core.store.protocol import IdSource
 
 _SIGN = 1 << 63
@@ -75,9 +75,7 @@ def _add_first_rows(work: Work, source: IdSource) -> None:
 
 
 def _create_views(connection: sa.Connection) -> None:
-    prefix, views = "", schema.VIEWS
-    if connection.dialect.name == "postgresql":
-        prefix = connection.dialect.identifier_preparer.quote_schema(schema_of(connection)) + "."
+    prefix, views = prefix_of(connection), schema.VIEWS
     if connection.scalar(sa.select(schema.store.c.id_source)) == "sequence":
         views = views | schema.VIEWS_OF_LOCKS
     for name, body in views.items():
@@ -109,9 +107,3 @@ def check(work: Work) -> Identity:
             hint="run `export-queue init` with this version: it adds what is missing",
         )
     return identity
-
-
-def schema_of(connection: sa.Connection) -> str:
-    """Name the PostgreSQL schema that holds the store."""
-    options = connection.get_execution_options()
-    return str(options["schema_translate_map"][None])

@@ -218,6 +218,18 @@ class Database:
         self.engine.dispose()
 
 
+def schema_of(connection: sa.Connection) -> str:
+    """Name the PostgreSQL schema that holds the store."""
+    return str(connection.get_execution_options()["schema_translate_map"][None])
+
+
+def prefix_of(connection: sa.Connection) -> str:
+    """Give what stands before the store's names in a statement: the quoted schema and a point, nothing on SQLite."""
+    if connection.dialect.name != "postgresql":
+        return ""
+    return connection.dialect.identifier_preparer.quote_schema(schema_of(connection)) + "."
+
+
 class Translated:
     """A block whose database's errors come out as this library's; a class, since each step of a transaction has one."""
 

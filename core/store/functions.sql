@@ -27,8 +27,7 @@ begin
     setting := set_config('synchronous_commit', 'off', true);
   end if;
   begin
-    id := {s}.xq_draw_v1(for_session);
-    excluded := {s}.xq_unfinished_v1(id);
+    select d.id, d.excluded into id, excluded from {s}.xq_draw_v1(for_session, true) d;
     low := coalesce(excluded[1], id);
     deadline_ms := {now} + timeout_ms;
     if by_row then
@@ -56,21 +55,21 @@ begin
   end;
 end $body$;
 
--- One more write pointer of a long transaction, in progress as long as it.
-create or replace function {s}.xq_checkpoint_v1(tx bigint, relaxed boolean) returns bigint
+-- One more write pointer of a long transaction, in progress as long as it. Nobody draws a greater id before its row is
+-- visible: a lock in its place would be listed without a word on whether the transaction has ended since. So that the
+-- gate is not held over a flush, its caller makes the row durable, in a call of its own.
+create or replace function {s}.xq_checkpoint_v1(tx bigint) returns bigint
 language plpgsql volatile as $body$
 declare
   pointer bigint;
-  setting text;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
-  if relaxed then
-    setting := set_config('synchronous_commit', 'off', true);
-  end if;
+  perform set_config('synchronous_commit', 'off', true);
   perform {s}.xq_hold_active_v1(tx);
-  pointer := {s}.xq_draw_v1(false);
+  perform {s}.xq_hold_gate_v1();
+  pointer := ({s}.xq_draw_v1(null, false)).id;
   insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
     select pointer, a.request, a.kind, a.started_ms, a.deadline_ms, a.low, a.owner, a.client
     from {s}.xq_active a where a.id = tx;
@@ -160,7 +159,7 @@ begin
 
   -- 1. The registration is proven, or made now.
   if kind = 'write' then
-    tx := {s}.xq_draw_v1(false);
+    tx := ({s}.xq_draw_v1(false, false)).id;
   elsif kind = 'row' then
     delete from {s}.xq_active a where a.id = tx;
     if not found then

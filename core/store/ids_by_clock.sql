@@ -1,19 +1,25 @@
 -- Ids from a row, the clock; every transaction in progress has an active row. For engines without advisory locks.
 
--- Draws an id. The clock stays locked to the end of the SQL transaction, in which the caller adds the active row:
--- whoever draws later finds that row, or the transaction finished. So a start is a short SQL transaction of its own.
-create or replace function {s}.xq_draw_v1(for_session boolean) returns bigint
+-- Draws an id and lists what its snapshot must not see. The clock stays locked to the end of the SQL transaction, in
+-- which the caller adds the active row: whoever draws later finds that row, or the transaction finished, and of those
+-- none commits before the list is complete. So a start is a short SQL transaction of its own.
+create or replace function {s}.xq_draw_v1(for_session boolean, lists boolean, out id bigint, out excluded bigint[])
 language plpgsql volatile as $body$
-declare
-  t bigint;
 begin
-  update {s}.xq_clock set last_id = greatest(last_id + 1, {now} * 1000000) returning last_id into t;
-  return t;
+  update {s}.xq_clock set last_id = greatest(last_id + 1, {now} * 1000000) returning last_id into id;
+  if lists then
+    excluded := {s}.xq_unfinished_v1(id);
+  end if;
 end $body$;
 
--- Everything below a bound that a snapshot must not see; called in a statement after the one that gave the bound.
+-- The clock is the gate, and whoever draws holds it.
+create or replace function {s}.xq_hold_gate_v1() returns void language plpgsql volatile as $body$
+begin
+end $body$;
+
+-- Everything below a bound that a snapshot must not see, in the SQL snapshot of the statement that calls it.
 create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
-language plpgsql volatile as $body$
+language plpgsql stable as $body$
 begin
   return array(
     select u.id from (
@@ -28,8 +34,8 @@ begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
-  select c.last_id into read_pointer from {s}.xq_clock c;
-  excluded := {s}.xq_unfinished_v1(read_pointer + 1);
+  -- In one statement: between two, one transaction might start and commit, unseen, and then an older one, seen.
+  select c.last_id, {s}.xq_unfinished_v1(c.last_id + 1) into read_pointer, excluded from {s}.xq_clock c;
 end $body$;
 
 -- Nothing but a row registers an id here; these two are the other way's.

@@ -1,31 +1,34 @@
 -- Ids from a sequence; short transactions are registered by advisory locks, long ones and those behind a pooler
--- by a row, until which is visible a lock of the SQL transaction stands in.
+-- by a row, until which is visible a lock of the SQL transaction stands in, or, of a checkpoint, the gate.
 -- The key of an id's lock is the id XOR the store's {mask}, the gate's is the mask itself: the locks of applications are
 -- neither waited for nor read as ids.
 
--- Draws an id and registers it, both under the gate: whoever draws later finds it listed, or finished.
+-- Draws an id, registers it, and lists what its snapshot must not see, all under the gate: of those that draw later
+-- none commits before the list is complete, so that all snapshots agree on the order of all commits.
 -- The gate is a session lock that is freed in the same call: one of the SQL transaction would be held over the flush.
-create or replace function {s}.xq_draw_v1(for_session boolean) returns bigint
+-- for_session: by a lock of the session, else of the SQL transaction; null: not at all, as the caller holds the gate.
+create or replace function {s}.xq_draw_v1(for_session boolean, lists boolean, out id bigint, out excluded bigint[])
 language plpgsql volatile as $body$
 declare
   mask constant bigint := {mask};
-  t bigint;
 begin
   begin
+    perform pg_advisory_lock(mask);
     loop
-      -- Few statements between taking the gate and freeing it, since a cancel hits between statements.
-      t := case when pg_advisory_lock(mask) is null then null else setval('{s}.xq_id',
-        greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0) + 1, {now} * 1000000)) end;
+      id := setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0) + 1, {now} * 1000000));
       -- By try: where an application holds a lock on this very key, the next id will do.
-      exit when case
-        when case when for_session then pg_try_advisory_lock(t # mask) else pg_try_advisory_xact_lock(t # mask) end
-        then pg_advisory_unlock(mask) else not pg_advisory_unlock(mask) end;
+      exit when case when for_session then pg_try_advisory_lock(id # mask)
+                     when for_session is null then true
+                     else pg_try_advisory_xact_lock(id # mask) end;
     end loop;
-    return t;
+    if lists then
+      excluded := {s}.xq_unfinished_v1(id);
+    end if;
+    perform pg_advisory_unlock(mask);
   exception when query_canceled or others then  -- "others" alone leaves out cancel and statement time-out
     perform pg_advisory_unlock(mask);
-    if for_session and t is not null then
-      perform pg_advisory_unlock(t # mask);
+    if for_session and id is not null then
+      perform pg_advisory_unlock(id # mask);
     end if;
     raise;
   end;
@@ -34,15 +37,21 @@ exception when query_canceled or others then  -- a second cancel, in the first h
   raise;
 end $body$;
 
--- Everything below a bound that a snapshot must not see. The lock list comes first and the active rows
--- in a later statement: the list is not transactional, and the other order loses updates.
+-- Holds the gate until what this SQL transaction writes is visible; never over a flush.
+create or replace function {s}.xq_hold_gate_v1() returns void language plpgsql volatile as $body$
+begin
+  perform pg_advisory_xact_lock({mask});
+end $body$;
+
+-- Everything below a bound that a snapshot must not see; called under the gate. The lock list comes first, for it is
+-- not transactional: it says what may be in progress. What is, says one later SQL snapshot: of the active rows, and of
+-- the outcomes, because a server makes a commit visible before it frees its locks.
 -- The database and the window keep out the keys of other stores, of copies of this one, and of applications.
 create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
 language plpgsql volatile as $body$
 declare
   mask constant bigint := {mask};
   listed bigint[];
-  stored bigint[];
 begin
   listed := array(
     select v.id
@@ -50,15 +59,13 @@ begin
           from pg_locks l
           where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
             and l.database = (select d.oid from pg_database d where d.datname = current_database())) v
-    where v.id < below and v.id > greatest(below - 8796093022208, 0)  -- 0 is the gate
-    order by v.id);
-  stored := array(
-    select a.id from {s}.xq_active a where a.id < below
-    union all select i.id from {s}.xq_invalid i where i.id < below);
-  if cardinality(stored) = 0 then
-    return listed;
-  end if;
-  return array(select distinct u.id from unnest(listed || stored) as u(id) order by u.id);
+    where v.id < below and v.id > greatest(below - 8796093022208, 0));  -- 0 is the gate
+  return array(
+    select l.id from unnest(listed) as l(id)
+    where (select o.id from {s}.xq_outcome o where o.id = l.id limit 1) is null  -- by index, however stale statistics are
+    union select a.id from {s}.xq_active a where a.id < below
+    union select i.id from {s}.xq_invalid i where i.id < below
+    order by 1);
 end $body$;
 
 create or replace function {s}.xq_observe_v1(out read_pointer bigint, out excluded bigint[])
@@ -73,6 +80,7 @@ begin
     begin
       read_pointer := case when pg_advisory_lock(mask) is null then null
         else coalesce(pg_sequence_last_value('{s}.xq_id'), 0) end;
+      excluded := {s}.xq_unfinished_v1(read_pointer + 1);
       perform pg_advisory_unlock(mask);
     exception when query_canceled or others then
       perform pg_advisory_unlock(mask);
@@ -82,7 +90,6 @@ begin
     perform pg_advisory_unlock(mask);
     raise;
   end;
-  excluded := {s}.xq_unfinished_v1(read_pointer + 1);
 end $body$;
 
 -- Proves at the commit that an id has been registered by a lock since its start, and keeps it so to the end;

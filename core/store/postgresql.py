@@ -163,7 +163,7 @@ class PostgresDialect:
 
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; nothing stays registered after the SQL transaction."""
-        return int(calls.one(connection, self._sql("select {s}.xq_draw_v1(false)"))[0])
+        return int(calls.one(connection, self._sql("select id from {s}.xq_draw_v1(false, false)"))[0])
 
     def check_bound(self, raw: object) -> None:
         """Check a driver's own connection."""
@@ -204,15 +204,13 @@ class PostgresDialect:
         return Started(tx, tuple(excluded), deadline, None if first is None else (version, value))
 
     def _settle(self, connection: Handle, transaction: int) -> None:
-        """Make a long transaction's rows durable, after the clock has been released."""
+        """Make a long transaction's rows durable, after the gate or the clock has been released."""
         calls.run(connection, self._sql(sql.SETTLE), (transaction,))
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
         """Add a second active row; commit, abort and sweep take all rows of a transaction."""
-        relaxed = self._uses_clock(connection)
-        pointer = int(calls.one(connection, self._sql(sql.CHECKPOINT), (transaction, relaxed))[0])
-        if relaxed:
-            self._settle(connection, transaction)
+        pointer = int(calls.one(connection, self._sql(sql.CHECKPOINT), (transaction,))[0])
+        self._settle(connection, transaction)
         return pointer
 
     def observe(self, connection: Handle) -> View:

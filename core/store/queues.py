@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Work, prefix_of
 from export_queue.core.store.schema import queue as q
 from export_queue.core.store.schema import table as t
 
@@ -52,9 +52,7 @@ def _insert(work: Work, table: sa.Table, values: Mapping[str, Any], key: sa.Colu
     if connection.dialect.name == "postgresql":
         # Numbers are handed out one by one; the lock ends with the SQL transaction.
         name = connection.dialect.identifier_preparer.format_table(table)
-        schema = connection.get_execution_options()["schema_translate_map"][None]
-        quoted = connection.dialect.identifier_preparer.quote_schema(schema)
-        connection.exec_driver_sql(f"lock table {quoted}.{name} in share row exclusive mode")
+        connection.exec_driver_sql(f"lock table {prefix_of(connection)}{name} in share row exclusive mode")
     if connection.execute(sa.select(key).where(key == values[key.name])).first() is not None:
         return False
     connection.execute(table.insert().values(values))

@@ -72,6 +72,8 @@ outcome = _table(
     _text("status"),
     _id("id", nullable=True),
     _id("decided_ms"),
+    # For snapshots: which of the ids whose locks are listed have committed.
+    sa.Index("xq_outcome_id", "id").ddl_if(dialect="postgresql"),
 )
 token = _table(
     "xq_token",

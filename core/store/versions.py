@@ -13,8 +13,7 @@ from typing import TypeAlias
 
 import sqlalchemy as sa
 
-from export_queue.core.store.creation import schema_of
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Work, prefix_of
 from export_queue.core.store.schema import cell, conflict_key
 
 Cells: TypeAlias = tuple[int, bytes, bytes | None]
@@ -129,8 +128,4 @@ def delete_of_page(work: Work, after: CellKey, end: CellKey | None, *, horizon: 
 
 
 def _text(work: Work, statement: str) -> sa.TextClause:
-    connection = work.connection
-    prefix = ""
-    if connection.dialect.name == "postgresql":
-        prefix = connection.dialect.identifier_preparer.quote_schema(schema_of(connection)) + "."
-    return sa.text(statement.replace("{s}", prefix))
+    return sa.text(statement.replace("{s}", prefix_of(work.connection)))

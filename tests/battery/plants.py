@@ -16,7 +16,7 @@ RARE_PAUSE = "if random() < {} then perform pg_sleep(random() * 0.005); end if;"
 
 _DRAWING = re.compile(r"[^;]*\bsetval\(.*?;", re.DOTALL)
 _GATE = re.compile(r"pg_advisory_lock\((\w+)\)")
-_FREED = re.compile(r"then pg_advisory_unlock\(\w+\) else not pg_advisory_unlock\(\w+\) end")
+_FREED = re.compile(r"perform pg_advisory_unlock\(\w+\);\s*exception")
 
 
 def connect(url: str) -> psycopg.Connection[Any]:
@@ -32,12 +32,13 @@ def pause_before_registering(url: str, pause: str = PAUSE) -> None:
 def pause_now_and_then(url: str, *, has_gate: bool) -> None:
     """Let time pass where the right order of two steps matters, and load alone would hardly show a wrong one.
 
-    These are: an id is drawn, then registered; active rows are read after the list of locks, never before it.
+    These are: an id is drawn, then registered; active rows and outcomes are read after the list of locks, never before.
 
     :param has_gate: whether ids come from a sequence under a gate; a clock stays locked over both steps.
     """
     if has_gate:
         pause_before_registering(url, RARE_PAUSE.format(0.01))
+        pause_behind_listing(url, RARE_PAUSE.format(0.02))
     pause_before_listing(url, RARE_PAUSE.format(0.05))
 
 
@@ -45,6 +46,12 @@ def pause_before_listing(url: str, pause: str = LONG_PAUSE) -> None:
     """Let time pass before the list of locks is read: harmless, unless active rows were read before."""
     first = re.compile(r"\A(.*?\bbegin\b)", re.DOTALL | re.IGNORECASE)
     _edit(url, "xq_unfinished", lambda text: _once(first, lambda found: f"{found[1]} {pause}", text))
+
+
+def pause_behind_listing(url: str, pause: str = LONG_PAUSE) -> None:
+    """Let time pass between the list of locks and the rows that say what has ended: snapshots must still agree."""
+    listing = re.compile(r"listed := .*?;", re.DOTALL)
+    _edit(url, "xq_unfinished", lambda text: _once(listing, lambda found: f"{found[0]} {pause}", text))
 
 
 def free_the_gate_too_early(url: str) -> None:
@@ -56,7 +63,7 @@ def free_the_gate_too_early(url: str) -> None:
         drawing = _DRAWING.search(text)
         assert drawing, f"expected the drawing of an id in {text}"
         assert gate.start() < drawing.end(), f"expected the gate before the drawing in {text}"
-        behind = _once(_FREED, "then true else false end", text[drawing.end() :])
+        behind = _once(_FREED, "exception", text[drawing.end() :])
         return f"{text[: drawing.end()]} perform pg_advisory_unlock({gate[1]}); {LONG_PAUSE}{behind}"
 
     _edit(url, "xq_draw", edit)

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
@@ -30,8 +30,6 @@ from export_queue.core.store.creation import create
 from export_queue.core.testing.servers import PostgresServer
 from export_queue.core.transactions import observe, sweep
 
-SEAM = 4711
-"""Key of the advisory lock at which functions of the store are made to wait."""
 sequence_ways = pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler"], indirect=True)
 row_ways = pytest.mark.parametrize("store_url", ["postgresql-pooler", "postgresql-clock"], indirect=True)
 all_ways = pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler", "postgresql-clock"], indirect=True)
@@ -84,14 +82,25 @@ def waiting(application: psycopg.Connection[Any]) -> int:
     return int(found[0])
 
 
-def add_seam(application: psycopg.Connection[Any], function: str, behind: str) -> None:
-    """Let a function of the store wait at the seam behind the one place that matches."""
+@contextlib.contextmanager
+def seam(
+    application: psycopg.Connection[Any], function: str, behind: str, *, only: str = "%"
+) -> Iterator[Callable[[], None]]:
+    """Let a function of the store wait behind the one place that matches, until the block opens the seam, or ends.
+
+    :param only: pattern of the application names that wait; all others pass.
+    """
     found = application.execute(f"select pg_get_functiondef('export_queue.{function}'::regproc)".encode()).fetchone()
     assert found
-    seam = f" perform pg_advisory_lock_shared({SEAM}); perform pg_advisory_unlock_shared({SEAM});"
-    changed, count = re.subn(behind, lambda place: place[0] + seam, found[0], flags=re.DOTALL)
+    table = f"export_queue.seam_of_{function}"
+    wait = f" if current_setting('application_name') like '{only}' then perform 1 from {table}; end if;"
+    changed, count = re.subn(behind, lambda place: place[0] + wait, found[0], flags=re.DOTALL)
     assert count == 1
+    application.execute(f"create table {table} ()".encode())
     application.execute(changed.encode())
+    with psycopg.connect(application.info.dsn, password=application.info.password) as holder:
+        holder.execute(f"lock table {table} in access exclusive mode".encode())
+        yield holder.rollback
 
 
 # --- the order of steps ---------------------------------------------------------------------------------------------
@@ -100,14 +109,17 @@ def add_seam(application: psycopg.Connection[Any], function: str, behind: str) -
 @sequence_ways
 def test_a_later_id_waits_until_a_smaller_one_is_registered(store: Store, application: psycopg.Connection[Any]) -> None:
     """With a pause between drawing and registering, as a busy server makes it now and then."""
-    add_seam(application, "xq_draw_v1", r"t := case [^;]*;")
-    application.execute("select pg_advisory_lock(%s)", (SEAM,))
-    with ThreadPoolExecutor(2) as pool, store.database.connect() as one, store.database.connect() as two:
+    with (
+        ThreadPoolExecutor(2) as pool,
+        store.database.connect() as one,
+        store.database.connect() as two,
+        seam(application, "xq_draw_v1", r"id := setval[^;]*;") as open_seam,
+    ):
         first = pool.submit(start, store, one)
         wait_until(lambda: waiting(application) == 1, "the first does not wait at the seam")
         second = pool.submit(start, store, two)
         wait_until(lambda: waiting(application) == 2, "the second does not wait for the gate")
-        application.execute("select pg_advisory_unlock(%s)", (SEAM,))
+        open_seam()
         assert first.result().id < second.result().id
         assert first.result().id in second.result().excluded
 
@@ -133,14 +145,16 @@ def test_an_id_is_in_progress_before_its_row_is_visible(store: Store, applicatio
 def test_an_id_stays_listed_while_its_commit_takes_over_the_lock(
     store: Store, application: psycopg.Connection[Any]
 ) -> None:
-    add_seam(application, "xq_prove_v1", r"if for_session then.*?end if;")
-    application.execute("select pg_advisory_lock(%s)", (SEAM,))
-    with ThreadPoolExecutor(1) as pool, store.database.connect() as connection:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        store.database.connect() as connection,
+        seam(application, "xq_prove_v1", r"if for_session then.*?end if;") as open_seam,
+    ):
         started = start(store, connection)
         done = pool.submit(commit, store, connection, started)
         wait_until(lambda: waiting(application) == 1, "the commit does not wait at the seam")
         seen = excluded(store)
-        application.execute("select pg_advisory_unlock(%s)", (SEAM,))
+        open_seam()
         assert done.result() == started.id
         assert seen == (started.id,)
 
@@ -182,6 +196,124 @@ def test_a_sweep_passes_over_a_commit_in_flight(store: Store, application: psyco
 def now(store: Store) -> int:
     with store.database.read() as work:
         return work.now()
+
+
+BEFORE_THE_LIST, BEHIND_THE_LIST = r"\bbegin\b", r"listed := .*?;"
+
+
+@contextlib.contextmanager
+def slow_snapshot(
+    store: Store, application: psycopg.Connection[Any], place: str, *, starts: bool = False
+) -> Iterator[tuple[Future[View], Callable[[], None]]]:
+    """Take a snapshot that waits at a place in the listing of what is in progress, until it is let go or the block ends.
+
+    :param starts: whether it is one of a transaction that starts.
+    """
+
+    def take(connection: sa.Connection) -> View:
+        if not starts:
+            return store.database.dialect.observe(connection)
+        started = start(store, connection, kind="long")
+        return View(started.id - 1, started.excluded)
+
+    with (
+        ThreadPoolExecutor(1) as pool,
+        store.database.connect() as connection,
+        seam(application, "xq_unfinished_v1", place, only="slow") as open_seam,
+    ):
+        connection.exec_driver_sql("set application_name = 'slow'")
+        before = waiting(application)
+        slow = pool.submit(take, connection)
+        wait_until(lambda: waiting(application) > before, "the snapshot does not wait")
+        try:
+            yield slow, open_seam
+        finally:
+            open_seam()
+            slow.exception()
+            connection.exec_driver_sql("reset application_name")
+
+
+def sees(view: View, transaction: int) -> bool:
+    return transaction <= view.read_pointer and transaction not in view.excluded
+
+
+@all_ways
+@pytest.mark.parametrize("starts", [pytest.param(True, id="start"), pytest.param(False, id="observe")])
+def test_who_sees_a_commit_sees_what_was_committed_before_it(
+    store: Store, application: psycopg.Connection[Any], starts: bool
+) -> None:
+    """Also if what was committed before it started after the snapshot had begun."""
+
+    def write() -> int:
+        call = CommitCall(kind="write", request=uuid4(), writes=Writes(cells=[(1, b"a", b"n", b"1")]))
+        with store.database.connect() as connection:
+            return store.database.dialect.commit(connection, call).id
+
+    older = store.begin()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        slow_snapshot(store, application, BEFORE_THE_LIST, starts=starts) as (slow, let_go),
+    ):
+        writing = pool.submit(write)
+        wait_until(lambda: writing.done() or waiting(application) > 1, "the write neither waits nor ends")
+        was_first = writing.done()
+        store.commit(older)
+        let_go()
+        younger, view = writing.result(), slow.result()
+    assert int(older["id"]) < younger
+    if was_first:
+        assert sees(view, younger) or not sees(view, int(older["id"]))
+    else:
+        assert not sees(view, younger), "it waited for the snapshot, so it is not in it"
+
+
+@sequence_ways
+def test_a_commit_between_the_list_and_the_rows_is_seen_with_the_ones_behind_it(
+    store: Store, store_url: str, application: psycopg.Connection[Any]
+) -> None:
+    """A short transaction, which is in the list of locks, and a long one, which is in the active rows."""
+    with Store.open(store_url) as direct, direct.database.connect() as connection:
+        long = store.begin()
+        short = start(direct, connection)
+        with slow_snapshot(store, application, BEHIND_THE_LIST) as (slow, _):
+            commit(direct, connection, short)
+            store.commit(long)
+        assert sees(slow.result(), short.id) or not sees(slow.result(), int(long["id"]))
+
+
+@locks_only
+def test_a_commit_whose_lock_is_still_held_is_seen(store: Store, application: psycopg.Connection[Any]) -> None:
+    """A server makes a commit visible, then frees its locks, then answers: others may write and answer in between."""
+    with store.database.connect() as connection:
+        started = start(store, connection)
+        key = started.id ^ mask(store)
+        connection.exec_driver_sql("select pg_advisory_lock(%s)", (key,))  # once more: the commit frees its own only
+        commit(store, connection, started)
+        with store.transaction() as tx:
+            tx.table("t").set("a", "n", b"over it")
+        snapshot = start(store, connection)
+        connection.exec_driver_sql("select pg_advisory_unlock(%s)", (key,))
+        assert started.id not in snapshot.excluded
+
+
+@locks_only
+def test_a_checkpoint_on_its_way_is_no_pointer_of_its_own(store: Store, application: psycopg.Connection[Any]) -> None:
+    """A snapshot has all write pointers of a transaction, or none."""
+    long = store.begin()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        store.database.connect() as connection,
+        seam(application, "xq_checkpoint_v1", r"where a\.id = tx;") as open_seam,
+    ):
+        checkpoint = pool.submit(store.database.dialect.checkpoint, connection, int(long["id"]))
+        wait_until(lambda: waiting(application) == 1, "the checkpoint does not wait")
+        with slow_snapshot(store, application, BEHIND_THE_LIST) as (slow, _):
+            open_seam()
+            checkpoint.result()
+            with store.resume(long) as tx:
+                tx.table("t").set("a", "n", b"1")
+            store.commit(long)
+        assert slow.result().excluded == ()
 
 
 # --- the first read -------------------------------------------------------------------------------------------------
@@ -333,7 +465,9 @@ def cancelling(application: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 @locks_only
-@pytest.mark.parametrize("call", ["xq_draw_v1(false)", "xq_free_v1(export_queue.xq_draw_v1(true))", "xq_observe_v1()"])
+@pytest.mark.parametrize(
+    "call", ["xq_draw_v1(false, true)", "xq_free_v1((export_queue.xq_draw_v1(true, true)).id)", "xq_observe_v1()"]
+)
 def test_a_cancel_at_any_time_leaves_the_gate_free(
     store: Store, store_url: str, application: psycopg.Connection[Any], call: str
 ) -> None:
