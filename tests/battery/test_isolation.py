@@ -62,7 +62,7 @@ def plain_run(postgres_url: str, tmp_path: Path, seed: int) -> Run:
     [
         pytest.param(plants.pause_before_registering, id="between drawing and registering an id, under the gate"),
         pytest.param(plants.pause_before_listing, id="before the locks are listed, as active rows are read after them"),
-        pytest.param(plants.pause_behind_listing, id="between the list of locks and what says which of them have ended"),
+        pytest.param(plants.pause_behind_listing, id="between the list of locks and what says which have ended"),
     ],
 )
 def test_a_pause_where_the_order_of_steps_is_right_is_harmless(plain_run: Run, pause: Callable[[str], None]) -> None:

@@ -205,7 +205,7 @@ BEFORE_THE_LIST, BEHIND_THE_LIST = r"\bbegin\b", r"listed := .*?;"
 def slow_snapshot(
     store: Store, application: psycopg.Connection[Any], place: str, *, starts: bool = False
 ) -> Iterator[tuple[Future[View], Callable[[], None]]]:
-    """Take a snapshot that waits at a place in the listing of what is in progress, until it is let go or the block ends.
+    """Take a snapshot that waits in the middle of listing what is in progress, until it is let go or the block ends.
 
     :param starts: whether it is one of a transaction that starts.
     """
