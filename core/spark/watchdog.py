@@ -18,7 +18,7 @@ from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 0.3
-_GRACE_SECONDS = 10.0
+_GRACE_SECONDS = 30.0
 STOPPED = 143
 """Exit status of a process that SIGTERM ended."""
 

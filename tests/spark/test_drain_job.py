@@ -222,7 +222,7 @@ def test_an_orphaned_driver_gives_its_leases_back_and_ends_itself(
     driver = job.submission.driver()
     os.kill(job.submission.process.pid, signal.SIGKILL)
     job.submission.wait()
-    wait_until(lambda: not is_running(driver), "the orphaned driver goes on", seconds=20)
+    wait_until(lambda: not is_running(driver), "the orphaned driver goes on", seconds=60)
     queue = orders.queue("orders")
     with orders.database.read() as work:
         assert holders(work, queue, queue.units()) == []
@@ -256,7 +256,7 @@ def test_an_orphaned_driver_that_waits_for_others_does_not_wait_on(
     wait_until(lambda: orders.queue("orders").sink == "redis", f"the driver did not start: {submission.output()}")
     os.kill(submission.process.pid, number)
     submission.wait()
-    wait_until(lambda: not is_running(driver), "the orphaned driver goes on", seconds=20)
+    wait_until(lambda: not is_running(driver), "the orphaned driver goes on", seconds=60)
     assert report_of(orders, job.token).problem is not None
     assert waiting(orders) == 200
 
