@@ -22,6 +22,7 @@ from tests.battery.workload import Client
 
 from export_queue.core.client import Store
 from export_queue.core.store import schema
+from export_queue.core.store.postgresql import WRITE_ONLY_MS
 from export_queue.core.testing.histories import HistoryTransaction, Verdict, check_history
 from export_queue.core.transactions import observe
 
@@ -193,7 +194,7 @@ class Run:
 
     def settle(self) -> None:
         """Ask for the last requests of the dead, wait until nothing is in progress, and read everything once more."""
-        self.set_clock(0)
+        self.set_clock(WRITE_ONLY_MS)  # what dead clients registered has timed out: nothing else takes so long
         with self.way.open(self.url, clock=self.shared.clock) as store:
             for path in self.journals:
                 if path.exists():
@@ -204,6 +205,7 @@ class Run:
                 clean_up(store)
                 time.sleep(0.05)
             clean_up(store)
+            self.set_clock(0)
             self.sessions += 1
             last = self.folder / f"journal-last-{self.sessions}"
             Client(store, Journal(last), 0, self.sessions, self.chance, self.shared).read_everything()
