@@ -14,6 +14,10 @@ from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain, judged
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
+from export_queue.core.store.bounded import BoundedConnection
+
+_GRACE_SECONDS = 5.0
+"""By how much a statement's end may be late before the server counts as hanging."""
 
 ERRORS = ErrorTable(
     "PostgreSQL",
@@ -82,10 +86,13 @@ class PostgreSQL:
         )
 
         @event.listens_for(engine, "do_connect")
-        def give_password(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+        def connect(_dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> BoundedConnection:
             password = self._password() if callable(self._password) else self._password
             if password is not None:
                 parameters["password"] = password
+            raw = BoundedConnection.connect(*arguments, **parameters)
+            raw.answer_seconds = self._timeout + _GRACE_SECONDS
+            return raw
 
         return engine
 
