@@ -37,9 +37,6 @@ Password = Annotated[
 ]
 Schema = Annotated[str, typer.Option("--schema", help="PostgreSQL schema that holds the store")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
-QueueId = Annotated[str, typer.Argument(help="id of the queue")]
-
-
 ROUND = 1000
 """Observers that are called between two looks at what is new."""
 
@@ -109,30 +106,6 @@ def locks(store: Url, password: Password = None, schema: Schema = "export_queue"
                 }
                 for holder in found
             ]
-    _show(rows, as_json)
-
-
-@app.command()
-def dead(
-    queue_id: QueueId,
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    limit: Annotated[int, typer.Option(help="how many at most")] = 100,
-    as_json: AsJson = False,
-) -> None:
-    """List the entries that were set aside, and why; values are not shown."""
-    with _open(store, password, schema) as opened:
-        rows = [
-            {
-                "key": letter.position.key.decode("utf-8", "backslashreplace"),
-                "seq": str(letter.position.seq),
-                "error": letter.error_class,
-                "reason": letter.reason,
-                "drain": letter.drain,
-            }
-            for letter in opened.dead_letters(queue_id, limit=limit)
-        ]
     _show(rows, as_json)
 
 

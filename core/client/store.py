@@ -7,19 +7,17 @@ from types import TracebackType
 from typing import Any
 
 from export_queue.core.client.context import TransactionContext
+from export_queue.core.client.letters import Letters
 from export_queue.core.client.transacting import Transacting
 from export_queue.core.maintenance import MaintenanceReport, maintain, read_metrics, render
 from export_queue.core.observers import Observer, ObserverFailure, Observers, Processed
 from export_queue.core.queue import (
     Backlog,
-    DeadLetter,
     Queue,
     Range,
     backlog,
     bind_sink,
     configure_queue,
-    count_dead,
-    dead_letters,
     find_queue,
     list_queues,
     waiting_ranges,
@@ -32,7 +30,7 @@ from export_queue.core.tables import ObservedColumns, TableOptions, configure_ta
 from export_queue.core.transactions import OpenTransaction, observe
 
 
-class Store(Transacting):
+class Store(Transacting, Letters):
     """A store of transactions and export queues.
 
     ::
@@ -238,18 +236,6 @@ class Store(Transacting):
         snapshot = observe(self.database)
         with self.database.read() as work:
             return waiting_ranges(work, queue, snapshot, None if ranges is None else queue.split(ranges))
-
-    def dead_letters(self, queue_id: str, *, limit: int = 100) -> list[DeadLetter]:
-        """Read a queue's dead letters, oldest entries first."""
-        queue = self.queue(queue_id)
-        with self.database.read() as work:
-            return dead_letters(work, queue, limit=limit)
-
-    def count_dead(self, queue_id: str) -> int:
-        """Count a queue's dead letters."""
-        queue = self.queue(queue_id)
-        with self.database.read() as work:
-            return count_dead(work, queue)
 
     def maintain(self, *, limit: int = 100_000) -> MaintenanceReport:
         """Delete what nobody can read or ask for any more; safe beside everything, and if it is interrupted.

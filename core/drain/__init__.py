@@ -8,6 +8,7 @@ from export_queue.core.drain.local import drain, opened_exporter, opened_sink
 from export_queue.core.drain.patience import Patience, is_transient
 from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, total
+from export_queue.core.drain.retrying import retry_dead_letters
 from export_queue.core.drain.run import DrainRequest, IfLocked, run_drain
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "load_exporter",
     "opened_exporter",
     "opened_sink",
+    "retry_dead_letters",
     "run_drain",
     "total",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
+from tenacity import RetryCallState, Retrying, retry_if_exception
 
 from export_queue.core.errors import ExportQueueError, LockError
 
@@ -32,18 +32,22 @@ class Patience:
     """How often and how long apart a step is repeated while its errors are transient.
 
     Waits double from ``first`` to ``longest`` and are spread by half of themselves, so that drains
-    that failed together do not come back together. The defaults give a server about 40 seconds.
+    that failed together do not come back together. The defaults give a server about 40 seconds, and two minutes
+    to one that hangs, so that each call ends by its own time-out only.
 
     :param attempts: calls in all.
+    :param seconds: no call is begun later than this after the first.
     :param first: seconds before the second call.
     :param longest: most seconds between two calls.
     """
 
     attempts: int = 9
+    seconds: float = 120.0
     first: float = 0.2
     longest: float = 15.0
     sleep: Callable[[float], None] = time.sleep
     random: Callable[[], float] = random.random
+    clock: Callable[[], float] = time.monotonic
 
     def call(self, step: Callable[[], Result], *, check: Callable[[], None] | None = None) -> Result:
         """Call ``step`` until it returns, fails for good, or patience ends.
@@ -52,6 +56,10 @@ class Patience:
         :param check: called before each attempt; what it raises ends the matter.
         :returns: what ``step`` returned.
         """
+        end = self.clock() + self.seconds
+
+        def is_over(state: RetryCallState) -> bool:
+            return state.attempt_number >= self.attempts or self.clock() + self._wait(state) > end
 
         def attempt() -> Result:
             if check is not None:
@@ -59,7 +67,7 @@ class Patience:
             return step()
 
         retrying = Retrying(
-            stop=stop_after_attempt(self.attempts),
+            stop=is_over,
             retry=retry_if_exception(_is_worth_repeating),
             wait=self._wait,
             sleep=self.sleep,

@@ -18,7 +18,16 @@ from export_queue.core.drain.report import Counts, Problem, RangeReport, total
 from export_queue.core.drain.sending import Sender
 from export_queue.core.errors import DrainError
 from export_queue.core.locks import Lease, hold
-from export_queue.core.queue import Entries, Position, Queue, bury, count_dead, read_entries, remove_span
+from export_queue.core.queue import (
+    Entries,
+    Position,
+    Queue,
+    WhichLetters,
+    bury,
+    count_dead,
+    read_entries,
+    remove_span,
+)
 from export_queue.core.sinks import Sink
 from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
@@ -168,5 +177,5 @@ class _Pipeline:
             if dead:
                 bury(work, self.queue, dead)
                 # Other tasks of this drain bury too: only the store knows how many there are in all.
-                if count_dead(work, self.queue, drain=self.rules.drain) > self.rules.max_dead:
+                if count_dead(work, self.queue, WhichLetters(drain=self.rules.drain)) > self.rules.max_dead:
                     raise too_many(self.rules, f"{dead[-1].error_class}: {dead[-1].reason}")

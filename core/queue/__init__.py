@@ -2,7 +2,19 @@
 
 from export_queue.core.queue.add import QueueWriter
 from export_queue.core.queue.buckets import Range, bucket, buckets_of
-from export_queue.core.queue.dead import DeadLetter, bury, count_dead, dead_letters
+from export_queue.core.queue.dead import (
+    ALL_LETTERS,
+    DeadLetter,
+    DeadLetterAct,
+    WhichLetters,
+    bury,
+    check_limit,
+    count_dead,
+    dead_letter_acts,
+    dead_letters,
+    drop_dead_letters,
+    requeue,
+)
 from export_queue.core.queue.options import (
     Queue,
     bind_sink,
@@ -22,25 +34,32 @@ from export_queue.core.queue.read import (
 )
 
 __all__ = [
+    "ALL_LETTERS",
     "Backlog",
     "DeadLetter",
+    "DeadLetterAct",
     "Entries",
     "Position",
     "Queue",
     "QueueWriter",
     "Range",
+    "WhichLetters",
     "backlog",
     "bind_sink",
     "bucket",
     "buckets_of",
     "bury",
+    "check_limit",
     "configure_queue",
     "count_dead",
+    "dead_letter_acts",
     "dead_letters",
+    "drop_dead_letters",
     "find_queue",
     "list_queues",
     "read_entries",
     "remove_entries",
     "remove_span",
+    "requeue",
     "waiting_ranges",
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
+from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue.options import Queue
 from export_queue.core.queue.read import Position
 from export_queue.core.store import Work
-from export_queue.core.store import entries as sql
+from export_queue.core.store import dead_letters as sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +19,70 @@ class DeadLetter:
 
     position: Position
     value: bytes | None
+    """None where the entry had none, and where the value was not asked for."""
     error_class: str
     reason: str
     """The exporter's or sink's own words."""
     drain: str
     """Token of the drain that set it aside."""
+    value_bytes: int | None = None
+    """Length of the value; None where the entry had none."""
+    buried_ms: int = 0
+    """When it was set aside."""
+
+    @property
+    def place(self) -> tuple[int, bytes]:
+        """Where it stands among its queue's letters: seq and key."""
+        return self.position.seq, self.position.key
 
     def __repr__(self) -> str:  # a value is shown only on request
         return f"DeadLetter({self.position.key!r}, seq={self.position.seq}, {self.error_class}: {self.reason})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhichLetters:
+    """Which of a queue's dead letters are meant: those that have all that is given.
+
+    :param key: the entry's key, as bytes.
+    :param seq: the entry's sequence.
+    :param error_class: what kind of error it was rejected with.
+    :param drain: token of the drain that set it aside.
+    """
+
+    key: bytes | None = None
+    seq: int | None = None
+    error_class: str | None = None
+    drain: str | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return what is given, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+
+    def shown(self) -> dict[str, Any]:
+        """Return what is given, readable and as JSON; a seq is text, since it exceeds 2⁵³."""
+        shown = self.columns()
+        if self.key is not None:
+            shown["key"] = self.key.decode("utf-8", "backslashreplace")
+        if self.seq is not None:
+            shown["seq"] = str(self.seq)
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterAct:
+    """What somebody did to dead letters: the record stays in the store."""
+
+    act: str
+    """``retry`` or ``drop``."""
+    who: str
+    letters: int
+    """How many."""
+    selection: str
+    """Which were meant, as JSON."""
+    at_ms: int
+
+
+ALL_LETTERS = WhichLetters()
 
 
 def bury(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> None:
@@ -48,23 +106,87 @@ def bury(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> None:
     )
 
 
-def dead_letters(work: Work, queue: Queue, *, limit: int = 100) -> list[DeadLetter]:
-    """Read dead letters, oldest entries first."""
+def dead_letters(
+    work: Work,
+    queue: Queue,
+    which: WhichLetters = ALL_LETTERS,
+    *,
+    after: tuple[int, bytes] | None = None,
+    limit: int = 100,
+    values: bool = False,
+) -> list[DeadLetter]:
+    """Read dead letters, oldest entries first.
+
+    :param which: those that are meant.
+    :param after: the place of the last letter of the page before.
+    :param limit: most letters of a page.
+    :param values: whether the entries' values are read too.
+    """
+    check_limit(limit)
     return [
         DeadLetter(
             Position(row["bucket"], bytes(row["key"]), row["seq"]),
-            row["value"],
+            row.get("value"),
             row["error_class"],
             row["reason"],
             row["drain"],
+            row["value_bytes"],
+            row["buried_ms"],
         )
-        for row in sql.select_dead(work, queue.number, limit=limit)
+        for row in sql.select_dead(work, queue.number, which.columns(), after=after, limit=limit, values=values)
     ]
 
 
-def count_dead(work: Work, queue: Queue, *, drain: str | None = None) -> int:
-    """Count a queue's dead letters.
+def count_dead(work: Work, queue: Queue, which: WhichLetters = ALL_LETTERS) -> int:
+    """Count a queue's dead letters."""
+    return sql.count_dead(work, queue.number, which.columns())
 
-    :param drain: only those that the drain of this token set aside.
+
+def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str, which: WhichLetters) -> int:
+    """Put dead letters back into the queue under their own seqs, and record it.
+
+    Only for who holds the positions' units: a drain that read before would remove what comes back behind it (I7).
+
+    :param positions: the letters.
+    :param who: who wants it.
+    :param which: what was asked for, for the record.
+    :returns: how many; those that are gone already are passed over.
     """
-    return sql.count_dead(work, queue.number, drain=drain)
+    moved = sql.requeue_dead(work, queue.number, [(position.seq, position.key) for position in positions])
+    _record(work, queue, "retry", who, moved, which)
+    return moved
+
+
+def drop_dead_letters(work: Work, queue: Queue, which: WhichLetters, *, who: str, limit: int) -> int:
+    """Delete dead letters for good, oldest entries first, and record who did it, in the same SQL transaction.
+
+    :param which: those that are meant.
+    :param who: who wants it.
+    :param limit: most letters.
+    :returns: how many.
+    """
+    if not who:
+        raise InvalidArgument("who drops dead letters? expected a name, found nothing")
+    letters = dead_letters(work, queue, which, limit=limit)
+    dropped = sql.delete_dead(work, queue.number, [letter.place for letter in letters])
+    _record(work, queue, "drop", who, dropped, which)
+    return dropped
+
+
+def dead_letter_acts(work: Work, queue: Queue, *, limit: int = 100) -> list[DeadLetterAct]:
+    """Read who retried and dropped a queue's dead letters, newest first."""
+    return [
+        DeadLetterAct(row["act"], row["who"], row["letters"], row["selection"], row["at_ms"])
+        for row in sql.select_acts(work, queue.id, limit=limit)
+    ]
+
+
+def check_limit(limit: int) -> None:
+    """Refuse what is no number of letters."""
+    if type(limit) is not int or limit < 1:
+        raise InvalidArgument(f"limit: expected a whole number from 1, found {limit!r}")
+
+
+def _record(work: Work, queue: Queue, act: str, who: str, letters: int, which: WhichLetters) -> None:
+    if letters:
+        sql.record_act(work, queue_id=queue.id, act=act, who=who, letters=letters, selection=which.shown())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import orjson
 
@@ -16,12 +16,15 @@ from export_queue.core.drain import (
     load_exporter,
     opened_exporter,
 )
-from export_queue.core.errors import LeaseLost
+from export_queue.core.errors import LeaseLost, SinkUnavailable
 from export_queue.core.locks import Lease, holders
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import ResolvedSink
 from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
+
+_given_up: set[str] = set()
+"""Tokens of drains whose patience with the sink has ended in this process: Spark lends its workers to many tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +54,23 @@ class TaskSetup:
     def run(self, leases: Sequence[Lease]) -> list[RangeReport]:
         """Drain some units, one after the other; whatever happens, there is one report for each."""
         reports: list[RangeReport] = []
+        rules = self.rules
+        if rules.drain in _given_up:
+            # one look, without waiting: else a sink that is down costs every task its own patience, one after the other
+            rules = replace(rules, patience=replace(rules.patience, attempts=1))
         try:
             with (
                 contextlib.closing(self.store.open()) as database,
                 contextlib.closing(self.sink.open()) as sink,
-                opened_exporter(load_exporter(self.exporter), self.rules.patience) as exporter,
+                opened_exporter(load_exporter(self.exporter), rules.patience) as exporter,
             ):
                 check = _lease_check(database, self.queue, leases)
-                reports += drain_ranges(
-                    database, self.queue, leases, self.snapshot, sink, exporter, self.rules, check=check
-                )
+                reports += drain_ranges(database, self.queue, leases, self.snapshot, sink, exporter, rules, check=check)
         except Exception as error:
             trouble = Problem.of(error)  # while opening, or while closing after all was done, which harms nothing
             reports += [RangeReport(range=lease.range, problem=trouble) for lease in leases[len(reports) :]]
+        if any(report.problem and report.problem.error_class == SinkUnavailable.__name__ for report in reports):
+            _given_up.add(rules.drain)
         return reports
 
 

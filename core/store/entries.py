@@ -1,15 +1,14 @@
-"""SQL about entries and dead letters."""
+"""SQL about entries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Work
 from export_queue.core.store.protocol import View
-from export_queue.core.store.schema import dead_letter as d
 from export_queue.core.store.schema import entry as e
 
 Key = tuple[int, bytes, int]
@@ -104,34 +103,3 @@ def first_bucket(work: Work, queue: int, layout: int, view: View, *, first: int,
     )
     found = work.connection.execute(statement).scalar()
     return None if found is None else int(found)
-
-
-def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Keep entries as dead letters; one that is there already keeps its first reason."""
-    if not rows:
-        return
-    keys = sa.tuple_(d.c.key, d.c.seq)
-    number = rows[0]["queue_number"]
-    wanted = [(row["key"], row["seq"]) for row in rows]
-    there: set[tuple[bytes, int]] = set()
-    for start in range(0, len(wanted), _REMOVE_BLOCK):
-        block = wanted[start : start + _REMOVE_BLOCK]
-        found = work.connection.execute(sa.select(d.c.key, d.c.seq).where(d.c.queue_number == number, keys.in_(block)))
-        there |= {(bytes(key), seq) for key, seq in found}
-    fresh = [dict(row, buried_ms=work.now()) for row in rows if (row["key"], row["seq"]) not in there]
-    if fresh:
-        work.connection.execute(d.insert(), fresh)
-
-
-def select_dead(work: Work, queue: int, *, limit: int) -> list[Mapping[str, Any]]:
-    """Read dead letters, oldest entries first."""
-    statement = sa.select(d).where(d.c.queue_number == queue).order_by(d.c.seq, d.c.key).limit(limit)
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
-
-
-def count_dead(work: Work, queue: int, *, drain: str | None = None) -> int:
-    """Count dead letters, of one drain only if its token is given."""
-    statement = sa.select(sa.func.count()).where(d.c.queue_number == queue)
-    if drain is not None:
-        statement = statement.where(d.c.drain == drain)
-    return int(work.connection.execute(statement).scalar_one())

@@ -169,6 +169,16 @@ dead_letter = _table(
     _text("drain"),
     _id("buried_ms"),
 )
+dead_letter_act = _table(
+    "xq_dead_letter_act",
+    _id("id", primary_key=True),
+    _text("queue"),
+    _text("act"),  # 'retry' or 'drop'
+    _text("who"),
+    _int("letters"),
+    _text("selection"),
+    _id("at_ms"),
+)
 lock = _table(
     "xq_lock",
     _id("fence", primary_key=True),
@@ -229,6 +239,7 @@ VIEWS = {
     "dead_letters": """
         select q.id as queue, d.key, d.seq, d.error_class, d.reason, d.buried_ms
         from {s}xq_dead_letter d join {s}xq_queue q on q.number = d.queue_number""",
+    "dead_letter_acts": "select id, queue, act, who, letters, selection, at_ms from {s}xq_dead_letter_act",
     "drain_reports": "select id, token, queue, finished_ms, report from {s}xq_drain_report",
     "horizon": """
         select s.horizon, s.horizon / 1000000 as horizon_ms,

@@ -1,4 +1,5 @@
-"""What users and their tests may import: the memory sink, the sinks' conformance suite, servers.
+"""What users and their tests may import: the memory sink, a check of exporters, the sinks'
+conformance suite, servers.
 
 Servers are imported from :mod:`export_queue.core.testing.servers`.
 """
@@ -9,11 +10,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from export_queue.core.sinks import MemorySink
+from export_queue.core.testing.converging import assert_converges
 
 if TYPE_CHECKING:
     from export_queue.core.testing.sink_conformance import SinkConformance
 
-__all__ = ["MemorySink", "SinkConformance"]
+__all__ = ["MemorySink", "SinkConformance", "assert_converges"]
 
 
 def __getattr__(name: str) -> Any:

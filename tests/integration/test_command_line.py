@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from export_queue.core.client import Store
+from export_queue.core.drain import drain
 from export_queue.core.locks import Owner, claim
 from export_queue.core.queue import DeadLetter, Position, bury
+from export_queue.core.sinks import MemorySink
 
 
 def run(*arguments: str, url: str, status: int = 0) -> str:
@@ -45,7 +47,7 @@ def test_a_store_is_set_up_and_looked_at(sqlite_url: str) -> None:
     assert "orders" in run("status", url=sqlite_url)
     (lock,) = json.loads(run("locks", "--json", url=sqlite_url))
     assert (lock["task"], lock["range"]) == ("somebody", [0, 4])
-    dead = run("dead", "orders", url=sqlite_url)
+    dead = run("dead", "list", "orders", url=sqlite_url)
     assert "not today" in dead
     assert "secret value" not in dead
     (token,) = json.loads(run("token", "dag/run/task", "--json", url=sqlite_url))
@@ -57,7 +59,7 @@ def test_a_store_is_set_up_and_looked_at(sqlite_url: str) -> None:
 
 def test_an_error_is_one_message_with_a_hint(sqlite_url: str) -> None:
     run("init", url=sqlite_url)
-    message = run("dead", "missing", url=sqlite_url, status=1)
+    message = run("dead", "list", "missing", url=sqlite_url, status=1)
     assert "UnknownQueue" in message
     assert "hint:" in message
     assert "Traceback" not in message
@@ -72,3 +74,40 @@ def test_a_password_comes_by_reference_only(postgres_url: str, monkeypatch: pyte
     assert "is ready" in shown
     assert password not in shown
     assert "SecretNotFound" in run("init", "--password", "env:NOT_THERE", url=url, status=1)
+
+
+def test_letters_on_the_command_line(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        store.create()
+        store.configure_queue("orders", key="bytes", value="str")
+        with store.transaction() as tx:
+            tx.queue("orders").add(b"anna", "confidential")
+            tx.queue("orders").add(b"\xff\x00", "confidential")
+            seq = tx.id
+        drain(store, "orders", MemorySink(), exporter=lambda entry: [entry])
+    listed = json.loads(run("dead", "list", "orders", "--json", url=sqlite_url))
+    assert [(row["key"], row["key_hex"], row["seq"]) for row in listed] == [
+        ("anna", "616e6e61", str(seq)),
+        ("\\xff\x00", "ff00", str(seq)),
+    ]
+    assert all("Put or Delete" in row["reason"] and row["value_bytes"] == 12 for row in listed)
+    after = f"{listed[0]['seq']}:{listed[0]['key_hex']}"
+    assert json.loads(run("dead", "list", "orders", "--after", after, "--json", url=sqlite_url)) == listed[1:]
+    assert "confidential" not in run("dead", "show", "orders", "--key", "anna", url=sqlite_url)
+    assert "confidential" in run("dead", "show", "orders", "--key", "anna", "--value", url=sqlite_url)
+    (shown,) = json.loads(run("dead", "show", "orders", "--key-hex", "ff00", "--value", "--json", url=sqlite_url))
+    assert shown["value"] == "confidential"
+    assert "which letter" in run("dead", "show", "orders", url=sqlite_url, status=1)
+    for wrong in (["drop", "orders"], ["drop", "orders", "--all", "--key", "anna"]):
+        assert "which letters" in run("dead", *wrong, url=sqlite_url, status=1)
+    assert "hexadecimal" in run("dead", "show", "orders", "--key-hex", "xyz", url=sqlite_url, status=1)
+    retried = json.loads(run("dead", "retry", "orders", "--key", "anna", "--who", "eve", "--json", url=sqlite_url))
+    assert retried == [{"queue": "orders", "requeued": 1, "left": 0}]
+    dropped = json.loads(run("dead", "drop", "orders", "--all", "--who", "adam", "--json", url=sqlite_url))
+    assert dropped == [{"queue": "orders", "dropped": 1, "left": 0}]
+    assert "nothing to show" in run("dead", "list", "orders", url=sqlite_url)
+    with Store.open(sqlite_url) as store:
+        assert [act.who for act in store.dead_letter_acts("orders")] == ["adam", "eve"]
+        sink = MemorySink()
+        assert drain(store, "orders", sink, sink_name="MemorySink").acknowledged == 1
+        assert sink.records() == {("orders", b"anna"): b"confidential"}

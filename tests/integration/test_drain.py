@@ -300,7 +300,7 @@ def test_a_rejected_entry_is_a_dead_letter_with_the_sinks_own_words_and_the_rest
     report = drain(orders, "orders", sink)
     assert (report.read, report.acknowledged, report.dead, report.left) == (52, 50, 2, 0)
     assert (report.produced, report.written, report.rejected) == (52, 50, 2)
-    letters = orders.dead_letters("orders")
+    letters = orders.dead_letters("orders", values=True)
     assert {(letter.position.key, letter.position.seq, letter.reason) for letter in letters} == {
         (b"k7", seq, "poison at k7"),
         (b"bad", seq, "poison at bad"),

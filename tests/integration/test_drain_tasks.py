@@ -109,6 +109,20 @@ def refuse_all(entry: Entry) -> list[Put]:
     raise ValueError("refused")
 
 
+def test_tasks_that_follow_one_whose_patience_ended_look_once_and_do_not_wait(orders: Store, store_url: str) -> None:
+    down = SinkSpec("redis", {"host": "127.0.0.1", "port": 1})
+    leases = claimed(orders)
+    waits: list[float] = []
+    token = uuid.uuid4().hex
+    rules = Rules(drain=token, patience=Patience(attempts=4, sleep=waits.append))
+    prepared = replace(setup(orders, store_url, down), rules=rules)
+    problems = [prepared.run([lease])[0].problem for lease in leases]
+    assert {(problem.error_class, problem.transient) for problem in problems if problem} == {("SinkUnavailable", True)}
+    assert len(problems) == 4
+    assert len(waits) == 3, "only the first task waits"
+    assert waiting(orders) == 100
+
+
 def test_what_goes_to_the_tasks_shows_no_password(orders: Store) -> None:
     sink = SinkSpec("memory", {"name": "unused"})
     prepared = setup(orders, "postgresql+psycopg://user:s3cr3t@host/db", sink)

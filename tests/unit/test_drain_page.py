@@ -6,7 +6,10 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from export_queue.core.drain import DrainReport
+from export_queue.core.testing import assert_converges
 
 PAGE = Path(__file__).parents[2] / "docs" / "drains.md"
 
@@ -19,6 +22,10 @@ def test_every_code_block_of_the_page_about_drains_runs(tmp_path, monkeypatch):
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
     names["store"].close()
+    names["test_by_total"]()
+    with pytest.raises(AssertionError) as raised:
+        assert_converges(names["LastTotal"], names["TOTALS"], seed=1)
+    assert f"```text\n{raised.value}\n```" in PAGE.read_text()
 
 
 def test_the_page_about_drains_explains_every_field_of_the_report():

@@ -35,6 +35,23 @@ def test_the_last_error_comes_out_as_it_is_when_patience_ends():
         patience.call(failing(StoreUnavailable("first"), StoreUnavailable("second")))
 
 
+def test_patience_with_a_server_that_hangs_ends_by_the_clock():
+    now, calls = [1000.0], []
+
+    def hang() -> None:
+        calls.append(now[0])
+        now[0] += 60  # the client's own time-out
+        raise SinkUnavailable("does not answer")
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    with pytest.raises(SinkUnavailable):
+        Patience(seconds=120, sleep=sleep, clock=lambda: now[0]).call(hang)
+    assert len(calls) == 2
+    assert now[0] - 1000 < 120 + 60
+
+
 @pytest.mark.parametrize("error", [SinkRefused("read only"), ValueError("no"), LeaseLost("taken over")])
 def test_what_trying_again_cannot_help_is_raised_at_once(error):
     patience = Patience(sleep=lambda seconds: pytest.fail("waited"))

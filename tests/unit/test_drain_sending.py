@@ -58,6 +58,16 @@ def test_operations_go_out_in_batches_of_the_size_that_the_sink_wants():
     assert [len(batch) for batch in sink.batches] == [4, 4, 2]
 
 
+def test_batches_are_bounded_in_bytes_and_what_is_larger_goes_alone():
+    sink = ScriptedSink(all_written)
+    sink.capabilities = Capabilities(batch_rows=100, batch_bytes=100)
+    sizes = [39, 39, 39, 500, 1, 1]
+    ids = [b"%d" % i for i in range(len(sizes))]
+    operations = Operations(["c"] * 6, ids, [b"x" * size for size in sizes], [1] * 6, range(6))
+    assert sender(sink).send(operations, on_rejected=lambda *_: None).written == 6
+    assert sink.batches == [[b"0", b"1"], [b"2"], [b"3"], [b"4", b"5"]]
+
+
 def test_what_a_sink_rejects_is_offered_once_more_without_the_others():
     def answer(ids: list[bytes]) -> ApplyResult:
         if len(ids) == 5:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
+from export_queue.core import sinks
 from export_queue.core.sinks import MemorySink, RedisSink
+from export_queue.core.sinks.error_table import ErrorTable
 from export_queue.core.sinks.sql.postgresql import PostgreSQL
 from export_queue.core.sinks.sql.sqlite import SQLite
 
@@ -29,3 +33,28 @@ def test_the_page_about_sinks_has_the_right_batch_sizes():
     sizes = " | ".join(f"{one.batch_bytes >> 20} MiB" for one in found)
     assert f"| operations in a batch | {rows} |" in PAGE.read_text()
     assert f"| bytes in a batch | {sizes} |" in PAGE.read_text()
+
+
+def error_tables() -> dict[str, ErrorTable]:
+    """All tables of the sinks, by client."""
+    modules = [
+        importlib.import_module(found.name) for found in pkgutil.walk_packages(sinks.__path__, f"{sinks.__name__}.")
+    ]
+    tables = [value for module in modules for value in vars(module).values() if isinstance(value, ErrorTable)]
+    return {table.client: table for table in tables}
+
+
+def test_the_page_about_sinks_has_the_error_tables_of_all_clients():
+    on_page = dict(re.findall(r"<!-- errors of (\w+) -->\n(.*?)<!-- end -->", PAGE.read_text(), re.DOTALL))
+    wanted = {client: f"\n{table.markdown()}\n" for client, table in error_tables().items()}
+    assert {"Redis", "PostgreSQL", "SQLite"} <= set(wanted)
+    assert on_page == wanted, "put each table between its marks: " + "".join(wanted.values())
+
+
+def test_every_error_table_has_one_row_for_a_code_and_one_for_all_others():
+    for table in error_tables().values():
+        codes = [row.code for row in table.rows]
+        assert len(codes) == len(set(codes)), table.client
+        assert codes.index("*") == len(codes) - 1, table.client
+        assert all(row.note for row in table.rows), table.client
+        assert table.find("something that nobody knows") == table.rows[-1], table.client

@@ -1,4 +1,4 @@
-"""One connection to a Redis server that never repeats a request by itself, and what its errors mean."""
+"""One connection to a Redis server that never repeats a request by itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
-from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.sinks.redis.errors import explain
 from export_queue.core.sinks.redis.layout import Command
 
 Reply = Any
@@ -21,63 +22,6 @@ _LARGE = 1 << 18
 _PIECE = 1 << 16
 """Bytes that are sent at once of a large command: the server reads the first ones while others are packed."""
 _pack_whole = cast(Callable[[Command], bytes], pack_command)
-
-_CODES: Mapping[str, tuple[type[ExportQueueError], str]] = {
-    "AUTH": (SinkRefused, "check user and password of the sink's connection"),
-    "NOAUTH": (SinkRefused, "give the sink's connection a password"),
-    "NOPERM": (SinkRefused, "grant the user the sink's commands and keys, those that begin with xq: too"),
-    "OOM": (SinkRefused, "the server's memory is full: raise maxmemory or free some; entries wait in the queue"),
-    "MISCONF": (SinkRefused, "the server cannot save to its disk and takes no writes until it can"),
-    "READONLY": (SinkUnavailable, "the server is a replica: after a fail-over, connect to the new primary"),
-    "LOADING": (SinkUnavailable, "the server is reading its data from disk; try again"),
-    "BUSY": (SinkUnavailable, "the server is busy with a script; try again"),
-    "NOREPLICAS": (SinkUnavailable, "too few replicas are connected; try again"),
-    "MASTERDOWN": (SinkUnavailable, "the replica has lost its primary; try again"),
-    "TRYAGAIN": (SinkUnavailable, "slots are being moved; try again"),
-    "CLUSTERDOWN": (SinkUnavailable, "the cluster is not complete; try again"),
-    "MOVED": (SinkConfigurationError, "this sink writes to a single server, not to a cluster"),
-    "ASK": (SinkConfigurationError, "this sink writes to a single server, not to a cluster"),
-    "CROSSSLOT": (SinkConfigurationError, "this sink writes to a single server, not to a cluster"),
-}
-"""What an error code means, and what to do; any other is a refusal."""
-
-_CLASSES: Mapping[type[Exception], str] = {
-    redis.AuthenticationError: "AUTH",
-    redis.exceptions.NoPermissionError: "NOPERM",
-    redis.exceptions.OutOfMemoryError: "OOM",
-    redis.exceptions.ReadOnlyError: "READONLY",
-    redis.BusyLoadingError: "LOADING",
-    redis.exceptions.MasterDownError: "MASTERDOWN",
-    redis.exceptions.TryAgainError: "TRYAGAIN",
-    redis.exceptions.ClusterDownError: "CLUSTERDOWN",
-    redis.exceptions.AskError: "ASK",  # before MovedError, which is its parent
-    redis.exceptions.MovedError: "MOVED",
-    redis.exceptions.ClusterCrossSlotError: "CROSSSLOT",
-}
-"""The client takes these codes off the message; all others are its first word."""
-
-
-def code_of(error: Exception) -> str:
-    """Return the code of a server's error: ``OOM``, ``WRONGTYPE``, …"""
-    for kind, code in _CLASSES.items():
-        if isinstance(error, kind):
-            return code
-    return str(error).partition(" ")[0]
-
-
-def explain(error: Exception, server: str) -> ExportQueueError:
-    """Turn an error of the client into one of ours.
-
-    :param error: what the client raised or the server answered.
-    :param server: ``host:port``.
-    """
-    code = code_of(error)
-    if code in _CODES:
-        kind, hint = _CODES[code]
-        return kind(f"Redis at {server}: {code}: {error}", hint=hint)
-    if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
-        return SinkUnavailable(f"Redis at {server} does not answer: {error}")
-    return SinkRefused(f"Redis at {server} refuses: {error}")
 
 
 def pack(commands: Sequence[Command]) -> list[bytes]:

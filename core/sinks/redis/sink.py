@@ -14,7 +14,8 @@ from export_queue.core.sinks.control import admission
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 from export_queue.core.sinks.redis import layout
-from export_queue.core.sinks.redis.connection import Connection, code_of, explain
+from export_queue.core.sinks.redis.connection import Connection
+from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import Command
 from export_queue.core.sinks.redis.targets import TARGETS, Kind, Records, decide
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from sqlalchemy import Connection, Engine
 
 from export_queue.core.errors import ExportQueueError
+from export_queue.core.sinks.error_table import ErrorRow, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
@@ -21,6 +22,19 @@ class Poison(Exception):
 
 class TryAgain(Exception):
     """The database gave this transaction up in favour of another: it may simply be repeated."""
+
+
+def judged(row: ErrorRow, words: str, server: str) -> ExportQueueError | Poison | TryAgain:
+    """Say what an error means, by its row of the database's table.
+
+    :param words: the database's own.
+    :param server: what messages call it.
+    """
+    if row.fate is Fate.REJECTED:
+        return Poison(words)
+    if row.fate is Fate.AGAIN:
+        return TryAgain(words)
+    return row.error(f"{server}: {words}")
 
 
 class Dialect(Protocol):

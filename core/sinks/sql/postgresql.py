@@ -8,18 +8,38 @@ from typing import Any
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 
-from export_queue.core.errors import ExportQueueError, SinkRefused, SinkUnavailable
+from export_queue.core.errors import ExportQueueError
+from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain
+from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain, judged
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
+from export_queue.core.store.bounded import BoundedConnection
 
-_TRY_AGAIN = ("40001", "40P01")
-"""Serialization failure, deadlock."""
-_POISON = ("22", "23", "54")
-"""Classes: data, integrity, limits of the program."""
-_LATER = ("08", "53", "55P03", "57", "58", "25006", "XX")
-"""Connection, resources, lock time-out, intervention, system error, a server that became a standby, internal error."""
+_GRACE_SECONDS = 5.0
+"""By how much a statement's end may be late before the server counts as hanging."""
+
+ERRORS = ErrorTable(
+    "PostgreSQL",
+    [
+        ErrorRow("40001", Fate.AGAIN, "serialization failure"),
+        ErrorRow("40P01", Fate.AGAIN, "deadlock with another writer of the table"),
+        ErrorRow("40*", Fate.LATER, "the transaction was rolled back; try again"),
+        ErrorRow("no answer", Fate.LATER, "the server is not there, lets us not in, or the connection broke"),
+        ErrorRow("08*", Fate.LATER, "the connection broke"),
+        ErrorRow("25006", Fate.LATER, "the server is a standby: after a fail-over, connect to the new primary"),
+        ErrorRow("53*", Fate.LATER, "the server lacks memory, disk or connections"),
+        ErrorRow("55P03", Fate.LATER, "somebody holds a lock on the table for longer than the sink's timeout"),
+        ErrorRow("57*", Fate.LATER, "the server stops, or the statement took longer than the sink's timeout"),
+        ErrorRow("58*", Fate.LATER, "an error of the server's system; see its log"),
+        ErrorRow("XX*", Fate.LATER, "an internal error of the server; see its log"),
+        ErrorRow("22*", Fate.REJECTED, "data that the column's type does not take"),
+        ErrorRow("23*", Fate.REJECTED, "a constraint of the table"),
+        ErrorRow("54*", Fate.REJECTED, "more than the server can hold in a row or an index"),
+        ErrorRow("not data", Fate.REJECTED, "what the driver cannot send"),
+        ErrorRow("*", Fate.REFUSED, "rights, a missing table or column: the server's own words say what"),
+    ],
+)
 
 
 class PostgreSQL:
@@ -66,10 +86,13 @@ class PostgreSQL:
         )
 
         @event.listens_for(engine, "do_connect")
-        def give_password(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+        def connect(_dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> BoundedConnection:
             password = self._password() if callable(self._password) else self._password
             if password is not None:
                 parameters["password"] = password
+            raw = BoundedConnection.connect(*arguments, **parameters)
+            raw.answer_seconds = self._timeout + _GRACE_SECONDS
+            return raw
 
         return engine
 
@@ -96,15 +119,11 @@ class PostgreSQL:
         primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
         # the detail is left out: it repeats the row
         words = f"{code}: {primary or error}" if code else str(error).strip()
-        if code is None:
-            if isinstance(error, psycopg.DataError):  # of the driver itself
-                return Poison(words)
-            lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-            return (SinkUnavailable if lost else SinkRefused)(f"{self.server}: {words}")
-        if code in _TRY_AGAIN:
-            return TryAgain(words)
-        if code.startswith(_POISON):
-            return Poison(words)
-        if code.startswith(_LATER):
-            return SinkUnavailable(f"{self.server}: {words}")
-        return SinkRefused(f"{self.server}: {words}")
+        return judged(ERRORS.find(code or _without_code(error)), words, self.server)
+
+
+def _without_code(error: Exception) -> str:
+    if isinstance(error, psycopg.DataError):  # of the driver itself
+        return "not data"
+    lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return "no answer" if lost else ""

@@ -203,7 +203,8 @@ class SqlSink:
                 # PostgreSQL answers a race of two CREATE … IF NOT EXISTS with one of several errors
                 if attempt == _TRIES:
                     hint = f"let somebody with more rights run:\n{_script(commands)}"
-                    raise SinkRefused(f"{self}: {error}", hint=hint) from error
+                    words = error.message if isinstance(error, SinkRefused) else error
+                    raise SinkRefused(f"{self}: {words}", hint=hint) from error
                 time.sleep(random.uniform(0, _PAUSE_SECONDS * attempt))
 
     @contextmanager

@@ -9,14 +9,31 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 
-from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.errors import ExportQueueError, SinkConfigurationError
+from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialect import Poison, TryAgain
+from export_queue.core.sinks.sql.dialect import Poison, TryAgain, judged
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
-_POISON = ("SQLITE_CONSTRAINT", "SQLITE_MISMATCH", "SQLITE_TOOBIG", "SQLITE_RANGE")
-_LATER = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL", "SQLITE_NOMEM")
+ERRORS = ErrorTable(
+    "SQLite",
+    [
+        ErrorRow("SQLITE_BUSY*", Fate.LATER, "another writer keeps the file for longer than the sink's timeout"),
+        ErrorRow("SQLITE_LOCKED*", Fate.LATER, "the table is locked; try again"),
+        ErrorRow("SQLITE_IOERR*", Fate.LATER, "the disk does not answer as it should"),
+        ErrorRow("SQLITE_CANTOPEN*", Fate.LATER, "the file cannot be opened: see folder and rights"),
+        ErrorRow("SQLITE_PROTOCOL", Fate.LATER, "a race for the file's locks; try again"),
+        ErrorRow("SQLITE_NOMEM", Fate.LATER, "this process lacks memory"),
+        ErrorRow("SQLITE_FULL", Fate.REFUSED, "the disk is full: make room; entries wait in the queue"),
+        ErrorRow("SQLITE_READONLY*", Fate.REFUSED, "the file or its folder may not be written by this user"),
+        ErrorRow("SQLITE_CONSTRAINT*", Fate.REJECTED, "a constraint of the table"),
+        ErrorRow("SQLITE_MISMATCH", Fate.REJECTED, "data that the column does not take"),
+        ErrorRow("SQLITE_TOOBIG", Fate.REJECTED, "longer than SQLite can hold"),
+        ErrorRow("SQLITE_RANGE", Fate.REJECTED, "data that the column does not take"),
+        ErrorRow("*", Fate.REFUSED, "a missing table, a file that is no database: SQLite's own words say what"),
+    ],
+)
 
 
 class SQLite:
@@ -72,8 +89,4 @@ class SQLite:
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by SQLite's error code."""
         code = getattr(error, "sqlite_errorname", "")
-        if code.startswith(_POISON):
-            return Poison(f"{code}: {error}")
-        if code.startswith(_LATER):
-            return SinkUnavailable(f"{self.server}: {error} ({code})")
-        return SinkRefused(f"{self.server}: {error}" + (f" ({code})" if code else ""))
+        return judged(ERRORS.find(code), f"{code}: {error}" if code else str(error), self.server)

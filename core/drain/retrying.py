@@ -1,0 +1,74 @@
+"""Putting dead letters back into their queue, so that the next drain sends them again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from export_queue.core.drain.run import LEASE_SECONDS, POLL_SECONDS, anybody
+from export_queue.core.errors import LockNotAvailable
+from export_queue.core.locks import claim, hold, holders, release
+from export_queue.core.queue import Position, Queue, Range, WhichLetters, dead_letters, requeue
+from export_queue.core.store import Database
+
+
+def retry_dead_letters(
+    database: Database,
+    queue: Queue,
+    which: WhichLetters,
+    *,
+    who: str,
+    limit: int,
+    lock_timeout: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Make entries of dead letters again, each with its own sequence, so that a newer one in the sink still wins.
+
+    Each goes back under the lock on its unit: a drain at work there has looked already, and would remove with
+    its next chunk what comes back behind it, although no sink has seen it (I7).
+
+    :param which: the letters that are meant; oldest first.
+    :param who: who wants it; the store keeps that.
+    :param limit: most letters.
+    :param lock_timeout: seconds to wait for drains of their units.
+    :returns: how many went back.
+    :raises LockNotAvailable: drains were at work all the time; what went back before stays in the queue.
+    """
+    with database.read() as work:
+        letters = dead_letters(work, queue, which, limit=limit)
+    units = queue.units()
+    waiting: dict[Range, list[Position]] = {}
+    for letter in letters:
+        unit = units[letter.position.bucket // queue.buckets_per_range]
+        waiting.setdefault(unit, []).append(letter.position)
+    owner, moved, since = anybody(), 0, clock()
+    while waiting:
+        leases = claim(database, queue, sorted(waiting), owner=owner, lease_seconds=LEASE_SECONDS)
+        try:
+            for lease in leases:
+                with database.begin() as work:
+                    hold(work, lease)
+                    count = requeue(work, queue, waiting[lease.range], who=who, which=which)
+                moved += count
+                del waiting[lease.range]
+        finally:
+            release(database, leases)
+        if leases or not waiting:
+            continue
+        if clock() - since >= lock_timeout:
+            raise _not_available(database, queue, waiting, moved)
+        sleep(POLL_SECONDS)
+    return moved
+
+
+def _not_available(
+    database: Database, queue: Queue, waiting: dict[Range, list[Position]], moved: int
+) -> LockNotAvailable:
+    with database.read() as work:
+        held = [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, waiting)]
+    return LockNotAvailable(
+        f"others work on {queue.id}: {moved} dead letters are queued again, {sum(map(len, waiting.values()))} are not; "
+        f"held: {', '.join(held) or 'free by now'}",
+        hint="try again; a letter that is queued again is not put there twice",
+    )

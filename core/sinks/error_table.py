@@ -1,0 +1,75 @@
+"""What the errors of a client mean, as data: a table a client, which its sink judges by and the documentation shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from export_queue.core.errors import SinkConfigurationError, SinkError, SinkRefused, SinkUnavailable
+
+
+class Fate(Enum):
+    """What becomes of a batch, or of one operation, that met an error."""
+
+    AGAIN = "repeated at once"
+    """The transaction gave way to another one; after some tries it is as ``LATER``."""
+    LATER = "`SinkUnavailable`"
+    """Transient: the drain waits and tries again, with patience."""
+    REFUSED = "`SinkRefused`"
+    """Terminal: the drain ends; somebody has to do something."""
+    CONFIGURATION = "`SinkConfigurationError`"
+    """Terminal: the sink cannot be used as it is described."""
+    REJECTED = "a rejection"
+    """Terminal for one operation: its entry becomes a dead letter."""
+
+
+_CLASSES: dict[Fate, type[SinkError | SinkConfigurationError]] = {
+    Fate.AGAIN: SinkUnavailable,
+    Fate.LATER: SinkUnavailable,
+    Fate.REFUSED: SinkRefused,
+    Fate.CONFIGURATION: SinkConfigurationError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """One code, or all that begin alike.
+
+    :param code: the client's or server's own; ``22*`` means all that begin so, ``*`` any other. What has no code gets
+        a word of ours, such as ``no answer``.
+    :param fate: what becomes of what met it.
+    :param note: what it is and what to do about it; the hint of the error.
+    """
+
+    code: str
+    fate: Fate
+    note: str
+
+    def error(self, message: str) -> SinkError | SinkConfigurationError:
+        """Make the error that a sink raises; not for a single operation that is rejected."""
+        return _CLASSES[self.fate](message, hint=self.note)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorTable:
+    """All errors of one client; the last row is for any other code.
+
+    :param client: as the documentation calls it.
+    """
+
+    client: str
+    rows: Sequence[ErrorRow]
+
+    def find(self, code: str) -> ErrorRow:
+        """Return the row of a code: its own, else the one with the longest beginning in common."""
+        found = [row for row in self.rows if row.code == code]
+        found += [row for row in self.rows if row.code.endswith("*") and code.startswith(row.code[:-1])]
+        return found[0] if found[0].code == code else max(found, key=lambda row: len(row.code))
+
+    def markdown(self) -> str:
+        """Write the table as the documentation has it."""
+        lines = ["| code | is | what it is, what to do |", "|---|---|---|"]
+        lines += [f"| `{row.code}` | {row.fate.value} | {row.note} |" for row in self.rows[:-1]]
+        lines += [f"| any other | {row.fate.value} | {row.note} |" for row in self.rows[-1:]]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,118 @@
+"""SQL about dead letters, and about what people did with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Work
+from export_queue.core.store.schema import dead_letter as d
+from export_queue.core.store.schema import dead_letter_act as a
+from export_queue.core.store.schema import entry as e
+
+_BLOCK = 300
+"""Letters per statement where they are named one by one: 2 parameters each, well below SQLite's limit."""
+
+Selection = Mapping[str, Any]
+"""Column and value; a letter is meant if all of them are its own."""
+
+_order = sa.tuple_(d.c.seq, d.c.key)
+_everything_but_the_value = [column for column in d.c if column.name != "value"]
+
+
+def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Keep entries as dead letters; one that is there already keeps its first reason."""
+    if not rows:
+        return
+    keys = sa.tuple_(d.c.key, d.c.seq)
+    number = rows[0]["queue_number"]
+    wanted = [(row["key"], row["seq"]) for row in rows]
+    there: set[tuple[bytes, int]] = set()
+    for start in range(0, len(wanted), _BLOCK):
+        block = wanted[start : start + _BLOCK]
+        found = work.connection.execute(sa.select(d.c.key, d.c.seq).where(d.c.queue_number == number, keys.in_(block)))
+        there |= {(bytes(key), seq) for key, seq in found}
+    fresh = [dict(row, buried_ms=work.now()) for row in rows if (row["key"], row["seq"]) not in there]
+    if fresh:
+        work.connection.execute(d.insert(), fresh)
+
+
+def select_dead(
+    work: Work,
+    queue: int,
+    selection: Selection,
+    *,
+    after: tuple[int, bytes] | None = None,
+    limit: int,
+    values: bool,
+) -> list[Mapping[str, Any]]:
+    """Read dead letters, oldest entries first, from after a seq and key on; the length of a value always."""
+    columns = [*d.c] if values else _everything_but_the_value
+    statement = sa.select(*columns, sa.func.length(d.c.value).label("value_bytes")).where(*_meant(queue, selection))
+    if after is not None:
+        statement = statement.where(_order > sa.tuple_(sa.literal(after[0], sa.BigInteger), sa.literal(after[1])))
+    statement = statement.order_by(d.c.seq, d.c.key).limit(limit)
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def count_dead(work: Work, queue: int, selection: Selection) -> int:
+    """Count dead letters."""
+    statement = sa.select(sa.func.count()).select_from(d).where(*_meant(queue, selection))
+    return int(work.connection.execute(statement).scalar_one())
+
+
+def requeue_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) -> int:
+    """Make entries of dead letters again, each with its own seq; returns how many were still there."""
+    moved = 0
+    names = [column.name for column in e.c]
+    for block in _blocks(letters):
+        # locked first: what somebody else drops at this moment is not put back
+        locked = sa.select(d.c.seq, d.c.key).where(d.c.queue_number == queue, _order.in_(block)).with_for_update()
+        found = [(seq, bytes(key)) for seq, key in work.connection.execute(locked)]
+        if found:
+            these = sa.and_(d.c.queue_number == queue, _order.in_(found))
+            copied = sa.select(*(d.c[name] for name in names)).where(these)
+            work.connection.execute(e.insert().from_select(names, copied))
+            work.connection.execute(d.delete().where(these))
+            moved += len(found)
+    return moved
+
+
+def delete_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) -> int:
+    """Delete dead letters; returns how many were still there."""
+    return sum(
+        work.connection.execute(d.delete().where(d.c.queue_number == queue, _order.in_(block))).rowcount
+        for block in _blocks(letters)
+    )
+
+
+def record_act(work: Work, *, queue_id: str, act: str, who: str, letters: int, selection: Selection) -> None:
+    """Keep who did what to how many dead letters."""
+    work.connection.execute(
+        a.insert().values(
+            id=work.database.dialect.draw(work.connection),
+            queue=queue_id,
+            act=act,
+            who=who,
+            letters=letters,
+            selection=orjson.dumps(selection).decode(),
+            at_ms=work.now(),
+        )
+    )
+
+
+def select_acts(work: Work, queue_id: str, *, limit: int) -> list[Mapping[str, Any]]:
+    """Read what was done to a queue's dead letters, newest first."""
+    statement = sa.select(a).where(a.c.queue == queue_id).order_by(a.c.id.desc()).limit(limit)
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def _meant(queue: int, selection: Selection) -> list[sa.ColumnElement[bool]]:
+    return [d.c.queue_number == queue, *(d.c[name] == value for name, value in selection.items())]
+
+
+def _blocks(letters: Sequence[tuple[int, bytes]]) -> list[Sequence[tuple[int, bytes]]]:
+    return [letters[start : start + _BLOCK] for start in range(0, len(letters), _BLOCK)]

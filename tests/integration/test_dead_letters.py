@@ -1,0 +1,271 @@
+"""Dead letters: looked at in pages, sent again, dropped by hand only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from export_queue.core.client import Store
+from export_queue.core.drain import DrainReport, drain
+from export_queue.core.errors import InvalidArgument, LockNotAvailable, UnknownQueue
+from export_queue.core.locks import Owner, claim, release
+from export_queue.core.maintenance import maintain
+from export_queue.core.sinks import MemorySink, Operations, Put
+from export_queue.core.transactions import observe
+
+
+@pytest.fixture
+def orders(store: Store) -> Store:
+    """A store with a small queue ``orders``."""
+    store.configure_queue("orders", buckets=20, buckets_per_range=5)
+    return store
+
+
+def add(store: Store, values: dict[str, Any], queue: str = "orders") -> int:
+    """Commit entries in one transaction; returns its id."""
+    with store.transaction() as tx:
+        for key, value in values.items():
+            tx.queue(queue).add(key, value)
+        return tx.id
+
+
+def refuse(entry: Any) -> list[Put]:
+    """An exporter that takes nothing: text is a ValueError, a number a TypeError."""
+    raise (ValueError if isinstance(entry.value, str) else TypeError)(f"not {entry.value!r}")
+
+
+def bury_all(store: Store, sink: MemorySink, **options: Any) -> DrainReport:
+    return drain(store, "orders", sink, sink_name="s", exporter=refuse, **options)
+
+
+def waiting(store: Store) -> int:
+    return sum(unit.entries for unit in store.backlog("orders"))
+
+
+def keys(store: Store, **which: Any) -> list[str]:
+    return [letter.position.key.decode() for letter in store.dead_letters("orders", **which)]
+
+
+# -- looking ---------------------------------------------------------------------------------------------------------
+
+
+def test_letters_are_found_by_key_sequence_error_and_drain(orders: Store) -> None:
+    sink = MemorySink()
+    first = add(orders, {"anna": "x", "ben": 1})
+    bury_all(orders, sink, token="monday")
+    second = add(orders, {"anna": 2})
+    bury_all(orders, sink, token="tuesday")
+    assert keys(orders) == ["anna", "ben", "anna"]
+    assert keys(orders, key="ben") == ["ben"]
+    assert [letter.position.seq for letter in orders.dead_letters("orders", key="anna")] == [first, second]
+    assert keys(orders, key="anna", seq=second) == ["anna"]
+    assert keys(orders, error_class="ValueError") == ["anna"]
+    assert keys(orders, error_class="TypeError", drain="monday") == ["ben"]
+    assert (orders.count_dead("orders"), orders.count_dead("orders", drain="monday")) == (3, 2)
+    assert keys(orders, key="nobody") == []
+
+
+def test_a_page_goes_on_where_the_one_before_ended(orders: Store) -> None:
+    sink = MemorySink()
+    for batch in range(3):
+        add(orders, {f"k{batch}{i}": 1 for i in range(4)})
+    bury_all(orders, sink)
+    seen: list[str] = []
+    after = None
+    while page := orders.dead_letters("orders", after=after, limit=5):
+        assert len(page) <= 5
+        seen += [letter.position.key.decode() for letter in page]
+        after = page[-1].place
+    assert seen == [f"k{batch}{i}" for batch in range(3) for i in range(4)]
+
+
+def test_values_come_only_if_they_are_asked_for(orders: Store) -> None:
+    add(orders, {"anna": "private", "ben": None})
+    bury_all(orders, MemorySink())
+    hidden = orders.dead_letters("orders")
+    assert [letter.value for letter in hidden] == [None, None]
+    assert [letter.value_bytes for letter in hidden] == [len('"private"'), None]
+    shown = orders.dead_letters("orders", values=True)
+    assert [letter.value for letter in shown] == [b'"private"', None]
+    assert "private" not in repr(shown[0].position) + shown[0].__repr__().replace(shown[0].reason, "")
+
+
+def test_what_is_no_page_and_no_queue_is_refused(orders: Store) -> None:
+    for wrong in (0, -1, True, 1.5):
+        with pytest.raises(InvalidArgument, match="limit"):
+            orders.dead_letters("orders", limit=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="limit"):
+            orders.drop_dead_letters("orders", limit=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UnknownQueue):
+        orders.retry_dead_letters("odrers")
+
+
+# -- trying again ----------------------------------------------------------------------------------------------------
+
+
+def test_a_retried_letter_is_sent_by_the_next_drain(orders: Store) -> None:
+    sink = MemorySink()
+    add(orders, {"anna": "x", "ben": "y"})
+    bury_all(orders, sink)
+    assert orders.retry_dead_letters("orders", key="anna", who="eve") == 1
+    assert (waiting(orders), keys(orders)) == (1, ["ben"])
+    report = drain(orders, "orders", sink, sink_name="s")
+    assert (report.read, report.acknowledged, report.written) == (1, 1, 1)
+    assert sink.records() == {("orders", b"anna"): b'"x"'}
+    assert orders.retry_dead_letters("orders", key="anna") == 0, "it is no letter any more"
+    (act,) = orders.dead_letter_acts("orders")
+    assert (act.act, act.who, act.letters, json.loads(act.selection)) == ("retry", "eve", 1, {"key": "anna"})
+
+
+def test_a_retried_letter_keeps_its_sequence_so_that_newer_data_stays(orders: Store) -> None:
+    sink = MemorySink()
+    old = add(orders, {"anna": "old", "ben": "old"})
+    bury_all(orders, sink)
+    add(orders, {"anna": "new", "ben": None})
+    drain(orders, "orders", sink, sink_name="s")
+    assert orders.retry_dead_letters("orders") == 2
+    report = drain(orders, "orders", sink, sink_name="s")
+    assert (report.lowest_seq, report.highest_seq) == (old, old)
+    assert (report.acknowledged, report.written, report.stale) == (2, 0, 2)
+    assert sink.records() == {("orders", b"anna"): b'"new"'}
+
+
+def test_what_is_refused_again_is_a_letter_again_with_the_newer_reason(orders: Store) -> None:
+    sink = MemorySink()
+    seq = add(orders, {"anna": "x"})
+    bury_all(orders, sink, token="one")
+    for token in ("two", "three"):
+        assert orders.retry_dead_letters("orders") == 1
+        assert bury_all(orders, sink, token=token).dead == 1
+        (letter,) = orders.dead_letters("orders", values=True)
+        assert (letter.position.seq, letter.value, letter.drain) == (seq, b'"x"', token)
+
+
+def test_only_so_many_are_retried_as_was_said_oldest_first(orders: Store) -> None:
+    for n in range(5):
+        add(orders, {f"k{n}": "x"})
+    bury_all(orders, MemorySink())
+    assert orders.retry_dead_letters("orders", limit=2) == 2
+    assert keys(orders) == ["k2", "k3", "k4"]
+    assert orders.retry_dead_letters("orders") == 3
+    assert (waiting(orders), orders.count_dead("orders")) == (5, 0)
+
+
+def test_a_letter_that_is_retried_beside_a_drain_is_not_removed_by_it_unsent(orders: Store) -> None:
+    """The drain has read its chunk; what came back behind it would fall to the removal of that chunk."""
+    dead = MemorySink()
+    add(orders, {f"k{n}": "x" for n in range(0, 40, 2)})
+    bury_all(orders, dead)
+    add(orders, {f"k{n}": "y" for n in range(1, 40, 2)})
+    retries: list[threading.Thread] = []
+
+    class Sink(MemorySink):
+        def apply(self, operations: Operations) -> Any:
+            if not retries:
+                retries.append(threading.Thread(target=orders.retry_dead_letters, args=("orders",)))
+                retries[0].start()
+                retries[0].join(0.5)  # long enough to do harm, if it could
+            return super().apply(operations)
+
+    sink = Sink()
+    drain(orders, "orders", sink, sink_name="s")
+    retries[0].join(60)
+    assert orders.count_dead("orders") == 0
+    drain(orders, "orders", sink, sink_name="s")
+    assert sorted(key for _, key in sink.records()) == sorted(f"k{n}".encode() for n in range(40))
+
+
+def test_a_retry_waits_for_a_drain_only_so_long_and_says_who_it_is(orders: Store) -> None:
+    add(orders, {f"k{n}": "x" for n in range(40)})
+    bury_all(orders, MemorySink())
+    queue = orders.queue("orders")
+    leases = claim(orders.database, queue, queue.units()[:1], owner=Owner("dag/run/task", "1"), lease_seconds=600)
+    with pytest.raises(LockNotAvailable, match="held: .*by dag/run/task") as raised:
+        orders.retry_dead_letters("orders", lock_timeout=0)
+    assert raised.value.transient
+    left = orders.count_dead("orders")
+    assert 0 < left < 40, "the other parts of the queue went back"
+    assert waiting(orders) == 40 - left
+    release(orders.database, leases)
+    assert orders.retry_dead_letters("orders", lock_timeout=0) == left
+    assert waiting(orders) == 40
+    assert claim(orders.database, queue, queue.units(), owner=Owner("next", "1"), lease_seconds=1), "no lock is kept"
+
+
+def test_a_letter_that_somebody_drops_meanwhile_is_not_put_back(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from export_queue.core.drain import retrying
+
+    add(orders, {"anna": "x", "ben": "y"})
+    bury_all(orders, MemorySink())
+    real = retrying.claim
+
+    def claim_late(*arguments: Any, **options: Any) -> Any:
+        orders.drop_dead_letters("orders", key="anna")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(retrying, "claim", claim_late)
+    assert orders.retry_dead_letters("orders") == 1
+    assert waiting(orders) == 1
+
+
+# -- dropping --------------------------------------------------------------------------------------------------------
+
+
+def test_a_drop_is_recorded_with_who_and_how_many(orders: Store, caplog: pytest.LogCaptureFixture) -> None:
+    add(orders, {"anna": "x", "ben": "y", "carl": 1})
+    bury_all(orders, MemorySink())
+    with caplog.at_level(logging.WARNING, logger="export_queue.dead_letters"):
+        assert orders.drop_dead_letters("orders", error_class="ValueError", who="eve") == 2
+    assert keys(orders) == ["carl"]
+    assert "eve dropped 2 dead letters of orders" in caplog.text
+    acts = orders.dead_letter_acts("orders")
+    assert len(acts) == 1
+    act = acts[0]
+    assert (act.act, act.who, act.letters) == ("drop", "eve", 2)
+    assert json.loads(act.selection) == {"error_class": "ValueError"}
+    assert orders.drop_dead_letters("orders", key="anna") == 0
+    assert len(orders.dead_letter_acts("orders")) == 1, "nothing was done"
+    assert orders.drop_dead_letters("orders") == 1
+    assert "@" in orders.dead_letter_acts("orders")[0].who
+    with orders.database.read() as work:
+        prefix = "export_queue." if work.database.dialect.name == "postgresql" else ""
+        rows = work.connection.exec_driver_sql(f"select act, letters from {prefix}dead_letter_acts order by id").all()
+    assert [tuple(row) for row in rows] == [("drop", 2), ("drop", 1)]
+
+
+def test_only_so_many_are_dropped_as_was_said_oldest_first(orders: Store) -> None:
+    for n in range(5):
+        add(orders, {f"k{n}": "x"})
+    bury_all(orders, MemorySink())
+    assert orders.drop_dead_letters("orders", limit=2) == 2
+    assert keys(orders) == ["k2", "k3", "k4"]
+
+
+def test_letters_of_another_queue_are_left_alone(orders: Store) -> None:
+    orders.configure_queue("others", buckets=20, buckets_per_range=5)
+    for queue in ("orders", "others"):
+        add(orders, {"anna": "x"}, queue)
+        drain(orders, queue, MemorySink(), exporter=refuse)
+    assert orders.retry_dead_letters("others") == 1
+    assert orders.count_dead("orders") == 1
+    assert orders.drop_dead_letters("others") == 0
+    assert orders.drop_dead_letters("orders") == 1
+    assert orders.dead_letter_acts("orders")[0].act == "drop"
+    assert [act.act for act in orders.dead_letter_acts("others")] == ["retry"]
+
+
+def test_nothing_but_a_drop_makes_a_letter_go(orders: Store) -> None:
+    sink = MemorySink()
+    add(orders, {f"k{n}": "x" for n in range(30)})
+    bury_all(orders, sink, max_dead=30)
+    everything = keys(orders)
+    add(orders, {f"k{n}": "y" for n in range(30)})
+    drain(orders, "orders", sink, sink_name="s")  # newer entries of the same keys
+    maintain(orders.database, snapshot_age=0.0, keep_outcomes=0.001, keep_tokens=0.001)
+    orders.create()
+    observe(orders.database)
+    assert keys(orders) == everything
