@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.memory import MemorySink
 from export_queue.core.sinks.operations import (
     MAX_SEQ,
@@ -29,6 +30,7 @@ __all__ = [
     "MAX_SEQ",
     "ApplyResult",
     "Capabilities",
+    "CompositeSink",
     "Delete",
     "MemorySink",
     "Operations",

@@ -176,10 +176,10 @@ assert not {"redis", "hiredis", "psycopg", "pyarrow", "pyspark", "airflow"} & se
 def test_the_doors_export_what_they_always_did():
     """What is taken away here breaks somebody's exporter, sink or test."""
     assert set(sinks.__all__) == set(
-        "MAX_SEQ ApplyResult Capabilities Delete MemorySink Operations OperationsBuilder Put RedisSink Rejection "
-        "ResolvedSink Sink SinkSpec SqlSink collapse document_bytes has_password open_sink".split()
+        "MAX_SEQ ApplyResult Capabilities CompositeSink Delete MemorySink Operations OperationsBuilder Put RedisSink "
+        "Rejection ResolvedSink Sink SinkSpec SqlSink collapse document_bytes has_password open_sink".split()
     )
-    assert set(testing.__all__) == {"MemorySink", "SinkConformance"}
+    assert set(testing.__all__) == {"MemorySink", "SinkConformance", "assert_converges"}
     assert all(getattr(module, name) for module in (sinks, testing) for name in module.__all__)
     for module in (sinks, testing):
         with pytest.raises(AttributeError, match="no_such_name"):
