@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from export_queue.core.sinks.batch import apply_batch, refuse_seqs
 from export_queue.core.sinks.composite import CompositeSink
+from export_queue.core.sinks.control import ControlRecord, admission
 from export_queue.core.sinks.memory import MemorySink
 from export_queue.core.sinks.operations import (
     MAX_SEQ,
@@ -31,6 +33,7 @@ __all__ = [
     "ApplyResult",
     "Capabilities",
     "CompositeSink",
+    "ControlRecord",
     "Delete",
     "MemorySink",
     "Operations",
@@ -42,10 +45,13 @@ __all__ = [
     "Sink",
     "SinkSpec",
     "SqlSink",
+    "admission",
+    "apply_batch",
     "collapse",
     "document_bytes",
     "has_password",
     "open_sink",
+    "refuse_seqs",
 ]
 
 
