@@ -190,7 +190,8 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         is_local = master.startswith("local")
         if not is_local:
             _refuse_sqlite(self._address.url, f"the store of connection {self.export_queue_conn_id!r}", master)
-            _refuse_sqlite(str(spec.options.get("url", "")), f"the sink {spec.name!r}", master)
+            for part in spec.leaves():
+                _refuse_sqlite(str(part.options.get("url", "")), f"the sink {part.name!r}", master)
         if deploy_mode == "cluster" and has_passwords:
             raise ConfigurationError(
                 "in cluster mode the driver does not get the environment of the worker, and a password is neither put "

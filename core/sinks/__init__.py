@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from export_queue.core.sinks.batch import apply_batch, refuse_seqs
+from export_queue.core.sinks.composite import CompositeSink
+from export_queue.core.sinks.control import ControlRecord, admission
 from export_queue.core.sinks.memory import MemorySink
 from export_queue.core.sinks.operations import (
     MAX_SEQ,
@@ -29,6 +32,8 @@ __all__ = [
     "MAX_SEQ",
     "ApplyResult",
     "Capabilities",
+    "CompositeSink",
+    "ControlRecord",
     "Delete",
     "MemorySink",
     "Operations",
@@ -40,10 +45,13 @@ __all__ = [
     "Sink",
     "SinkSpec",
     "SqlSink",
+    "admission",
+    "apply_batch",
     "collapse",
     "document_bytes",
     "has_password",
     "open_sink",
+    "refuse_seqs",
 ]
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.secrets import is_reference, resolve_secret
+from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.protocol import Sink
 
 _BUILT_IN = {
@@ -21,6 +23,8 @@ _BUILT_IN = {
     "redis": "export_queue.core.sinks.redis:RedisSink",
     "sql": "export_queue.core.sinks.sql:SqlSink",
 }
+_COMPOSITE = "composite"
+_FIELDS = {"kind", "options", "secrets", "name"}
 _OWN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _SECRET_NAME = re.compile(r"passw|passphrase|pwd|secret|token|credential|api_?key|private_?key", re.IGNORECASE)
 _SECRET_IN_QUERY = re.compile(r"[?&;](?:password|passwd|pwd|token|secret|api_?key)=[^&;]", re.IGNORECASE)
@@ -30,8 +34,9 @@ _SECRET_IN_QUERY = re.compile(r"[?&;](?:password|passwd|pwd|token|secret|api_?ke
 class SinkSpec:
     """A description of a sink that holds no secret.
 
-    :param kind: ``memory``, ``redis``, ``sql``, or ``module:factory`` for a sink of your own.
-    :param options: arguments of the sink; JSON values, no passwords.
+    :param kind: ``memory``, ``redis``, ``sql``, ``composite``, or ``module:factory`` for a sink of your own.
+    :param options: arguments of the sink; JSON values, no passwords. Of a composite one ``parts``, a list of
+        descriptions, each with secrets of its own.
     :param secrets: further arguments, as references: ``env:NAME``, ``file:/PATH`` or ``module:callable``.
     :param name: what a queue is bound to; by default the kind and its target.
     """
@@ -42,9 +47,10 @@ class SinkSpec:
     name: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.kind not in _BUILT_IN and not _OWN.fullmatch(str(self.kind)):
+        known = sorted([*_BUILT_IN, _COMPOSITE])
+        if self.kind not in known and not _OWN.fullmatch(str(self.kind)):
             raise SinkConfigurationError(
-                f"unknown kind of sink {self.kind!r}: expected {', '.join(sorted(_BUILT_IN))} or module:factory"
+                f"unknown kind of sink {self.kind!r}: expected {', '.join(known)} or module:factory"
             )
         for field_name in ("options", "secrets"):
             if not isinstance(getattr(self, field_name), Mapping):
@@ -53,7 +59,10 @@ class SinkSpec:
             options = json.loads(json.dumps(dict(self.options)))
         except (TypeError, ValueError) as error:
             raise SinkConfigurationError(f"options of sink {self.kind} are not JSON: {error}") from None
-        _refuse_secrets(options, self.kind)
+        if self.kind == _COMPOSITE:
+            options = {"parts": [_plain(part) for part in _parts(options, self.secrets)]}
+        else:
+            _refuse_secrets(options, self.kind)
         for option, reference in self.secrets.items():
             if not is_reference(reference):
                 raise SinkConfigurationError(
@@ -67,11 +76,15 @@ class SinkSpec:
         if not self.name:
             object.__setattr__(self, "name", _default_name(self))
 
+    def leaves(self) -> tuple[SinkSpec, ...]:
+        """Return the sinks that are written to: the parts of a composite one, else this one."""
+        if self.kind != _COMPOSITE:
+            return (self,)
+        return tuple(leaf for part in _parts(self.options, {}) for leaf in part.leaves())
+
     def to_json(self) -> str:
         """Return the description as JSON text; it holds no secret."""
-        return json.dumps(
-            {"kind": self.kind, "options": self.options, "secrets": self.secrets, "name": self.name}, sort_keys=True
-        )
+        return json.dumps(_plain(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> SinkSpec:
@@ -90,6 +103,8 @@ class SinkSpec:
 
         :raises SecretNotFound: a reference leads nowhere.
         """
+        if self.kind == _COMPOSITE:
+            return ResolvedSink(self, {}, tuple(part.resolve() for part in _parts(self.options, {})))
         return ResolvedSink(self, {option: resolve_secret(text) for option, text in self.secrets.items()})
 
 
@@ -99,16 +114,20 @@ class ResolvedSink:
 
     :param spec: the description.
     :param values: the secrets, by option.
+    :param parts: of a composite sink.
     """
 
     spec: SinkSpec
     values: Mapping[str, str] = field(repr=False)
+    parts: tuple[ResolvedSink, ...] = ()
 
     def open(self) -> Sink:
         """Build the sink.
 
         :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
         """
+        if self.spec.kind == _COMPOSITE:
+            return _compose([(part.spec.name, part.open) for part in self.parts])
         return _build(self.spec, self.values)
 
 
@@ -122,12 +141,52 @@ def open_sink(spec: SinkSpec) -> Sink:
     :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
     :raises SecretNotFound: a reference leads nowhere.
     """
+    if spec.kind == _COMPOSITE:
+        return _compose([(part.name, partial(open_sink, part)) for part in _parts(spec.options, {})])
     secrets: dict[str, str | Callable[[], str]] = {}
     for option, reference in spec.secrets.items():
         secrets[option] = resolve_secret(reference)
         if option == "password" and spec.kind in ("redis", "sql"):
             secrets[option] = partial(resolve_secret, reference)
     return _build(spec, secrets)
+
+
+def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkSpec]:
+    """Read the descriptions that a composite sink consists of."""
+    parts = options.get("parts")
+    if list(options) != ["parts"] or not isinstance(parts, list) or not parts or secrets:
+        raise SinkConfigurationError(
+            "a composite sink has one option, parts: a list of sinks, each with its own secrets"
+        )
+    found = []
+    for part in parts:
+        if not isinstance(part, dict) or "kind" not in part or not part.keys() <= _FIELDS:
+            raise SinkConfigurationError(f"a part of a composite sink: expected {', '.join(sorted(_FIELDS))}")
+        spec = SinkSpec(part["kind"], part.get("options") or {}, part.get("secrets") or {}, name=part.get("name") or "")
+        if spec.options.get("guard") == "fence":
+            # its rank is that of the whole batch: a part that lags behind would take all that is delivered again
+            raise SinkConfigurationError(f"part {spec.name!r} of a composite sink needs the guard seq, found fence")
+        found.append(spec)
+    names = [spec.name for spec in found]
+    if len(set(names)) < len(names):
+        raise SinkConfigurationError(f"the parts of a composite sink have different names, found {names}")
+    return found
+
+
+def _plain(spec: SinkSpec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in ("kind", "options", "secrets", "name")}
+
+
+def _compose(parts: Sequence[tuple[str, Callable[[], Sink]]]) -> Sink:
+    """Open all parts, or none."""
+    with contextlib.ExitStack() as opened:
+        sinks: list[tuple[str, Sink]] = []
+        for name, open_part in parts:
+            sink = open_part()
+            opened.callback(sink.close)
+            sinks.append((name, sink))
+        opened.pop_all()
+    return CompositeSink(sinks)
 
 
 def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Sink:
@@ -202,6 +261,8 @@ def _default_name(spec: SinkSpec) -> str:
     options = spec.options
     if spec.kind == "memory":
         return f"memory:{options.get('name') or 'unnamed'}"
+    if spec.kind == _COMPOSITE:
+        return " + ".join(part["name"] for part in options["parts"])
     if spec.kind == "redis":
         host = options.get("host") or spec.secrets.get("host", "localhost")
         target = f"redis://{host}:{options.get('port', 6379)}/{options.get('db', 0)}"

@@ -91,6 +91,8 @@ def _modules(arguments: DrainArguments) -> list[str]:
 
 
 def _sink_modules(sink: SinkSpec) -> list[str]:
+    if sink.leaves() != (sink,):
+        return [module for part in sink.leaves() for module in _sink_modules(part)]
     if ":" in sink.kind:
         return [sink.kind.partition(":")[0]]
     if sink.kind == "sql" and str(sink.options.get("url", "")).startswith("postgresql"):

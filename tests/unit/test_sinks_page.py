@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import re
 from pathlib import Path
+from typing import Any
 
 from export_queue.core import sinks
 from export_queue.core.sinks import MemorySink, RedisSink
@@ -20,10 +21,11 @@ def test_every_code_block_of_the_page_about_sinks_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) == PAGE.read_text().count("```") // 2 > 0
-    names: dict[str, object] = {"__name__": "page"}
+    names: dict[str, Any] = {"__name__": "page"}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
-    suite = names["TestMySink"]()
+    suite = names["TestDirectorySink"]()
+    suite.folder = tmp_path
     suite.test_a_late_stale_put_does_not_bring_a_deleted_record_back()
 
 

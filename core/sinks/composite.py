@@ -1,0 +1,77 @@
+"""Several sinks as one: what all of them acknowledged is acknowledged."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.sinks.operations import Operations
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink
+
+
+class CompositeSink:
+    """Hands each batch to all its parts, one after the other.
+
+    A part that fails ends the batch: it is not acknowledged, its entries stay queued, and at the next try the parts
+    before find what they have stale. What one part rejects is rejected, and the parts behind it do not get it; those
+    before it have it, until the dead letter is retried or a newer entry comes. So the strictest part stands first.
+
+    :param parts: name and sink of each part; the composite closes them.
+    :raises SinkConfigurationError: there are no parts, or two have one name.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, Sink]]) -> None:
+        names = [name for name, _ in parts]
+        if not names or len(set(names)) < len(names):
+            raise SinkConfigurationError(f"a composite sink has parts of different names, found {names}")
+        self._parts = list(parts)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The smallest of all parts."""
+        found = [sink.capabilities for _, sink in self._parts]
+        # the least number, and True only where all say so
+        least: dict[str, Any] = {f.name: min(getattr(one, f.name) for one in found) for f in fields(Capabilities)}
+        return Capabilities(**least)
+
+    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+        """Ask all parts; see :class:`~export_queue.core.sinks.Sink`."""
+        for _, sink in self._parts:
+            sink.admit(queue_id=queue_id, store_id=store_id, fence=fence)
+
+    def apply(self, operations: Operations) -> ApplyResult:
+        """Apply a batch to all parts; see :class:`~export_queue.core.sinks.Sink`.
+
+        :returns: as written count those that the part with the most of them wrote: after a try that some part did not
+            survive the others have written theirs already.
+        """
+        rejected: dict[int, str] = {}
+        written = 0
+        taken: Sequence[int] = range(len(operations))
+        for name, sink in self._parts:
+            result = sink.apply(operations if len(taken) == len(operations) else operations.take(taken))
+            written = max(written, result.written)
+            if result.rejected:
+                rejected |= {taken[one.position]: f"{name}: {one.reason}" for one in result.rejected}
+                taken = [i for i in taken if i not in rejected]
+        written = min(written, len(taken))
+        return ApplyResult(
+            written,
+            len(taken) - written,
+            tuple(Rejection(position, reason) for position, reason in sorted(rejected.items())),
+        )
+
+    def close(self) -> None:
+        """Close all parts, also if one of them fails."""
+        with contextlib.ExitStack() as closing:
+            for _, sink in self._parts:
+                closing.callback(sink.close)
+
+    def __str__(self) -> str:
+        return " + ".join(name for name, _ in self._parts)
+
+    def __repr__(self) -> str:
+        return f"<CompositeSink {self}>"
