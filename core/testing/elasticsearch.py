@@ -1,6 +1,6 @@
 """A private Elasticsearch server for tests and benchmarks, beside those of :mod:`export_queue.core.testing.servers`.
 
-It is the distribution that Elasticsearch's own plugins are tested with: the real server, without scripts, ingest and data
+It is the distribution that plugins of Elasticsearch are tested with: the real server, without scripts, ingest and data
 streams. It comes from Maven Central, into a cache, by the Ivy that lies among PySpark's jars or by Maven, and needs a
 Java that is there already. ``python -m export_queue.core.testing.elasticsearch`` fills the cache.
 """
@@ -121,7 +121,8 @@ class ElasticsearchServer(_Server):
         secret = _hashed(self.password)
         (config / "users").write_text("".join(f"{name}:{secret}\n" for name in roles))
         (config / "users_roles").write_text("".join(f"{role}:{name}\n" for name, role in roles.items()))
-        (config / "roles.yml").write_text(json.dumps(self._roles))  # JSON is YAML
+        definitions = (f"{name}: {json.dumps(role)}\n" for name, role in self._roles.items())  # JSON is YAML
+        (config / "roles.yml").write_text("".join(definitions))
         account = _unprivileged_account()  # Elasticsearch, as PostgreSQL, refuses to run as root
         if account is not None:
             for path in (self.folder, *self.folder.rglob("*")):
@@ -184,7 +185,7 @@ def _download(version: str, folder: Path) -> Path:
         artifact = f"-Dartifact={_GROUP}:elasticsearch:{version}:zip"
         command = [maven, "-q", "-B", "dependency:copy", artifact, f"-DoutputDirectory={folder}"]
     else:
-        raise FileNotFoundError(f"Elasticsearch {version} is missing: neither PySpark nor Maven is there to download it")
+        raise FileNotFoundError(f"Elasticsearch {version} is missing: there is no PySpark and no Maven to download it")
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=300, check=False
@@ -193,7 +194,9 @@ def _download(version: str, folder: Path) -> Path:
     except (OSError, subprocess.TimeoutExpired) as error:
         said = str(error)
     if not (folder / name).exists():
-        raise FileNotFoundError(f"Elasticsearch {version} is missing and could not be downloaded: {said[-500:].strip()}")
+        raise FileNotFoundError(
+            f"Elasticsearch {version} is missing and could not be downloaded: {said[-500:].strip()}"
+        )
     return folder / name
 
 
