@@ -301,7 +301,7 @@ def test_an_index_that_cannot_hold_the_guarantees_is_refused(make, name, ask, ch
     ask("PUT", f"/{name}-mine", definition(name, **change))
     for act in (admit, lambda sink: sink.apply(puts(b"1"))):
         if problem is None:
-            act(make(create_indices=False))
+            act(make())
             continue
         with pytest.raises(SinkConfigurationError, match=problem) as caught:
             act(make())
@@ -608,9 +608,9 @@ def test_a_server_that_is_not_there_is_unavailable_by_name(host, monkeypatch):
 
 
 class Stub:
-    """A server that answers every request with the same bytes, or not at all, and counts them."""
+    """A server that answers every request with the same bytes, or not at all (None), and counts them."""
 
-    def __init__(self, answer: bytes) -> None:
+    def __init__(self, answer: bytes | None) -> None:
         self.answer, self.requests = answer, 0
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -626,7 +626,7 @@ class Stub:
             client.recv(1 << 16)
             self.requests += 1
             self._open.append(client)
-            if self.answer:
+            if self.answer is not None:
                 client.sendall(self.answer)
                 client.close()
 
@@ -642,10 +642,10 @@ def answer(status: str, body: bytes, product: bytes = b"X-Elastic-Product: Elast
 
 
 @pytest.fixture
-def stub() -> Iterator[Callable[[bytes], Stub]]:
+def stub() -> Iterator[Callable[[bytes | None], Stub]]:
     opened: list[Stub] = []
 
-    def make_stub(answer: bytes) -> Stub:
+    def make_stub(answer: bytes | None) -> Stub:
         opened.append(Stub(answer))
         return opened[-1]
 
@@ -655,7 +655,8 @@ def stub() -> Iterator[Callable[[bytes], Stub]]:
 
 
 @pytest.mark.parametrize(
-    "reply", [b"", answer("429 x", b"{}"), answer("502 x", b"<html>"), answer("503 x", b"{}"), answer("504 x", b"")]
+    "reply",
+    [None, b"", answer("429 x", b"{}"), answer("502 x", b"<html>"), answer("503 x", b"{}"), answer("504 x", b"")],
 )
 def test_the_client_repeats_no_request_by_itself(stub, reply):
     """What was lost may have been applied; only the sink and the drain decide what is sent again."""
