@@ -14,7 +14,9 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "airflow-provider-export-queue",
         "name": INTEGRATION,
-        "description": "Transactional exports: what a transaction commits, and nothing else, reaches Redis and SQL.",
+        "description": (
+            "Transactional exports: what a transaction commits, and nothing else, reaches Redis, Elasticsearch and SQL."
+        ),
         "versions": [__version__],
         "integrations": [
             {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+from export_queue.core.testing.elasticsearch import VERSIONS, ElasticsearchServer
 from export_queue.core.testing.pgbouncer import PgBouncer
 from export_queue.core.testing.servers import PostgresServer, RedisServer
 
@@ -149,3 +150,27 @@ def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
     with redis.Redis(host=redis_server.host, port=redis_server.port, password=redis_server.password) as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def elasticsearch_server(request: pytest.FixtureRequest) -> Iterator[ElasticsearchServer]:
+    """One Elasticsearch server for the whole session, once in each version: ``url``, ``user``, ``password``.
+
+    It has the users ``reader``, ``writer`` and ``creator``; see ``ELASTICSEARCH_ROLES``.
+    """
+    settings = {"http.max_content_length": "5mb", "action.auto_create_index": "true"}
+    try:
+        server = ElasticsearchServer(settings, version=request.param, roles=ELASTICSEARCH_ROLES)
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server
+
+
+_WRITES = ["index", "read", "view_index_metadata"]
+ELASTICSEARCH_ROLES = {
+    "reader": {"indices": [{"names": ["*"], "privileges": ["read", "view_index_metadata"]}]},
+    "writer": {"indices": [{"names": ["least*", "xq_control"], "privileges": _WRITES}]},
+    "creator": {"indices": [{"names": ["least*", "xq_control"], "privileges": [*_WRITES, "manage"]}]},
+}
+"""What the page about sinks says is needed, without and with ``create_indices``, and a user that may write nothing."""

@@ -1,7 +1,7 @@
 """Sinks: the systems that serve copies of the committed data.
 
-This is the room's one door. The sinks for Redis and SQL load their clients when they are first asked
-for, so that describing a sink needs none of them.
+This is the room's one door. The sinks for Redis, Elasticsearch and SQL load their clients when they are
+first asked for, so that describing a sink needs none of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejectio
 from export_queue.core.sinks.spec import ResolvedSink, SinkSpec, has_password, open_sink
 
 if TYPE_CHECKING:
+    from export_queue.core.sinks.elasticsearch import ElasticsearchSink
     from export_queue.core.sinks.redis import RedisSink
     from export_queue.core.sinks.sql import SqlSink
 
@@ -35,6 +36,7 @@ __all__ = [
     "CompositeSink",
     "ControlRecord",
     "Delete",
+    "ElasticsearchSink",
     "MemorySink",
     "Operations",
     "OperationsBuilder",
@@ -56,6 +58,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ElasticsearchSink":
+        from export_queue.core.sinks.elasticsearch import ElasticsearchSink
+
+        return ElasticsearchSink
     if name == "RedisSink":
         from export_queue.core.sinks.redis import RedisSink
 

@@ -19,12 +19,15 @@ from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.protocol import Sink
 
 _BUILT_IN = {
+    "elasticsearch": "export_queue.core.sinks.elasticsearch:ElasticsearchSink",
     "memory": "export_queue.core.sinks.memory:MemorySink",
     "redis": "export_queue.core.sinks.redis:RedisSink",
     "sql": "export_queue.core.sinks.sql:SqlSink",
 }
 _COMPOSITE = "composite"
 _FIELDS = {"kind", "options", "secrets", "name"}
+_LOOKED_UP_AGAIN = {"elasticsearch": ("password", "api_key"), "redis": ("password",), "sql": ("password",)}
+"""Secrets that may change while a sink is open."""
 _OWN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _SECRET_NAME = re.compile(r"passw|passphrase|pwd|secret|token|credential|api_?key|private_?key", re.IGNORECASE)
 _SECRET_IN_QUERY = re.compile(r"[?&;](?:password|passwd|pwd|token|secret|api_?key)=[^&;]", re.IGNORECASE)
@@ -34,7 +37,8 @@ _SECRET_IN_QUERY = re.compile(r"[?&;](?:password|passwd|pwd|token|secret|api_?ke
 class SinkSpec:
     """A description of a sink that holds no secret.
 
-    :param kind: ``memory``, ``redis``, ``sql``, ``composite``, or ``module:factory`` for a sink of your own.
+    :param kind: ``elasticsearch``, ``memory``, ``redis``, ``sql``, ``composite``, or ``module:factory`` for a sink
+        of your own.
     :param options: arguments of the sink; JSON values, no passwords. Of a composite one ``parts``, a list of
         descriptions, each with secrets of its own.
     :param secrets: further arguments, as references: ``env:NAME``, ``file:/PATH`` or ``module:callable``.
@@ -134,8 +138,8 @@ class ResolvedSink:
 def open_sink(spec: SinkSpec) -> Sink:
     """Build the sink that a description names.
 
-    A ``password`` of Redis and SQL is looked up again at each new connection, so that it may change
-    while the sink is open; other secrets are looked up once.
+    A ``password``, and an ``api_key`` of Elasticsearch, is looked up again at each new connection, so that
+    it may change while the sink is open; other secrets are looked up once.
 
     :param spec: the description.
     :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
@@ -146,7 +150,7 @@ def open_sink(spec: SinkSpec) -> Sink:
     secrets: dict[str, str | Callable[[], str]] = {}
     for option, reference in spec.secrets.items():
         secrets[option] = resolve_secret(reference)
-        if option == "password" and spec.kind in ("redis", "sql"):
+        if option in _LOOKED_UP_AGAIN.get(spec.kind, ()):
             secrets[option] = partial(resolve_secret, reference)
     return _build(spec, secrets)
 
@@ -267,6 +271,10 @@ def _default_name(spec: SinkSpec) -> str:
         host = options.get("host") or spec.secrets.get("host", "localhost")
         target = f"redis://{host}:{options.get('port', 6379)}/{options.get('db', 0)}"
         return target + (f" as {options['key']}" if "key" in options else "")
+    if spec.kind == "elasticsearch":
+        hosts = options.get("hosts") or "http://localhost:9200"
+        target = hosts if isinstance(hosts, str) else ",".join(map(str, hosts))
+        return target + (f" as {options['index']}" if "index" in options else "")
     if spec.kind == "sql":
         target = str(options.get("url") or spec.secrets.get("url", "sql"))
         return target + (f" as {options['table']}" if "table" in options else "")

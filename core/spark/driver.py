@@ -97,4 +97,4 @@ def _sink_modules(sink: SinkSpec) -> list[str]:
         return [sink.kind.partition(":")[0]]
     if sink.kind == "sql" and str(sink.options.get("url", "")).startswith("postgresql"):
         return ["psycopg"]
-    return ["redis"] if sink.kind == "redis" else []
+    return [sink.kind] if sink.kind in ("elasticsearch", "redis") else []

@@ -42,6 +42,7 @@ class _Server(ABC):
     product: ClassVar[str]
     stop_signals: ClassVar[tuple[signal.Signals, ...]]
     """From polite to final; each is given some seconds."""
+    start_seconds: ClassVar[float] = 30
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self.host = HOST
@@ -88,7 +89,7 @@ class _Server(ABC):
             # A free port may be taken before the server binds it; another one is tried then.
             self.port = kept or free_port()
             self._launch()
-            if self._wait_until(self._is_ready, seconds=30):
+            if self._wait_until(self._is_ready, self.start_seconds):
                 return
             self.stop()
             if kept and attempt:

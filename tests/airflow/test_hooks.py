@@ -12,7 +12,14 @@ import pytest
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError, StoreNotCreated, StoreUnavailable
 from export_queue.core.sinks import SinkSpec, open_sink
 from export_queue.core.testing.servers import free_port
-from export_queue.hooks import ExportQueueHook, RedisSinkHook, SqlSinkHook, resolve_sink, sink_hook
+from export_queue.hooks import (
+    ElasticsearchSinkHook,
+    ExportQueueHook,
+    RedisSinkHook,
+    SqlSinkHook,
+    resolve_sink,
+    sink_hook,
+)
 from export_queue.hooks.connections import MissingConnection, environment
 
 PASSWORD = "kept-secret-4711"
@@ -249,10 +256,83 @@ def test_sql_connections_are_sql_sinks(connect: Any, conn_type: str) -> None:
     assert PASSWORD not in spec.to_json()
 
 
+def test_an_elasticsearch_connection_is_an_elasticsearch_sink(connect: Any) -> None:
+    extra = {"ca_certs": certifi_file(), "verify_certs": "true", "fetch_size": 10, "max_retries": 9}
+    connect("search", conn_type="elasticsearch", host="a, b", schema="https", login="u", password=PASSWORD, extra=extra)
+    spec, variables = sink_hook("search").sink_spec({"index": "customers"})
+    assert (spec.kind, spec.name) == ("elasticsearch", "search")
+    assert spec.options == {
+        "hosts": ["https://a:9200", "https://b:9200"],
+        "username": "u",
+        "client_options": {"ca_certs": extra["ca_certs"], "verify_certs": True},
+        "index": "customers",
+    }
+    assert spec.secrets == {"password": "env:XQ_SINK_SEARCH_PASSWORD"}
+    assert variables == {"XQ_SINK_SEARCH_PASSWORD": PASSWORD}
+    assert PASSWORD not in spec.to_json()
+    with environment(variables):
+        open_sink(spec).close()  # the sink takes them
+
+
+def certifi_file() -> str:
+    import certifi
+
+    return certifi.where()
+
+
+def test_an_api_key_goes_before_user_and_password(connect: Any) -> None:
+    connect("search", conn_type="elasticsearch", host="h", port=1, login="u", password="p", extra={"api_key": PASSWORD})
+    spec, variables = ElasticsearchSinkHook("search").sink_spec()
+    assert spec.options == {"hosts": ["http://h:1"]}
+    assert spec.secrets == {"api_key": "env:XQ_SINK_SEARCH_API_KEY"}
+    assert variables == {"XQ_SINK_SEARCH_API_KEY": PASSWORD}
+    with environment(variables):
+        open_sink(spec).close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({}, "names no host"),
+        ({"host": "h", "password": PASSWORD}, "no login"),
+        ({"host": "h", "extra": {"cloud_id": "x"}}, "cloud_id"),
+        ({"host": f"https://u:{PASSWORD}@h:9200"}, "holds a password"),
+    ],
+)
+def test_an_elasticsearch_connection_that_cannot_be_used_says_why(
+    connect: Any, fields: dict[str, Any], why: str
+) -> None:
+    connect("search", conn_type="elasticsearch", **fields)
+    with pytest.raises(SinkConfigurationError, match=why) as caught:
+        sink_hook("search").sink_spec()
+    assert PASSWORD not in str(caught.value)
+
+
+def test_the_test_of_an_elasticsearch_connection_names_what_is_wrong(connect: Any, elasticsearch_server: Any) -> None:
+    server = elasticsearch_server
+    fields = {"conn_type": "elasticsearch", "host": server.host, "port": server.port}
+    connect("search", **fields, login=server.user, password=server.password)
+    assert ElasticsearchSinkHook("search").test_connection()[0]
+    connect("writer", **fields, login="writer", password=server.password)
+    done, message = sink_hook("writer").test_connection()
+    assert done
+    assert "need not" in message
+    connect("wrong", **fields, login=server.user, password=PASSWORD)
+    done, message = sink_hook("wrong").test_connection()
+    assert not done
+    assert "unable to authenticate" in message
+    connect("nowhere", **{**fields, "port": free_port()}, login=server.user, password=PASSWORD)
+    done, unreachable = sink_hook("nowhere").test_connection()
+    assert not done
+    assert "refused" in unreachable
+    assert PASSWORD not in message + unreachable
+
+
 def test_another_type_of_connection_names_those_that_are_supported(connect: Any) -> None:
     connect("mail", conn_type="smtp", host="h", password=PASSWORD)
     with pytest.raises(
-        SinkConfigurationError, match="'smtp', which leads to no sink; supported are redis, sqlite, postgres"
+        SinkConfigurationError,
+        match="'smtp', which leads to no sink; supported are redis, sqlite, postgres, elastic",
     ):
         sink_hook("mail")
     with pytest.raises(SinkConfigurationError, match="RedisSinkHook takes redis"):

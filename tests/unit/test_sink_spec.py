@@ -168,7 +168,9 @@ def test_describing_a_sink_loads_no_client():
 import sys
 from export_queue.core.sinks import SinkSpec
 SinkSpec("redis", {"host": "a"}); SinkSpec("sql", {"url": "postgresql://db/x"})
-assert not {"redis", "hiredis", "psycopg", "pyarrow", "pyspark", "airflow"} & set(sys.modules), sys.modules
+SinkSpec("elasticsearch", {"hosts": "http://a:9200"})
+clients = {"redis", "hiredis", "elasticsearch", "psycopg", "pyarrow", "pyspark", "airflow"}
+assert not clients & set(sys.modules), sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -176,9 +178,9 @@ assert not {"redis", "hiredis", "psycopg", "pyarrow", "pyspark", "airflow"} & se
 def test_the_doors_export_what_they_always_did():
     """What is taken away here breaks somebody's exporter, sink or test."""
     assert set(sinks.__all__) == set(
-        "MAX_SEQ ApplyResult Capabilities CompositeSink ControlRecord Delete MemorySink Operations OperationsBuilder "
-        "Put RedisSink Rejection ResolvedSink Sink SinkSpec SqlSink admission apply_batch collapse document_bytes "
-        "has_password open_sink refuse_seqs".split()
+        "MAX_SEQ ApplyResult Capabilities CompositeSink ControlRecord Delete ElasticsearchSink MemorySink Operations "
+        "OperationsBuilder Put RedisSink Rejection ResolvedSink Sink SinkSpec SqlSink admission apply_batch collapse "
+        "document_bytes has_password open_sink refuse_seqs".split()
     )
     assert set(testing.__all__) == {"MemorySink", "SinkConformance", "assert_converges"}
     assert all(getattr(module, name) for module in (sinks, testing) for name in module.__all__)

@@ -1,0 +1,163 @@
+"""A client of Elasticsearch that never repeats a request by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import elastic_transport
+import elasticsearch
+
+from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
+
+Secret = str | Callable[[], str] | None
+"""A secret, or what finds it."""
+
+# Servers of 8.x and 9.x understand 8; a client that is left alone asks for its own version.
+_JSON = "application/vnd.elasticsearch+json; compatible-with=8"
+_LINES = "application/vnd.elasticsearch+x-ndjson; compatible-with=8"
+_HEADERS = {"accept": _JSON, "content-type": _JSON}
+_BULK_HEADERS = {"accept": _JSON, "content-type": _LINES}
+
+CLIENT_OPTIONS = frozenset(
+    "ca_certs client_cert client_key http_compress ssl_assert_fingerprint ssl_assert_hostname ssl_show_warn"
+    " verify_certs".split()
+)
+"""Arguments of the client that users may give; the others are ours, or secrets."""
+
+
+class Connection:
+    """A client that is built at its first use, and again where it is let in no more.
+
+    :param hosts: URLs of the cluster's nodes.
+    :param username: the user; None together with an API key.
+    :param password: the user's password.
+    :param api_key: an API key instead of both.
+    :param timeout: seconds to wait for an answer.
+    :param options: further arguments of the client.
+    :raises SinkConfigurationError: the client takes no such argument.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        *,
+        username: str | None,
+        password: Secret,
+        api_key: Secret,
+        timeout: float,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._hosts = list(hosts)
+        self._username = username
+        self._secrets = _Secrets(password=password, api_key=api_key)
+        self._timeout = timeout
+        self._options = dict(options)
+        self._lock = threading.Lock()
+        self._client: elasticsearch.Elasticsearch | None = None
+        try:
+            elasticsearch.Elasticsearch(self._hosts, **self._options).close()
+        except (TypeError, ValueError, OSError, elastic_transport.TransportError) as error:
+            raise SinkConfigurationError(f"{self}: {error}") from None
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
+    ) -> tuple[int, Any]:
+        """Send one request, once, unless the server lets us in with a newer secret only.
+
+        :param body: JSON, or the lines of a bulk request.
+        :returns: the status, also of a refusal, and the answer.
+        :raises SinkUnavailable: no answer came; whether the request took effect is not known.
+        :raises SinkConfigurationError: what answers is not Elasticsearch.
+        """
+        status, answer = self._send(method, path, params, body)
+        if status == 401 and self._renew():  # nothing of it took effect
+            status, answer = self._send(method, path, params, body)
+        return status, answer
+
+    def close(self) -> None:
+        """Close all connections; the next use opens them again."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _send(self, method: str, path: str, params: Mapping[str, str] | None, body: Any) -> tuple[int, Any]:
+        headers = _BULK_HEADERS if isinstance(body, bytes) else _HEADERS
+        if body is None:
+            headers = {"accept": _JSON}
+        try:
+            response = self._opened().perform_request(method, path, params=params, headers=headers, body=body)
+        except elasticsearch.UnsupportedProductError:
+            raise self._foreign() from None
+        except elasticsearch.ApiError as error:
+            if error.meta.status == 404 and "x-elastic-product" not in error.meta.headers:
+                raise self._foreign() from None  # before anything is created there
+            return error.meta.status, error.body
+        except elastic_transport.TlsError as error:
+            raise SinkRefused(f"{self}: {error.message}", hint="check the certificates in client_options") from error
+        except elastic_transport.TransportError as error:
+            self.close()  # secrets may be others when it is back
+            raise SinkUnavailable(f"{self} does not answer: {error.message}") from error
+        return response.meta.status, response.body
+
+    def _opened(self) -> elasticsearch.Elasticsearch:
+        with self._lock:
+            if self._client is None:
+                self._secrets.find()
+                self._client = self._open()
+            return self._client
+
+    def _renew(self) -> bool:
+        """Look the secrets up again, and go on with them if they have changed."""
+        with self._lock:
+            if not self._secrets.find():
+                return False
+            old, self._client = self._client, self._open()
+        if old is not None:
+            old.close()
+        return True
+
+    def _foreign(self) -> SinkConfigurationError:
+        return SinkConfigurationError(f"{self}: what answers is not Elasticsearch")
+
+    def _open(self) -> elasticsearch.Elasticsearch:
+        api_key, username = self._secrets.found["api_key"], self._username
+        return elasticsearch.Elasticsearch(
+            self._hosts,
+            api_key=api_key,
+            basic_auth=None if api_key or username is None else (username, self._secrets.found["password"] or ""),
+            # what was lost may have been applied, and only the drain decides to repeat it
+            max_retries=0,
+            retry_on_timeout=False,
+            retry_on_status=(),
+            request_timeout=self._timeout,
+            serializers={"application/vnd.elasticsearch+json": elasticsearch.OrjsonSerializer()},
+            **self._options,
+        )
+
+    def __str__(self) -> str:
+        return f"Elasticsearch at {', '.join(host.partition('://')[2] or host for host in self._hosts)}"
+
+
+class _Secrets:
+    """Finds secrets, and remembers what was found."""
+
+    def __init__(self, **secrets: Secret) -> None:
+        self._secrets = secrets
+        self.found: dict[str, str | None] = {}
+
+    def find(self) -> bool:
+        """Look all of them up; tell whether any has changed."""
+        before = self.found
+        self.found = {name: secret() if callable(secret) else secret for name, secret in self._secrets.items()}
+        return self.found != before
+
+    def __repr__(self) -> str:
+        return "<secrets>"

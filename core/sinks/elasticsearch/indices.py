@@ -1,0 +1,140 @@
+"""What an index of the sink looks like, and whether one that is there can hold the guarantees (pure).
+
+============================  ==============================================================================
+name                          is
+============================  ==============================================================================
+the user's, such as           an alias of one index, with a filter that hides tombstones; readers and this
+``orders``                    sink use it
+``orders-000001``             the index behind it, where the sink creates it
+``xq_control``                an index with one document a queue: its control record
+============================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.sinks.control import ControlRecord
+
+RESERVED = "_xq"
+"""The field of tombstones; no document of a user has it."""
+CONTROL = "xq_control"
+
+_HIDDEN = {"bool": {"must_not": [{"term": {f"{RESERVED}.deleted": True}}]}}
+_DURABLE = {"index": {"translog": {"durability": "request"}}}
+_MAPPING = {"properties": {RESERVED: {"properties": {"seq": {"type": "long"}, "deleted": {"type": "boolean"}}}}}
+_CONTROL_MAPPING = {
+    "dynamic": "strict",
+    "properties": {"store_id": {"type": "keyword"}, "fence": {"type": "long"}, "floor": {"type": "long"}},
+}
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+
+Found = Mapping[str, Any]
+"""What the server says of a name: by index its aliases, mappings and settings."""
+
+
+def check_template(template: str) -> None:
+    """Check a template of names.
+
+    :raises SinkConfigurationError: another placeholder than ``{collection}``, or a name that no alias may have.
+    """
+    names = _PLACEHOLDER.findall(template)
+    if set(names) - {"collection"}:
+        raise SinkConfigurationError(f"index template {template!r}: the only placeholder is {{collection}}")
+    refused = refuse_name(template.replace("{collection}", "c"))
+    if refused:
+        raise SinkConfigurationError(f"index template {template!r}: {refused}")
+
+
+def refuse_name(name: str) -> str | None:
+    """Say why an alias cannot have a name."""
+    if not _NAME.fullmatch(name):
+        return f"index {name[:100]!r}: expected 1 to 200 of a-z, 0-9, _ . -, the first a letter or a digit"
+    if name == CONTROL:
+        return f"index {name!r} is the sink's own"
+    return None
+
+
+def fill_collections(template: str, collections: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Name the alias of each collection.
+
+    :returns: the alias by collection, and why a collection is refused.
+    """
+    aliases: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for collection in collections:
+        name = template.replace("{collection}", collection)
+        reason = refuse_name(name)
+        if reason:
+            refused[collection] = reason
+        else:
+            aliases[collection] = name
+    return aliases, refused
+
+
+def definition(alias: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of the index behind an alias, and the body of the request that creates both."""
+    body = {"settings": _DURABLE, "mappings": _MAPPING, "aliases": {alias: {"filter": _HIDDEN}}}
+    return f"{alias}-000001", body
+
+
+def control_definition() -> tuple[str, dict[str, Any]]:
+    """Return the name of the index of control records, and the body of the request that creates it."""
+    index = {**_DURABLE["index"], "hidden": True, "number_of_shards": 1, "auto_expand_replicas": "0-1"}
+    return CONTROL, {"settings": {"index": index}, "mappings": _CONTROL_MAPPING}
+
+
+def console(definitions: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """Write requests that create indices as the console of Kibana takes them."""
+    return "\n".join(f"PUT /{name}\n{json.dumps(body, indent=2)}\n" for name, body in definitions)
+
+
+def misfits(alias: str, found: Found) -> list[str]:
+    """Say what is wrong with what a name leads to; nothing if it can be a sink."""
+    if any("data_stream" in index for index in found.values()):
+        return ["it is a data stream: documents of one cannot be replaced"]
+    if alias in found:
+        return ["it is an index, not an alias: readers would see tombstones"]
+    if len(found) != 1:
+        return [f"it is an alias of {len(found)} indices: one record could lie in several of them"]
+    ((name, index),) = found.items()
+    settings, mappings = index.get("settings", {}).get("index", {}), index.get("mappings", {})
+    behind = index.get("aliases", {}).get(alias, {})
+    problems: list[str] = []
+    if str(behind.get("is_write_index", True)).lower() == "false":
+        problems.append(f"index {name} is not its write index")
+    if f"{RESERVED}.deleted" not in json.dumps(behind.get("filter")):
+        problems.append(f"it has no filter that hides tombstones ({RESERVED}.deleted)")
+    durability = str(settings.get("translog", {}).get("durability", "request"))
+    if durability.lower() != "request":
+        problems.append(f"index {name} acknowledges before it writes (index.translog.durability {durability})")
+    problems += [
+        f"index {name} has a pipeline ({pipeline} {settings[pipeline]}), which may change ids"
+        for pipeline in ("default_pipeline", "final_pipeline")
+        if settings.get(pipeline, "_none") != "_none"
+    ]
+    if settings.get("mode", "standard") not in ("standard", "lookup"):
+        problems.append(f"index {name} has the mode {settings['mode']}, in which records cannot be replaced")
+    fields = mappings.get("properties", {}).get(RESERVED, {}).get("properties", {})
+    types = {field: fields.get(field, {}).get("type") for field in ("seq", "deleted")}
+    if types != {"seq": "long", "deleted": "boolean"}:
+        problems.append(f"index {name} does not map {RESERVED}.seq as long and {RESERVED}.deleted as boolean")
+    if mappings.get("_routing", {}).get("required"):
+        problems.append(f"index {name} wants a routing, which records do not have")
+    return problems
+
+
+def read_control(source: Mapping[str, Any]) -> ControlRecord:
+    """Read a control record from its document."""
+    return ControlRecord(str(source["store_id"]), int(source["fence"]), int(source["floor"]))
+
+
+def write_control(record: ControlRecord) -> dict[str, Any]:
+    """Return the document of a control record."""
+    return {"store_id": record.store_id, "fence": record.fence, "floor": record.floor}

@@ -1,0 +1,105 @@
+"""The lines of a bulk request, and what would make the server refuse or misread all of them (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+import orjson
+
+from export_queue.core.sinks.batch import Reasons, refuse_lengths
+from export_queue.core.sinks.elasticsearch.indices import RESERVED
+from export_queue.core.sinks.operations import Operations
+
+MAX_ID_BYTES = 512
+"""One longer id, and the server refuses the whole request."""
+MAX_DOCUMENT_BYTES = (1 << 31) - 1
+
+_PLAIN = re.compile(rb"[ !#-\[\]-~]*")
+"""What JSON writes as it is."""
+_SUSPECT = (RESERVED.encode(), b"\\u")
+"""Without one of these no name of a field can be the reserved one."""
+
+
+def refuse(operations: Operations, reasons: Reasons) -> None:
+    """Refuse ids and documents that would spoil more than their own line."""
+    refuse_lengths(operations, reasons, id_bytes=MAX_ID_BYTES, document_bytes=MAX_DOCUMENT_BYTES)
+    for i, record in enumerate(operations.ids):
+        if not record:
+            reasons.setdefault(i, "the id is empty")
+    try:
+        b"\n".join(operations.ids).decode()
+    except UnicodeDecodeError:
+        for i, record in enumerate(operations.ids):
+            _refuse_id(i, record, reasons)
+    together = b"".join(filter(None, operations.documents))
+    suspect = any(mark in together for mark in (b"\n", *_SUSPECT))
+    for i, document in enumerate(operations.documents):
+        if document is not None and (suspect or document[:1] != b"{"):
+            reason = refuse_document(document)
+            if reason:
+                reasons.setdefault(i, reason)
+
+
+def refuse_document(document: bytes) -> str | None:
+    """Say why a document cannot be a line of a bulk request."""
+    if b"\n" in document:
+        # the server would take what follows for a line of its own: a delete of another record, for instance
+        return "the document holds a line break: expected JSON in one line"
+    if document.lstrip(b" \t\r")[:1] != b"{":
+        return "the document is no JSON object"
+    if not any(mark in document for mark in _SUSPECT):
+        return None  # where it is not JSON, the server says so
+    try:
+        fields = _parsed(document)
+    except ValueError as error:
+        return f"the document is not JSON: {error}"
+    # a dotted name is a path
+    if any(name == RESERVED or name.startswith(f"{RESERVED}.") for name in fields):
+        return f"the document has the field {RESERVED}, which is the sink's own"
+    return None
+
+
+def lines_of(operations: Operations) -> list[bytes]:
+    """Return each operation as its lines: what is to be done, and the document or the tombstone."""
+    versions = operations.ranks()
+    return [
+        b'{"index":{"_id":%b,"version":%d,"version_type":"external"}}\n%b\n'
+        % (
+            record,
+            version,
+            b'{"%b":{"seq":%d,"deleted":true}}' % (RESERVED.encode(), version >> 1) if document is None else document,
+        )
+        for record, version, document in zip(_quoted(operations.ids), versions, operations.documents, strict=True)
+    ]
+
+
+def halves(lines: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Cut several lines in two, of about as many bytes each."""
+    ends = list(accumulate(map(len, lines)))
+    cut = min(max(bisect_left(ends, ends[-1] / 2), 1), len(lines) - 1)
+    return lines[:cut], lines[cut:]
+
+
+def _quoted(ids: Sequence[bytes]) -> list[bytes]:
+    if _PLAIN.fullmatch(b"".join(ids)):
+        return [b'"%b"' % record for record in ids]
+    return [orjson.dumps(record.decode()) for record in ids]
+
+
+def _refuse_id(position: int, record: bytes, reasons: Reasons) -> None:
+    try:
+        record.decode()
+    except UnicodeDecodeError as error:
+        reasons.setdefault(position, f"the id is not UTF-8 (byte {error.start})")
+
+
+def _parsed(document: bytes) -> dict[str, object]:
+    try:
+        parsed: dict[str, object] = orjson.loads(document)
+    except orjson.JSONDecodeError:
+        parsed = json.loads(document)  # the server takes lone surrogates, as this one does
+    return parsed

@@ -1,0 +1,278 @@
+"""The Elasticsearch sink: bulk requests whose items carry the rank of their record as an external version."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
+from export_queue.core.sinks.control import admission
+from export_queue.core.sinks.elasticsearch import indices, lines
+from export_queue.core.sinks.elasticsearch.answers import OF_DOCUMENTS, Answer, Meaning, items_of, whole
+from export_queue.core.sinks.elasticsearch.connection import CLIENT_OPTIONS, Connection, Secret
+from export_queue.core.sinks.operations import Operations
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
+from export_queue.core.sinks.spec import has_password
+
+_TRIES = 8
+"""Of operations that a busy server puts off, and of what others may do at the same moment."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 3.0
+"""Seconds; each pause is twice the one before, less a random part."""
+_STATUS = "errors,items.*.status,items.*.error.type"
+_REASONS = f"{_STATUS},items.*.error.reason,items.*.error.caused_by.reason"
+
+
+class ElasticsearchSink:
+    """Documents in indices of one Elasticsearch cluster, each index behind an alias that hides deleted records.
+
+    :param hosts: URL of the cluster, or of several of its nodes.
+    :param username: the user.
+    :param password: the password, or a callable that returns it, asked again when the server refuses it.
+    :param api_key: an API key in the place of user and password, or a callable.
+    :param index: template of the names that readers use, from ``{collection}``. A name is an alias of one index.
+    :param create_indices: whether missing indices, and the index of control records, are created.
+    :param client_options: further arguments of the client: ``ca_certs``, ``ssl_assert_fingerprint``, ``verify_certs``,
+        ``client_cert``, ``client_key``, ``http_compress``, …
+    :param timeout: seconds to wait for an answer; a batch that takes longer counts as failed.
+    :raises SinkConfigurationError: an option is not valid.
+    """
+
+    capabilities = Capabilities(batch_rows=2000, batch_bytes=1 << 20, binary_ids=False)
+
+    def __init__(
+        self,
+        hosts: str | Sequence[str] = "http://localhost:9200",
+        username: str | None = None,
+        password: Secret = None,
+        api_key: Secret = None,
+        index: str = "{collection}",
+        create_indices: bool = True,
+        client_options: Mapping[str, Any] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        indices.check_template(index)
+        nodes = [hosts] if isinstance(hosts, str) else list(hosts)
+        options = dict(client_options or {})
+        if unknown := sorted(options.keys() - CLIENT_OPTIONS):
+            known = ", ".join(sorted(CLIENT_OPTIONS))
+            raise SinkConfigurationError(f"client_options: unknown {', '.join(unknown)}; expected {known}")
+        if not nodes or any(has_password(node) for node in nodes):
+            raise SinkConfigurationError("hosts: expected https://host:port, without a password")
+        if not timeout > 0:
+            raise SinkConfigurationError(f"timeout: expected seconds, found {timeout!r}")
+        if api_key is not None and (username is not None or password is not None):
+            raise SinkConfigurationError("give either api_key, or username and password")
+        if password is not None and username is None:
+            raise SinkConfigurationError("a password goes with a username")
+        self._template = index
+        self._create = create_indices
+        self._ready: set[str] = set()
+        # an answer that says what is amiss should come before we give up waiting for any
+        self._patience = f"{int(timeout * 500)}ms"
+        self._connection = Connection(
+            nodes, username=username, password=password, api_key=api_key, timeout=timeout, options=options
+        )
+
+    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+        """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
+        self._ensure(indices.CONTROL, indices.control_definition())
+        if "{collection}" not in self._template:
+            self._prepare(self._template)
+        path = f"/{indices.CONTROL}/_doc/{quote(queue_id, safe='')}"
+        for attempt in range(_TRIES):
+            status, answer = self._connection.ask("GET", path)
+            if status not in (200, 404):
+                outcome = whole(status, answer)
+                if outcome.type == "no_shard_available_action_exception" and attempt < _TRIES - 1:
+                    _pause(attempt)  # somebody has created the index just now
+                    continue
+                raise outcome.explain(f"{self}, {indices.CONTROL}")
+            found, guard = None, {"op_type": "create"}
+            if status == 200:
+                found = indices.read_control(answer["_source"])
+                guard = {"if_seq_no": str(answer["_seq_no"]), "if_primary_term": str(answer["_primary_term"])}
+            wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self))
+            if wanted == found:
+                return
+            params = {**guard, "timeout": self._patience}
+            status, answer = self._connection.ask("PUT", path, params=params, body=indices.write_control(wanted))
+            if status in (200, 201):
+                return
+            outcome = whole(status, answer)
+            if outcome.meaning not in (Meaning.STALE, Meaning.BUSY):
+                raise outcome.explain(f"{self}, {indices.CONTROL}")
+            _pause(attempt)
+        raise SinkUnavailable(f"{self}: the control record of queue {queue_id!r} changes all the time")
+
+    def apply(self, operations: Operations) -> ApplyResult:
+        """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
+        aliases, refused = indices.fill_collections(self._template, set(operations.collections))
+        reasons: Reasons = {}
+        refuse_collections(operations, reasons, refused)
+        refuse_seqs(operations, reasons)
+        lines.refuse(operations, reasons)
+        try:
+            return apply_batch(retarget(operations, aliases), reasons=reasons, write=self._write)
+        except Exception:
+            self._ready.clear()  # look at the indices again: they may have become others
+            raise
+
+    def create(self, collection: str) -> None:
+        """Create the index of a collection, and its alias, if they are missing.
+
+        :param collection: the collection.
+        """
+        self._prepare(self._alias(collection))
+
+    def ddl(self, *collections: str) -> str:
+        """Return the requests that create what the sink needs, to be sent by somebody with more rights.
+
+        :param collections: whose indices are wanted; the index of control records always comes first.
+        """
+        wanted = [indices.definition(self._alias(collection)) for collection in collections]
+        return indices.console([indices.control_definition(), *wanted])
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._connection.close()
+
+    def _write(self, operations: Operations) -> ApplyResult:
+        """Write operations on distinct records, in one request an index."""
+        by_alias: dict[str, list[int]] = {}
+        for i, alias in enumerate(operations.collections):
+            by_alias.setdefault(alias, []).append(i)
+        written, rejected = 0, list[Rejection]()
+        for alias, positions in sorted(by_alias.items()):
+            self._prepare(alias)
+            part = operations if len(by_alias) == 1 else operations.take(positions)
+            for i, answer in zip(positions, self._settle(alias, lines.lines_of(part)), strict=True):
+                if answer.meaning is Meaning.WRITTEN:
+                    written += 1
+                elif answer.meaning is not Meaning.STALE:
+                    rejected.append(Rejection(i, str(answer)))
+        rejected.sort(key=lambda rejection: rejection.position)
+        return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
+
+    def _settle(self, alias: str, wanted: Sequence[bytes], reasons: bool = False) -> list[Answer]:
+        """Send operations until each of them is written, stale or refused for ever."""
+        answers = self._send_patiently(alias, wanted, reasons)
+        poison = [i for i, answer in enumerate(answers) if answer.meaning is Meaning.POISON]
+        if not poison or reasons:
+            return answers
+        if any(answers[i].type not in OF_DOCUMENTS for i in poison):
+            self._check(alias)  # an index that is not fit any more refuses what is not to blame
+        # asked for in every answer, the reasons of all that is stale would cost more than everything else
+        again = self._settle(alias, [wanted[i] for i in poison], reasons=True)
+        for i, answer in zip(poison, again, strict=True):
+            answers[i] = answer
+        return answers
+
+    def _send_patiently(self, alias: str, wanted: Sequence[bytes], reasons: bool) -> list[Answer]:
+        """Send operations, and those again, after longer and longer pauses, for which the server has no room."""
+        answers: dict[int, Answer] = {}
+        waiting: Sequence[int] = range(len(wanted))
+        for attempt in range(_TRIES):
+            found = self._send(alias, [wanted[i] for i in waiting] if attempt else wanted, reasons)
+            answers |= zip(waiting, found, strict=True)
+            waiting = [i for i in waiting if answers[i].meaning is Meaning.BUSY]
+            if not waiting:
+                return [answers[i] for i in range(len(wanted))]
+            _pause(attempt)
+        raise answers[waiting[0]].explain(f"{self}, {alias}: {len(waiting)} operations put off {_TRIES} times")
+
+    def _send(self, alias: str, wanted: Sequence[bytes], reasons: bool) -> list[Answer]:
+        """Send one bulk request, or several smaller ones where the server refuses it as a whole."""
+        params = {
+            "require_alias": "true",
+            "timeout": self._patience,
+            "filter_path": _REASONS if reasons else _STATUS,
+        }
+        status, body = self._connection.ask("POST", f"/{alias}/_bulk", params=params, body=b"".join(wanted))
+        if status != 200:
+            answer = whole(status, body)
+            if answer.meaning is Meaning.BUSY or (len(wanted) == 1 and _is_own_fault(answer)):
+                return [answer] * len(wanted)
+            if not _is_own_fault(answer):
+                raise answer.explain(f"{self}, {alias}")
+            return [one for half in lines.halves(wanted) for one in self._send(alias, half, reasons)]
+        answers = list(items_of(body))
+        if len(answers) != len(wanted):
+            raise SinkRefused(
+                f"{self}, {alias}: {len(answers)} answers to {len(wanted)} operations; which belongs to which?"
+            )
+        for answer in answers:
+            if answer.meaning in (Meaning.UNAVAILABLE, Meaning.REFUSED, Meaning.UNFIT):
+                raise answer.explain(f"{self}, {alias}")
+        return answers
+
+    def _alias(self, collection: str) -> str:
+        aliases, refused = indices.fill_collections(self._template, [collection])
+        if refused:
+            raise SinkConfigurationError(refused[collection])
+        return aliases[collection]
+
+    def _prepare(self, alias: str) -> None:
+        """Make sure, once, that an alias is there and can hold the guarantees."""
+        if alias not in self._ready:
+            self._ensure(alias, indices.definition(alias))
+            self._check(alias)
+            self._ready.add(alias)
+
+    def _check(self, alias: str) -> None:
+        found = self._look(alias)
+        problems = indices.misfits(alias, found) if found is not None else ["it is not there"]
+        if problems:
+            raise SinkConfigurationError(
+                f"{alias!r} of {self} cannot be a sink:\n  " + "\n  ".join(problems),
+                hint=f"name another, or make it like this one:\n{indices.console([indices.definition(alias)])}",
+            )
+
+    def _look(self, name: str) -> Mapping[str, Any] | None:
+        status, answer = self._connection.ask("GET", f"/{name}")
+        if status == 404:
+            return None
+        if status != 200:
+            raise whole(status, answer).explain(f"{self}, {name}")
+        found: Mapping[str, Any] = answer
+        return found
+
+    def _ensure(self, name: str, definition: tuple[str, Mapping[str, Any]]) -> None:
+        """Create what is missing; another process may do the same at this moment."""
+        index, body = definition
+        for attempt in range(_TRIES):
+            if name in self._ready or self._look(name) is not None:
+                return
+            request = indices.console([definition])
+            if not self._create:
+                raise SinkRefused(f"{self} has no {name!r}", hint=f"create it:\n{request}")
+            status, answer = self._connection.ask("PUT", f"/{index}", body=body)
+            outcome = whole(status, answer)
+            if outcome.type == "resource_already_exists_exception" or outcome.meaning is Meaning.BUSY:
+                _pause(attempt)
+            elif status != 200:
+                if outcome.meaning is Meaning.UNAVAILABLE:
+                    raise outcome.explain(f"{self}, {index}")
+                raise SinkRefused(f"{self}, {index}: {outcome}", hint=f"let somebody with more rights send:\n{request}")
+        raise SinkConfigurationError(
+            f"{self} has an index {index!r}, but nothing is called {name!r}",
+            hint=f"give that index the alias, or remove it; the sink would create:\n{indices.console([definition])}",
+        )
+
+    def __str__(self) -> str:
+        return str(self._connection)
+
+    def __repr__(self) -> str:
+        return f"<ElasticsearchSink {self._connection} {self._template}>"
+
+
+def _is_own_fault(answer: Answer) -> bool:
+    return answer.meaning in (Meaning.TOO_LARGE, Meaning.POISON)
+
+
+def _pause(attempt: int) -> None:
+    longest = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
+    time.sleep(random.uniform(longest / 2, longest))

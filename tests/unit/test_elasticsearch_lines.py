@@ -1,0 +1,149 @@
+"""How records lie in Elasticsearch, and what its answers mean: the pure parts of the sink."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.sinks import MAX_SEQ, Operations
+from export_queue.core.sinks.elasticsearch import indices, lines
+from export_queue.core.sinks.elasticsearch.answers import Answer, Meaning, items_of, whole
+
+
+def operations(*rows: tuple[bytes, int, bytes | None]) -> Operations:
+    ids, seqs, documents = ([row[i] for row in rows] for i in range(3))
+    return Operations(["c"] * len(rows), ids, documents, seqs, list(range(len(rows))))
+
+
+@given(st.lists(st.tuples(st.text(min_size=1).map(lambda t: t.encode("utf-8", "replace")), st.booleans())), st.data())
+def test_every_operation_is_two_lines_that_say_what_it_is(pairs, data):
+    seqs = [data.draw(st.integers(0, MAX_SEQ)) for _ in pairs]
+    rows = [(record, seq, b'{"n":1}' if put else None) for (record, put), seq in zip(pairs, seqs, strict=True)]
+    for (record, seq, document), text in zip(rows, lines.lines_of(operations(*rows)), strict=True):
+        action, source, end = text.split(b"\n")
+        expected = {"_id": record.decode(), "version": 2 * seq + (document is not None), "version_type": "external"}
+        assert orjson.loads(action) == {"index": expected}
+        assert end == b""
+        if document is None:
+            assert orjson.loads(source) == {"_xq": {"seq": seq, "deleted": True}}
+        else:
+            assert source == document
+
+
+names = st.sampled_from(["_xq", "_xq.deleted", "_xq.", "_xqx", "a", "a._xq", "\u005fxq", "é"])
+leaves = st.none() | st.booleans() | st.text(max_size=3)
+
+
+@given(st.dictionaries(names, leaves | st.dictionaries(names, leaves, max_size=2), max_size=3), st.booleans())
+@example({"_xq": {"deleted": True}}, True)
+def test_only_documents_with_the_reserved_field_are_refused(fields, escaped):
+    document = orjson.dumps(fields)
+    if escaped:
+        document = document.replace(b"_xq", b"\\u005fxq")
+    is_reserved = any(name == "_xq" or name.startswith("_xq.") for name in fields)
+    assert bool(lines.refuse_document(document)) == is_reserved
+
+
+@given(st.lists(st.binary(min_size=1, max_size=50), min_size=2))
+def test_halves_are_all_of_it_and_neither_is_empty(parts):
+    first, second = lines.halves(parts)
+    assert first
+    assert second
+    assert [*first, *second] == parts
+
+
+def test_halves_are_of_about_as_many_bytes():
+    first, second = lines.halves([b"x" * 900, *[b"x"] * 900])
+    assert len(first) <= 2
+    assert len(second) >= 899
+
+
+@pytest.mark.parametrize("name", ["", "A", "-a", "_a", ".a", "a b", "a/b", "a*", "a,b", "é", "a" * 201, "xq_control"])
+def test_names_that_no_index_may_have_are_refused(name):
+    assert indices.fill_collections("{collection}", [name, "good"])[0] == {"good": "good"}
+
+
+@pytest.mark.parametrize("template", ["{id}", "{collection}{x}", "xq_control", "A{collection}", "a b"])
+def test_templates_are_checked(template):
+    with pytest.raises(SinkConfigurationError):
+        indices.check_template(template)
+
+
+def test_what_is_created_is_fit():
+    name, body = indices.definition("orders")
+    assert indices.misfits("orders", {name: body}) == []
+
+
+@pytest.mark.parametrize("mode", ["time_series", "logsdb"])
+def test_modes_in_which_records_cannot_be_replaced_are_refused(mode):
+    name, body = indices.definition("orders")
+    (problem,) = indices.misfits("orders", {name: {**body, "settings": {"index": {"mode": mode}}}})
+    assert mode in problem
+
+
+def test_an_index_that_wants_a_routing_is_refused():
+    name, body = indices.definition("orders")
+    (problem,) = indices.misfits(
+        "orders", {name: {**body, "mappings": {**body["mappings"], "_routing": {"required": True}}}}
+    )
+    assert "routing" in problem
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "meaning"),
+    [
+        (200, "", Meaning.WRITTEN),
+        (201, "", Meaning.WRITTEN),
+        (409, "version_conflict_engine_exception", Meaning.STALE),
+        (409, "something_else", Meaning.REFUSED),
+        (429, "es_rejected_execution_exception", Meaning.BUSY),
+        (429, "circuit_breaking_exception", Meaning.BUSY),
+        (429, "cluster_block_exception", Meaning.REFUSED),
+        (403, "cluster_block_exception", Meaning.REFUSED),
+        (403, "security_exception", Meaning.REFUSED),
+        (404, "index_not_found_exception", Meaning.REFUSED),
+        (400, "index_closed_exception", Meaning.REFUSED),
+        (400, "document_parsing_exception", Meaning.POISON),
+        (400, "illegal_argument_exception", Meaning.POISON),
+        (400, "media_type_header_exception", Meaning.UNFIT),
+        (413, "", Meaning.TOO_LARGE),
+        (503, "unavailable_shards_exception", Meaning.UNAVAILABLE),
+        (500, "", Meaning.UNAVAILABLE),
+        (302, "", Meaning.REFUSED),
+    ],
+)
+def test_answers_are_classed_by_status_and_type(status, kind, meaning):
+    assert Answer(status, kind).meaning is meaning
+
+
+def test_only_what_may_pass_is_transient():
+    errors = {
+        meaning: Answer(status).explain("x")
+        for meaning, status in (
+            (Meaning.BUSY, 429),
+            (Meaning.UNAVAILABLE, 503),
+            (Meaning.REFUSED, 403),
+            (Meaning.UNFIT, 406),
+        )
+    }
+    assert isinstance(errors[Meaning.BUSY], SinkUnavailable)
+    assert isinstance(errors[Meaning.UNAVAILABLE], SinkUnavailable)
+    assert isinstance(errors[Meaning.REFUSED], SinkRefused)
+    assert isinstance(errors[Meaning.UNFIT], SinkConfigurationError)
+
+
+@pytest.mark.parametrize("body", [None, "<html>", b"", {}, {"error": "text"}, {"error": None}])
+def test_answers_without_a_type_are_read_too(body):
+    assert whole(503, body).meaning is Meaning.UNAVAILABLE
+
+
+def test_an_item_keeps_the_servers_words():
+    error = {"type": "document_parsing_exception", "reason": "failed", "caused_by": {"reason": "because"}}
+    found = items_of(
+        {"errors": True, "items": [{"index": {"status": 201}}, {"index": {"status": 400, "error": error}}]}
+    )
+    assert [answer.meaning for answer in found] == [Meaning.WRITTEN, Meaning.POISON]
+    assert str(found[1]) == "400 document_parsing_exception: failed: because"
