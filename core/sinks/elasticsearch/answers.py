@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.errors import SinkConfigurationError, SinkError, SinkRefused
+from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 
 
 class Meaning(Enum):
@@ -23,41 +24,41 @@ class Meaning(Enum):
     UNFIT = "the target cannot be a sink"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A row of the table."""
+_ANSWERS = {
+    (200, ""): Meaning.WRITTEN,
+    (201, ""): Meaning.WRITTEN,
+    (409, "version_conflict_engine_exception"): Meaning.STALE,
+    (413, ""): Meaning.TOO_LARGE,
+}
+"""What is no error."""
 
-    status: int
-    type: str | None
-    """The type of the server's exception; None for any."""
-    meaning: Meaning
-    hint: str | None = None
-
-
-_M = Meaning
-RULES = (
-    Rule(200, None, _M.WRITTEN),
-    Rule(201, None, _M.WRITTEN),
-    Rule(409, "version_conflict_engine_exception", _M.STALE),
-    Rule(429, "cluster_block_exception", _M.REFUSED, "a disk is full: free space; entries wait in the queue"),
-    Rule(429, None, _M.BUSY),
-    Rule(403, "cluster_block_exception", _M.REFUSED, "take the block off the index or the cluster"),
-    Rule(400, "index_closed_exception", _M.REFUSED, "open the index"),
-    Rule(404, None, _M.REFUSED, "the index or its alias is gone: the next drain sets it up, where it may"),
-    Rule(401, None, _M.REFUSED, "check user and password, or the API key, of the sink's connection"),
-    Rule(403, None, _M.REFUSED, "grant the user the privileges that the page about sinks lists"),
-    Rule(413, None, _M.TOO_LARGE),
-    Rule(400, "media_type_header_exception", _M.UNFIT, "this sink needs Elasticsearch 8 or 9"),
-    Rule(406, None, _M.UNFIT, "this sink needs Elasticsearch 8 or 9"),
-    Rule(400, None, _M.POISON),
-    Rule(408, None, _M.UNAVAILABLE),
+ERRORS = ErrorTable(
+    "Elasticsearch",
+    [
+        ErrorRow("no answer", Fate.LATER, "the cluster is not there or too slow, or the connection broke"),
+        ErrorRow("429*", Fate.AGAIN, "the server has no room: only what it refused is sent again, after a pause"),
+        ErrorRow("408*", Fate.LATER, "the server was too slow; try again"),
+        ErrorRow("5*", Fate.LATER, "a shard is missing, or the server is not well; see its log"),
+        ErrorRow("429 cluster_block_exception", Fate.REFUSED, "a disk is full: free space; entries wait in the queue"),
+        ErrorRow("403 cluster_block_exception", Fate.REFUSED, "take the block off the index or the cluster"),
+        ErrorRow("400 index_closed_exception", Fate.REFUSED, "open the index"),
+        ErrorRow("404*", Fate.REFUSED, "the index or its alias is gone: the next drain sets it up, where it may"),
+        ErrorRow("401*", Fate.REFUSED, "check user and password, or the API key, of the sink's connection"),
+        ErrorRow("403*", Fate.REFUSED, "grant the user the privileges that this page lists"),
+        ErrorRow("400 media_type_header_exception", Fate.CONFIGURATION, "this sink needs Elasticsearch 8 or 9"),
+        ErrorRow("406*", Fate.CONFIGURATION, "this sink needs Elasticsearch 8 or 9"),
+        ErrorRow("400*", Fate.REJECTED, "the server cannot take this document or id"),
+        ErrorRow("*", Fate.REFUSED, "the server's own words say what it did not like"),
+    ],
 )
-"""The first row that fits counts; other answers from 500 on are ``UNAVAILABLE``, and anything else ``REFUSED``."""
+"""By status and type."""
 
-_ERRORS: Mapping[Meaning, type[ExportQueueError]] = {
-    _M.BUSY: SinkUnavailable,
-    _M.UNAVAILABLE: SinkUnavailable,
-    _M.UNFIT: SinkConfigurationError,
+_MEANINGS = {
+    Fate.AGAIN: Meaning.BUSY,
+    Fate.LATER: Meaning.UNAVAILABLE,
+    Fate.REFUSED: Meaning.REFUSED,
+    Fate.CONFIGURATION: Meaning.UNFIT,
+    Fate.REJECTED: Meaning.POISON,
 }
 
 OF_DOCUMENTS = frozenset(("document_parsing_exception", "mapper_parsing_exception", "strict_dynamic_mapping_exception"))
@@ -73,25 +74,21 @@ class Answer:
     reason: str = ""
 
     @property
-    def rule(self) -> Rule:
-        """The row of the table that it falls under."""
-        for rule in RULES:
-            if rule.status == self.status and rule.type in (None, self.type):
-                return rule
-        return Rule(self.status, None, _M.UNAVAILABLE if self.status >= 500 else _M.REFUSED)
-
-    @property
     def meaning(self) -> Meaning:
         """What it means."""
-        return self.rule.meaning
+        known = _ANSWERS.get((self.status, self.type)) or _ANSWERS.get((self.status, ""))
+        return known or _MEANINGS[self._row().fate]
 
-    def explain(self, target: str) -> ExportQueueError:
+    def explain(self, target: str) -> SinkError | SinkConfigurationError:
         """Make an error of an answer that no operation can be blamed for.
 
         :param target: the sink and what it wrote to.
         """
-        kind = _ERRORS.get(self.meaning, SinkRefused)
-        return kind(f"{target}: {self}", hint=self.rule.hint)
+        row = self._row()
+        return SinkRefused(f"{target}: {self}") if row.fate is Fate.REJECTED else row.error(f"{target}: {self}")
+
+    def _row(self) -> ErrorRow:
+        return ERRORS.find(f"{self.status} {self.type}".strip())
 
     def __str__(self) -> str:
         return ": ".join(filter(None, (f"{self.status} {self.type}".strip(), self.reason)))
