@@ -10,7 +10,7 @@ pytest_plugins = ["tests.servers"]
 
 TESTS = Path(__file__).parent
 MARKED_FOLDERS = {"airflow", "battery", "spark", "teeth"}
-MARKED_FIXTURES = {"postgres_server": "postgres", "redis_server": "redis"}
+MARKED_FIXTURES = {"postgres_server": "postgres", "mariadb_server": "mariadb", "redis_server": "redis"}
 
 STORES = ("sqlite", "postgresql", "postgresql-pooler", "postgresql-clock")
 

@@ -179,7 +179,7 @@ def test_a_tombstone_has_no_values():
 def test_the_guard_is_strict_and_writes_every_column():
     table = Table("orders", Contents((Column("n"),), whole=False))
     for statement in (statements.upsert_values(table), statements.upsert_batch(table)):
-        assert 'WHERE t."_rank" < excluded."_rank"' in statement
+        assert 'WHERE COALESCE(t."_rank", -1) < excluded."_rank"' in statement
         assert 'SET "n" = excluded."n", "_rank" = excluded."_rank", "_deleted" = excluded."_deleted"' in statement
 
 

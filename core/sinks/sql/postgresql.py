@@ -12,6 +12,7 @@ from export_queue.core.errors import ExportQueueError, SinkRefused, SinkUnavaila
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain
+from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
 _TRY_AGAIN = ("40001", "40P01")
@@ -34,8 +35,6 @@ class PostgreSQL:
     capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=2600, values_as_text=True)  # a row of a B-tree has 2704 bytes at most
     folds_names = False
-    select_control = statements.SELECT_CONTROL + statements.FOR_UPDATE
-    merging_collation = statements.MERGING_COLLATION_POSTGRESQL
     driver_error: type[Exception] = psycopg.Error
 
     def __init__(self, url: URL, *, password: Password, timeout: float) -> None:
@@ -77,6 +76,24 @@ class PostgreSQL:
         """Set limits: a session that hangs must not hold its locks for ever."""
         limit = f"{int(self._timeout * 1000)}ms"
         connection.execute(text(statements.SET_LIMITS), {"lock": limit, "statement": limit, "idle": limit})
+
+    def create_control(self, connection: Connection, schema: str | None) -> str:
+        """Return the statement that creates the control table."""
+        return statements.create_control(schema, statements.POSTGRESQL)
+
+    def create_table(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that create a table and its view."""
+        return statements.create_table(table, statements.POSTGRESQL)
+
+    def add_columns(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that make a table of somebody's a sink."""
+        return statements.add_columns(table, statements.POSTGRESQL)
+
+    def problems(self, connection: Connection, table: Table) -> list[str]:
+        """Look at the collations of the key."""
+        name = statements.POSTGRESQL.name(table)
+        found = connection.execute(text(statements.MERGING_COLLATION_POSTGRESQL), {"table": name})
+        return merging(table, {row.attname: row.collname for row in found})
 
     def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Copy the rows in their order, which is the order in which their locks are taken."""
