@@ -102,8 +102,7 @@ class PostgreSQL:
         with driver.cursor() as cursor:
             cursor.execute(statements.create_batch(table).encode())
             with cursor.copy(statements.copy_batch(table).encode()) as copy:
-                for row in rows:
-                    copy.write_row(row)
+                copy.write(copy_text(rows))
             cursor.execute(statements.upsert_batch(table).encode())
             return cursor.rowcount
 
@@ -125,3 +124,25 @@ class PostgreSQL:
         if code.startswith(_LATER):
             return SinkUnavailable(f"{self.server}: {words}")
         return SinkRefused(f"{self.server}: {words}")
+
+
+def copy_text(rows: Sequence[Row]) -> str:
+    """Write rows as COPY reads them, a column at a time: that is several times quicker than row by row."""
+    columns = [_copy_column(column) for column in zip(*rows, strict=True)]
+    return "\n".join(map("\t".join, zip(*columns, strict=True))) + "\n"
+
+
+def _copy_column(values: Sequence[Any]) -> Sequence[str]:
+    kinds = set(map(type, values))
+    if kinds == {bool}:
+        return ["t" if value else "f" for value in values]
+    if kinds == {int}:
+        return list(map(str, values))
+    # no text of a row holds a NUL, so that all of them can be escaped as one
+    text = "\0".join("" if value is None else value for value in values) if type(None) in kinds else "\0".join(values)
+    for plain, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
+        text = text.replace(plain, escaped)
+    texts = text.split("\0")
+    if type(None) in kinds:
+        return ["\\N" if value is None else one for value, one in zip(values, texts, strict=True)]
+    return texts
