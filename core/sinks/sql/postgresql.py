@@ -22,6 +22,8 @@ _POISON = ("22", "23", "54")
 _LATER = ("08", "53", "55P03", "57", "58", "25006", "XX")
 """Connection, resources, lock time-out, intervention, system error, a server that became a standby, internal error."""
 
+_COPY_ROWS = 500
+
 
 class PostgreSQL:
     """A database of a PostgreSQL server.
@@ -102,7 +104,9 @@ class PostgreSQL:
         with driver.cursor() as cursor:
             cursor.execute(statements.create_batch(table).encode())
             with cursor.copy(statements.copy_batch(table).encode()) as copy:
-                copy.write(copy_text(rows))
+                # in pieces: the server reads one while the next is written
+                for start in range(0, len(rows), _COPY_ROWS):
+                    copy.write(copy_text(rows[start : start + _COPY_ROWS]))
             cursor.execute(statements.upsert_batch(table).encode())
             return cursor.rowcount
 

@@ -133,6 +133,15 @@ class SqlSink:
 
         return _script(self._ask(collect))
 
+    def probe(self) -> str:
+        """Reach the database once, as a drain would, and say what answered; nothing is created.
+
+        :raises SinkUnavailable: it does not answer.
+        :raises SinkRefused: it lets us not in.
+        """
+        version = self._ask(lambda connection: connection.dialect.server_version_info or ())
+        return f"{self}, version {'.'.join(map(str, version))}"
+
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
