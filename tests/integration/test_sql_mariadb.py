@@ -102,7 +102,8 @@ def test_rows_in_one_statement_are_counted_exactly(mariadb_url, make):
     mixed = Operations(["orders"] * 4, [b"a", b"b", b"c", b"d"], [b"x", b"y", None, b"x"], [6, 5, 4, 1], range(4))
     assert sink.apply(mixed) == ApplyResult(2, 2)
     assert sink.apply(puts(b"a", seq=7)) == ApplyResult(1, 0)
-    assert sink.apply(puts(b"a", seq=7)) == ApplyResult(0, 1)
+    assert sink.apply(puts(b"a", seq=7, document=b"at one sequence")) == ApplyResult(0, 1)
+    assert execute(mariadb_url, "SELECT document FROM orders WHERE id = 'a'") == [("x",)]
 
 
 def test_a_server_that_does_not_say_what_it_did_is_refused():

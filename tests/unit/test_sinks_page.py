@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 from export_queue.core.sinks import MemorySink, RedisSink
+from export_queue.core.sinks.sql.generic import Generic
+from export_queue.core.sinks.sql.mysql import MySQL
 from export_queue.core.sinks.sql.postgresql import PostgreSQL
 from export_queue.core.sinks.sql.sqlite import SQLite
 
@@ -24,7 +26,7 @@ def test_every_code_block_of_the_page_about_sinks_runs(tmp_path, monkeypatch):
 
 
 def test_the_page_about_sinks_has_the_right_batch_sizes():
-    found = [kind.capabilities for kind in (MemorySink, RedisSink, SQLite, PostgreSQL)]
+    found = [kind.capabilities for kind in (MemorySink, RedisSink, SQLite, PostgreSQL, MySQL, Generic)]
     rows = " | ".join(f"{one.batch_rows:,}".replace(",", " ") for one in found)
     sizes = " | ".join(f"{one.batch_bytes >> 20} MiB" for one in found)
     assert f"| operations in a batch | {rows} |" in PAGE.read_text()
