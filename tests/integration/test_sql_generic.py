@@ -12,7 +12,8 @@ from sqlalchemy import make_url
 from tests.sql_targets import Documents, Fields, OnPostgresql, OnSqlite, admit, execute, puts
 
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
-from export_queue.core.sinks import Operations, SqlSink
+from export_queue.core.sinks import ApplyResult, Operations, SqlSink
+from export_queue.core.sinks.sql import generic as generic_module
 from export_queue.core.sinks.sql.generic import Generic
 from export_queue.core.testing.servers import free_port
 
@@ -99,6 +100,27 @@ def test_fields_become_typed_columns_and_others_are_rejected_alone(url, make):
     ((number, real, truth, moment),) = execute(url, "SELECT n, x, b, CAST(at AS text) FROM orders_live")
     assert (number, real, bool(truth)) == (2**62, 0.5, True)
     assert moment.startswith("2026-11-21 09:00:00")
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["a row that is there", "a row that is missing"])
+def test_who_read_before_a_newer_one_wrote_does_not_undo_it(url, make, monkeypatch, there):
+    """Between reading the ranks and writing, another applier writes a newer version."""
+    sink, other = admit(make(url)), admit(make(url))
+    for one in (sink, other):
+        one.create("orders")
+    if there:
+        sink.apply(puts(b"1", seq=1, document=b"oldest"))
+    read, newer = generic_module._ranks, [puts(b"1", b"2", seq=9, document=b"newest")]
+
+    def read_and_wait(*arguments: Any) -> Any:
+        found = read(*arguments)
+        if newer:
+            assert other.apply(newer.pop()).written == 2
+        return found
+
+    monkeypatch.setattr(generic_module, "_ranks", read_and_wait)
+    assert sink.apply(puts(b"1", seq=5, document=b"old")) == ApplyResult(0, 1)
+    assert execute(url, "SELECT * FROM orders_live ORDER BY id") == [("1", "newest"), ("2", "newest")]
 
 
 def test_a_row_that_breaks_a_rule_for_good_is_isolated(url, make):
