@@ -29,6 +29,9 @@ _LIBPQ_OPTIONS = frozenset(
     "sslmode sslnegotiation sslrootcert target_session_attrs tcp_user_timeout".split()
 )
 
+_MYSQL_TLS = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key"}
+"""What Airflow calls the files of TLS, and what the driver does."""
+
 
 class MissingConnection(ConfigurationError, AirflowNotFoundException):
     """Airflow has no connection of this id."""
@@ -125,6 +128,39 @@ def sql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
         f"connection {connection.conn_id!r} has the type {connection.conn_type!r}; "
         f"expected one of {', '.join(SQL_TYPES)}"
     )
+
+
+def mysql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
+    """Turn a ``mysql`` connection into an address, as Airflow's MySQL provider reads it.
+
+    :param connection: the connection.
+    :param extra: its extra fields; ``ssl`` gives the files of TLS.
+    :raises InvalidArgument: the connection names no database, or wants what is not supported.
+    """
+    from sqlalchemy import URL
+
+    where = f"connection {connection.conn_id!r}"
+    if as_bool(extra.get("iam")):
+        raise InvalidArgument(f"{where}: IAM authentication is not supported; use a password")
+    if not connection.schema:
+        raise InvalidArgument(f"{where} names no database", hint="the field is called Schema in the form")
+    tls = extra.get("ssl") or {}
+    if isinstance(tls, str):
+        try:
+            tls = json.loads(tls)
+        except ValueError:
+            tls = None
+    if not isinstance(tls, dict) or set(tls) - set(_MYSQL_TLS):
+        raise InvalidArgument(f"{where}: extra ssl: expected an object with some of {', '.join(_MYSQL_TLS)}")
+    url = URL.create(
+        "mysql+pymysql",
+        username=connection.login or None,
+        host=connection.host or "localhost",
+        port=connection.port or 3306,
+        database=connection.schema,
+        query={_MYSQL_TLS[name]: str(value) for name, value in tls.items()},
+    )
+    return SqlAddress(url.render_as_string(hide_password=False), connection.password or None)
 
 
 def split_url(text: str, *, where: str, login: str | None = None, password: str | None = None) -> SqlAddress:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseHook
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError, SinkUnavailable
-from export_queue.hooks.connections import as_bool, as_int, find_connection, option, sql_address
+from export_queue.hooks.connections import as_bool, as_int, find_connection, mysql_address, option, sql_address
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -172,7 +172,7 @@ def _tls_options(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class SqlSinkHook(SinkHook):
-    """Describes the database of a ``sqlite`` or ``postgres`` connection.
+    """Describes the database of a ``sqlite``, ``postgres`` or ``mysql`` connection.
 
     :param sql_conn_id: id of the connection.
     """
@@ -183,7 +183,7 @@ class SqlSinkHook(SinkHook):
     hook_name = "SQL sink"
 
     kind = "sql"
-    conn_types = ("sqlite", "postgres")
+    conn_types = ("sqlite", "postgres", "mysql")
     example: ClassVar[Mapping[str, Any]] = {"conn_type": "sqlite", "host": "/var/lib/copies.db"}
     from_connection = frozenset(("url", "password"))
 
@@ -207,7 +207,8 @@ class SqlSinkHook(SinkHook):
 
     def _address(self, connection: Connection) -> Any:
         try:
-            return sql_address(connection, connection.extra_dejson)
+            read = mysql_address if connection.conn_type == "mysql" else sql_address
+            return read(connection, connection.extra_dejson)
         except InvalidArgument as error:
             raise SinkConfigurationError(error.message, hint=error.hint) from None
 
@@ -216,12 +217,14 @@ class SqlSinkHook(SinkHook):
         return {"url": address.url}, {"password": address.password} if address.password else {}
 
     def _probe(self) -> str:
-        import sqlalchemy
+        from export_queue.core.sinks.sql import SqlSink
 
-        engine = self.get_conn()
-        with engine.connect() as connection:
-            connection.execute(sqlalchemy.text("SELECT 1"))
-        return f"{engine.dialect.name} at {engine.url.render_as_string(hide_password=True)}"
+        address = self._address(self._find())
+        sink = SqlSink(address.url, password=address.password, timeout=TEST_SECONDS)
+        try:
+            return sink.probe()
+        finally:
+            sink.close()
 
 
 class ElasticsearchSinkHook(SinkHook):

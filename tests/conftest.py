@@ -10,7 +10,12 @@ pytest_plugins = ["tests.servers"]
 
 TESTS = Path(__file__).parent
 MARKED_FOLDERS = {"airflow", "battery", "spark", "teeth"}
-MARKED_FIXTURES = {"postgres_server": "postgres", "redis_server": "redis", "elasticsearch_server": "elasticsearch"}
+MARKED_FIXTURES = {
+    "elasticsearch_server": "elasticsearch",
+    "mariadb_server": "mariadb",
+    "postgres_server": "postgres",
+    "redis_server": "redis",
+}
 
 STORES = ("sqlite", "postgresql", "postgresql-pooler", "postgresql-clock")
 

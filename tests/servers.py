@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from export_queue.core.testing.elasticsearch import VERSIONS, ElasticsearchServer
+from export_queue.core.testing.mariadb import MariaDbServer
 from export_queue.core.testing.pgbouncer import PgBouncer
 from export_queue.core.testing.servers import PostgresServer, RedisServer
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from export_queue.core.client import Store
 
-Server = TypeVar("Server", PostgresServer, RedisServer)
+Server = TypeVar("Server", MariaDbServer, PostgresServer, RedisServer)
 
 
 def _or_skip(kind: type[Server]) -> Server:
@@ -40,6 +41,21 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     name = postgres_server.create_database()
     yield postgres_server.url(name)
     postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariaDbServer]:
+    """One MariaDB server for the whole session: ``host``, ``port``, ``user``, ``password``, ``url(database)``."""
+    with _or_skip(MariaDbServer) as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_url(mariadb_server: MariaDbServer) -> Iterator[str]:
+    """A fresh, empty database, as SQLAlchemy's URL with user and password."""
+    name = mariadb_server.create_database()
+    yield mariadb_server.url(name)
+    mariadb_server.drop_database(name)
 
 
 @pytest.fixture(scope="session")

@@ -101,6 +101,9 @@ def refuse_collections(operations: Operations, reasons: Reasons, refusals: Mappi
 
 
 def _distinct(operations: Operations) -> bool:
+    collections = operations.collections
+    if collections.count(collections[0]) == len(collections):  # no pair need be made
+        return len(set(operations.ids)) == len(operations)
     return len(set(zip(operations.collections, operations.ids, strict=True))) == len(operations)
 
 

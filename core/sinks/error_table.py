@@ -34,10 +34,10 @@ _CLASSES: dict[Fate, type[SinkError | SinkConfigurationError]] = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """One code, or all that begin alike.
+    """One code, several, or all that begin alike.
 
-    :param code: the client's or server's own; ``22*`` means all that begin so, ``*`` any other. What has no code gets
-        a word of ours, such as ``no answer``.
+    :param code: the client's or server's own; ``22*`` means all that begin so, ``*`` any other; commas part several.
+        What has no code gets a word of ours, such as ``no answer``.
     :param fate: what becomes of what met it.
     :param note: what it is and what to do about it; the hint of the error.
     """
@@ -63,9 +63,11 @@ class ErrorTable:
 
     def find(self, code: str) -> ErrorRow:
         """Return the row of a code: its own, else the one with the longest beginning in common."""
-        found = [row for row in self.rows if row.code == code]
-        found += [row for row in self.rows if row.code.endswith("*") and code.startswith(row.code[:-1])]
-        return found[0] if found[0].code == code else max(found, key=lambda row: len(row.code))
+        for row in self.rows:
+            if code in row.code.split(", "):
+                return row
+        alike = [row for row in self.rows if row.code.endswith("*") and code.startswith(row.code[:-1])]
+        return max(alike, key=lambda row: len(row.code))
 
     def markdown(self) -> str:
         """Write the table as the documentation has it."""

@@ -378,6 +378,60 @@ def test_the_test_of_sinks_tells_what_is_wrong(connect: Any) -> None:
         assert PASSWORD not in message
 
 
+def test_a_mysql_connection_leads_to_a_sink(connect: Any, mariadb_server: Any) -> None:
+    database = mariadb_server.create_database()
+    fields = {
+        "conn_type": "mysql",
+        "host": mariadb_server.host,
+        "port": mariadb_server.port,
+        "login": mariadb_server.user,
+        "password": mariadb_server.password,
+        "schema": database,
+    }
+    connect("copies", **fields)
+    hook = sink_hook("copies")
+    assert isinstance(hook, SqlSinkHook)
+    done, message = hook.test_connection()
+    assert (done, "MySQL at 127.0.0.1" in message) == (True, True), message
+    spec, variables = hook.sink_spec()
+    assert mariadb_server.password not in spec.to_json()
+    with environment(variables):
+        sink = open_sink(spec)
+        sink.admit(queue_id="q", store_id="s", fence=1)
+        sink.close()
+    connect("wrong", **{**fields, "password": PASSWORD})
+    done, message = sink_hook("wrong").test_connection()
+    assert not done
+    assert "1045" in message
+    assert PASSWORD not in message
+    connect("elsewhere", **{**fields, "schema": "nowhere"})
+    done, message = sink_hook("elsewhere").test_connection()
+    assert (done, "1049" in message) == (False, True), message
+    mariadb_server.drop_database(database)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "names no database"),
+        ({"schema": "d", "extra": {"iam": True}}, "IAM"),
+        ({"schema": "d", "extra": {"ssl": {"capath": "/x"}}}, "extra ssl"),
+        ({"schema": "d", "extra": {"ssl": "no json"}}, "extra ssl"),
+    ],
+)
+def test_a_mysql_connection_that_is_no_sink_is_refused(connect: Any, fields: dict, problem: str) -> None:
+    connect("copies", conn_type="mysql", host="h", password=PASSWORD, **fields)
+    with pytest.raises(SinkConfigurationError, match=problem) as caught:
+        SqlSinkHook("copies").sink_spec()
+    assert PASSWORD not in str(caught.value)
+
+
+def test_tls_of_a_mysql_connection_is_kept(connect: Any) -> None:
+    connect("copies", conn_type="mysql", host="h", schema="d", login="u", extra={"ssl": {"ca": "/ca.pem"}})
+    spec, _ = SqlSinkHook("copies").sink_spec()
+    assert spec.options["url"] == "mysql+pymysql://u@h:3306/d?ssl_ca=%2Fca.pem"
+
+
 def test_a_sink_of_ones_own_needs_no_connection() -> None:
     assert resolve_sink(sink_conn_id=None, sink_options={"size": 3}, sink="mine.sinks:make") == (
         SinkSpec("mine.sinks:make", {"size": 3}),

@@ -13,6 +13,7 @@ from export_queue.core.sinks import MAX_SEQ, Operations
 from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.targets import TARGETS
 from export_queue.core.sinks.sql import statements, tables
+from export_queue.core.sinks.sql.postgresql import copy_text
 from export_queue.core.sinks.sql.tables import Column, Contents, Limits, Table, rows_of
 
 LIMITS = Limits(id_bytes=20, values_as_text=True)
@@ -179,10 +180,15 @@ def test_a_tombstone_has_no_values():
 def test_the_guard_is_strict_and_writes_every_column():
     table = Table("orders", Contents((Column("n"),), whole=False))
     for statement in (statements.upsert_values(table), statements.upsert_batch(table)):
-        assert 'WHERE t."_rank" < excluded."_rank"' in statement
+        assert 'WHERE COALESCE(t."_rank", -1) < excluded."_rank"' in statement
         assert 'SET "n" = excluded."n", "_rank" = excluded."_rank", "_deleted" = excluded."_deleted"' in statement
 
 
 def test_documents_survive_as_json_text():
     rows, _ = rows_of(operations((b"a", 3, orjson.dumps({"j": ["é"]}))), Contents.of({"j": "json"}, "text"), LIMITS)
     assert orjson.loads(rows[0][1]) == ["é"]
+
+
+def test_rows_are_copied_as_postgresql_reads_them():
+    rows = [("a\\N", None, 3, False), ("b\t\r\n", "\\.", 4, True), ("", "\\N", -1, False)]
+    assert copy_text(rows) == "a\\\\N\t\\N\t3\tf\nb\\t\\r\\n\t\\\\.\t4\tt\n\t\\\\N\t-1\tf\n"

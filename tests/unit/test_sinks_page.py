@@ -11,6 +11,8 @@ from typing import Any
 from export_queue.core import sinks
 from export_queue.core.sinks import ElasticsearchSink, MemorySink, RedisSink
 from export_queue.core.sinks.error_table import ErrorTable
+from export_queue.core.sinks.sql.generic import Generic
+from export_queue.core.sinks.sql.mysql import MySQL
 from export_queue.core.sinks.sql.postgresql import PostgreSQL
 from export_queue.core.sinks.sql.sqlite import SQLite
 
@@ -30,7 +32,8 @@ def test_every_code_block_of_the_page_about_sinks_runs(tmp_path, monkeypatch):
 
 
 def test_the_page_about_sinks_has_the_right_batch_sizes():
-    found = [kind.capabilities for kind in (MemorySink, RedisSink, ElasticsearchSink, SQLite, PostgreSQL)]
+    kinds = (MemorySink, RedisSink, ElasticsearchSink, SQLite, PostgreSQL, MySQL, Generic)
+    found = [kind.capabilities for kind in kinds]
     rows = " | ".join(f"{one.batch_rows:,}".replace(",", " ") for one in found)
     sizes = " | ".join(f"{one.batch_bytes >> 20} MiB" for one in found)
     assert f"| operations in a batch | {rows} |" in PAGE.read_text()
@@ -47,7 +50,7 @@ def error_tables() -> dict[str, ErrorTable]:
 
 
 def test_the_page_about_sinks_has_the_error_tables_of_all_clients():
-    on_page = dict(re.findall(r"<!-- errors of (\w+) -->\n(.*?)<!-- end -->", PAGE.read_text(), re.DOTALL))
+    on_page = dict(re.findall(r"<!-- errors of ([\w ]+) -->\n(.*?)<!-- end -->", PAGE.read_text(), re.DOTALL))
     wanted = {client: f"\n{table.markdown()}\n" for client, table in error_tables().items()}
     assert {"Redis", "PostgreSQL", "SQLite"} <= set(wanted)
     assert on_page == wanted, "put each table between its marks: " + "".join(wanted.values())

@@ -24,6 +24,10 @@ class TryAgain(Exception):
     """The database gave this transaction up in favour of another: it may simply be repeated."""
 
 
+class Clash(TryAgain):
+    """A row broke a rule of its table: that it was not there, which is solved by trying again, or one for good."""
+
+
 def judged(row: ErrorRow, words: str, server: str) -> ExportQueueError | Poison | TryAgain:
     """Say what an error means, by its row of the database's table.
 
@@ -47,8 +51,6 @@ class Dialect(Protocol):
     limits: Limits
     folds_names: bool
     """Whether names of tables that differ by case name one table."""
-    select_control: str
-    merging_collation: str
     driver_error: type[Exception]
 
     def engine(self) -> Engine:
@@ -56,6 +58,18 @@ class Dialect(Protocol):
 
     def begin(self, connection: Connection) -> None:
         """Prepare a transaction that is going to write."""
+
+    def create_control(self, connection: Connection, schema: str | None) -> str:
+        """Return the statement that creates the control table."""
+
+    def create_table(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that create a table; the last one creates its view."""
+
+    def add_columns(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that make a table of somebody's a sink; the last one creates its view."""
+
+    def problems(self, connection: Connection, table: Table) -> list[str]:
+        """Say what is wrong with a table that only this database knows; the transaction is rolled back."""
 
     def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Write rows, of distinct keys and sorted by them, where they are newer; return how many were."""

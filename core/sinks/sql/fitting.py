@@ -2,57 +2,80 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, inspect, text
-from sqlalchemy.types import CHAR, BigInteger, Boolean, Integer, String
+from collections.abc import Mapping
+from typing import Any
 
-from export_queue.core.sinks.sql.dialect import Dialect
-from export_queue.core.sinks.sql.statements import quoted
-from export_queue.core.sinks.sql.tables import DELETED, KEY, RANK, Table
+from sqlalchemy import Connection, inspect
+from sqlalchemy.types import CHAR, BigInteger, Boolean, Date, Integer, String, Uuid, _Binary
+
+from export_queue.core.sinks.sql.tables import DELETED, RANK, Column, Table
 
 
-def misfits(connection: Connection, table: Table, dialect: Dialect) -> list[str]:
-    """Say what is wrong with a table; nothing if it can be a sink.
+def misfits(connection: Connection, table: Table) -> list[str]:
+    """Say what is wrong with a table's columns and keys; nothing if it can be a sink.
 
     :param connection: to its database.
     :param table: what is expected.
-    :param dialect: of the database.
     """
     inspector = inspect(connection)
-    columns = {column["name"]: column for column in inspector.get_columns(table.name)}
+    columns = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
     missing = [name for name in table.columns if name not in columns]
     if missing:
         return [f"missing columns: {', '.join(missing)}"]
-    problems: list[str] = []
-    key, rank, deleted = columns[KEY]["type"], columns[RANK]["type"], columns[DELETED]["type"]
-    if not isinstance(key, String) or isinstance(key, CHAR) or "CITEXT" in str(key).upper():
-        problems.append(f"column {KEY} is {key}: expected text, which takes each id as it is")
-    if not isinstance(rank, Integer if dialect.name == "sqlite" else BigInteger):
+    database = connection.dialect.name
+    problems = [
+        f"column {key.name} is {columns[key.name]['type']}: expected {key.type}, which takes each id as it is"
+        for key in table.key.columns
+        if not _takes(key, columns[key.name]["type"], database)
+    ]
+    rank, deleted = columns[RANK]["type"], columns[DELETED]["type"]
+    if not isinstance(rank, Integer if database == "sqlite" else BigInteger) or getattr(rank, "unsigned", False):
         problems.append(f"column {RANK} is {rank}: expected bigint; a double would blur ranks")
-    if columns[RANK]["nullable"]:
-        problems.append(f"column {RANK} may be NULL: a row with such a rank never changes again")
-    if not isinstance(deleted, Boolean | Integer if dialect.name == "sqlite" else Boolean):
+    if not isinstance(deleted, Boolean if database == "postgresql" else Boolean | Integer):
         problems.append(f"column {DELETED} is {deleted}: expected boolean")
     problems += [
         f"column {column.name} may not be NULL: a tombstone has nothing to put there"
         for column in table.contents.columns
         if not columns[column.name]["nullable"]
     ]
-    demanding = [
-        name
-        for name, column in columns.items()
-        if name not in table.columns and not column["nullable"] and column["default"] is None
-    ]
+    demanding = [name for name, column in columns.items() if name not in table.columns and _demands(column)]
     if demanding:
         problems.append(f"columns that want a value and get none: {', '.join(demanding)}")
-    if inspector.get_pk_constraint(table.name)["constrained_columns"] != [KEY]:
-        problems.append(f"the primary key is not {KEY} alone")
-    unique = [constraint["name"] for constraint in inspector.get_unique_constraints(table.name)]
-    unique += [index["name"] for index in inspector.get_indexes(table.name) if index["unique"]]
+    primary = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
+    if set(primary) != set(table.keys):
+        problems.append(f"the primary key is not {' and '.join(table.keys)} alone")
+    unique = [one["name"] for one in inspector.get_unique_constraints(table.name, schema=table.schema)]
+    unique += [index["name"] for index in inspector.get_indexes(table.name, schema=table.schema) if index["unique"]]
     if unique:
         named = ", ".join(str(name) for name in dict.fromkeys(unique))
         problems.append(f"other unique columns ({named}): two records may want one value for a moment")
-    name = quoted(table.name) if dialect.name == "postgresql" else table.name
-    collation = connection.execute(text(dialect.merging_collation), {"table": name, "key": KEY}).scalar()
-    if collation is not None:
-        problems.append(f"column {KEY} has the collation {collation}, which takes different ids for one")
     return problems
+
+
+def merging(table: Table, collations: Mapping[str, str]) -> list[str]:
+    """Say which columns of the key take different texts for one.
+
+    :param collations: the collations that do so, by column.
+    """
+    return [
+        f"column {key.name} has the collation {collations[key.name]}, which takes different ids for one"
+        for key in table.key.columns
+        if key.type == "text" and key.name in collations
+    ]
+
+
+def _takes(key: Column, found: Any, database: str) -> bool:
+    if key.type == "integer":
+        return isinstance(found, Integer)
+    if key.type == "date":
+        return isinstance(found, Date) or (database == "sqlite" and isinstance(found, String))
+    if key.type == "uuid":
+        return isinstance(found, Uuid | String)
+    if database in ("mysql", "mariadb") and isinstance(found, _Binary):
+        return True  # its bytes are those of the text
+    return isinstance(found, String) and not isinstance(found, CHAR) and "CITEXT" not in str(found).upper()
+
+
+def _demands(column: Any) -> bool:
+    given = column["default"] is not None or column.get("computed") or column.get("identity")
+    return not (column["nullable"] or given or column.get("autoincrement") is True)

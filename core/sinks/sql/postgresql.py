@@ -13,6 +13,7 @@ from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
 from export_queue.core.store.bounded import BoundedConnection
 
@@ -41,6 +42,8 @@ ERRORS = ErrorTable(
     ],
 )
 
+_COPY_ROWS = 500
+
 
 class PostgreSQL:
     """A database of a PostgreSQL server.
@@ -54,8 +57,6 @@ class PostgreSQL:
     capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=2600, values_as_text=True)  # a row of a B-tree has 2704 bytes at most
     folds_names = False
-    select_control = statements.SELECT_CONTROL + statements.FOR_UPDATE
-    merging_collation = statements.MERGING_COLLATION_POSTGRESQL
     driver_error: type[Exception] = psycopg.Error
 
     def __init__(self, url: URL, *, password: Password, timeout: float) -> None:
@@ -101,6 +102,24 @@ class PostgreSQL:
         limit = f"{int(self._timeout * 1000)}ms"
         connection.execute(text(statements.SET_LIMITS), {"lock": limit, "statement": limit, "idle": limit})
 
+    def create_control(self, connection: Connection, schema: str | None) -> str:
+        """Return the statement that creates the control table."""
+        return statements.create_control(schema, statements.POSTGRESQL)
+
+    def create_table(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that create a table and its view."""
+        return statements.create_table(table, statements.POSTGRESQL)
+
+    def add_columns(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that make a table of somebody's a sink."""
+        return statements.add_columns(table, statements.POSTGRESQL)
+
+    def problems(self, connection: Connection, table: Table) -> list[str]:
+        """Look at the collations of the key."""
+        name = statements.POSTGRESQL.name(table)
+        found = connection.execute(text(statements.MERGING_COLLATION_POSTGRESQL), {"table": name})
+        return merging(table, {row.attname: row.collname for row in found})
+
     def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Copy the rows in their order, which is the order in which their locks are taken."""
         driver = connection.connection.driver_connection
@@ -108,8 +127,9 @@ class PostgreSQL:
         with driver.cursor() as cursor:
             cursor.execute(statements.create_batch(table).encode())
             with cursor.copy(statements.copy_batch(table).encode()) as copy:
-                for row in rows:
-                    copy.write_row(row)
+                # in pieces: the server reads one while the next is written
+                for start in range(0, len(rows), _COPY_ROWS):
+                    copy.write(copy_text(rows[start : start + _COPY_ROWS]))
             cursor.execute(statements.upsert_batch(table).encode())
             return cursor.rowcount
 
@@ -127,3 +147,25 @@ def _without_code(error: Exception) -> str:
         return "not data"
     lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return "no answer" if lost else ""
+
+
+def copy_text(rows: Sequence[Row]) -> str:
+    """Write rows as COPY reads them, a column at a time: that is several times quicker than row by row."""
+    columns = [_copy_column(column) for column in zip(*rows, strict=True)]
+    return "\n".join(map("\t".join, zip(*columns, strict=True))) + "\n"
+
+
+def _copy_column(values: Sequence[Any]) -> Sequence[str]:
+    kinds = set(map(type, values))
+    if kinds == {bool}:
+        return ["t" if value else "f" for value in values]
+    if kinds == {int}:
+        return list(map(str, values))
+    # no text of a row holds a NUL, so that all of them can be escaped as one
+    text = "\0".join("" if value is None else value for value in values) if type(None) in kinds else "\0".join(values)
+    for plain, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
+        text = text.replace(plain, escaped)
+    texts = text.split("\0")
+    if type(None) in kinds:
+        return ["\\N" if value is None else one for value, one in zip(values, texts, strict=True)]
+    return texts

@@ -4,47 +4,59 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
+from typing import TypeVar
 
-from sqlalchemy import Connection, inspect, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy import Connection, inspect
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
-from export_queue.core.sinks.control import ControlRecord, admission
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
-from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialect import Dialect, Password, Poison, TryAgain
+from export_queue.core.sinks.sql.control_table import admit
+from export_queue.core.sinks.sql.dialect import Clash, Password, Poison, TryAgain
 from export_queue.core.sinks.sql.fitting import misfits
+from export_queue.core.sinks.sql.opening import open_dialect
+from export_queue.core.sinks.sql.statements import CONTROL_TABLE
 from export_queue.core.sinks.sql.tables import (
+    DELETED,
+    RANK,
     Contents,
+    Key,
     Row,
     Table,
     check_template,
     fill_collections,
     rows_of,
+    split_schema,
 )
 
 _TRIES = 5
 _PAUSE_SECONDS = 0.05
+_Result = TypeVar("_Result")
 
 
 class SqlSink:
-    """Tables of a SQLite file or a PostgreSQL database.
+    """Tables of a database.
 
-    A table has the key column ``id``, the document's column or columns, ``_rank`` and ``_deleted``. A
+    A table has the record's key, the document's column or columns, ``_rank`` and ``_deleted``. A
     deleted record stays as a row without a document; the view ``<table>_live`` hides such rows.
 
-    :param url: SQLAlchemy's URL, ``sqlite:///path`` or ``postgresql://user@host/database``.
+    :param url: SQLAlchemy's URL, such as ``sqlite:///path``, ``postgresql://user@host/database``,
+        ``mysql://user@host/database``; any other dialect is written to with portable statements.
     :param password: the password, or a callable that returns it, asked at each new connection.
-    :param table: template of the table names, from ``{collection}``.
+    :param table: template of the table names, from ``{collection}``; a schema may stand before it,
+        ``sales.{collection}``.
+    :param key: the columns of the primary key: a name, several, or names and types (``text``, ``integer``,
+        ``uuid``, ``date``). With several, ids are JSON arrays of their values.
     :param columns: fields of the document that become columns: names, or names and types (``text``,
         ``integer``, ``real``, ``numeric``, ``boolean``, ``json``, ``timestamp``). Other fields are not kept.
-    :param document: without ``columns`` the document is one column, of the type ``text`` or ``json``.
-    :param create_tables: whether missing tables and the control table are created.
+    :param document: without ``columns`` the document is one column: its type, ``text`` or ``json``, or its
+        name and type.
+    :param create_tables: whether missing tables, views and the control table are created.
     :param timeout: seconds to wait for locks and for an answer.
     :raises SinkConfigurationError: an option is not valid.
     """
@@ -54,16 +66,18 @@ class SqlSink:
         url: str,
         password: Password = None,
         table: str = "{collection}",
+        key: str | Sequence[str] | Mapping[str, str] = "id",
         columns: Sequence[str] | Mapping[str, str] | None = None,
-        document: str = "text",
+        document: str | Mapping[str, str] = "text",
         create_tables: bool = True,
         timeout: float = 60.0,
     ) -> None:
-        check_template(table)
-        self._template = table
-        self._contents = Contents.of(columns, document)
+        self._schema, self._template = split_schema(table)
+        check_template(self._template)
+        self._key = Key.of(key)
+        self._contents = Contents.of(columns, document, self._key)
         self._create = create_tables
-        self._dialect = _dialect(url, password, timeout)
+        self._dialect = open_dialect(url, password, timeout)
         self._engine = self._dialect.engine()
         self._ready: set[str] = set()
 
@@ -74,18 +88,14 @@ class SqlSink:
 
     def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
         """Check the database and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
-        self._ensure(statements.CONTROL_TABLE, [statements.CREATE_CONTROL])
+        self._ensure(CONTROL_TABLE, lambda connection: [self._dialect.create_control(connection, self._schema)])
         if "{collection}" not in self._template:
             self._prepare(self._template)
-        wanted = admission(None, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self))
-        fields = {"queue_id": queue_id, "store_id": store_id, "fence": fence, "floor": wanted.floor}
-        with self._transaction() as connection:
-            connection.execute(text(statements.INSERT_CONTROL), fields)
-            row = connection.execute(text(self._dialect.select_control), {"queue_id": queue_id}).one()
-            found = ControlRecord(row.store_id, row.fence, row.floor)
-            wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self))
-            if wanted != found:
-                connection.execute(text(statements.UPDATE_CONTROL), {"queue_id": queue_id, "fence": wanted.fence})
+        self._ask(
+            lambda connection: admit(
+                connection, schema=self._schema, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self)
+            )
+        )
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
@@ -103,14 +113,34 @@ class SqlSink:
         self._prepare(self._table(collection).name)
 
     def ddl(self, *collections: str) -> str:
-        """Return the statements that create what the sink needs, to be run by somebody with more rights.
+        """Return the statements that the sink still needs, to be run by somebody with more rights.
+
+        A table that is missing is created, one that is there gets the columns of rank and tombstone mark.
 
         :param collections: whose tables are wanted; the control table always comes first.
         """
-        found = [statements.CREATE_CONTROL]
-        for collection in collections:
-            found += statements.create_table(self._table(collection), self._dialect.name)
-        return _script(found)
+
+        def collect(connection: Connection) -> list[str]:
+            there = inspect(connection)
+            found = [self._dialect.create_control(connection, self._schema)]
+            for collection in collections:
+                table = self._table(collection)
+                if not there.has_table(table.name, schema=table.schema):
+                    found += self._dialect.create_table(connection, table)
+                elif not {RANK, DELETED} & {column["name"] for column in there.get_columns(table.name, table.schema)}:
+                    found += self._dialect.add_columns(connection, table)
+            return found
+
+        return _script(self._ask(collect))
+
+    def probe(self) -> str:
+        """Reach the database once, as a drain would, and say what answered; nothing is created.
+
+        :raises SinkUnavailable: it does not answer.
+        :raises SinkRefused: it lets us not in.
+        """
+        version = self._ask(lambda connection: connection.dialect.server_version_info or ())
+        return f"{self}, version {'.'.join(map(str, version))}"
 
     def close(self) -> None:
         """Close all connections."""
@@ -125,13 +155,14 @@ class SqlSink:
         for name, positions in sorted(by_table.items()):
             table = self._prepare(name)
             part = operations if len(by_table) == 1 else operations.take(positions)
-            rows, unfit = rows_of(part, self._contents, self._dialect.limits)
+            rows, unfit = rows_of(part, self._contents, self._dialect.limits, self._key)
             # in the order of the keys, so that two writers cannot lock each other out
-            rows.sort(key=itemgetter(0))
-            poison: dict[bytes, str] = {}
+            rows.sort(key=itemgetter(*range(len(table.keys))))
+            poison: dict[Row, str] = {}
             written += self._upsert(table, rows, poison)
             if poison:
-                unfit |= {i: poison[key] for i, key in enumerate(part.ids) if key in poison}
+                keys = {i: self._key.values(record) for i, record in enumerate(part.ids) if i not in unfit}
+                unfit |= {i: poison[key] for i, key in keys.items() if key in poison}
             rejected |= {positions[i]: reason for i, reason in unfit.items()}
         return ApplyResult(
             written,
@@ -139,65 +170,70 @@ class SqlSink:
             tuple(Rejection(*pair) for pair in sorted(rejected.items())),
         )
 
-    def _upsert(self, table: Table, rows: Sequence[Row], poison: dict[bytes, str]) -> int:
+    def _upsert(self, table: Table, rows: Sequence[Row], poison: dict[Row, str]) -> int:
         """Write rows; a batch that the database refuses is halved until the culprits stand alone."""
         if not rows:
             return 0
         try:
-            return self._upsert_all(table, rows)
+            return self._run(lambda connection: self._dialect.upsert(connection, table, rows))
         except Poison as error:
             if len(rows) == 1:
-                poison[rows[0][0].encode()] = str(error)
+                poison[rows[0][: len(table.keys)]] = str(error)
                 return 0
         middle = len(rows) // 2
         return sum(self._upsert(table, half, poison) for half in (rows[:middle], rows[middle:]))
-
-    def _upsert_all(self, table: Table, rows: Sequence[Row]) -> int:
-        for attempt in range(1, _TRIES + 1):
-            try:
-                with self._transaction() as connection:
-                    return self._dialect.upsert(connection, table, rows)
-            except TryAgain as error:
-                if attempt == _TRIES:
-                    raise SinkUnavailable(f"{self}: {attempt} tries of a batch failed, the last: {error}") from error
-                time.sleep(random.uniform(0, _PAUSE_SECONDS * attempt))
-        raise AssertionError("the loop returns or raises")
 
     def _table(self, collection: str) -> Table:
         tables, refused = fill_collections(self._template, [collection], fold=self._dialect.folds_names)
         if refused:
             raise SinkConfigurationError(refused[collection])
-        return Table(tables[collection], self._contents)
+        return self._named(tables[collection])
+
+    def _named(self, name: str) -> Table:
+        return Table(name, self._contents, self._key, self._schema)
 
     def _prepare(self, name: str) -> Table:
         """Make sure, once, that a table is there and can hold the guarantees."""
-        table = Table(name, self._contents)
+        table = self._named(name)
         if name in self._ready:
             return table
-        commands = statements.create_table(table, self._dialect.name)
-        self._ensure(name, commands)
-        with self._transaction() as connection:
-            problems = misfits(connection, table, self._dialect)
+        self._ensure(name, lambda connection: self._dialect.create_table(connection, table))
+        problems, commands = self._ask(lambda connection: self._examine(connection, table))
         if problems:
             raise SinkConfigurationError(
-                f"table {name!r} of {self} cannot be a sink:\n  " + "\n  ".join(problems),
-                hint=f"name another table, or make it like this one:\n{_script(commands)}",
+                f"table {str(table)!r} of {self} cannot be a sink:\n  " + "\n  ".join(problems),
+                hint=f"name another table, or run this, or make it like a new one:\n{_script(commands)}",
             )
+        if self._create:
+            # also beside a table of somebody's, and where whoever created ours was stopped after the table
+            self._ensure(table.live, lambda connection: self._dialect.create_table(connection, table)[-1:])
         self._ready.add(name)
         return table
 
-    def _ensure(self, table: str, commands: Sequence[str]) -> None:
+    def _examine(self, connection: Connection, table: Table) -> tuple[list[str], list[str]]:
+        """Say what is wrong with a table, and what would help; what was tried on it is rolled back."""
+        problems = misfits(connection, table)
+        lacks_columns = bool(problems) and problems[0] == f"missing columns: {RANK}, {DELETED}"
+        make = self._dialect.add_columns if lacks_columns else self._dialect.create_table
+        commands = make(connection, table)
+        problems = problems or self._dialect.problems(connection, table)
+        connection.get_transaction().rollback()  # type: ignore[union-attr]
+        return problems, commands
+
+    def _ensure(self, name: str, make: Callable[[Connection], list[str]]) -> None:
         """Create what is missing; another process may do the same at this moment."""
         for attempt in range(1, _TRIES + 1):
-            with self._transaction() as connection:
-                if inspect(connection).has_table(table):
-                    return
+            there, commands = self._ask(
+                lambda connection: (inspect(connection).has_table(name, schema=self._schema), make(connection))
+            )
+            if there:
+                return
             if not self._create:
-                raise SinkRefused(f"{self} has no table {table!r}", hint=f"create it:\n{_script(commands)}")
+                raise SinkRefused(f"{self} has no table {name!r}", hint=f"create it:\n{_script(commands)}")
             try:
                 with self._transaction() as connection:
                     for command in commands:
-                        connection.exec_driver_sql(command)
+                        connection.exec_driver_sql(command.replace("%", "%%"))
                 return
             except (Poison, TryAgain, SinkRefused) as error:
                 # PostgreSQL answers a race of two CREATE … IF NOT EXISTS with one of several errors
@@ -206,6 +242,31 @@ class SqlSink:
                     words = error.message if isinstance(error, SinkRefused) else error
                     raise SinkRefused(f"{self}: {words}", hint=hint) from error
                 time.sleep(random.uniform(0, _PAUSE_SECONDS * attempt))
+
+    def _ask(self, work: Callable[[Connection], _Result]) -> _Result:
+        """Run a transaction that writes no rows of records."""
+        try:
+            return self._run(work)
+        except Poison as error:
+            raise SinkRefused(f"{self}: {error}") from error
+
+    def _run(self, work: Callable[[Connection], _Result]) -> _Result:
+        """Run a transaction; one that was given up for another is repeated.
+
+        :raises Poison: the database refuses a row of it, however often it is tried.
+        """
+        for attempt in range(1, _TRIES + 1):
+            try:
+                with self._transaction() as connection:
+                    return work(connection)
+            except Clash as error:
+                if attempt == _TRIES:
+                    raise Poison(str(error)) from error
+            except TryAgain as error:
+                if attempt == _TRIES:
+                    raise SinkUnavailable(f"{self}: {attempt} tries failed, the last: {error}") from error
+                time.sleep(random.uniform(0, _PAUSE_SECONDS * attempt))
+        raise AssertionError("the loop returns or raises")
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -239,27 +300,3 @@ class SqlSink:
 
 def _script(commands: Sequence[str]) -> str:
     return "".join(f"{command};\n" for command in commands)
-
-
-def _dialect(url: str, password: Password, timeout: float) -> Dialect:
-    try:
-        parsed = make_url(url)
-    except ArgumentError:
-        # the text is not repeated: it may hold a password
-        raise SinkConfigurationError("url: expected sqlite:///path or postgresql://user@host/database") from None
-    kind = parsed.get_backend_name()
-    if kind == "sqlite":
-        from export_queue.core.sinks.sql.sqlite import SQLite
-
-        return SQLite(parsed, timeout=timeout)
-    if kind in ("postgresql", "postgres"):
-        try:
-            from export_queue.core.sinks.sql.postgresql import PostgreSQL
-        except ModuleNotFoundError as error:
-            raise SinkConfigurationError(
-                f"a sink on PostgreSQL needs the module {error.name}",
-                hint="pip install 'airflow-provider-export-queue[postgres]'",
-            ) from None
-        bare = parsed.set(drivername="postgresql+psycopg")._replace(password=None)
-        return PostgreSQL(bare, password=password if password is not None else parsed.password, timeout=timeout)
-    raise SinkConfigurationError(f"a sink on {kind} is not supported: expected sqlite or postgresql")

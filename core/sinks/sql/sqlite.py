@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialect import Poison, TryAgain, judged
+from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
 ERRORS = ErrorTable(
@@ -47,8 +48,6 @@ class SQLite:
     capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=1 << 20, values_as_text=False)
     folds_names = True
-    select_control = statements.SELECT_CONTROL
-    merging_collation = statements.MERGING_COLLATION_SQLITE
     driver_error: type[Exception] = sqlite3.Error
 
     def __init__(self, url: URL, *, timeout: float) -> None:
@@ -79,6 +78,25 @@ class SQLite:
 
     def begin(self, connection: Connection) -> None:
         """Nothing: the transaction has begun as one that writes."""
+
+    def create_control(self, connection: Connection, schema: str | None) -> str:
+        """Return the statement that creates the control table."""
+        return statements.create_control(schema, statements.SQLITE)
+
+    def create_table(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that create a table and its view."""
+        return statements.create_table(table, statements.SQLITE)
+
+    def add_columns(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that make a table of somebody's a sink."""
+        return statements.add_columns(table, statements.SQLITE)
+
+    def problems(self, connection: Connection, table: Table) -> list[str]:
+        """Look at the collations of the key."""
+        if table.schema:
+            return ["a table of SQLite has no schema"]
+        found = connection.execute(text(statements.MERGING_COLLATION_SQLITE), {"table": table.name})
+        return merging(table, {row.name: row.coll for row in found})
 
     def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Run one prepared statement for all rows."""

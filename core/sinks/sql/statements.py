@@ -1,34 +1,14 @@
-"""All SQL of the SQL sink."""
+"""The SQL of the SQL sink, apart from what SQLAlchemy writes for it."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from export_queue.core.sinks.sql.tables import DELETED, KEY, RANK, Table
+from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
 
 CONTROL_TABLE = "xq_control"
-
-CREATE_CONTROL = f"""\
-CREATE TABLE IF NOT EXISTS {CONTROL_TABLE} (
-    queue_id text PRIMARY KEY,
-    store_id text NOT NULL,
-    fence bigint NOT NULL,
-    floor bigint NOT NULL DEFAULT 0
-)"""
-"""The control records, one a queue; a bigint of SQLite has 64 bits, too."""
-
-# Two drains may be the first ones: whoever comes second finds a row, and locks it before it decides.
-INSERT_CONTROL = f"""\
-INSERT INTO {CONTROL_TABLE} (queue_id, store_id, fence, floor)
-VALUES (:queue_id, :store_id, :fence, :floor)
-ON CONFLICT (queue_id) DO NOTHING"""
-
-SELECT_CONTROL = f"SELECT store_id, fence, floor FROM {CONTROL_TABLE} WHERE queue_id = :queue_id"
-
-UPDATE_CONTROL = f"UPDATE {CONTROL_TABLE} SET fence = :fence WHERE queue_id = :queue_id"
-
-FOR_UPDATE = " FOR UPDATE"
-"""PostgreSQL; in SQLite the transaction that writes has locked the whole file."""
 
 SET_LIMITS = """\
 SELECT set_config('lock_timeout', :lock, true),
@@ -37,72 +17,117 @@ SELECT set_config('lock_timeout', :lock, true),
 """PostgreSQL, for one transaction: settings of a session would be lost, or kept, behind a pooler."""
 
 MERGING_COLLATION_POSTGRESQL = """\
-SELECT c.collname
+SELECT a.attname, c.collname
   FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation
- WHERE a.attrelid = to_regclass(:table) AND a.attname = :key AND NOT c.collisdeterministic"""
-"""The key's collation where it takes different ids for equal."""
+ WHERE a.attrelid = to_regclass(:table) AND NOT c.collisdeterministic"""
+"""Columns, and their collations where these take different texts for equal."""
 
 MERGING_COLLATION_SQLITE = """\
-SELECT x.coll
+SELECT x.name, x.coll
   FROM pragma_index_list(:table) l, pragma_index_xinfo(l.name) x
- WHERE l.origin = 'pk' AND x.name = :key AND upper(x.coll) <> 'BINARY'"""
+ WHERE l.origin = 'pk' AND upper(x.coll) <> 'BINARY'"""
 """The same in SQLite: NOCASE and RTRIM."""
 
-_POSTGRESQL_TYPES = {
-    "text": "text",
-    "integer": "bigint",
-    "real": "double precision",
-    "numeric": "numeric",
-    "boolean": "boolean",
-    "json": "jsonb",
-    "timestamp": "timestamptz",
-}
-_SQLITE_TYPES = {
-    "text": "text",
-    "integer": "integer",
-    "real": "real",
-    "numeric": "numeric",
-    "boolean": "boolean",
-    "json": "text",
-    "timestamp": "text",
-}
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """How a database writes what the others write, too."""
+
+    quote: str
+    types: Mapping[str, str]
+    """Types of data columns."""
+    key_types: Mapping[str, str]
+    create_view: str = "CREATE OR REPLACE VIEW"
+    options: str = ""
+    """What follows a table's columns."""
+
+    def quoted(self, name: str) -> str:
+        """Quote an identifier."""
+        return self.quote + name.replace(self.quote, self.quote * 2) + self.quote
+
+    def name(self, table: Table, name: str | None = None) -> str:
+        """Quote a table's name, or that of another one beside it, with its schema."""
+        quoted = self.quoted(name or table.name)
+        return f"{self.quoted(table.schema)}.{quoted}" if table.schema else quoted
 
 
-def create_table(table: Table, dialect: str) -> list[str]:
+POSTGRESQL = Syntax(
+    '"',
+    {
+        "text": "text",
+        "integer": "bigint",
+        "real": "double precision",
+        "numeric": "numeric",
+        "boolean": "boolean",
+        "json": "jsonb",
+        "timestamp": "timestamptz",
+    },
+    # bytewise: no language may take two ids for one, and sorted batches lock rows in one order
+    {"text": 'text COLLATE "C"', "integer": "bigint", "uuid": "uuid", "date": "date"},
+)
+SQLITE = Syntax(
+    '"',
+    {
+        "text": "text",
+        "integer": "integer",
+        "real": "real",
+        "numeric": "numeric",
+        "boolean": "boolean",
+        "json": "text",
+        "timestamp": "text",
+    },
+    {"text": "text", "integer": "bigint", "uuid": "text", "date": "text"},
+    create_view="CREATE VIEW IF NOT EXISTS",
+)
+
+
+def create_control(schema: str | None, syntax: Syntax) -> str:
+    """Return the statement that creates the control records, one a queue."""
+    prefix = f"{syntax.quoted(schema)}." if schema else ""
+    return (
+        f"CREATE TABLE IF NOT EXISTS {prefix}{CONTROL_TABLE} (\n    queue_id {syntax.key_types['text']} NOT NULL"
+        f" PRIMARY KEY,\n    store_id {syntax.types['text']} NOT NULL,\n    fence bigint NOT NULL,"
+        f"\n    floor bigint NOT NULL DEFAULT 0\n){syntax.options}"
+    )
+
+
+def create_table(table: Table, syntax: Syntax) -> list[str]:
     """Return the statements that create a table, and the view on it that hides tombstones.
 
-    Data columns take NULL, since a tombstone has nothing else to put there. A rank is never NULL:
-    nothing is greater than NULL, so that such a row could not change any more.
-
-    :param dialect: ``postgresql`` or ``sqlite``.
+    Data columns take NULL, since a tombstone has nothing else to put there.
     """
-    types = _POSTGRESQL_TYPES if dialect == "postgresql" else _SQLITE_TYPES
-    # bytewise: no language may take two ids for one, and sorted batches lock rows in one order
-    collation = ' COLLATE "C"' if dialect == "postgresql" else ""
-    columns = [f"{quoted(KEY)} text{collation} NOT NULL PRIMARY KEY"]
-    columns += [f"{quoted(column.name)} {types[column.type]}" for column in table.contents.columns]
-    columns += [f"{quoted(RANK)} bigint NOT NULL DEFAULT -1", f"{quoted(DELETED)} boolean NOT NULL DEFAULT false"]
-    body = ",\n    ".join(columns)
-    shown = ", ".join(quoted(name) for name in (KEY, *(column.name for column in table.contents.columns)))
-    create_view = "CREATE OR REPLACE VIEW" if dialect == "postgresql" else "CREATE VIEW IF NOT EXISTS"
-    view = f"SELECT {shown} FROM {quoted(table.name)} WHERE NOT {quoted(DELETED)}"
-    return [
-        f"CREATE TABLE IF NOT EXISTS {quoted(table.name)} (\n    {body}\n)",
-        f"{create_view} {quoted(table.live)} AS\n{view}",
+    columns = [f"{syntax.quoted(key.name)} {syntax.key_types[key.type]} NOT NULL" for key in table.key.columns]
+    columns += [f"{syntax.quoted(column.name)} {syntax.types[column.type]}" for column in table.contents.columns]
+    columns += [
+        f"{syntax.quoted(RANK)} bigint NOT NULL DEFAULT -1",
+        f"{syntax.quoted(DELETED)} boolean NOT NULL DEFAULT false",
+        f"PRIMARY KEY ({', '.join(map(syntax.quoted, table.keys))})",
     ]
+    body = ",\n    ".join(columns)
+    return [f"CREATE TABLE IF NOT EXISTS {syntax.name(table)} (\n    {body}\n){syntax.options}", _view(table, syntax)]
+
+
+def add_columns(table: Table, syntax: Syntax) -> list[str]:
+    """Return the statements that make a table of somebody's a sink: rank and tombstone mark, and the view.
+
+    The columns have no default and take NULL: no database rewrites or locks a large table for that.
+    """
+    added = ((RANK, "bigint"), (DELETED, "boolean"))
+    commands = [f"ALTER TABLE {syntax.name(table)} ADD COLUMN {syntax.quoted(name)} {kind}" for name, kind in added]
+    return [*commands, _view(table, syntax)]
 
 
 def upsert_values(table: Table) -> str:
     """Return SQLite's guarded upsert, for ``executemany``."""
     places = ", ".join("?" * len(table.columns))
-    return f"INSERT INTO {quoted(table.name)} AS t ({_names(table)})\nVALUES ({places})\n{_on_conflict(table)}"
+    return f"INSERT INTO {SQLITE.name(table)} AS t ({_names(table)})\nVALUES ({places})\n{_on_conflict(table)}"
 
 
 def create_batch(table: Table) -> str:
     """Return what makes a batch's temporary table; behind a pooler any session may be one without it."""
     return (
         f"CREATE TEMP TABLE IF NOT EXISTS {_batch(table)} ON COMMIT DELETE ROWS AS\n"
-        f"SELECT {_names(table)} FROM {quoted(table.name)} WITH NO DATA"
+        f"SELECT {_names(table)} FROM {POSTGRESQL.name(table)} WITH NO DATA"
     )
 
 
@@ -114,26 +139,31 @@ def copy_batch(table: Table) -> str:
 def upsert_batch(table: Table) -> str:
     """Return the guarded upsert from it; the batch was copied in the order of its keys, and is read so."""
     return (
-        f"INSERT INTO {quoted(table.name)} AS t ({_names(table)})\n"
+        f"INSERT INTO {POSTGRESQL.name(table)} AS t ({_names(table)})\n"
         f"SELECT {_names(table)} FROM {_batch(table)}\n{_on_conflict(table)}"
     )
 
 
-def quoted(name: str) -> str:
-    """Quote an identifier."""
-    return '"' + name.replace('"', '""') + '"'
+def _view(table: Table, syntax: Syntax) -> str:
+    shown = ", ".join(map(syntax.quoted, table.columns[:-2]))
+    return (
+        f"{syntax.create_view} {syntax.name(table, table.live)} AS\n"
+        f"SELECT {shown} FROM {syntax.name(table)} WHERE {syntax.quoted(DELETED)} IS NOT TRUE"
+    )
 
 
 def _names(table: Table) -> str:
-    return ", ".join(quoted(name) for name in table.columns)
+    return ", ".join(map(POSTGRESQL.quoted, table.columns))
 
 
 def _on_conflict(table: Table) -> str:
-    changes = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in table.columns[1:])
-    return f"ON CONFLICT ({quoted(KEY)}) DO UPDATE SET {changes}\nWHERE t.{quoted(RANK)} < excluded.{quoted(RANK)}"
+    keys = ", ".join(map(POSTGRESQL.quoted, table.keys))
+    changes = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns[len(table.keys) :])
+    # a rank that is NULL is that of a row that was there before the sink; nothing is greater than NULL
+    return f'ON CONFLICT ({keys}) DO UPDATE SET {changes}\nWHERE COALESCE(t."{RANK}", -1) < excluded."{RANK}"'
 
 
 def _batch(table: Table) -> str:
     # a name per shape: a session may serve several sinks
-    shape = "\0".join((table.name, *table.columns, *(column.type for column in table.contents.columns)))
-    return f"pg_temp.xq_batch_{zlib.crc32(shape.encode()):08x}"
+    parts = (table.schema or "", table.name, *table.columns, *(column.type for column in table.contents.columns))
+    return f"pg_temp.xq_batch_{zlib.crc32(chr(0).join(parts).encode()):08x}"

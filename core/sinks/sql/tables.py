@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import Any
 
 import orjson
@@ -15,13 +17,16 @@ from export_queue.core.sinks.operations import Operations
 
 Value = str | int | float | None
 Row = tuple[Any, ...]
-"""Key (str), a value for each column, rank (int), whether the record is deleted (bool)."""
+"""Key (a value or several), a value for each column, rank (int), whether the record is deleted (bool)."""
 
 KEY, RANK, DELETED = "id", "_rank", "_deleted"
 TYPES = ("text", "integer", "real", "numeric", "boolean", "json", "timestamp")
 """Types that a column may be created with."""
+KEY_TYPES = ("text", "integer", "uuid", "date")
+"""Types of key columns: each of their values can be written as text in one way only."""
 
 _TABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$-]{0,57}")
+_SCHEMA = re.compile(r"([A-Za-z_][A-Za-z0-9_$-]{0,62})\.(.*)", re.DOTALL)
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -36,6 +41,65 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Key:
+    """What makes a row the row of a record.
+
+    One column takes the id as it is. Several take the elements of an id that is a JSON array, ``["a",77]``.
+    An id is refused unless it is the one way to write its values: two ids never share a row.
+
+    :param columns: the columns of the primary key.
+    """
+
+    columns: tuple[Column, ...] = (Column(KEY),)
+
+    @classmethod
+    def of(cls, key: str | Sequence[str] | Mapping[str, str]) -> Key:
+        """Check the option that names the key.
+
+        :param key: a name, several, or names and types.
+        :raises SinkConfigurationError: a name or type is not possible.
+        """
+        names = [key] if isinstance(key, str) else list(key)
+        types = dict(key) if isinstance(key, Mapping) else dict.fromkeys(names, "text")
+        if not names or len(types) != len(names):
+            raise SinkConfigurationError("key: expected at least one name, each of them once")
+        for name, kind in types.items():
+            if not _COLUMN.fullmatch(name) or name.lower() in (RANK, DELETED):
+                raise SinkConfigurationError(
+                    f"key {name!r}: expected a letter or _, then letters, digits, _; not {RANK}, {DELETED}"
+                )
+            if kind not in KEY_TYPES:
+                raise SinkConfigurationError(f"key {name!r} has type {kind!r}: expected one of {', '.join(KEY_TYPES)}")
+        return cls(tuple(Column(*pair) for pair in types.items()))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every text is a key."""
+        return len(self.columns) == 1 and self.columns[0].type == "text"
+
+    def values(self, record: bytes) -> tuple[str | int, ...]:
+        """Return the values of an id.
+
+        :raises Unfit: the id is no key of such a table, or another way to write one.
+        """
+        text = _text(record, "the id")
+        if len(self.columns) == 1:
+            return (_key_value(text, self.columns[0]),)
+        expected = f"expected a JSON array [{', '.join(column.name for column in self.columns)}]"
+        try:
+            found = orjson.loads(record)
+        except orjson.JSONDecodeError:
+            raise Unfit(f"the id is not JSON: {expected}") from None
+        if not isinstance(found, list) or len(found) != len(self.columns):
+            raise Unfit(f"the id has another shape: {expected}")
+        if orjson.dumps(found) != record:
+            raise Unfit(
+                f"the id is not written as it must be, {orjson.dumps(found).decode()}: two ids would be one row"
+            )
+        return tuple(map(_element, found, self.columns))
+
+
+@dataclass(frozen=True, slots=True)
 class Contents:
     """What a table holds besides key, rank and tombstone mark.
 
@@ -47,24 +111,35 @@ class Contents:
     whole: bool
 
     @classmethod
-    def of(cls, columns: Sequence[str] | Mapping[str, str] | None, document: str) -> Contents:
+    def of(
+        cls,
+        columns: Sequence[str] | Mapping[str, str] | None,
+        document: str | Mapping[str, str],
+        key: Key | None = None,
+    ) -> Contents:
         """Check the options that describe a table's columns.
 
         :param columns: names, or names and types, of fields; None for whole documents.
-        :param document: type of the column of whole documents.
+        :param document: type of the column of whole documents, or its name and type.
+        :param key: the table's key; by default the column ``id``.
         :raises SinkConfigurationError: a name or type is not possible.
         """
+        taken = {RANK, DELETED, *(column.name.lower() for column in (key or Key()).columns)}
         if columns is None:
-            if document not in ("text", "json"):
-                raise SinkConfigurationError(f"document={document!r}: expected 'text' or 'json'")
-            return cls((Column("document", document),), whole=True)
+            named = dict(document) if isinstance(document, Mapping) else {"document": document}
+            ((name, kind),) = named.items() if len(named) == 1 else (("", ""),)
+            if kind not in ("text", "json") or not _COLUMN.fullmatch(name) or name.lower() in taken:
+                raise SinkConfigurationError(
+                    f"document={document!r}: expected 'text' or 'json', or a column and one of them: {{'data': 'json'}}"
+                )
+            return cls((Column(name, kind),), whole=True)
         pairs = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns, "text")
         if not pairs or len(pairs) != len(columns):
             raise SinkConfigurationError("columns: expected at least one name, each of them once")
         for name, kind in pairs.items():
-            if not _COLUMN.fullmatch(name) or name.lower() in (KEY, RANK, DELETED):
+            if not _COLUMN.fullmatch(name) or name.lower() in taken:
                 raise SinkConfigurationError(
-                    f"column {name!r}: expected a letter or _, then letters, digits, _; not {KEY}, {RANK}, {DELETED}"
+                    f"column {name!r}: expected a letter or _, then letters, digits, _; not {', '.join(sorted(taken))}"
                 )
             if kind not in TYPES:
                 raise SinkConfigurationError(f"column {name!r} has type {kind!r}: expected one of {', '.join(TYPES)}")
@@ -77,6 +152,9 @@ class Table:
 
     name: str
     contents: Contents
+    key: Key = Key()
+    schema: str | None = None
+    """Where it is; None for where the connection looks first."""
 
     @property
     def live(self) -> str:
@@ -86,11 +164,28 @@ class Table:
     @property
     def columns(self) -> tuple[str, ...]:
         """All columns that are written, in the order of a row."""
-        return KEY, *(column.name for column in self.contents.columns), RANK, DELETED
+        return *self.keys, *(column.name for column in self.contents.columns), RANK, DELETED
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the primary key."""
+        return tuple(column.name for column in self.key.columns)
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}" if self.schema else self.name
+
+
+def split_schema(template: str) -> tuple[str | None, str]:
+    """Part a template such as ``warehouse.{collection}`` into its schema and the rest.
+
+    Only a dot that the template itself begins with counts: one in the name of a collection is part of the name.
+    """
+    found = _SCHEMA.fullmatch(template)
+    return (found[1], found[2]) if found else (None, template)
 
 
 def check_template(template: str) -> None:
-    """Check a template of table names.
+    """Check a template of table names, without a schema.
 
     :raises SinkConfigurationError: another placeholder than ``{collection}``, or a name that no table may have.
     """
@@ -138,28 +233,35 @@ class Limits:
     """The most bytes that its index takes."""
     values_as_text: bool
     """Whether it reads values of any type from text; else they are handed over as native ones."""
+    convert: Callable[[object, Column], Any] | None = None
+    """How fields become values, where neither of the two would do."""
 
 
 class Unfit(ValueError):
     """An id or a document that the table cannot take; the text says why."""
 
 
-def rows_of(operations: Operations, contents: Contents, limits: Limits) -> tuple[list[Row], Reasons]:
+def rows_of(
+    operations: Operations, contents: Contents, limits: Limits, key: Key | None = None
+) -> tuple[list[Row], Reasons]:
     """Make the rows of operations.
 
     :param operations: on distinct records of one table.
+    :param key: the table's key; by default one column of text.
     :returns: the rows that the table can take, and why it cannot take the others, by position.
     """
+    key = key or Key()
     ids, documents, ranks = operations.ids, operations.documents, operations.ranks()
-    if contents.whole and contents.columns[0].type == "text":
+    if key.is_plain and contents.whole and contents.columns[0].type == "text":
         rows = _plain_rows(ids, documents, ranks, limits)
         if rows is not None:
             return rows, {}
     rows, reasons = [], {}
     for i, document in enumerate(documents):
         try:
-            key = _key(ids[i], limits)
-            rows.append((key, *_values(document, contents, limits), ranks[i], document is None))
+            if len(ids[i]) > limits.id_bytes:
+                raise Unfit(f"the id has {len(ids[i])} bytes, at most {limits.id_bytes} are possible")
+            rows.append((*key.values(ids[i]), *_values(document, contents, limits), ranks[i], document is None))
         except Unfit as unfit:
             reasons[i] = str(unfit)
     return rows, reasons
@@ -181,10 +283,38 @@ def _plain_rows(
     return list(zip(keys, texts, ranks, [text is None for text in texts], strict=True))
 
 
-def _key(record: bytes, limits: Limits) -> str:
-    if len(record) > limits.id_bytes:
-        raise Unfit(f"the id has {len(record)} bytes, at most {limits.id_bytes} are possible")
-    return _text(record, "the id")
+def _key_value(text: str, column: Column) -> str | int:
+    """Read the value of a key column from its text; only the way that it would be written is taken."""
+    read, written = _KEY_FORMS[column.type]
+    try:
+        value = read(text)
+        exact = written(value) == text
+    except ValueError:
+        exact = False
+    if not exact:
+        raise Unfit(f"{text[:100]!r} is no {column.type} as key {column.name!r} takes it")
+    if isinstance(value, int):
+        if value not in _INT64:
+            raise Unfit(f"key {column.name!r} is an integer of more than 64 bits")
+        return value
+    return text
+
+
+_KEY_FORMS: Mapping[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
+    "text": (str, str),
+    "integer": (int, str),
+    "uuid": (uuid.UUID, str),
+    "date": (date.fromisoformat, date.isoformat),
+}
+
+
+def _element(value: object, column: Column) -> str | int:
+    if isinstance(value, bool) or not isinstance(value, int if column.type == "integer" else str):
+        raise Unfit(f"{value!r:.100} is no {column.type} as key {column.name!r} takes it")
+    text = str(value)
+    if "\0" in text:
+        raise Unfit(f"key {column.name!r} holds a NUL, which text of SQL cannot")
+    return _key_value(text, column)
 
 
 def _values(document: bytes | None, contents: Contents, limits: Limits) -> tuple[Value, ...]:
@@ -197,7 +327,7 @@ def _values(document: bytes | None, contents: Contents, limits: Limits) -> tuple
     fields = _parsed(document)
     if not isinstance(fields, dict):
         raise Unfit(f"the document is no JSON object but {type(fields).__name__}: its fields cannot be columns")
-    convert = _as_text if limits.values_as_text else _as_native
+    convert = limits.convert or (_as_text if limits.values_as_text else _as_native)
     return tuple(convert(fields.get(column.name), column) for column in contents.columns)
 
 
@@ -233,3 +363,30 @@ def _as_native(value: object, column: Column) -> Value:
     if isinstance(value, int) and value not in _INT64:
         raise Unfit(f"field {column.name!r} is an integer of more than 64 bits")
     return value
+
+
+def as_utc(value: object, column: Column) -> Value:
+    """Convert a field for a database whose timestamps know no zones; others than UTC are converted to it."""
+    if column.type != "timestamp" or value is None:
+        return _as_native(value, column)
+    return _moment(value, column).replace(tzinfo=None).isoformat(" ")
+
+
+def as_python(value: object, column: Column) -> Any:
+    """Convert a field to the very type that SQLAlchemy wants for a column of its type."""
+    if value is None or column.type in ("text", "json"):
+        return _as_text(value, column)
+    if column.type == "timestamp":
+        return _moment(value, column)
+    wanted: tuple[type, ...] = {"boolean": (bool,), "integer": (int,)}.get(column.type, (int, float))
+    if not isinstance(value, wanted) or (isinstance(value, bool) and column.type != "boolean"):
+        raise Unfit(f"field {column.name!r} is no {column.type}: {value!r:.100}")
+    return _as_native(value, column)
+
+
+def _moment(value: object, column: Column) -> datetime:
+    try:
+        moment = datetime.fromisoformat(str(value))
+        return moment if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise Unfit(f"field {column.name!r} is no time as ISO 8601 has them: {value!r:.100}") from None

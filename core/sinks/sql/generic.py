@@ -1,0 +1,249 @@
+"""Any database that SQLAlchemy speaks to: portable statements, correct before quick.
+
+A row that is there is changed by an ``UPDATE`` whose own condition compares the ranks; one that is missing is
+inserted, and the primary key decides between two that do so at once: the loser repeats its transaction and finds
+the row. So nothing here stands on an isolation level, on locks, or on how a database reads.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.schema import CreateTable
+
+from export_queue.core.errors import ExportQueueError, SinkConfigurationError
+from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
+from export_queue.core.sinks.protocol import Capabilities
+from export_queue.core.sinks.sql.control_table import control_table
+from export_queue.core.sinks.sql.dialect import Clash, Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.tables import DELETED, RANK, Limits, Row, Table, as_python
+
+ERRORS = ErrorTable(
+    "other databases",
+    [
+        ErrorRow(
+            "IntegrityError", Fate.AGAIN, "another writer was first with a row, or a constraint: then a rejection"
+        ),
+        ErrorRow("DataError", Fate.REJECTED, "data that the column does not take"),
+        ErrorRow("OperationalError", Fate.AGAIN, "drivers do not tell a deadlock from a server that is away"),
+        ErrorRow("InterfaceError", Fate.LATER, "the connection broke"),
+        ErrorRow("InternalError", Fate.LATER, "the server is not well; see its log"),
+        ErrorRow("*", Fate.REFUSED, "rights, a missing table: the database's own words say what"),
+    ],
+)
+_KEY_CHARACTERS = 450
+_AT_ONCE = 400
+"""Parameters of one statement that reads; some databases take no more than a thousand."""
+_HIGHEST = (1 << 63) - 1
+_TRICKY = ("a", "A", "a ", "á", "ß", "ss")
+
+
+class Generic:
+    """A database of some SQLAlchemy dialect.
+
+    :param url: with user, without password.
+    :param password: the password, or what finds it.
+    """
+
+    capabilities = Capabilities(batch_rows=1000, batch_bytes=8 << 20, binary_ids=False)
+    limits = Limits(id_bytes=4 * _KEY_CHARACTERS, values_as_text=False, convert=as_python)
+    folds_names = False
+
+    def __init__(self, url: sa.URL, *, password: Password, timeout: float) -> None:
+        try:
+            dbapi: Any = url.get_dialect().import_dbapi()
+        except (ImportError, sa.exc.NoSuchModuleError) as error:
+            raise SinkConfigurationError(
+                f"a sink on {url.drivername} needs a SQLAlchemy dialect and its driver: {error}"
+            ) from None
+        self.name = url.get_backend_name()
+        self.server = f"{self.name} at {url.host or 'this machine'}, database {url.database}"
+        self.driver_error: type[Exception] = dbapi.Error
+        self._dbapi = dbapi
+        self._url = url
+        self._password = password
+        self._timeout = timeout
+
+    def engine(self) -> sa.Engine:
+        """Make the engine; the password is looked up at each connection and is not part of its URL."""
+        engine = sa.create_engine(self._url, hide_parameters=True, pool_timeout=self._timeout)
+
+        @sa.event.listens_for(engine, "do_connect")
+        def give_password(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+            password = self._password() if callable(self._password) else self._password
+            if password is not None:
+                parameters["password"] = password
+
+        return engine
+
+    def begin(self, connection: sa.Connection) -> None:
+        """Nothing: any transaction will do."""
+
+    def create_control(self, connection: sa.Connection, schema: str | None) -> str:
+        """Return the statement that creates the control table."""
+        return _text(CreateTable(control_table(schema)), connection)
+
+    def create_table(self, connection: sa.Connection, table: Table) -> list[str]:
+        """Return the statements that create a table and its view."""
+        return [_text(CreateTable(_described(table)), connection), _view(table, connection)]
+
+    def add_columns(self, connection: sa.Connection, table: Table) -> list[str]:
+        """Return the statements that make a table of somebody's a sink."""
+        described, compiler = (
+            _described(table),
+            connection.dialect.ddl_compiler(connection.dialect, CreateTable(_described(table))),
+        )
+        name = compiler.preparer.format_table(described)
+        added = [compiler.get_column_specification(sa.Column(one.name, one.type)) for one in (*described.c,)[-2:]]
+        return [*(f"ALTER TABLE {name} ADD {one}" for one in added), _view(table, connection)]
+
+    def problems(self, connection: sa.Connection, table: Table) -> list[str]:
+        """Try what the guarantees stand on, with rows that are rolled back."""
+        described, odd = _described(table), secrets.token_hex(8)
+        texts = [f"{odd}{tail}" for tail in _TRICKY] if any(key.type == "text" for key in table.key.columns) else [odd]
+        blank = dict.fromkeys((column.name for column in table.contents.columns), None)
+        rows = [{**_probe(table, text), **blank, RANK: _HIGHEST, DELETED: True} for text in texts]
+        probed = sa.or_(*(sa.and_(*(described.c[key] == row[key] for key in table.keys)) for row in rows))
+        try:
+            connection.execute(sa.insert(described), rows)
+        except sa.exc.IntegrityError as error:
+            return [f"the key takes different ids for one, or the table has other rules: {error.orig}"]
+        found = connection.execute(sa.select(described).where(probed)).all()
+        if {tuple(row)[: len(table.keys)] for row in found} != {tuple(row[key] for key in table.keys) for row in rows}:
+            return ["the key does not give ids back as they are"]
+        if {getattr(row, RANK) for row in found} != {_HIGHEST}:
+            return [f"column {RANK} does not hold 64 bits"]
+        try:
+            connection.execute(sa.insert(described), rows[:1])
+        except sa.exc.IntegrityError:
+            return []
+        return ["the database does not enforce the primary key"]
+
+    def upsert(self, connection: sa.Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Change the rows that are there, insert the others."""
+        described, width = _described(table), len(table.keys)
+        known = _ranks(connection, described, table, rows)
+        newer = [row for row in rows if known.get(row[:width], _HIGHEST) < row[-2]]
+        missing = [row for row in rows if row[:width] not in known]
+        written = 0
+        if newer:
+            guarded = sa.update(described).where(
+                *(described.c[key] == sa.bindparam(f"at_{key}") for key in table.keys),
+                sa.func.coalesce(described.c[RANK], -1) < sa.bindparam("new_rank"),
+            )
+            named = [name for name in table.columns if name not in table.keys]
+            guarded = guarded.values({name: sa.bindparam(f"to_{name}") for name in named})
+            places = [*(f"at_{key}" for key in table.keys), *(f"to_{name}" for name in named)]
+            values = [{**dict(zip(places, row, strict=True)), "new_rank": row[-2]} for row in newer]
+            if connection.dialect.supports_sane_multi_rowcount:
+                written += connection.execute(guarded, values).rowcount
+            else:
+                written += sum(connection.execute(guarded, one).rowcount for one in values)
+        if missing:
+            names = table.columns
+            connection.execute(sa.insert(described), [dict(zip(names, row, strict=True)) for row in missing])
+            written += len(missing)
+        return written
+
+    def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
+        """Judge by the classes that every driver has; what they do not tell is tried again, a few times."""
+        words = str(error).strip()
+        if isinstance(error, self._dbapi.IntegrityError):
+            return Clash(words)
+        known = (row.code for row in ERRORS.rows if isinstance(error, getattr(self._dbapi, row.code, ())))
+        return judged(ERRORS.find(next(known, "")), words, self.server)
+
+
+class _IsoDate(sa.TypeDecorator[str]):
+    """A date that is text on our side."""
+
+    impl = sa.Date
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> Any:
+        return None if value is None else date.fromisoformat(value)
+
+    def process_result_value(self, value: Any, dialect: Any) -> str | None:
+        return None if value is None else str(value.isoformat()[:10])
+
+
+_TYPES: Mapping[str, sa.types.TypeEngine[Any]] = {
+    "text": sa.UnicodeText(),
+    "integer": sa.BigInteger(),
+    "real": sa.Double(),
+    "numeric": sa.Numeric(asdecimal=False),
+    "boolean": sa.Boolean(),
+    "json": sa.UnicodeText(),
+    "timestamp": sa.DateTime(timezone=True),
+}
+_KEY_TYPES: Mapping[str, sa.types.TypeEngine[Any]] = {
+    "text": sa.Unicode(_KEY_CHARACTERS),
+    "integer": sa.BigInteger(),
+    "uuid": sa.Uuid(as_uuid=False),
+    "date": _IsoDate(),
+}
+
+
+def _described(table: Table) -> sa.Table:
+    # no default: a row of somebody else's has the rank NULL, which is older than all
+    return sa.Table(
+        table.name,
+        sa.MetaData(),
+        *(
+            sa.Column(key.name, _KEY_TYPES[key.type], primary_key=True, autoincrement=False)
+            for key in table.key.columns
+        ),
+        *(sa.Column(column.name, _TYPES[column.type]) for column in table.contents.columns),
+        sa.Column(RANK, sa.BigInteger()),
+        sa.Column(DELETED, sa.Boolean()),
+        schema=table.schema,
+    )
+
+
+def _ranks(connection: sa.Connection, described: sa.Table, table: Table, rows: Sequence[Row]) -> dict[Row, int]:
+    """Read the ranks of the rows that are there, by key."""
+    width = len(table.keys)
+    keys = [described.c[key] for key in table.keys]
+    found: dict[Row, int] = {}
+    for start in range(0, len(rows), _AT_ONCE // width):
+        part = [row[:width] for row in rows[start : start + _AT_ONCE // width]]
+        chosen: sa.ColumnElement[bool]
+        if width == 1:
+            chosen = keys[0].in_([key for (key,) in part])
+        else:
+            chosen = sa.or_(
+                *(sa.and_(*(column == value for column, value in zip(keys, one, strict=True))) for one in part)
+            )
+        for row in connection.execute(sa.select(*keys, described.c[RANK]).where(chosen)):
+            found[tuple(row)[:width]] = -1 if row[-1] is None else row[-1]
+    return found
+
+
+def _probe(table: Table, text: str) -> dict[str, Any]:
+    """Make a key that nobody has."""
+    number = secrets.randbits(31)
+    identity = f"{secrets.token_hex(4)}-0000-4000-8000-{secrets.token_hex(6)}"
+    values = {"text": text, "integer": number, "uuid": identity, "date": "9999-12-31"}
+    return {key.name: values[key.type] for key in table.key.columns}
+
+
+def _view(table: Table, connection: sa.Connection) -> str:
+    described = _described(table)
+    gone = described.c[DELETED]
+    shown = sa.select(*(described.c[name] for name in table.columns[:-2])).where(
+        sa.or_(gone.is_(None), gone == sa.false())
+    )
+    name = connection.dialect.identifier_preparer.format_table(sa.Table(table.live, sa.MetaData(), schema=table.schema))
+    return f"CREATE VIEW {name} AS\n{_text(shown, connection)}"
+
+
+def _text(statement: Any, connection: sa.Connection) -> str:
+    compiled = statement.compile(
+        dialect=connection.dialect,
+        **({} if isinstance(statement, CreateTable) else {"compile_kwargs": {"literal_binds": True}}),
+    )
+    return str(compiled).strip()

@@ -1,0 +1,83 @@
+"""The SQL of the SQL sink as MySQL and MariaDB write it."""
+
+from __future__ import annotations
+
+from export_queue.core.sinks.sql.statements import Syntax
+from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
+
+SQL_MODE = "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
+"""Values that do not fit are errors, not cut or replaced; a backslash in a literal escapes."""
+
+SET_LIMITS = f"SET SESSION sql_mode = '{SQL_MODE}', SESSION innodb_lock_wait_timeout = :lock"
+"""At each transaction: what a session was set to may be lost behind a proxy."""
+
+SESSION = (
+    "SELECT @@sql_mode AS mode, @@character_set_client AS charset, @@character_set_connection AS connection_charset"
+)
+
+PACKET = "SELECT @@max_allowed_packet"
+
+TABLE_ENGINE = """\
+SELECT engine FROM information_schema.tables
+ WHERE table_schema = COALESCE(:schema, database()) AND table_name = :table"""
+
+COLLATIONS = """\
+SELECT column_name AS name, character_set_name AS charset, collation_name AS collation
+  FROM information_schema.columns
+ WHERE table_schema = COALESCE(:schema, database()) AND table_name = :table AND collation_name IS NOT NULL"""
+
+CUT_KEYS = """\
+SELECT column_name AS name FROM information_schema.statistics
+ WHERE table_schema = COALESCE(:schema, database()) AND table_name = :table
+   AND index_name = 'PRIMARY' AND sub_part IS NOT NULL"""
+"""Columns of which the primary key takes the first characters only."""
+
+KEY_CHARACTERS = 768
+"""As many of four bytes as an index of InnoDB takes."""
+_OTHER_KEYS = 10
+"""Characters that a column of the key takes which is no text."""
+
+
+def syntax(table: Table | None = None, *, is_mariadb: bool) -> Syntax:
+    """Return how a server writes things; the collations without padding have other names in each of them.
+
+    :param table: whose columns of text in the key share what its index takes.
+    """
+    texts = sum(key.type == "text" for key in table.key.columns) if table else 1
+    others = len(table.key.columns) - texts if table else 0
+    characters = (KEY_CHARACTERS - _OTHER_KEYS * others) // max(1, texts)
+    collation = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
+    text = f"varchar({characters}) CHARACTER SET utf8mb4 COLLATE {collation}"
+    return Syntax(
+        "`",
+        {
+            "text": "longtext",
+            "integer": "bigint",
+            "real": "double",
+            "numeric": "decimal(65, 30)",
+            "boolean": "boolean",
+            "json": "json",
+            "timestamp": "datetime(6)",
+        },
+        {"text": text, "integer": "bigint", "uuid": "char(36) CHARACTER SET ascii COLLATE ascii_bin", "date": "date"},
+        options=" ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4",
+    )
+
+
+def insert_into(table: Table, syntax: Syntax) -> str:
+    """Return the beginning of the guarded upsert; rows in parentheses follow, then :func:`where_newer`."""
+    return f"INSERT INTO {syntax.name(table)} ({', '.join(map(syntax.quoted, table.columns))}) VALUES\n"
+
+
+def where_newer(table: Table, syntax: Syntax) -> str:
+    """Return the end of the guarded upsert.
+
+    Assignments are made one after the other, and each sees those before it: the rank, by which the others
+    decide, comes last.
+    """
+    rank = syntax.quoted(RANK)
+    newer = f"COALESCE({rank}, -1) < VALUES({rank})"
+    guarded = [*(column.name for column in table.contents.columns), DELETED]
+    changes = [f"{name} = IF({newer}, VALUES({name}), {name})" for name in map(syntax.quoted, guarded)]
+    changes.append(f"{rank} = GREATEST(COALESCE({rank}, -1), VALUES({rank}))")
+    return "\nON DUPLICATE KEY UPDATE\n" + ",\n".join(changes)

@@ -1,0 +1,247 @@
+"""What only MySQL and MariaDB do: sessions, character sets, packets, locks. Real server: MariaDB."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+
+import pymysql
+import pytest
+from sqlalchemy import make_url
+from tests.sql_targets import Make, admit, execute, opened_sinks, puts
+
+from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.sinks import ApplyResult, Operations, SqlSink
+from export_queue.core.sinks.sql.mysql import MySQL, _written
+from export_queue.core.testing.mariadb import MariaDbServer
+from export_queue.core.testing.servers import free_port
+
+TABLE = (
+    "CREATE TABLE orders (id varchar(99) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PRIMARY KEY, "
+    "document longtext CHARACTER SET utf8mb4, _rank bigint, _deleted boolean)"
+)
+SECRET = "hunter" + str(2)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    yield from opened_sinks()
+
+
+def connect(url: str) -> pymysql.Connection:
+    parsed = make_url(url)
+    return pymysql.connect(
+        host=parsed.host, port=parsed.port, user=parsed.username, password=parsed.password, database=parsed.database
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("utf8mb4_nopad_bin", "utf8mb4_bin", "utf8mb4_bin, which takes different ids for one"),
+        ("utf8mb4_nopad_bin", "utf8mb4_general_ci", "takes different ids for one"),
+        ("CHARACTER SET utf8mb4,", "CHARACTER SET latin1,", "character set latin1"),
+        ("_deleted boolean)", "_deleted boolean) ENGINE = Aria", "engine is Aria"),
+        ("PRIMARY KEY", "", "primary key"),
+        ("_rank bigint", "_rank bigint unsigned", "expected bigint"),
+        ("PRIMARY KEY,", ", PRIMARY KEY (id(9)),", "only the beginning of id"),
+    ],
+)
+def test_a_table_that_cannot_hold_the_guarantees_is_refused(mariadb_url, make, old, new, problem):
+    assert old in TABLE
+    execute(mariadb_url, TABLE.replace(old, new))
+    with pytest.raises(SinkConfigurationError, match=problem):
+        admit(make(mariadb_url, table="orders"))
+
+
+def test_a_binary_key_takes_ids_as_they_are(mariadb_url, make):
+    execute(mariadb_url, TABLE.replace("varchar(99) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin", "varbinary(99)"))
+    sink = admit(make(mariadb_url))
+    assert sink.apply(puts("é".encode(), b"a", b"A", b"a ")).written == 4
+
+
+def test_a_server_that_is_lenient_by_itself_is_strict_for_the_sink(mariadb_url, mariadb_server, make):
+    execute(mariadb_url, TABLE.replace("longtext", "varchar(3)"), "SET GLOBAL sql_mode = 'NO_BACKSLASH_ESCAPES'")
+    try:
+        sink = admit(make(mariadb_url))
+        batch = Operations(["orders"] * 2, [b"1", b"2"], [b"longer", b"\\'"], [5, 5], [0, 1])
+        result = sink.apply(batch)
+        assert (result.written, [one.position for one in result.rejected]) == (1, [0])
+        assert "1406" in result.rejected[0].reason
+        assert execute(mariadb_url, "SELECT id, document FROM orders") == [("2", "\\'")]
+    finally:
+        execute(mariadb_url, "SET GLOBAL sql_mode = DEFAULT")
+
+
+def test_an_id_that_is_too_long_for_the_index_is_rejected_alone(mariadb_url, make):
+    result = admit(make(mariadb_url)).apply(puts(b"a" * 768, b"b" * 769, "🛫".encode() * 768, b"c" * 4000))
+    assert (result.written, [rejection.position for rejection in result.rejected]) == (2, [1, 3])
+
+
+def test_a_row_that_the_server_takes_in_no_packet_is_rejected_alone(make):
+    with MariaDbServer({"max-allowed-packet": "1M"}) as server:
+        url = server.url(server.create_database())
+        sink = admit(make(url))
+        documents = [b"x" * 400_000, b"y" * (1 << 20), b"'" * 400_000, b"z" * 900_000, b"w"]
+        result = sink.apply(Operations(["orders"] * 5, [b"%d" % n for n in range(5)], documents, [5] * 5, range(5)))
+        assert (result.written, [rejection.position for rejection in result.rejected]) == (4, [1])
+        assert "max_allowed_packet" in result.rejected[0].reason
+        assert execute(url, "SELECT sum(length(document)) FROM orders_live") == [(1_700_001,)]
+        server.stop()
+        with pytest.raises(SinkUnavailable):
+            sink.apply(puts(b"1", seq=6))
+        server.start()
+        assert sink.apply(puts(b"1", seq=7)).written == 1
+
+
+def test_rows_in_one_statement_are_counted_exactly(mariadb_url, make):
+    sink = admit(make(mariadb_url))
+    assert sink.apply(puts(b"a", b"b", b"c", seq=5)) == ApplyResult(3, 0)
+    mixed = Operations(["orders"] * 4, [b"a", b"b", b"c", b"d"], [b"x", b"y", None, b"x"], [6, 5, 4, 1], range(4))
+    assert sink.apply(mixed) == ApplyResult(2, 2)
+    assert sink.apply(puts(b"a", seq=7)) == ApplyResult(1, 0)
+    assert sink.apply(puts(b"a", seq=7, document=b"at one sequence")) == ApplyResult(0, 1)
+    assert execute(mariadb_url, "SELECT document FROM orders WHERE id = 'a'") == [("x",)]
+
+
+def test_a_server_that_does_not_say_what_it_did_is_refused():
+    assert _written(5, b"&Enregistrements: 3  Doublons: 2  Avertissements: 0", 3) == 3
+    with pytest.raises(SinkConfigurationError):
+        _written(5, b"", 3)
+
+
+def test_many_rows_go_in_several_statements(mariadb_url, make):
+    sink = admit(make(mariadb_url))
+    assert sink.apply(puts(*(b"%04d" % n for n in range(3000)), document=b"x" * 2000)).written == 3000
+    assert sink.apply(puts(*(b"%04d" % n for n in range(3001)), document=b"y" * 2000)) == ApplyResult(1, 3000)
+
+
+def test_writers_of_the_same_rows_do_not_lock_each_other_out(mariadb_url, make, monkeypatch):
+    """Each batch is in another order; the sink takes the rows' locks in one."""
+    monkeypatch.setattr("export_queue.core.sinks.sql.sink._TRIES", 1)  # what is repeated would not be seen
+    first = make(mariadb_url)
+    first.create("orders")
+    ids = [b"%03d" % n for n in range(300)]
+    admit(first).apply(puts(*ids, seq=0))
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            generator = random.Random(seed)
+            sink = make(mariadb_url)
+            for seq in range(1, 15):
+                generator.shuffle(mine := list(ids))
+                sink.apply(puts(*mine, seq=seq))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+
+
+def test_a_deadlock_is_repeated_until_it_is_gone(mariadb_url, make):
+    """Another writer takes the rows the other way round, and has changed more: the server gives the sink up."""
+    sink = admit(make(mariadb_url))
+    sink.apply(puts(*(b"%03d" % n for n in range(50)), b"a", b"z", seq=1))
+    results: list[ApplyResult] = []
+    counted = "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'"
+    before = execute(mariadb_url, counted)
+    with connect(mariadb_url) as other, connect(mariadb_url) as watcher:
+        cursor, looking = other.cursor(), watcher.cursor()
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")  # else it locks what it only scans
+        cursor.execute("UPDATE orders SET document = 'other' WHERE id < '050'")
+        cursor.execute("UPDATE orders SET document = 'other' WHERE id = 'z'")
+        thread = threading.Thread(target=lambda: results.append(sink.apply(puts(b"a", b"z", seq=2, document=b"new"))))
+        thread.start()
+        limit = time.monotonic() + 20
+        while not looking.execute("SELECT 1 FROM information_schema.innodb_lock_waits"):
+            assert time.monotonic() < limit
+            time.sleep(0.2)  # the server makes this table anew only for who has not looked for a tenth of a second
+        cursor.execute("UPDATE orders SET document = 'other' WHERE id = 'a'")
+        other.commit()
+        thread.join(30)
+    assert results == [ApplyResult(2, 0)]
+    assert execute(mariadb_url, "SELECT document FROM orders_live WHERE id IN ('a', 'z')") == [("new",)] * 2
+    assert execute(mariadb_url, counted) != before
+
+
+def test_a_lock_that_somebody_keeps_ends_in_a_transient_error(mariadb_url, make):
+    sink = admit(make(mariadb_url, timeout=1))
+    sink.apply(puts(b"1"))
+    with connect(mariadb_url) as other:
+        other.cursor().execute("SELECT * FROM orders FOR UPDATE")
+        with pytest.raises(SinkUnavailable, match="1205"):
+            sink.apply(puts(b"1", seq=6))
+    assert sink.apply(puts(b"1", seq=6)).written == 1
+
+
+def test_a_session_that_the_server_ends_is_replaced(mariadb_url, make):
+    sink = admit(make(mariadb_url))
+    sink.apply(puts(b"1"))
+    with connect(mariadb_url) as other:
+        cursor = other.cursor()
+        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id()")
+        for (number,) in cursor.fetchall():
+            cursor.execute(f"KILL {number}")
+    with pytest.raises(SinkUnavailable):
+        sink.apply(puts(b"1", seq=6))
+    assert sink.apply(puts(b"1", seq=7)).written == 1
+
+
+def test_a_server_that_takes_no_writes_for_now_is_unavailable(mariadb_url, make):
+    sink = admit(make(mariadb_url))
+    sink.create("orders")
+    execute(mariadb_url, "DROP USER IF EXISTS writer", f"CREATE USER writer IDENTIFIED BY '{SECRET}'")
+    database = make_url(mariadb_url).database
+    execute(mariadb_url, f"GRANT SELECT, INSERT, UPDATE ON {database}.* TO writer")
+    as_writer = make_url(mariadb_url).set(username="writer", password=SECRET).render_as_string(hide_password=False)
+    assert admit(make(as_writer)).apply(puts(b"1")).written == 1, "these are the least privileges"
+    execute(mariadb_url, "SET GLOBAL read_only = ON")
+    try:
+        with pytest.raises(SinkUnavailable, match="1290"):
+            make(as_writer).apply(puts(b"1", seq=6))
+    finally:
+        execute(mariadb_url, "SET GLOBAL read_only = OFF")
+    with pytest.raises(SinkRefused, match="1142") as caught:
+        make(as_writer).apply(puts(b"1", collection="others"))
+    assert "CREATE TABLE" in caught.value.hint
+
+
+def test_a_server_that_is_not_there_and_a_wrong_password_are_told_without_it(mariadb_url, make):
+    wrong = make_url(mariadb_url).set(password=SECRET).render_as_string(hide_password=False)
+    away = f"mysql://me:{SECRET}@127.0.0.1:{free_port()}/x"
+    for target, kind in ((wrong, SinkRefused), (away, SinkUnavailable)):
+        sink = make(target)
+        with pytest.raises(kind, match=r"127\.0\.0\.1") as caught:
+            admit(sink)
+        assert isinstance(caught.value, ExportQueueError)
+        assert SECRET not in str(caught.value) + repr(sink) + repr(sink._engine)
+
+
+@pytest.mark.parametrize("scheme", ["mysql", "mariadb", "mysql+mysqldb", "mysql+pymysql"])
+def test_any_driver_may_be_named(mariadb_url, make, scheme):
+    admit(make(mariadb_url.replace("mysql+pymysql", scheme, 1)))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(1213, "TryAgain"), (1062, "Poison"), (1205, "SinkUnavailable"), (2013, "SinkUnavailable"), (1146, "SinkRefused")],
+)
+def test_errors_are_told_apart_by_their_number(number, kind):
+    dialect = MySQL(make_url("mysql+pymysql://db/x"), password=None, timeout=1)
+    assert type(dialect.explain(pymysql.OperationalError(number, "words"))).__name__ == kind
+
+
+def test_tables_of_another_database_are_named_by_a_schema(mariadb_url, mariadb_server, make):
+    other = mariadb_server.create_database()
+    sink: SqlSink = admit(make(mariadb_url, table=f"{other}.t_{{collection}}"))
+    assert sink.apply(puts(b"1")).written == 1
+    assert execute(mariadb_server.url(other), "SELECT id FROM t_orders_live") == [("1",)]
+    assert execute(mariadb_url, "SHOW TABLES") == []
+    mariadb_server.drop_database(other)
