@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
@@ -71,19 +72,13 @@ class Answer:
     status: int
     type: str = ""
     reason: str = ""
+    meaning: Meaning = field(init=False)
+    hint: str | None = field(init=False)
 
-    @property
-    def rule(self) -> Rule:
-        """The row of the table that it falls under."""
-        for rule in RULES:
-            if rule.status == self.status and rule.type in (None, self.type):
-                return rule
-        return Rule(self.status, None, _M.UNAVAILABLE if self.status >= 500 else _M.REFUSED)
-
-    @property
-    def meaning(self) -> Meaning:
-        """What it means."""
-        return self.rule.meaning
+    def __post_init__(self) -> None:
+        rule = _rule_of(self.status, self.type)
+        object.__setattr__(self, "meaning", rule.meaning)
+        object.__setattr__(self, "hint", rule.hint)
 
     def explain(self, target: str) -> ExportQueueError:
         """Make an error of an answer that no operation can be blamed for.
@@ -91,13 +86,22 @@ class Answer:
         :param target: the sink and what it wrote to.
         """
         kind = _ERRORS.get(self.meaning, SinkRefused)
-        return kind(f"{target}: {self}", hint=self.rule.hint)
+        return kind(f"{target}: {self}", hint=self.hint)
 
     def __str__(self) -> str:
         return ": ".join(filter(None, (f"{self.status} {self.type}".strip(), self.reason)))
 
 
-_DONE = Answer(200)
+def _rule_of(status: int, kind: str) -> Rule:
+    for rule in RULES:
+        if rule.status == status and rule.type in (None, kind):
+            return rule
+    return Rule(status, None, _M.UNAVAILABLE if status >= 500 else _M.REFUSED)
+
+
+DONE = Answer(200)
+"""To an operation that was written."""
+_without_reason = cache(Answer)
 
 
 def whole(status: int, body: object) -> Answer:
@@ -109,7 +113,7 @@ def items_of(body: Mapping[str, Any]) -> Sequence[Answer]:
     """Read the answers to the items of a bulk request, as few as ``filter_path`` leaves of them."""
     items = body.get("items", [])
     if not body.get("errors", True):
-        return [_DONE] * len(items)
+        return [DONE] * len(items)
     answers = []
     for item in items:
         (answer,) = item.values()
@@ -118,11 +122,14 @@ def items_of(body: Mapping[str, Any]) -> Sequence[Answer]:
 
 
 def _answer(status: int, error: object) -> Answer:
+    if error is None:
+        return _without_reason(status)
     if not isinstance(error, dict):
-        return Answer(status, reason=str(error or ""))
+        return Answer(status, reason=str(error))
     reason = str(error.get("reason") or "")
     cause = error.get("caused_by")
     inner = str(cause.get("reason") or "") if isinstance(cause, dict) else ""
     if inner and inner not in reason:
         reason = f"{reason}: {inner}" if reason else inner
-    return Answer(status, str(error.get("type") or ""), reason)
+    kind = str(error.get("type") or "")
+    return Answer(status, kind, reason) if reason else _without_reason(status, kind)
