@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError, SinkError, SinkRefused
@@ -72,12 +73,11 @@ class Answer:
     status: int
     type: str = ""
     reason: str = ""
+    meaning: Meaning = field(init=False)
 
-    @property
-    def meaning(self) -> Meaning:
-        """What it means."""
+    def __post_init__(self) -> None:
         known = _ANSWERS.get((self.status, self.type)) or _ANSWERS.get((self.status, ""))
-        return known or _MEANINGS[self._row().fate]
+        object.__setattr__(self, "meaning", known or _MEANINGS[self._row().fate])
 
     def explain(self, target: str) -> SinkError | SinkConfigurationError:
         """Make an error of an answer that no operation can be blamed for.
@@ -94,7 +94,9 @@ class Answer:
         return ": ".join(filter(None, (f"{self.status} {self.type}".strip(), self.reason)))
 
 
-_DONE = Answer(200)
+DONE = Answer(200)
+"""To an operation that was written."""
+_without_reason = cache(Answer)
 
 
 def whole(status: int, body: object) -> Answer:
@@ -106,7 +108,7 @@ def items_of(body: Mapping[str, Any]) -> Sequence[Answer]:
     """Read the answers to the items of a bulk request, as few as ``filter_path`` leaves of them."""
     items = body.get("items", [])
     if not body.get("errors", True):
-        return [_DONE] * len(items)
+        return [DONE] * len(items)
     answers = []
     for item in items:
         (answer,) = item.values()
@@ -115,11 +117,14 @@ def items_of(body: Mapping[str, Any]) -> Sequence[Answer]:
 
 
 def _answer(status: int, error: object) -> Answer:
+    if error is None:
+        return _without_reason(status)
     if not isinstance(error, dict):
-        return Answer(status, reason=str(error or ""))
+        return Answer(status, reason=str(error))
     reason = str(error.get("reason") or "")
     cause = error.get("caused_by")
     inner = str(cause.get("reason") or "") if isinstance(cause, dict) else ""
     if inner and inner not in reason:
         reason = f"{reason}: {inner}" if reason else inner
-    return Answer(status, str(error.get("type") or ""), reason)
+    kind = str(error.get("type") or "")
+    return Answer(status, kind, reason) if reason else _without_reason(status, kind)

@@ -27,9 +27,10 @@ _SUSPECT = (RESERVED.encode(), b"\\u")
 def refuse(operations: Operations, reasons: Reasons) -> None:
     """Refuse ids and documents that would spoil more than their own line."""
     refuse_lengths(operations, reasons, id_bytes=MAX_ID_BYTES, document_bytes=MAX_DOCUMENT_BYTES)
-    for i, record in enumerate(operations.ids):
-        if not record:
-            reasons.setdefault(i, "the id is empty")
+    if not all(operations.ids):
+        for i, record in enumerate(operations.ids):
+            if not record:
+                reasons.setdefault(i, "the id is empty")
     try:
         b"\n".join(operations.ids).decode()
     except UnicodeDecodeError:

@@ -12,7 +12,7 @@ from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUn
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import admission
 from export_queue.core.sinks.elasticsearch import indices, lines
-from export_queue.core.sinks.elasticsearch.answers import OF_DOCUMENTS, Answer, Meaning, items_of, whole
+from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Meaning, items_of, whole
 from export_queue.core.sinks.elasticsearch.connection import CLIENT_OPTIONS, Connection, Secret
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
@@ -149,7 +149,11 @@ class ElasticsearchSink:
         for alias, positions in sorted(by_alias.items()):
             self._prepare(alias)
             part = operations if len(by_alias) == 1 else operations.take(positions)
-            for i, answer in zip(positions, self._settle(alias, lines.lines_of(part)), strict=True):
+            answers = self._settle(alias, lines.lines_of(part))
+            if answers.count(DONE) == len(answers):
+                written += len(answers)
+                continue
+            for i, answer in zip(positions, answers, strict=True):
                 if answer.meaning is Meaning.WRITTEN:
                     written += 1
                 elif answer.meaning is not Meaning.STALE:
@@ -160,6 +164,8 @@ class ElasticsearchSink:
     def _settle(self, alias: str, wanted: Sequence[bytes], reasons: bool = False) -> list[Answer]:
         """Send operations until each of them is written, stale or refused for ever."""
         answers = self._send_patiently(alias, wanted, reasons)
+        if answers.count(DONE) == len(answers):
+            return answers
         poison = [i for i, answer in enumerate(answers) if answer.meaning is Meaning.POISON]
         if not poison or reasons:
             return answers
@@ -177,6 +183,8 @@ class ElasticsearchSink:
         waiting: Sequence[int] = range(len(wanted))
         for attempt in range(_TRIES):
             found = self._send(alias, [wanted[i] for i in waiting] if attempt else wanted, reasons)
+            if not answers and found.count(DONE) == len(found):
+                return found
             answers |= zip(waiting, found, strict=True)
             waiting = [i for i in waiting if answers[i].meaning is Meaning.BUSY]
             if not waiting:
@@ -204,7 +212,7 @@ class ElasticsearchSink:
             raise SinkRefused(
                 f"{self}, {alias}: {len(answers)} answers to {len(wanted)} operations; which belongs to which?"
             )
-        for answer in answers:
+        for answer in answers if answers.count(DONE) != len(answers) else ():
             if answer.meaning in (Meaning.UNAVAILABLE, Meaning.REFUSED, Meaning.UNFIT):
                 raise answer.explain(f"{self}, {alias}")
         return answers
