@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in MARKED_FIXTURES.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
+    """Let what a test printed or logged travel between processes, although some tests print what is no Unicode."""
+    data = yield
+    if data is not None and "sections" in data:
+        data["sections"] = [(name, text.encode(errors="backslashreplace").decode()) for name, text in data["sections"]]
+    return data
