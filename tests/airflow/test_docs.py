@@ -39,7 +39,7 @@ def test_its_smallest_dags_run(store_path: Path, redis_connection: Any, run_dag:
 def test_its_connections_are_understood(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
     connect("warehouse", conn_type="postgres", host="h", schema="d")
     lines = blocks("bash")[0].strip().splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     found = []
     for line in lines:
         name, value = re.fullmatch(r"(AIRFLOW_CONN_\w+)='(.*)'", line).groups()  # type: ignore[union-attr]
@@ -53,6 +53,7 @@ def test_its_connections_are_understood(monkeypatch: pytest.MonkeyPatch, connect
         ("sqlite:////var/lib/exports.db", "export_queue"),
     ]
     assert sink_hook("redis_default").sink_spec()[0].options["host"] == "redis.example"
+    assert sink_hook("elasticsearch_default").sink_spec()[0].options["hosts"] == ["https://search.example:9200"]
 
 
 @pytest.mark.parametrize("operator", ["ExportQueueDrainOperator", "ExportQueueSparkDrainOperator", "ExportQueueSensor"])

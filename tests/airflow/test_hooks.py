@@ -332,7 +332,7 @@ def test_another_type_of_connection_names_those_that_are_supported(connect: Any)
     connect("mail", conn_type="smtp", host="h", password=PASSWORD)
     with pytest.raises(
         SinkConfigurationError,
-        match="'smtp', which leads to no sink; supported are redis, sqlite, postgres, elastic",
+        match="'smtp', which leads to no sink; supported are redis, sqlite, postgres, mysql, elastic",
     ):
         sink_hook("mail")
     with pytest.raises(SinkConfigurationError, match="RedisSinkHook takes redis"):
