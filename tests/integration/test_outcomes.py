@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from tests.cuts import Truth, fill, wait_until
 
 from export_queue.core.client import Store, TransactionContext
@@ -95,6 +96,24 @@ def test_a_session_that_is_ended_in_the_middle_of_work_is_told_as_such(postgres_
                 lambda: not other.execute("select 1 from pg_stat_activity where pid = %s", (own,)).fetchall(),
                 "it goes on",
             )
+        assert store.queues() == []
+
+
+def test_sessions_that_end_as_soon_as_they_begin_are_told_as_such(postgres_url: str) -> None:
+    """One that is dead when it is lent is replaced, which the pool does once and no more."""
+    with Store.open(postgres_url) as store, connect(postgres_url) as other:
+        store.create()
+
+        @sa.event.listens_for(store.database.engine, "connect")
+        def end(raw: psycopg.Connection[Any], record: object) -> None:
+            other.execute("select pg_terminate_backend(%s, 30000)", (raw.info.backend_pid,))
+
+        store.database.engine.dispose()
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable) as caught, store.transaction(read_only=True) as tx:
+                tx.table("t").get("a", "n")
+            assert caught.value.transient
+        sa.event.remove(store.database.engine, "connect", end)
         assert store.queues() == []
 
 
