@@ -12,13 +12,11 @@ import psycopg
 import sqlalchemy as sa
 from psycopg.abc import PQGen
 from sqlalchemy import event
-from sqlalchemy.pool import ConnectionPoolEntry
 
 Value = TypeVar("Value")
 
 CONNECT_SECONDS = 10
 """How long a connection attempt may take."""
-_NEW = "export_queue_new"
 LONGEST_SECONDS = 3600.0
 """How long any answer is waited for where nobody says less; maintenance of large tables takes its time."""
 
@@ -107,9 +105,8 @@ def bound_connections(engine: sa.Engine, *, settings: bool) -> None:
         return raw
 
     @event.listens_for(engine, "connect")  # the last step: the driver's own questions have been answered
-    def _opened(raw: BoundedConnection, record: ConnectionPoolEntry) -> None:
+    def _opened(raw: BoundedConnection, record: object) -> None:
         raw.answer_seconds = LONGEST_SECONDS
-        record.info[_NEW] = True
 
     @event.listens_for(engine, "reset")
     def _give_back(raw: BoundedConnection, record: object, state: object) -> None:
@@ -117,10 +114,7 @@ def bound_connections(engine: sa.Engine, *, settings: bool) -> None:
             raw.rollback()
 
     @event.listens_for(engine, "checkout")
-    def _lend(raw: BoundedConnection, record: ConnectionPoolEntry, proxy: object) -> None:
-        # A new one is not replaced: its first use tells what is the matter, where the pool only gives up.
-        if record.info.pop(_NEW, False):
-            return
+    def _lend(raw: BoundedConnection, record: object, proxy: object) -> None:
         # An idle session has nothing to say but its end, after a restart or a cut; asking the server would cost a trip.
         if raw.closed or _has_something_to_say(raw):
             raise sa.exc.InvalidatePoolError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError as UrlError
-from sqlalchemy.exc import DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreUnavailable
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _POOLER = "behind_pooler"
+_ENDED_AT_ONCE = "This connection is closed"
+"""What the pool says when the connection in the place of a dead one is dead, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,8 @@ class Database:
                 f"store {self.shown_url}: all connections of this process are taken",
                 hint="a transaction that has read owns a connection to its end: keep fewer of them open at once",
             )
+        if isinstance(error, InvalidRequestError) and str(error) == _ENDED_AT_ONCE:
+            return StoreUnavailable(f"store {self.shown_url}: sessions end as soon as they begin")
         if isinstance(error, DBAPIError):
             return self._translate(error.orig or error)
         return self._translate(error) if isinstance(error, self.dialect.driver_error) else None
