@@ -33,10 +33,11 @@ _ANSWERS = {
 }
 """What is no error."""
 
+NO_ANSWER = "no answer"
 ERRORS = ErrorTable(
     "Elasticsearch",
     [
-        ErrorRow("no answer", Fate.LATER, "the cluster is not there or too slow, or the connection broke"),
+        ErrorRow(NO_ANSWER, Fate.LATER, "the cluster is not there or too slow, or the connection broke"),
         ErrorRow("429*", Fate.AGAIN, "the server has no room: only what it refused is sent again, after a pause"),
         ErrorRow("408*", Fate.LATER, "the server was too slow; try again"),
         ErrorRow("5*", Fate.LATER, "a shard is missing, or the server is not well; see its log"),

@@ -9,7 +9,8 @@ from typing import Any
 import elastic_transport
 import elasticsearch
 
-from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.errors import SinkConfigurationError, SinkRefused
+from export_queue.core.sinks.elasticsearch.answers import ERRORS, NO_ANSWER
 
 Secret = str | Callable[[], str] | None
 """A secret, or what finds it."""
@@ -104,7 +105,7 @@ class Connection:
             raise SinkRefused(f"{self}: {error.message}", hint="check the certificates in client_options") from error
         except elastic_transport.TransportError as error:
             self.close()  # secrets may be others when it is back
-            raise SinkUnavailable(f"{self} does not answer: {error.message}") from error
+            raise ERRORS.find(NO_ANSWER).error(f"{self} does not answer: {error.message}") from error
         return response.meta.status, response.body
 
     def _opened(self) -> elasticsearch.Elasticsearch:
