@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.sinks import naming
 from export_queue.core.sinks.control import ControlRecord
 
 RESERVED = "_xq"
@@ -33,7 +33,6 @@ _CONTROL_MAPPING = {
 }
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 Found = Mapping[str, Any]
 """What the server says of a name: by index its aliases, mappings and settings."""
@@ -44,12 +43,7 @@ def check_template(template: str) -> None:
 
     :raises SinkConfigurationError: another placeholder than ``{collection}``, or a name that no alias may have.
     """
-    names = _PLACEHOLDER.findall(template)
-    if set(names) - {"collection"}:
-        raise SinkConfigurationError(f"index template {template!r}: the only placeholder is {{collection}}")
-    refused = refuse_name(template.replace("{collection}", "c"))
-    if refused:
-        raise SinkConfigurationError(f"index template {template!r}: {refused}")
+    naming.check_template(template, refuse_name, what="index")
 
 
 def refuse_name(name: str) -> str | None:
@@ -66,16 +60,7 @@ def fill_collections(template: str, collections: Iterable[str]) -> tuple[dict[st
 
     :returns: the alias by collection, and why a collection is refused.
     """
-    aliases: dict[str, str] = {}
-    refused: dict[str, str] = {}
-    for collection in collections:
-        name = template.replace("{collection}", collection)
-        reason = refuse_name(name)
-        if reason:
-            refused[collection] = reason
-        else:
-            aliases[collection] = name
-    return aliases, refused
+    return naming.name_collections(template, collections, refuse_name)
 
 
 def definition(alias: str) -> tuple[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.sinks import naming
 from export_queue.core.sinks.batch import Reasons
 from export_queue.core.sinks.operations import Operations
 
@@ -28,7 +29,6 @@ KEY_TYPES = ("text", "integer", "uuid", "date")
 _TABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$-]{0,57}")
 _SCHEMA = re.compile(r"([A-Za-z_][A-Za-z0-9_$-]{0,62})\.(.*)", re.DOTALL)
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -189,12 +189,7 @@ def check_template(template: str) -> None:
 
     :raises SinkConfigurationError: another placeholder than ``{collection}``, or a name that no table may have.
     """
-    names = _PLACEHOLDER.findall(template)
-    if set(names) - {"collection"}:
-        raise SinkConfigurationError(f"table template {template!r}: the only placeholder is {{collection}}")
-    refused = refuse_table(template.replace("{collection}", "c"))
-    if refused:
-        raise SinkConfigurationError(f"table template {template!r}: {refused}")
+    naming.check_template(template, refuse_table, what="table")
 
 
 def fill_collections(template: str, collections: Iterable[str], *, fold: bool) -> tuple[dict[str, str], dict[str, str]]:
@@ -203,16 +198,8 @@ def fill_collections(template: str, collections: Iterable[str], *, fold: bool) -
     :param fold: whether names that differ by case are one table.
     :returns: the table by collection, and why a collection is refused.
     """
-    tables: dict[str, str] = {}
-    refused: dict[str, str] = {}
-    for collection in collections:
-        name = template.replace("{collection}", collection)
-        reason = refuse_table(name)
-        if reason:
-            refused[collection] = reason
-        else:
-            tables[collection] = name.lower() if fold else name
-    return tables, refused
+    tables, refused = naming.name_collections(template, collections, refuse_table)
+    return {collection: name.lower() if fold else name for collection, name in tables.items()}, refused
 
 
 def refuse_table(name: str) -> str | None:
