@@ -35,7 +35,8 @@ def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
         block = wanted[start : start + _BLOCK]
         found = work.connection.execute(sa.select(d.c.key, d.c.seq).where(d.c.queue_number == number, keys.in_(block)))
         there |= {(bytes(key), seq) for key, seq in found}
-    fresh = [dict(row, buried_ms=work.now()) for row in rows if (row["key"], row["seq"]) not in there]
+    now = work.now()
+    fresh = [dict(row, buried_ms=now) for row in rows if (row["key"], row["seq"]) not in there]
     if fresh:
         work.connection.execute(d.insert(), fresh)
 

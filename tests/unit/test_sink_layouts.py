@@ -13,7 +13,6 @@ from export_queue.core.sinks import MAX_SEQ, Operations
 from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.targets import TARGETS
 from export_queue.core.sinks.sql import statements, tables
-from export_queue.core.sinks.sql.postgresql import copy_text
 from export_queue.core.sinks.sql.tables import Column, Contents, Limits, Table, rows_of
 
 LIMITS = Limits(id_bytes=20, values_as_text=True)
@@ -187,8 +186,3 @@ def test_the_guard_is_strict_and_writes_every_column():
 def test_documents_survive_as_json_text():
     rows, _ = rows_of(operations((b"a", 3, orjson.dumps({"j": ["é"]}))), Contents.of({"j": "json"}, "text"), LIMITS)
     assert orjson.loads(rows[0][1]) == ["é"]
-
-
-def test_rows_are_copied_as_postgresql_reads_them():
-    rows = [("a\\N", None, 3, False), ("b\t\r\n", "\\.", 4, True), ("", "\\N", -1, False)]
-    assert copy_text(rows) == "a\\\\N\t\\N\t3\tf\nb\\t\\r\\n\t\\\\.\t4\tt\n\t\\\\N\t-1\tf\n"

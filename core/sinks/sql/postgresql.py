@@ -42,8 +42,6 @@ ERRORS = ErrorTable(
     ],
 )
 
-_COPY_ROWS = 500
-
 
 class PostgreSQL:
     """A database of a PostgreSQL server.
@@ -127,9 +125,8 @@ class PostgreSQL:
         with driver.cursor() as cursor:
             cursor.execute(statements.create_batch(table).encode())
             with cursor.copy(statements.copy_batch(table).encode()) as copy:
-                # in pieces: the server reads one while the next is written
-                for start in range(0, len(rows), _COPY_ROWS):
-                    copy.write(copy_text(rows[start : start + _COPY_ROWS]))
+                for row in rows:
+                    copy.write_row(row)
             cursor.execute(statements.upsert_batch(table).encode())
             return cursor.rowcount
 
@@ -147,25 +144,3 @@ def _without_code(error: Exception) -> str:
         return "not data"
     lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return "no answer" if lost else ""
-
-
-def copy_text(rows: Sequence[Row]) -> str:
-    """Write rows as COPY reads them, a column at a time: that is several times quicker than row by row."""
-    columns = [_copy_column(column) for column in zip(*rows, strict=True)]
-    return "\n".join(map("\t".join, zip(*columns, strict=True))) + "\n"
-
-
-def _copy_column(values: Sequence[Any]) -> Sequence[str]:
-    kinds = set(map(type, values))
-    if kinds == {bool}:
-        return ["t" if value else "f" for value in values]
-    if kinds == {int}:
-        return list(map(str, values))
-    # no text of a row holds a NUL, so that all of them can be escaped as one
-    text = "\0".join("" if value is None else value for value in values) if type(None) in kinds else "\0".join(values)
-    for plain, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
-        text = text.replace(plain, escaped)
-    texts = text.split("\0")
-    if type(None) in kinds:
-        return ["\\N" if value is None else one for value, one in zip(values, texts, strict=True)]
-    return texts
