@@ -138,6 +138,14 @@ def test_a_server_that_cannot_save_refuses(server, client, sink):
     assert sink.apply(puts(seq=2)) == ApplyResult(50, 0)
 
 
+def test_a_key_of_another_type_gives_way_to_a_string(client, sink):
+    client.delete("orders:07", "orders:08")
+    client.rpush("orders:07", "a", "list")
+    client.sadd("orders:08", "a set")
+    assert sink.apply(puts(seq=2)) == ApplyResult(50, 0)
+    assert documents(client) == {b"new"}
+
+
 def test_ranks_that_somebody_has_overwritten_park_the_drain_and_blame_no_record(client, sink):
     """What is no hash would fail alone, amid a transaction that is not rolled back."""
     spoilt = client.keys("xq:rank:*")[0]
