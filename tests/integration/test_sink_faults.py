@@ -302,6 +302,7 @@ class TestMariadb(OnSql):
         self.at(mariadb_url)
 
 
+@pytest.mark.parametrize("elasticsearch_server", ["8.19.8"], indirect=True)  # what breaks here is on our side
 class TestElasticsearch(Faults):
     is_atomic = False
 

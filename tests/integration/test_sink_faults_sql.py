@@ -231,6 +231,28 @@ def test_a_server_that_is_killed_amid_a_batch_and_restarted_delays_the_drain(mor
     assert execute(url, "SELECT count(*), min(document) = max(document) FROM orders_live") == [(400, True)]
 
 
+def test_a_session_of_postgresql_that_crashes_takes_all_others_along_until_the_server_has_recovered(make, orders):
+    """The server ends every session, and lets nobody in while it reads its log."""
+    try:
+        server = PostgresServer()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    with orders.transaction() as tx:
+        tx.queue("orders").add(b"1", b"new")
+    with server:
+        url = server.url()
+        sink = admit(make(url))
+        sink.apply(puts(b"1", seq=1))
+        found = (
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'export_queue' AND backend_type LIKE 'client%%'"
+        )
+        ((pid,),) = execute(url, found)
+        os.kill(pid, signal.SIGKILL)
+        report = drain(orders, "orders", sink, sink_name="copies", patience=Patience(attempts=1_000, longest=0.1))
+        assert (report.acknowledged, report.dead) == (1, 0)
+        assert execute(url, "SELECT document FROM orders_live") == [("new",)]
+
+
 # PgBouncer in transaction mode: each transaction may meet another session of the server
 
 
