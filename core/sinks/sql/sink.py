@@ -272,15 +272,14 @@ class SqlSink:
     def _transaction(self) -> Iterator[Connection]:
         """Run a transaction that writes; errors of the driver come out as ours, Poison or TryAgain."""
         try:
-            with self._engine.connect() as connection:
+            with self._engine.connect() as connection, connection.begin():
                 try:
-                    with connection.begin():
-                        self._dialect.begin(connection)
-                        yield connection
+                    self._dialect.begin(connection)
+                    yield connection
                 except (DBAPIError, self._dialect.driver_error) as error:
                     explained = self._explain(error)
                     if not isinstance(explained, Poison | TryAgain):
-                        connection.invalidate()
+                        connection.invalidate()  # before the roll-back, which would fail, too, and say less
                     raise explained from error
         except (SQLAlchemyError, self._dialect.driver_error) as error:
             raise self._explain(error) from error
