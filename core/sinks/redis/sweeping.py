@@ -1,0 +1,117 @@
+"""Floor and sweep of a Redis database.
+
+The floor stands in ``xq:control``. Who raises it changes that key, which every batch watches: of the batches that have
+read the old floor none is executed later. Which keys a batch watches for it is said by :func:`floor_reads` alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from export_queue.core.errors import SinkUnavailable
+from export_queue.core.sinks.control import FloorRecord, join_feeders, raise_floor, stale_rank
+from export_queue.core.sinks.redis.layout import CONTROL, RANK_HASHES, Command, rank_texts
+
+Ask = Callable[..., list[Any]]
+"""Sends commands that must not fail, in one go, and returns their replies."""
+
+FIELDS = ("floor", "stores")
+PAGE = 500
+"""Fields of a hash that are looked at in one go, about."""
+REPORT_SHARDS = 200
+"""After how many hashes the log says how far the sweep is."""
+_MAX_COLLISIONS = 200
+_PAUSE_SECONDS = 0.02
+
+log = logging.getLogger("export_queue.sweep")
+
+
+def floor_reads(shards: Iterable[bytes]) -> tuple[tuple[str, ...], list[Command]]:
+    """Say which keys a batch watches beside the hashes of its ranks, and how it reads the floor from them.
+
+    :param shards: the hashes that hold the ranks of the batch: its slots, where slots matter.
+    """
+    return (CONTROL,), [("HMGET", CONTROL, FIELDS[0])]
+
+
+def stale_text(replies: Sequence[Sequence[bytes | None]]) -> bytes:
+    """Return the highest stale rank, written as ranks are, from the replies to :func:`floor_reads`; empty if none."""
+    floor = max(int(found or 0) for reply in replies for found in reply)
+    return rank_texts([stale_rank(floor)])[0] if floor else b""
+
+
+def join(ask: Ask, *, store_id: str, sink: str) -> None:
+    """Note that a store feeds this database.
+
+    :raises SinkBelongsToAnother: another store has swept it.
+    """
+    _change(ask, lambda found: join_feeders(found, store_id=store_id, sink=sink), sink)
+
+
+def sweep(ask: Ask, *, shards: int, store_id: str, floor: int, sink: str) -> int:
+    """Raise the floor, then remove what it makes superfluous from the hashes of ranks, page by page.
+
+    :param shards: how many hashes of each kind there are.
+    :raises SinkBelongsToAnother: another store feeds this database, too.
+    """
+    raised = _change(ask, lambda found: raise_floor(found, store_id=store_id, floor=floor, sink=sink), sink).floor
+    (stale,) = rank_texts([stale_rank(raised)]) if raised else [b""]
+    removed, swept = 0, 0
+    for shard in range(shards):
+        removed += sum(_sweep_hash(ask, name % shard, stale, sink) for name in RANK_HASHES)
+        swept += 1
+        if swept % REPORT_SHARDS == 0 and swept < shards:
+            log.info("%s: %d of %d shards swept, %d tombstones removed", sink, swept, shards, removed)
+    return removed
+
+
+def _sweep_hash(ask: Ask, name: bytes, stale: bytes, sink: str) -> int:
+    """Remove the tombstones of one hash; what others write to it meanwhile makes a page be looked at again."""
+    cursor, removed = b"0", 0
+    while True:
+        for _ in range(_MAX_COLLISIONS):
+            _, (following, pairs) = ask(("WATCH", name), ("HSCAN", name, cursor, "COUNT", str(PAGE)))
+            gone = [
+                field
+                for field, rank in zip(pairs[::2], pairs[1::2], strict=True)
+                if rank <= stale and rank[-1:] in b"02468"
+            ]
+            if not gone:
+                ask(("UNWATCH",))
+                break
+            *_, done = ask(("MULTI",), ("HDEL", name, *gone), ("EXEC",))
+            if done is not None:
+                removed += done[0]
+                break
+            time.sleep(random.uniform(0, _PAUSE_SECONDS))
+        else:
+            raise SinkUnavailable(
+                f"{sink}: {name.decode()} changes all the time", hint="sweep again when less is drained"
+            )
+        cursor = following
+        if cursor == b"0":
+            return removed
+
+
+def _change(ask: Ask, decide: Callable[[FloorRecord], FloorRecord], sink: str) -> FloorRecord:
+    for _ in range(_MAX_COLLISIONS):
+        _, (floor, stores) = ask(("WATCH", CONTROL), ("HMGET", CONTROL, *FIELDS))
+        found = FloorRecord(frozenset(json.loads(stores or "[]")), int(floor or 0))
+        try:
+            wanted = decide(found)
+        except Exception:
+            ask(("UNWATCH",))
+            raise
+        if wanted == found:
+            ask(("UNWATCH",))
+            return found
+        values = ("floor", str(wanted.floor), "stores", json.dumps(sorted(wanted.stores)))
+        *_, done = ask(("MULTI",), ("HSET", CONTROL, *values), ("EXEC",))
+        if done is not None:
+            return wanted
+    raise SinkUnavailable(f"{sink}: {CONTROL} changes all the time")
