@@ -186,12 +186,12 @@ class SinkSweeps(SinkTarget):
         generator = self.generator()
         prefix = self.fresh()
         names = [f"{prefix}{n}" for n in range(20)]
-        seqs = range(1, 121)
+        seqs = range(1, 81)
         rounds = [
             [self.delivery(name, seq, put=generator.random() < 0.4) for name in generator.sample(names, 8)]
             for seq in seqs
         ]
-        late = [[one for batch in rounds[max(0, n - 12) : n] for one in batch] for n in range(1, len(rounds))]
+        late = [[one for batch in rounds[max(0, n - 6) : n] for one in batch] for n in range(1, len(rounds))]
         for batch in late:
             generator.shuffle(batch)
         if self.shared:

@@ -23,8 +23,10 @@ Ask = Callable[..., list[Any]]
 FIELDS = ("floor", "stores")
 PAGE = 500
 """Fields of a hash that are looked at in one go, about."""
-REPORT_SHARDS = 200
-"""After how many hashes the log says how far the sweep is."""
+AT_ONCE = 50
+"""Hashes whose first pages are asked for in one go: most of them are small."""
+REPORT_GROUPS = 10
+"""After how many times that the log says how far the sweep is."""
 _MAX_COLLISIONS = 200
 _PAUSE_SECONDS = 0.02
 
@@ -61,41 +63,52 @@ def sweep(ask: Ask, *, shards: int, store_id: str, floor: int, sink: str) -> int
     """
     raised = _change(ask, lambda found: raise_floor(found, store_id=store_id, floor=floor, sink=sink), sink).floor
     (stale,) = rank_texts([stale_rank(raised)]) if raised else [b""]
-    removed, swept = 0, 0
-    for shard in range(shards):
-        removed += sum(_sweep_hash(ask, name % shard, stale, sink) for name in RANK_HASHES)
-        swept += 1
-        if swept % REPORT_SHARDS == 0 and swept < shards:
-            log.info("%s: %d of %d shards swept, %d tombstones removed", sink, swept, shards, removed)
+    names = [name % shard for shard in range(shards) for name in RANK_HASHES]
+    removed = 0
+    for start in range(0, len(names), AT_ONCE):
+        group = names[start : start + AT_ONCE]
+        pages = ask(*(_scan(name, b"0") for name in group))
+        removed += sum(
+            _sweep_hash(ask, *hash_and_page, stale, sink) for hash_and_page in zip(group, pages, strict=True)
+        )
+        if start // AT_ONCE % REPORT_GROUPS == REPORT_GROUPS - 1:
+            log.info("%s: %d of %d hashes swept, %d tombstones removed", sink, start + AT_ONCE, len(names), removed)
     return removed
 
 
-def _sweep_hash(ask: Ask, name: bytes, stale: bytes, sink: str) -> int:
-    """Remove the tombstones of one hash; what others write to it meanwhile makes a page be looked at again."""
-    cursor, removed = b"0", 0
+def _scan(name: bytes, cursor: bytes) -> Command:
+    return ("HSCAN", name, cursor, "COUNT", str(PAGE))
+
+
+def _sweep_hash(ask: Ask, name: bytes, page: Any, stale: bytes, sink: str) -> int:
+    """Remove the tombstones of one hash, of which the first page has been read."""
+    removed = 0
     while True:
-        for _ in range(_MAX_COLLISIONS):
-            _, (following, pairs) = ask(("WATCH", name), ("HSCAN", name, cursor, "COUNT", str(PAGE)))
-            gone = [
-                field
-                for field, rank in zip(pairs[::2], pairs[1::2], strict=True)
-                if rank <= stale and rank[-1:] in b"02468"
-            ]
-            if not gone:
-                ask(("UNWATCH",))
-                break
-            *_, done = ask(("MULTI",), ("HDEL", name, *gone), ("EXEC",))
-            if done is not None:
-                removed += done[0]
-                break
-            time.sleep(random.uniform(0, _PAUSE_SECONDS))
-        else:
-            raise SinkUnavailable(
-                f"{sink}: {name.decode()} changes all the time", hint="sweep again when less is drained"
-            )
-        cursor = following
+        cursor, pairs = page
+        doomed = [field for field, rank in zip(pairs[::2], pairs[1::2], strict=True) if _is_doomed(rank, stale)]
+        removed += _remove(ask, name, doomed, stale, sink) if doomed else 0
         if cursor == b"0":
             return removed
+        (page,) = ask(_scan(name, cursor))
+
+
+def _remove(ask: Ask, name: bytes, fields: Sequence[bytes], stale: bytes, sink: str) -> int:
+    """Remove the fields of a hash that still are tombstones; what was put again since they were read stays."""
+    for _ in range(_MAX_COLLISIONS):
+        _, ranks = ask(("WATCH", name), ("HMGET", name, *fields))
+        doomed = [field for field, rank in zip(fields, ranks, strict=True) if rank and _is_doomed(rank, stale)]
+        if not doomed:
+            ask(("UNWATCH",))
+            return 0
+        *_, done = ask(("MULTI",), ("HDEL", name, *doomed), ("EXEC",))
+        if done is not None:
+            return int(done[0])
+        time.sleep(random.uniform(0, _PAUSE_SECONDS))
+    raise SinkUnavailable(f"{sink}: {name.decode()} changes all the time", hint="sweep again when less is drained")
+
+
+def _is_doomed(rank: bytes, stale: bytes) -> bool:
+    return rank <= stale and rank[-1:] in b"02468"
 
 
 def _change(ask: Ask, decide: Callable[[FloorRecord], FloorRecord], sink: str) -> FloorRecord:
