@@ -23,6 +23,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.sinks import MAX_SEQ, ApplyResult, ElasticsearchSink, Operations, SinkSpec, open_sink
 from export_queue.core.sinks.elasticsearch import sink as sink_module
+from export_queue.core.sinks.elasticsearch import sweeping
 from export_queue.core.testing import SinkConformance
 from export_queue.core.testing.elasticsearch import ElasticsearchServer
 from export_queue.core.testing.servers import free_port
@@ -34,12 +35,13 @@ _names = itertools.count()
 
 @pytest.fixture
 def name(elasticsearch_server: ElasticsearchServer) -> Iterator[str]:
-    """A name of an index for one test; whatever begins with it is deleted afterwards."""
+    """A name of an index for one test; whatever begins with it is deleted afterwards, and the floor."""
     fresh = f"t{os.getpid()}x{next(_names)}"
     yield fresh
     listed = elasticsearch_server.request("GET", f"/{fresh}*,least*?expand_wildcards=all")[1]
     for index in listed:
         elasticsearch_server.request("DELETE", f"/{index}")
+    elasticsearch_server.request("DELETE", "/xq_control/_doc/%2A")
 
 
 class TestElasticsearch(SinkConformance):
@@ -48,8 +50,10 @@ class TestElasticsearch(SinkConformance):
     takes = "json"
 
     @pytest.fixture(autouse=True)
-    def _target(self, elasticsearch_server: ElasticsearchServer, name: str) -> None:
+    def _target(self, elasticsearch_server: ElasticsearchServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server, self.name = elasticsearch_server, name
+        monkeypatch.setattr(sweeping, "FLOOR_SECONDS", 0.05)
+        monkeypatch.setattr(sweeping, "TIMEOUTS", 0.02)
 
     def make_sink(self) -> ElasticsearchSink:
         index = f"{self.name}-{{collection}}"
