@@ -53,7 +53,7 @@ def sweep_table(run: Run[Any], *, schema: str | None, name: str, keys: Sequence[
     table = sa.table(name, *map(sa.column, keys), sa.column(RANK), sa.column(DELETED, sa.Boolean), schema=schema)
     columns = [table.c[key] for key in keys]
     doomed = sa.and_(table.c[DELETED] == sa.true(), table.c[RANK] <= stale_rank(floor))
-    removed, pages = 0, 0
+    removed = pages = 0
     after: sa.Row[Any] | None = None
 
     def page(connection: sa.Connection) -> tuple[int, sa.Row[Any] | None]:
@@ -66,7 +66,8 @@ def sweep_table(run: Run[Any], *, schema: str | None, name: str, keys: Sequence[
 
     while True:
         gone, after = run(page)
-        removed, pages = removed + gone, pages + 1
+        removed += int(gone)
+        pages += 1
         if after is None:
             return removed
         if pages % REPORT_PAGES == 0:
@@ -79,9 +80,10 @@ def _beyond(columns: Sequence[sa.ColumnElement[Any]], place: Sequence[Any], *, u
     Column by column and not as a row of values: some databases have no such rows, and some use no index for them.
     """
     column, value, rest = columns[0], place[0], columns[1:]
-    strictly = column > value if upwards else column < value
+    strictly: sa.ColumnElement[bool] = column > value if upwards else column < value
+    from_there: sa.ColumnElement[bool] = column >= value if upwards else column <= value
     if not rest:
-        return strictly if upwards else column <= value
+        return strictly if upwards else from_there
     deeper = sa.or_(strictly, sa.and_(column == value, _beyond(rest, place[1:], upwards=upwards)))
     # said twice, since databases find the beginning of a range by this one
-    return sa.and_(column >= value if upwards else column <= value, deeper)
+    return sa.and_(from_there, deeper)
