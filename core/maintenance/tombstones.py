@@ -18,7 +18,7 @@ class SafeFloor:
 
     floor: int
     held_by: str | None
-    """What keeps it from being higher: ``in progress``, ``queued`` or ``dead letter``; None if nothing does."""
+    """What keeps it from being higher: ``in progress``, ``queued`` or ``a dead letter``; None if nothing does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def safe_floor(database: Database) -> SafeFloor:
         locked = floors.oldest_lock(work, view.read_pointer)
         queued, dead = floors.lowest_waiting(work)
     in_progress = min(view.low, view.low if locked is None else locked)
-    bounds = {"queued": queued, "dead letter": dead}
+    bounds = {"queued": queued, "a dead letter": dead}
     if in_progress <= view.read_pointer:
         bounds["in progress"] = in_progress
     lowest, held_by = min(

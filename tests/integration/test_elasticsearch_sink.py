@@ -611,6 +611,89 @@ def test_a_server_that_is_not_there_is_unavailable_by_name(host, monkeypatch):
             assert SECRET not in shown(caught.value) + repr(sink) + repr(vars(sink))
 
 
+# Sweeps
+
+
+def test_what_goes_by_the_old_floor_arrives_before_tombstones_go(make, elasticsearch_server, name, monkeypatch):
+    """A late put has passed the old floor, and reaches the server while the sweep waits for such as it."""
+    monkeypatch.setattr(sweeping, "FLOOR_SECONDS", 1000.0)
+    sink, late = admit(make(timeout=60)), admit(make(timeout=90))
+    sink.apply(batch(None, seq=20))
+    assert late.apply(batch(b'{"n":1}', seq=19)).stale == 1
+    waited: list[float] = []
+
+    def arrive(seconds: float) -> None:
+        waited.append(seconds)
+        assert late.apply(batch(b'{"n":1}', seq=15)).stale == 1
+
+    monkeypatch.setattr(sweeping, "sleep", arrive)
+    assert sink.sweep(store_id="s", floor=25) == 1
+    assert waited == [1000.0 + 2 * 90], "for the slowest of all sinks"
+    assert read(elasticsearch_server, name) == {}
+
+
+def test_a_batch_that_was_held_up_looks_at_the_floor_again_before_each_request(make, name, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(sweeping, "clock", lambda: now[0])
+    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
+    sink, sweeper = admit(make()), admit(make())
+    sink.apply(batch(None, seq=20))
+    lines_of = sink_module.lines.lines_of
+
+    def held_up(operations: Operations) -> list[bytes]:
+        monkeypatch.setattr(sink_module.lines, "lines_of", lines_of)
+        assert sweeper.sweep(store_id="s", floor=25) == 1
+        now[0] += sweeping.FLOOR_SECONDS + 1
+        return lines_of(operations)
+
+    monkeypatch.setattr(sink_module.lines, "lines_of", held_up)
+    late = batch(b'{"n":1}', seq=15)
+    with pytest.raises(SinkUnavailable, match="being swept") as caught:
+        sink.apply(late)
+    assert caught.value.transient
+    assert sink.apply(late).stale == 1
+
+
+def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(make, elasticsearch_server, name, monkeypatch):
+    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sweeping, "PAGE", 7)
+    sink, other = admit(make()), admit(make())
+    sink.apply(batch(*[None] * 40, seq=20))
+    remove, pages = sweeping._remove, []
+
+    def put_first(*arguments: Any) -> int:
+        pages.append(len(arguments[2]))
+        if len(pages) == 1:
+            other.apply(batch(*[b'{"n":1}'] * 40, seq=30).take([0, 13, 26]))
+        return remove(*arguments)
+
+    monkeypatch.setattr(sweeping, "_remove", put_first)
+    assert sink.sweep(store_id="s", floor=25) == 37
+    assert (max(pages), sum(pages)) == (7, 40)
+    assert len(read(elasticsearch_server, name)) == 3
+    assert sink.apply(batch(*[b'{"n":2}'] * 40, seq=26)).written == 37, "a sweep leaves no version that refuses them"
+
+
+def test_only_indices_of_the_template_are_swept(make, name, monkeypatch):
+    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
+    sink, other = admit(make(index=f"{name}-{{collection}}")), admit(make(index=f"{name}other-{{collection}}"))
+    for one in (sink, other):
+        one.apply(batch(None, seq=20))
+    assert sink.sweep(store_id="s", floor=25) == 1
+    assert other.sweep(store_id="s", floor=0) == 1
+
+
+def test_a_sweep_needs_the_right_to_delete(make, elasticsearch_server, monkeypatch):
+    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
+    sink = admit(make(index="least"))
+    sink.apply(batch(None, None, seq=20))
+    elasticsearch_server.request("POST", "/least/_refresh")
+    with pytest.raises(SinkRefused, match="403"):
+        make(index="least", username="writer").sweep(store_id="s", floor=25)
+    assert sink.apply(batch(b'{"n":1}', seq=25)).stale == 1, "the floor has been raised: the next sweep goes on"
+    assert make(index="least", username="sweeper").sweep(store_id="s", floor=25) == 2
+
+
 class Stub:
     """A server that answers every request with the same bytes, or not at all (None), and counts them."""
 

@@ -86,7 +86,7 @@ def test_the_floor_stays_below_a_dead_letter_until_it_is_dropped(orders: Store) 
     seq = add(orders, anna=1)
     report = drain(orders, "orders", MemorySink(), exporter=lambda entry: [entry])
     assert report.dead == 1
-    assert held(orders) == (seq - 1, "dead letter")
+    assert held(orders) == (seq - 1, "a dead letter")
     orders.retry_dead_letters("orders")
     assert held(orders) == (seq - 1, "queued")
     drain(orders, "orders", MemorySink(), sink_name="MemorySink", exporter=lambda entry: [entry])
