@@ -190,4 +190,4 @@ ELASTICSEARCH_ROLES = {
     "sweeper": {"indices": [{"names": ["least*", "xq_control"], "privileges": [*_WRITES, "delete", "maintenance"]}]},
     "creator": {"indices": [{"names": ["least*", "xq_control"], "privileges": [*_WRITES, "manage"]}]},
 }
-"""What the page about sinks says is needed, without and with ``create_indices`` and for sweeps; one may write nothing."""
+"""What the page about sinks says is needed, without and with ``create_indices`` and for sweeps; one writes nothing."""

@@ -188,11 +188,11 @@ def test_late_batches_of_a_drain_that_was_given_up_are_stale(orders: Store) -> N
 def test_a_transaction_that_was_in_progress_as_the_sink_was_swept_still_arrives(orders: Store) -> None:
     sink = MemorySink()
     tx = orders.begin()
-    with orders.resume(tx) as context:
-        context.queue("orders").add("anna", 1)
     add(orders, ben=None)
     drain(orders, "orders", sink)
     assert orders.sweep_sink(sink).removed == 0, "its tombstone is younger than what is in progress"
+    with orders.resume(tx) as context:
+        context.queue("orders").add("anna", 1)
     orders.commit(tx)
     assert drain(orders, "orders", sink).written == 1
     assert orders.sweep_sink(sink).removed == 1

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from export_queue.core.sinks.control import ControlRecord, FloorRecord, admission, join_feeders, raise_floor
 from export_queue.core.sinks.sql.dialect import TryAgain
-from export_queue.core.sinks.sql.statements import CONTROL_TABLE
+from export_queue.core.sinks.sql.statements import CONTROL_TABLE, lock_control
 
 WHOLE_SINK = "*"
 """Stands for all queues; none is called so."""
@@ -105,6 +105,9 @@ def raise_to(connection: Connection, *, schema: str | None, store_id: str, floor
     """
     table = control_table(schema)
     mine = table.c.queue_id == WHOLE_SINK
+    if connection.dialect.name == "postgresql":
+        # waits in turn: for a lock of the row alone it would be overtaken by batch after batch
+        connection.exec_driver_sql(lock_control(schema))
     # written before it is read: a lock that no database upgrades
     if connection.execute(update(table).where(mine).values(fence=table.c.fence + 1)).rowcount == 0:
         _add_whole(connection, schema)
