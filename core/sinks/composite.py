@@ -70,6 +70,7 @@ class CompositeSink:
     def sweep(self, *, store_id: str, floor: int) -> int:
         """Sweep the parts that can be; see :class:`~export_queue.core.sinks.SweepableSink`.
 
+        :returns: as many as went from the part that had most of them.
         :raises SinkConfigurationError: none of them can.
         """
         sweepable = [(name, sink) for name, sink in self._parts if isinstance(sink, SweepableSink)]
@@ -77,7 +78,7 @@ class CompositeSink:
             raise SinkConfigurationError(f"sink {self}: no part has a method sweep; each keeps its tombstones")
         if kept := [name for name, sink in self._parts if not isinstance(sink, SweepableSink)]:
             log.warning("not swept, since they have no method sweep: %s", ", ".join(kept))
-        return sum(sink.sweep(store_id=store_id, floor=floor) for _, sink in sweepable)
+        return max(sink.sweep(store_id=store_id, floor=floor) for _, sink in sweepable)
 
     def close(self) -> None:
         """Close all parts, also if one of them fails."""

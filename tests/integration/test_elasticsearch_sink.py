@@ -614,7 +614,7 @@ def test_a_server_that_is_not_there_is_unavailable_by_name(host, monkeypatch):
 # Sweeps
 
 
-def test_what_goes_by_the_old_floor_arrives_before_tombstones_go(make, elasticsearch_server, name, monkeypatch):
+def test_what_goes_by_the_old_floor_arrives_before_tombstones_go(make, ask, elasticsearch_server, name, monkeypatch):
     """A late put has passed the old floor, and reaches the server while the sweep waits for such as it."""
     monkeypatch.setattr(sweeping, "FLOOR_SECONDS", 1000.0)
     sink, late = admit(make(timeout=60)), admit(make(timeout=90))
@@ -624,6 +624,9 @@ def test_what_goes_by_the_old_floor_arrives_before_tombstones_go(make, elasticse
 
     def arrive(seconds: float) -> None:
         waited.append(seconds)
+        for verb in ("flush", "close", "open"):  # then it remembers no deletes, only documents
+            ask("POST", f"/{name}-000001/_{verb}")
+        ask("GET", f"/_cluster/health/{name}-000001?wait_for_status=yellow&timeout=60s")
         assert late.apply(batch(b'{"n":1}', seq=15)).stale == 1
 
     monkeypatch.setattr(sweeping, "sleep", arrive)
