@@ -129,7 +129,9 @@ class RedisSink:
     def sweep(self, *, store_id: str, floor: int) -> int:
         """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
         with self._lock:
-            return sweeping.sweep(self._all, shards=self._prepare(), store_id=store_id, floor=floor, sink=str(self))
+            names = [name % shard for shard in range(self._prepare()) for name in layout.RANK_HASHES]
+            stale = sweeping.lift(self._all, store_id=store_id, floor=floor, sink=str(self))
+            return sweeping.sweep_hashes(self._all, names, stale, str(self))
 
     def close(self) -> None:
         """Close the connection."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks.control import FloorRecord, join_feeders, raise_floor, stale_rank
-from export_queue.core.sinks.redis.layout import CONTROL, RANK_HASHES, Command, rank_texts
+from export_queue.core.sinks.redis.layout import CONTROL, Command, rank_texts
 
 Ask = Callable[..., list[Any]]
 """Sends commands that must not fail, in one go, and returns their replies."""
@@ -55,15 +55,22 @@ def join(ask: Ask, *, store_id: str, sink: str) -> None:
     _change(ask, lambda found: join_feeders(found, store_id=store_id, sink=sink), sink)
 
 
-def sweep(ask: Ask, *, shards: int, store_id: str, floor: int, sink: str) -> int:
-    """Raise the floor, then remove what it makes superfluous from the hashes of ranks, page by page.
+def lift(ask: Ask, *, store_id: str, floor: int, sink: str) -> bytes:
+    """Raise the floor: of the batches that have read the old one none is executed any more.
 
-    :param shards: how many hashes of each kind there are.
+    :returns: the highest stale rank, written as ranks are; empty if none.
     :raises SinkBelongsToAnother: another store feeds this database, too.
     """
     raised = _change(ask, lambda found: raise_floor(found, store_id=store_id, floor=floor, sink=sink), sink).floor
-    (stale,) = rank_texts([stale_rank(raised)]) if raised else [b""]
-    names = [name % shard for shard in range(shards) for name in RANK_HASHES]
+    return rank_texts([stale_rank(raised)])[0] if raised else b""
+
+
+def sweep_hashes(ask: Ask, names: Sequence[bytes], stale: bytes, sink: str) -> int:
+    """Remove from hashes of ranks the tombstones that a floor makes superfluous which was raised before, page by page.
+
+    :param names: of the hashes: of all shards, or those of one server.
+    :param stale: the highest stale rank.
+    """
     removed = 0
     for start in range(0, len(names), AT_ONCE):
         group = names[start : start + AT_ONCE]
