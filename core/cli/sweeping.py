@@ -29,7 +29,8 @@ def sweep(
     A sink keeps a tombstone for each deleted record. Those below everything that the store may still send are removed,
     and whatever has so low a sequence is stale in the sink from then on. The store must be the only one that feeds it.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("export_queue").setLevel(logging.INFO)  # clients would tell of each request
     described = [load_sink(path) for path in sinks]
     with _open(store, password, schema) as opened:
         for sink in described:
