@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import drain
 from export_queue.core.errors import InvalidArgument, SinkBelongsToAnother, SinkConfigurationError
 from export_queue.core.maintenance import safe_floor, tombstones
-from export_queue.core.sinks import CompositeSink, MemorySink, Operations, SinkSpec
+from export_queue.core.sinks import ApplyResult, CompositeSink, MemorySink, Operations, SinkSpec
 from export_queue.core.store import floors
 
 EVERY_WAY = True
@@ -197,6 +201,55 @@ def test_a_transaction_that_was_in_progress_as_the_sink_was_swept_still_arrives(
     assert drain(orders, "orders", sink).written == 1
     assert orders.sweep_sink(sink).removed == 1
     assert sink.records() == {("orders", b"anna"): b"1"}
+
+
+class Watchful(MemorySink):
+    """A sink that is never sent what is at or below its floor, since nobody repeats anything here."""
+
+    def apply(self, operations: Operations) -> ApplyResult:
+        assert min(operations.seqs) > self._contents.floor.floor
+        return super().apply(operations)
+
+
+def test_drains_and_sweeps_beside_writers_lose_nothing(orders: Store, open_store: Callable[[], Store]) -> None:
+    generator = random.Random(os.environ.get("EXPORT_QUEUE_SEED", "sweeps"))
+    last: dict[bytes, bytes] = {}
+
+    def write(writer: int) -> None:
+        with open_store() as store:
+            for n in range(25):
+                key, value = f"{writer}-{n % 3}", None if generator.random() < 0.5 else n
+                if n % 5 == 4:
+                    tx = store.begin()
+                    with store.resume(tx) as context:
+                        context.queue("orders").add(key, value)
+                        if n % 2:
+                            context.flush()
+                    time.sleep(generator.uniform(0, 0.02))  # not a wait: sweeps are to find it in progress
+                    store.commit(tx)
+                else:
+                    with store.transaction() as context:
+                        if n % 2:
+                            _ = context.id
+                            time.sleep(generator.uniform(0, 0.01))
+                        context.queue("orders").add(key, value)
+                if value is None:
+                    last.pop(key.encode(), None)
+                else:
+                    last[key.encode()] = str(value).encode()
+
+    sink = Watchful()
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(write, writer) for writer in range(3)]
+        while not all(one.done() for one in running):
+            drain(orders, "orders", sink, sink_name="MemorySink")
+            orders.sweep_sink(sink)
+        for one in running:
+            one.result()
+    drain(orders, "orders", sink, sink_name="MemorySink")
+    assert orders.sweep_sink(sink).held_by is None
+    assert sink.records() == {("orders", key): value for key, value in last.items()}
+    assert len(sink.ranks()) == len(last)
 
 
 class Keeper:
