@@ -214,10 +214,17 @@ class Watchful(MemorySink):
 def test_drains_and_sweeps_beside_writers_lose_nothing(orders: Store, open_store: Callable[[], Store]) -> None:
     generator = random.Random(os.environ.get("EXPORT_QUEUE_SEED", "sweeps"))
     last: dict[bytes, bytes] = {}
+    sweeps: list[int] = []
+
+    def wait_for_a_sweep() -> None:
+        """Stay in progress while everything else is drained and the sink is swept."""
+        enough, limit = len(sweeps) + 2, time.monotonic() + 60
+        while len(sweeps) < enough and time.monotonic() < limit:
+            time.sleep(0.001)
 
     def write(writer: int) -> None:
         with open_store() as store:
-            for n in range(25):
+            for n in range(15):
                 key, value = f"{writer}-{n % 3}", None if generator.random() < 0.5 else n
                 if n % 5 == 4:
                     tx = store.begin()
@@ -225,13 +232,13 @@ def test_drains_and_sweeps_beside_writers_lose_nothing(orders: Store, open_store
                         context.queue("orders").add(key, value)
                         if n % 2:
                             context.flush()
-                    time.sleep(generator.uniform(0, 0.02))  # not a wait: sweeps are to find it in progress
+                    wait_for_a_sweep()
                     store.commit(tx)
                 else:
                     with store.transaction() as context:
-                        if n % 2:
+                        if n % 5:
                             _ = context.id
-                            time.sleep(generator.uniform(0, 0.01))
+                            wait_for_a_sweep()
                         context.queue("orders").add(key, value)
                 if value is None:
                     last.pop(key.encode(), None)
@@ -243,7 +250,7 @@ def test_drains_and_sweeps_beside_writers_lose_nothing(orders: Store, open_store
         running = [pool.submit(write, writer) for writer in range(3)]
         while not all(one.done() for one in running):
             drain(orders, "orders", sink, sink_name="MemorySink")
-            orders.sweep_sink(sink)
+            sweeps.append(orders.sweep_sink(sink).removed)
         for one in running:
             one.result()
     drain(orders, "orders", sink, sink_name="MemorySink")
