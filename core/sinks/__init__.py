@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from export_queue.core.sinks.batch import apply_batch, refuse_seqs
 from export_queue.core.sinks.composite import CompositeSink
-from export_queue.core.sinks.control import ControlRecord, admission
+from export_queue.core.sinks.control import ControlRecord, FloorRecord, admission, join_feeders, raise_floor, stale_rank
 from export_queue.core.sinks.memory import MemorySink
 from export_queue.core.sinks.operations import (
     MAX_SEQ,
@@ -21,7 +21,7 @@ from export_queue.core.sinks.operations import (
     collapse,
     document_bytes,
 )
-from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink, SweepableSink
 from export_queue.core.sinks.spec import ResolvedSink, SinkSpec, has_password, open_sink
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "ControlRecord",
     "Delete",
     "ElasticsearchSink",
+    "FloorRecord",
     "MemorySink",
     "Operations",
     "OperationsBuilder",
@@ -47,13 +48,17 @@ __all__ = [
     "Sink",
     "SinkSpec",
     "SqlSink",
+    "SweepableSink",
     "admission",
     "apply_batch",
     "collapse",
     "document_bytes",
     "has_password",
+    "join_feeders",
     "open_sink",
+    "raise_floor",
     "refuse_seqs",
+    "stale_rank",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The control record: which store feeds a sink, and how far that store had come (pure)."""
+"""The control records: which store feeds a sink, how far that store had come, how far the sink was swept (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ class ControlRecord:
     fence: int
     """The highest number of the store's id source that a drain has shown."""
     floor: int = 0
-    """Sequences at or below it are stale, whatever the record's own rank; it is raised before tombstones go."""
+    """Nothing in the record of a queue: the floor is one for all of them, see :class:`FloorRecord`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloorRecord:
+    """What a sink remembers of all its queues together, since ranks are found by the record alone."""
+
+    stores: frozenset[str] = frozenset()
+    """All stores that were ever admitted; one at most where the sink was swept."""
+    floor: int = 0
+    """Sequences at or below it are stale, whatever the record's own rank; it is raised before tombstones go.
+    0: never swept."""
 
 
 def admission(found: ControlRecord | None, *, queue_id: str, store_id: str, fence: int, sink: str) -> ControlRecord:
@@ -49,3 +60,52 @@ def admission(found: ControlRecord | None, *, queue_id: str, store_id: str, fenc
     if found.fence == fence:
         return found
     return ControlRecord(store_id, fence, found.floor)
+
+
+def join_feeders(found: FloorRecord, *, store_id: str, sink: str) -> FloorRecord:
+    """Decide whether a store may be among those that feed a sink.
+
+    Asked once :func:`admission` has agreed, and kept before the queue's own record is: so all who feed are known.
+
+    :param found: what the sink remembers of all its queues.
+    :param store_id: identity of the store that asks.
+    :param sink: the sink's name, for the message.
+    :returns: the record to keep; ``found`` itself where nothing changes.
+    :raises SinkBelongsToAnother: another store has swept the sink: what this one sends might all be stale.
+    """
+    others = found.stores - {store_id}
+    if found.floor and others:
+        raise SinkBelongsToAnother(
+            f"sink {sink} was swept by another store: expected store {store_id}, found store {min(others)}; "
+            f"whatever has a sequence up to {found.floor} is stale there",
+            hint="feed this store into another sink, or empty this one together with its control records",
+        )
+    return found if store_id in found.stores else FloorRecord(found.stores | {store_id}, found.floor)
+
+
+def raise_floor(found: FloorRecord, *, store_id: str, floor: int, sink: str) -> FloorRecord:
+    """Decide whether a store may sweep a sink, and how far the floor is from then on; it never falls.
+
+    :param found: what the sink remembers of all its queues.
+    :param store_id: identity of the store that sweeps.
+    :param floor: below everything that the store may still send.
+    :param sink: the sink's name, for the message.
+    :returns: the record to keep; ``found`` itself where nothing changes.
+    :raises SinkBelongsToAnother: another store feeds the sink, too: its sequences are not this one's to judge.
+    """
+    if not 0 <= floor <= MAX_SEQ:
+        raise InvalidArgument(f"a floor is between 0 and {MAX_SEQ}, found {floor}")
+    if others := found.stores - {store_id}:
+        raise SinkBelongsToAnother(
+            f"sink {sink} is fed by other stores, too: expected store {store_id} alone, "
+            f"found {', '.join(sorted(others))}",
+            hint="only a sink that one store feeds can be swept: what another store has yet to send would become stale",
+        )
+    if store_id in found.stores and floor <= found.floor:
+        return found
+    return FloorRecord(frozenset({store_id}), max(floor, found.floor))
+
+
+def stale_rank(floor: int) -> int:
+    """Return the highest rank that a floor makes stale; below every rank where a sink was never swept."""
+    return 2 * floor + 1 if floor else -1

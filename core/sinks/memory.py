@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from export_queue.core.sinks.batch import apply_batch, refuse_seqs
-from export_queue.core.sinks.control import ControlRecord, admission
+from export_queue.core.sinks.control import ControlRecord, FloorRecord, admission, join_feeders, raise_floor, stale_rank
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities
 
@@ -22,6 +22,7 @@ class _Contents:
     ranks: dict[Record, int] = field(default_factory=dict)
     documents: dict[Record, bytes] = field(default_factory=dict)
     control: dict[str, ControlRecord] = field(default_factory=dict)
+    floor: FloorRecord = field(default_factory=FloorRecord)
 
 
 _shared: dict[str, _Contents] = {}
@@ -48,9 +49,11 @@ class MemorySink:
         """Remember which store feeds the sink; see :class:`~export_queue.core.sinks.Sink`."""
         contents = self._contents
         with contents.lock:
-            contents.control[queue_id] = admission(
+            wanted = admission(
                 contents.control.get(queue_id), queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self)
             )
+            contents.floor = join_feeders(contents.floor, store_id=store_id, sink=str(self))
+            contents.control[queue_id] = wanted
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
@@ -61,10 +64,11 @@ class MemorySink:
 
     def _write(self, operations: Operations) -> ApplyResult:
         ranks, documents = self._contents.ranks, self._contents.documents
+        stale = stale_rank(self._contents.floor.floor)
         written = 0
         for i, rank in enumerate(operations.ranks()):
             record = operations.collections[i], operations.ids[i]
-            if rank <= ranks.get(record, -1):
+            if rank <= max(stale, ranks.get(record, -1)):
                 continue
             written += 1
             ranks[record] = rank  # stays after a delete: the tombstone
@@ -74,6 +78,17 @@ class MemorySink:
             else:
                 documents[record] = document
         return ApplyResult(written, len(operations) - written)
+
+    def sweep(self, *, store_id: str, floor: int) -> int:
+        """Forget tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
+        contents = self._contents
+        with contents.lock:
+            contents.floor = raise_floor(contents.floor, store_id=store_id, floor=floor, sink=str(self))
+            stale = stale_rank(contents.floor.floor)
+            gone = [record for record, rank in contents.ranks.items() if rank <= stale and rank % 2 == 0]
+            for record in gone:
+                del contents.ranks[record]
+        return len(gone)
 
     def records(self) -> dict[Record, bytes]:
         """Return the documents that a reader sees, by collection and id."""
@@ -91,6 +106,7 @@ class MemorySink:
             self._contents.ranks.clear()
             self._contents.documents.clear()
             self._contents.control.clear()
+            self._contents.floor = FloorRecord()
 
     def close(self) -> None:
         """Nothing to free; the records stay."""

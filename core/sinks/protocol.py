@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from export_queue.core.sinks.operations import Operations
 
@@ -79,3 +79,26 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Free connections."""
+
+
+@runtime_checkable
+class SweepableSink(Sink, Protocol):
+    """A sink that can forget tombstones; one without ``sweep`` keeps them for ever."""
+
+    def sweep(self, *, store_id: str, floor: int) -> int:
+        """Raise the sink's floor, then remove the tombstones whose sequence is at or below it.
+
+        The floor is one for all that shares the sink's control records, and never falls. From its rise on,
+        and before the first tombstone goes, ``apply`` takes every operation whose sequence is at or below it
+        for stale, whatever the rank of its record: the floor is read in the batch's own atomic unit.
+
+        Work is done in bounded steps; an interrupted sweep is finished by the next one. What is above the floor, and
+        what was put again, stays.
+
+        :param store_id: identity of the store, which must be the only one that feeds the sink.
+        :param floor: below the sequence of everything that the store may still send; see
+            :func:`export_queue.core.maintenance.safe_floor`.
+        :returns: how many tombstones were removed.
+        :raises SinkBelongsToAnother: another store feeds the sink, too.
+        :raises SinkUnavailable: the sink does not answer; sweeping again goes on.
+        """

@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
     if find_spec("pytest") is not None:
         import pytest
 
-        for module in ("sink_conformance", "sink_histories", "sink_races", "sink_target"):
+        for module in ("sink_conformance", "sink_histories", "sink_races", "sink_sweeps", "sink_target"):
             pytest.register_assert_rewrite(f"{__name__}.{module}")
     from export_queue.core.testing.sink_conformance import SinkConformance
 

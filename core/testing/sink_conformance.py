@@ -28,9 +28,10 @@ from export_queue.core.errors import SinkBelongsToAnother
 from export_queue.core.sinks import MAX_SEQ, ApplyResult
 from export_queue.core.testing.sink_histories import TRICKY_TEXTS, Delivery, shuffled_batches, winners
 from export_queue.core.testing.sink_races import SinkRaces
+from export_queue.core.testing.sink_sweeps import SinkSweeps
 
 
-class SinkConformance(SinkRaces):
+class SinkConformance(SinkRaces, SinkSweeps):
     """Tests that every sink must pass; a subclass says how to open it and how a reader reads it."""
 
     # Order, repetition, deletes.

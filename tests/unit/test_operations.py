@@ -18,7 +18,14 @@ from export_queue.core.sinks import (
     collapse,
 )
 from export_queue.core.sinks.batch import apply_batch, refuse_lengths, refuse_seqs
-from export_queue.core.sinks.control import ControlRecord, admission
+from export_queue.core.sinks.control import (
+    ControlRecord,
+    FloorRecord,
+    admission,
+    join_feeders,
+    raise_floor,
+    stale_rank,
+)
 
 
 def operations(*rows: tuple[bytes, int, bytes | None], entries: list[int] | None = None) -> Operations:
@@ -202,3 +209,47 @@ def test_another_store_or_a_later_state_is_refused_by_name(found):
 def test_a_store_without_a_name_or_a_fence_that_is_no_id_is_refused(store_id, fence):
     with pytest.raises(InvalidArgument):
         admit(None, store_id, fence)
+
+
+NEVER, OURS, TWO = FloorRecord(), FloorRecord(frozenset({"s"}), 7), FloorRecord(frozenset({"s", "t"}))
+
+
+@pytest.mark.parametrize(
+    ("found", "store_id", "wanted"),
+    [
+        (NEVER, "s", FloorRecord(frozenset({"s"}))),
+        (OURS, "s", OURS),
+        (TWO, "s", TWO),
+        (TWO, "u", FloorRecord(frozenset({"s", "t", "u"}))),
+    ],
+)
+def test_any_store_may_join_a_sink_that_was_never_swept_and_its_sweeper_always(found, store_id, wanted):
+    assert join_feeders(found, store_id=store_id, sink="the sink") == wanted
+
+
+def test_no_other_store_joins_a_sink_that_was_swept():
+    with pytest.raises(SinkBelongsToAnother, match="swept by another store: expected store t, found store s"):
+        join_feeders(OURS, store_id="t", sink="the sink")
+
+
+@pytest.mark.parametrize(
+    ("found", "floor", "wanted"), [(NEVER, 0, 0), (NEVER, 9, 9), (OURS, 9, 9), (OURS, 7, 7), (OURS, 3, 7)]
+)
+def test_a_floor_never_falls(found, floor, wanted):
+    assert raise_floor(found, store_id="s", floor=floor, sink="the sink") == FloorRecord(frozenset({"s"}), wanted)
+
+
+@pytest.mark.parametrize(("found", "store_id"), [(TWO, "s"), (OURS, "t"), (FloorRecord(frozenset({"s"})), "t")])
+def test_a_sink_that_another_store_feeds_is_not_swept(found, store_id):
+    with pytest.raises(SinkBelongsToAnother, match="fed by other stores"):
+        raise_floor(found, store_id=store_id, floor=9, sink="the sink")
+
+
+@pytest.mark.parametrize("floor", [-1, MAX_SEQ + 1])
+def test_a_floor_that_is_no_sequence_is_refused(floor):
+    with pytest.raises(InvalidArgument):
+        raise_floor(NEVER, store_id="s", floor=floor, sink="the sink")
+
+
+def test_a_floor_makes_all_ranks_of_its_sequence_stale_and_none_where_there_is_none():
+    assert [stale_rank(floor) for floor in (0, 1, MAX_SEQ)] == [-1, 3, 2 * MAX_SEQ + 1]

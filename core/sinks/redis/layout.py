@@ -4,7 +4,7 @@
 key                           holds
 ============================  ==============================================================================
 the user's                    a string, or a plain set of members
-``xq:control``                hash: number of this layout, number of shards
+``xq:control``                hash: number of this layout, number of shards, floor, stores that feed the database
 ``xq:queue:<queue>``          hash: the queue's control record
 ``xq:rank:<shard>``           hash: key of a string → its rank
 ``xq:member:<shard>``         hash: key of a set, NUL, member → its rank
@@ -29,6 +29,8 @@ Command = tuple[bytes | str, ...]
 RESERVED = b"xq:"
 """What no key of a user begins with."""
 CONTROL = "xq:control"
+RANK_HASHES = (b"xq:rank:%d", b"xq:member:%d")
+"""The hashes of ranks of each kind of record, by shard."""
 NUMBER = "1"
 """Of this layout; another one is not touched."""
 DEFAULT_SHARDS = 1009

@@ -13,7 +13,7 @@ from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collectio
 from export_queue.core.sinks.control import admission
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
-from export_queue.core.sinks.redis import layout
+from export_queue.core.sinks.redis import layout, sweeping
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import Command
@@ -96,6 +96,7 @@ class RedisSink:
         key = layout.control_key(queue_id)
         with self._lock:
             self._prepare()
+            joined = False
             for _ in range(_MAX_COLLISIONS):
                 _, fields = self._all(("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS))
                 found = layout.read_control(fields)
@@ -104,6 +105,11 @@ class RedisSink:
                 except Exception:
                     self._all(("UNWATCH",))
                     raise
+                if not joined:  # only now: who is refused is not among the feeders
+                    self._all(("UNWATCH",))
+                    sweeping.join(self._all, store_id=store_id, sink=str(self))
+                    joined = True
+                    continue
                 *_, done = self._all(("MULTI",), ("HSET", key, *layout.write_control(wanted)), ("EXEC",))
                 if done is not None:
                     return
@@ -119,6 +125,13 @@ class RedisSink:
         self._target.refuse(targeted, reasons)
         with self._lock:
             return apply_batch(targeted, reasons=reasons, write=self._write)
+
+    def sweep(self, *, store_id: str, floor: int) -> int:
+        """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
+        with self._lock:
+            names = [name % shard for shard in range(self._prepare()) for name in layout.RANK_HASHES]
+            stale = sweeping.lift(self._all, store_id=store_id, floor=floor, sink=str(self))
+            return sweeping.sweep_hashes(self._all, names, stale, str(self))
 
     def close(self) -> None:
         """Close the connection."""
@@ -151,12 +164,15 @@ class RedisSink:
     def _attempt(self, part: Records) -> ApplyResult | None:
         """Compare and write in one transaction; None if somebody else wrote to one of its shards meanwhile."""
         checked = self._target.checked_keys(part)
-        reads: list[Command] = [("WATCH", *part.shards)]
+        guards, floor_reads = sweeping.floor_reads(part.shards)
+        reads: list[Command] = [("WATCH", *part.shards, *guards), *floor_reads]
         reads += [("HMGET", name, *[part.fields[i] for i in group]) for name, group in part.shards.items()]
         reads += [("TYPE", key) for key in checked]
         _, *found = self._all(*reads)
+        stale = sweeping.stale_text(found[: len(floor_reads)])
+        del found[: len(floor_reads)]
         types = dict(zip(checked, found[len(part.shards) :], strict=True))
-        decision = decide(part, found[: len(part.shards)], types, repeats=self._target.repeats)
+        decision = decide(part, found[: len(part.shards)], types, repeats=self._target.repeats, stale=stale)
         writes = self._target.writes(part, decision.newer + decision.repeated)
         if not writes:
             self._all(("UNWATCH",))

@@ -56,7 +56,12 @@ class Decision:
 
 
 def decide(
-    records: Records, found: Sequence[Sequence[bytes | None]], types: Mapping[bytes, bytes], *, repeats: bool
+    records: Records,
+    found: Sequence[Sequence[bytes | None]],
+    types: Mapping[bytes, bytes],
+    *,
+    repeats: bool,
+    stale: bytes = b"",
 ) -> Decision:
     """Compare operations with what the server holds; strictly, since an equal rank is a repetition.
 
@@ -64,6 +69,7 @@ def decide(
     :param found: ranks in the server, shard by shard; None where a record has none.
     :param types: types of the keys that were checked: anything but a set is wrong.
     :param repeats: whether an operation of the recorded rank is sent again.
+    :param stale: the highest rank that the floor makes stale; empty where there is none.
     """
     wrong = {key for key, kind in types.items() if kind not in (b"set", b"none")}
     keys, fields, ranks = records.keys, records.fields, records.ranks
@@ -71,7 +77,7 @@ def decide(
     for (name, group), known_ranks in zip(records.shards.items(), found, strict=True):
         fresh: list[bytes] = []
         for i, known in zip(group, known_ranks, strict=True):
-            if wrong and keys[i] in wrong:
+            if (wrong and keys[i] in wrong) or ranks[i] <= stale:
                 continue
             if known is None or known < ranks[i]:
                 decision.newer.append(i)

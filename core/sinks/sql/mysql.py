@@ -60,6 +60,7 @@ class MySQL:
     capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=4 * mysql_statements.KEY_CHARACTERS, values_as_text=False, convert=as_utc)
     folds_names = False
+    locks_reads = True
     driver_error: type[Exception] = pymysql.Error
 
     def __init__(self, url: URL, *, password: Password, timeout: float) -> None:

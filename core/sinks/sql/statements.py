@@ -91,6 +91,12 @@ def create_control(schema: str | None, syntax: Syntax) -> str:
     )
 
 
+def lock_control(schema: str | None) -> str:
+    """Return what waits, in PostgreSQL, until nobody has read the control table in a transaction that goes on."""
+    prefix = f"{POSTGRESQL.quoted(schema)}." if schema else ""
+    return f"LOCK TABLE {prefix}{CONTROL_TABLE} IN EXCLUSIVE MODE"
+
+
 def create_table(table: Table, syntax: Syntax) -> list[str]:
     """Return the statements that create a table, and the view on it that hides tombstones.
 
