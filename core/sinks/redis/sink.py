@@ -17,6 +17,8 @@ from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import Command
+from export_queue.core.sinks.redis.nodes import Nodes
+from export_queue.core.sinks.redis.slots import write_by_slot
 from export_queue.core.sinks.redis.targets import TARGETS, Kind, Records, decide
 
 _MAX_COLLISIONS = 200
@@ -25,20 +27,21 @@ _PAUSE_SECONDS = 0.02
 
 
 class RedisSink:
-    """Strings or members of sets in one Redis server.
+    """Strings or members of sets in one Redis server or in a Redis Cluster; the server says which it is.
 
-    :param host: the server's name or address.
+    :param host: the server's name or address; of a cluster that of any node.
     :param port: its port.
     :param db: number of the database.
     :param username: the user; None for the default one.
     :param password: the password, or a callable that returns it, asked at each new connection.
     :param ssl: whether to connect by TLS.
     :param ssl_options: further TLS options of redis-py's connection, ``ssl_ca_certs`` and so on.
-    :param key: template of the records' keys, from ``{collection}`` and ``{id}``.
+    :param key: template of the records' keys, from ``{collection}`` and ``{id}``; a brace that belongs to the key is
+        doubled, as in ``customer:{{{id}}}``.
     :param target: ``string``: a record is a string, its document. ``set``: the id ``<set>/<member>`` is one
         member of a set, ``{id}`` in the key is the set's name, and documents are not kept.
     :param shards: over how many hashes the ranks are spread; fixed by the first sink that writes to the
-        database, and taken from there where it is left out.
+        database, and taken from there where it is left out. A cluster's ranks lie by slots.
     :param socket_timeout: seconds to wait for an answer; a batch that takes longer counts as failed.
     :param socket_connect_timeout: seconds to wait for a connection.
     :raises SinkConfigurationError: an option is not valid.
@@ -61,7 +64,7 @@ class RedisSink:
         socket_timeout: float = 60.0,
         socket_connect_timeout: float = 10.0,
     ) -> None:
-        layout.check_template(key)
+        template = layout.check_template(key)
         if target not in TARGETS:
             raise SinkConfigurationError(f"target {target!r}: expected one of {', '.join(TARGETS)}")
         for name, number in (("port", port), ("db", db)):
@@ -69,27 +72,34 @@ class RedisSink:
                 raise SinkConfigurationError(f"{name}: expected a number, found {number!r}")
         if shards is not None and not 1 <= shards <= 1 << 20:
             raise SinkConfigurationError(f"shards: expected 1 to {1 << 20}, found {shards}")
-        self._template = key
+        self._template = template
         self._target = TARGETS[target]
         self._wanted_shards = shards
         self._shards: int | None = None
         self._lock = threading.Lock()
-        self._connection = Connection(
-            server=f"{host}:{port}",
-            options={
-                "host": host,
-                "port": port,
-                "db": db,
-                "socket_timeout": socket_timeout,
-                "socket_connect_timeout": socket_connect_timeout,
-                "socket_keepalive": True,
-                "client_name": "export-queue",
-                **(ssl_options or {}),
-            },
-            ssl=ssl,
-            username=username,
-            password=password,
-        )
+
+        def connect(host: str, port: int) -> Connection:
+            return Connection(
+                server=f"{host}:{port}",
+                options={
+                    "host": host,
+                    "port": port,
+                    "db": db,
+                    "socket_timeout": socket_timeout,
+                    "socket_connect_timeout": socket_connect_timeout,
+                    "socket_keepalive": True,
+                    "client_name": "export-queue",
+                    **(ssl_options or {}),
+                },
+                ssl=ssl,
+                username=username,
+                password=password,
+            )
+
+        self._connect = connect
+        self._connection = connect(host, port)
+        self._nodes: Nodes | None = None
+        """Of a cluster; None for a single server."""
 
     def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
@@ -97,14 +107,15 @@ class RedisSink:
         with self._lock:
             self._prepare()
             for _ in range(_MAX_COLLISIONS):
-                _, fields = self._all(("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS))
+                at = self._at(key)
+                _, fields = self._all(("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS), at=at)
                 found = layout.read_control(fields)
                 try:
                     wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self))
                 except Exception:
-                    self._all(("UNWATCH",))
+                    self._all(("UNWATCH",), at=at)
                     raise
-                *_, done = self._all(("MULTI",), ("HSET", key, *layout.write_control(wanted)), ("EXEC",))
+                *_, done = self._all(("MULTI",), ("HSET", key, *layout.write_control(wanted)), ("EXEC",), at=at)
                 if done is not None:
                     return
         raise SinkUnavailable(f"{self}: the control record of queue {queue_id!r} changes all the time")
@@ -121,13 +132,18 @@ class RedisSink:
             return apply_batch(targeted, reasons=reasons, write=self._write)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close all connections."""
         with self._lock:
             self._connection.close()
+            if self._nodes is not None:
+                self._nodes.close()
 
     def _write(self, operations: Operations) -> ApplyResult:
         """Write operations on distinct records: all at once, or by parts where others write to the same shards."""
-        records = self._target.place(operations, self._prepare())
+        shards = self._prepare()
+        if self._nodes is not None:
+            return write_by_slot(self._nodes, self._target, operations)
+        records = self._target.place(operations, shards)
         written, collisions = 0, 0
         rejected: list[Rejection] = []
         parts = [records]
@@ -172,35 +188,45 @@ class RedisSink:
         return ApplyResult(len(decision.newer), 0, decision.rejected)
 
     def _prepare(self) -> int:
-        """Look at the server once per connection, and return its number of shards."""
+        """Look at the server, or at all nodes of the cluster, once per connection, and return the number of shards."""
         if self._shards is None:
-            self._check_server()
+            if self._nodes is None and self._check_server(self._connection) == "cluster":
+                self._nodes = Nodes(self._connection, connect=self._connect, check=self._check_server)
+            if self._nodes is not None:
+                self._nodes.look()
             self._shards = self._agree_on_shards()
         return self._shards
 
-    def _check_server(self) -> None:
-        facts = _facts(self._connection.ask("INFO"))
-        if facts.get("redis_mode") == "cluster":
-            raise SinkConfigurationError(f"{self} is part of a cluster: this sink writes to a single server")
+    def _check_server(self, connection: Connection) -> str:
+        """Refuse a server that cannot hold the guarantees.
+
+        :returns: the server's mode, ``standalone`` or ``cluster``.
+        """
+        facts, name = _facts(connection.ask("INFO")), f"Redis at {connection.server}"
         policy = facts.get("maxmemory_policy", "noeviction")
         if policy.startswith("allkeys"):
             raise SinkConfigurationError(
-                f"{self} may evict any key (maxmemory-policy {policy}): it would forget records and their ranks",
+                f"{name} may evict any key (maxmemory-policy {policy}): it would forget records and their ranks",
                 hint="set maxmemory-policy to noeviction, or to one that begins with volatile",
             )
-        if facts.get("role", "master") != "master":
-            raise SinkUnavailable(f"{self} is a replica", hint="connect to the primary")
+        mode = facts.get("redis_mode", "standalone")
+        if mode != "cluster" and facts.get("role", "master") != "master":  # a cluster's replica knows the primaries
+            raise SinkUnavailable(f"{name} is a replica", hint="connect to the primary")
+        return mode
 
     def _agree_on_shards(self) -> int:
-        wanted = self._wanted_shards or layout.DEFAULT_SHARDS
+        expected, wanted = layout.NUMBER, self._wanted_shards or layout.DEFAULT_SHARDS
+        if self._nodes is not None:
+            expected, wanted = layout.NUMBER_IN_CLUSTERS, layout.SLOTS
         # each field is set by whoever comes first, and never changed
         *_, (number, shards) = self._all(
-            ("HSETNX", layout.CONTROL, "layout", layout.NUMBER),
+            ("HSETNX", layout.CONTROL, "layout", expected),
             ("HSETNX", layout.CONTROL, "shards", str(wanted)),
             ("HMGET", layout.CONTROL, "layout", "shards"),
+            at=self._at(layout.CONTROL),
         )
-        if number.decode() != layout.NUMBER:
-            raise SinkConfigurationError(f"{self} has ranks in layout {number.decode()}, expected {layout.NUMBER}")
+        if number.decode() != expected:
+            raise SinkConfigurationError(f"{self} has ranks in layout {number.decode()}, expected {expected}")
         if self._wanted_shards not in (None, int(shards)):
             raise SinkConfigurationError(
                 f"{self} has its ranks in {int(shards)} shards, the sink asks for {self._wanted_shards}",
@@ -208,18 +234,23 @@ class RedisSink:
             )
         return int(shards)
 
-    def _all(self, *commands: Command) -> list[Any]:
+    def _at(self, key: str) -> Connection:
+        """Return the connection to the server that has a key."""
+        return self._connection if self._nodes is None else self._nodes.at(key.encode())
+
+    def _all(self, *commands: Command, at: Connection | None = None) -> list[Any]:
         """Send commands that must not fail, and return their replies."""
+        connection = at or self._connection
         try:
-            replies = self._connection.exchange(commands)
+            replies = connection.exchange(commands)
         except Exception:
             self._shards = None  # look at the server again: it may have become another one
             raise
         for reply in replies:
             if isinstance(reply, Exception):
-                self._connection.close()  # also ends a WATCH or a MULTI
+                connection.close()  # also ends a WATCH or a MULTI
                 self._shards = None
-                raise explain(reply, self._connection.server) from reply
+                raise explain(reply, connection.server) from reply
         return replies
 
     def __str__(self) -> str:

@@ -9,7 +9,15 @@ from typing import Literal, Protocol
 from export_queue.core.sinks.batch import Reasons, refuse_lengths
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import Rejection
-from export_queue.core.sinks.redis.layout import MAX_BYTES, RESERVED, Command, group_by_shard, keys_of, rank_texts
+from export_queue.core.sinks.redis.layout import (
+    MAX_BYTES,
+    RESERVED,
+    Command,
+    group_by_shard,
+    group_by_slot,
+    keys_of,
+    rank_texts,
+)
 
 Kind = Literal["string", "set"]
 
@@ -87,7 +95,12 @@ def _wrong_types(records: Records, wrong: Set[bytes], types: Mapping[bytes, byte
     for group in records.shards.values():
         for i in group:
             if (key := records.keys[i]) in wrong:
-                yield Rejection(i, f"WRONGTYPE key {key[:100]!r} holds a {types[key].decode()}, not a set")
+                yield wrong_type(i, key, types[key])
+
+
+def wrong_type(position: int, key: bytes, found: bytes) -> Rejection:
+    """Reject an operation on a key that holds something else than a set."""
+    return Rejection(position, f"WRONGTYPE key {key[:100]!r} holds a {found.decode()}, not a set")
 
 
 class Target(Protocol):
@@ -97,11 +110,17 @@ class Target(Protocol):
     """Whether an operation that the sink has already is sent again. Where a command may fail alone, its
     rank may be recorded without it; then sending again what is recorded is what heals it."""
 
+    only: bytes
+    """The type that a key must have if it is there; empty where commands take keys of any type."""
+
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
         """Note the operations that can never be taken."""
 
-    def place(self, operations: Operations, shards: int) -> Records:
-        """Say where the records and their ranks lie."""
+    def place(self, operations: Operations, shards: int | None) -> Records:
+        """Say where the records and their ranks lie.
+
+        :param shards: how many there are; None in a cluster, where the slots are the shards.
+        """
 
     def checked_keys(self, records: Records) -> list[bytes]:
         """Return the keys whose type must be looked at."""
@@ -114,17 +133,18 @@ class StringTarget:
     """Each record is a string, its document. SET and UNLINK take keys of any type, and neither fails alone."""
 
     repeats = False
+    only = b""
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
         """Refuse what is too long, and keys that are the sink's own."""
         refuse_lengths(operations, reasons, id_bytes=MAX_BYTES // 2, document_bytes=MAX_BYTES)
         _refuse_reserved(operations.collections, operations.ids, reasons)
 
-    def place(self, operations: Operations, shards: int) -> Records:
+    def place(self, operations: Operations, shards: int | None) -> Records:
         """The key is also the rank's field."""
         keys = keys_of(operations.collections, operations.ids)
         ranks = rank_texts(operations.ranks())
-        groups = group_by_shard(operations.ids, shards, b"xq:rank:%d")
+        groups = _groups(keys, operations.ids, shards, b"xq:rank:")
         return Records(keys, (), operations.documents, keys, ranks, groups)
 
     def checked_keys(self, records: Records) -> list[bytes]:
@@ -149,6 +169,7 @@ class SetTarget:
     """Each record is a member of a set: the id ``<set>/<member>``. Documents are not kept."""
 
     repeats = True
+    only = b"set"
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
         """Refuse ids that name no member, and keys that are the sink's own."""
@@ -161,14 +182,14 @@ class SetTarget:
             elif b"\0" in name:
                 reasons.setdefault(i, "the name of a set holds no NUL")
 
-    def place(self, operations: Operations, shards: int) -> Records:
+    def place(self, operations: Operations, shards: int | None) -> Records:
         """The set's key and the member, with a NUL between them, are the rank's field."""
         split = [record.partition(b"/") for record in operations.ids]
         keys = keys_of(operations.collections, [name for name, _, _ in split])
         members = [member for _, _, member in split]
         fields = [key + b"\0" + member for key, member in zip(keys, members, strict=True)]
         ranks = rank_texts(operations.ranks())
-        groups = group_by_shard(operations.ids, shards, b"xq:member:%d")
+        groups = _groups(keys, operations.ids, shards, b"xq:member:")
         return Records(keys, members, operations.documents, fields, ranks, groups)
 
     def checked_keys(self, records: Records) -> list[bytes]:
@@ -185,6 +206,12 @@ class SetTarget:
 
 
 TARGETS: dict[str, Target] = {"string": StringTarget(), "set": SetTarget()}
+
+
+def _groups(keys: Sequence[bytes], ids: Sequence[bytes], shards: int | None, name: bytes) -> dict[bytes, list[int]]:
+    if shards is None:
+        return group_by_slot(keys, name + b"{%b}")
+    return group_by_shard(ids, shards, name + b"%d")
 
 
 def _refuse_reserved(templates: Sequence[str], ids: Sequence[bytes], reasons: Reasons) -> None:
