@@ -11,14 +11,13 @@ from typing import Any, ClassVar
 import pytest
 import redis
 from redis.crc import key_slot
+from tests.integration.test_redis_hashes import document_of
 
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink
 from export_queue.core.sinks.redis import slots
 from export_queue.core.testing import SinkConformance
 from export_queue.core.testing.redis_cluster import RedisCluster
-
-_numbers = itertools.count()
 
 
 @pytest.fixture
@@ -54,6 +53,18 @@ class TestRedisClusterStringsInOneSlot(TestRedisClusterStrings):
 
     def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
         return {(name, record.removeprefix(b"{one}")): value for (name, record), value in super().read_all().items()}
+
+
+class TestRedisClusterHashes(TestRedisClusterStrings):
+    """Records as hashes."""
+
+    options: ClassVar = {"target": "hash"}
+    takes = "json"
+
+    def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
+        keys = self.client.scan_iter("conformance*", count=10_000)
+        found = {split(key): self.client.hgetall(key) for key in keys}
+        return {record: document_of(fields) for record, fields in found.items() if fields}
 
 
 class TestRedisClusterSets(TestRedisClusterStrings):
@@ -259,7 +270,7 @@ def offsets_agree(cluster: RedisCluster) -> bool:
 @contextmanager
 def killed_primary(cluster: RedisCluster, key: bytes) -> Iterator[Any]:
     """Kill the node that serves a key once its replica has everything; bring it back in the end."""
-    everything(cluster, "CONFIG SET", "cluster-node-timeout", "1500")
+    everything(cluster, "CONFIG SET", "cluster-node-timeout", "3000")
     node = cluster.primary_of(key_slot(key))
     cluster.wait(lambda: offsets_agree(cluster), "that replicas have everything")
     cluster.kill(node)

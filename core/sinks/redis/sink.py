@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 0.02
 
 
 class RedisSink:
-    """Strings or members of sets in one Redis server or in a Redis Cluster; the server says which it is.
+    """Strings, hashes or members of sets in one Redis server or in a Redis Cluster; the server says which it is.
 
     :param host: the server's name or address; of a cluster that of any node.
     :param port: its port.
@@ -38,7 +38,8 @@ class RedisSink:
     :param ssl_options: further TLS options of redis-py's connection, ``ssl_ca_certs`` and so on.
     :param key: template of the records' keys, from ``{collection}`` and ``{id}``; a brace that belongs to the key is
         doubled, as in ``customer:{{{id}}}``.
-    :param target: ``string``: a record is a string, its document. ``set``: the id ``<set>/<member>`` is one
+    :param target: ``string``: a record is a string, its document. ``hash``: a record is a hash, the fields of its
+        document. ``set``: the id ``<set>/<member>`` is one
         member of a set, ``{id}`` in the key is the set's name, and documents are not kept.
     :param shards: over how many hashes the ranks are spread; fixed by the first sink that writes to the
         database, and taken from there where it is left out. A cluster's ranks lie by slots.

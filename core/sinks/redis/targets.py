@@ -1,4 +1,4 @@
-"""What a record is in Redis, a string or a member of a set, and the commands that bring it about (pure)."""
+"""What a record is in Redis, a string, a hash or a member of a set, and the commands that bring it about (pure)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from export_queue.core.sinks.batch import Reasons, refuse_lengths
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import Rejection
+from export_queue.core.sinks.redis.fields import fields_of
 from export_queue.core.sinks.redis.layout import (
     MAX_BYTES,
     RESERVED,
@@ -19,7 +20,9 @@ from export_queue.core.sinks.redis.layout import (
     rank_texts,
 )
 
-Kind = Literal["string", "set"]
+Kind = Literal["string", "hash", "set"]
+_MOST_WORDS = 2000
+"""Names and values in one HSET: a script cannot call a command of more than some thousand words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,30 @@ class StringTarget:
         return [tuple(command) for command in (put, gone) if len(command) > 1]
 
 
+class HashTarget(StringTarget):
+    """Each record is a hash: the fields of its document, a JSON object. It is replaced as a whole."""
+
+    def refuse(self, operations: Operations, reasons: Reasons) -> None:
+        """Refuse documents that have no fields, too."""
+        super().refuse(operations, reasons)
+        for i, document in enumerate(operations.documents):
+            if document is not None and i not in reasons:
+                try:
+                    fields_of(document)
+                except ValueError as error:
+                    reasons[i] = str(error)
+
+    def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
+        """One UNLINK for all, so that no field of before stays; then an HSET for each put."""
+        commands: list[Command] = [("UNLINK", *[records.keys[i] for i in positions])] if positions else []
+        for i in positions:
+            if (document := records.documents[i]) is not None:
+                fields = fields_of(document)
+                starts = range(0, len(fields), _MOST_WORDS)
+                commands += [("HSET", records.keys[i], *fields[start : start + _MOST_WORDS]) for start in starts]
+        return commands
+
+
 class SetTarget:
     """Each record is a member of a set: the id ``<set>/<member>``. Documents are not kept."""
 
@@ -205,7 +232,7 @@ class SetTarget:
         return [(verb, key, *members) for (verb, key), members in commands.items()]
 
 
-TARGETS: dict[str, Target] = {"string": StringTarget(), "set": SetTarget()}
+TARGETS: dict[str, Target] = {"string": StringTarget(), "hash": HashTarget(), "set": SetTarget()}
 
 
 def _groups(keys: Sequence[bytes], ids: Sequence[bytes], shards: int | None, name: bytes) -> dict[bytes, list[int]]:
