@@ -20,6 +20,8 @@ class Capabilities:
     """A late, older put after a delete is stale."""
     binary_ids: bool = True
     """Ids need not be UTF-8."""
+    ttl: bool = False
+    """Puts may have a time to live; where not, such puts are rejected."""
 
 
 @dataclass(frozen=True, slots=True)

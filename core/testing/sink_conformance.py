@@ -20,13 +20,15 @@ looked at. Random tests print their seed and take it from the environment variab
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from export_queue.core.errors import SinkBelongsToAnother
 from export_queue.core.sinks import MAX_SEQ, ApplyResult
-from export_queue.core.testing.sink_histories import TRICKY_TEXTS, Delivery, shuffled_batches, winners
+from export_queue.core.testing.sink_histories import TRICKY_TEXTS, Delivery, operations_of, shuffled_batches, winners
 from export_queue.core.testing.sink_races import SinkRaces
 
 
@@ -220,6 +222,19 @@ class SinkConformance(SinkRaces):
             result = self.apply(sink, [good[0], bad, good[1]])
         assert (result.written, result.stale, len(result.rejected)) == (1, 1, 1)
         self.check(good)
+
+    def test_a_put_with_a_time_to_live_is_heeded_or_rejected_alone(self) -> None:
+        name = self.fresh()
+        good, passing = self.delivery(f"{name}0", 1), self.delivery(f"{name}1", 1)
+        with self.opened() as sink:
+            result = sink.apply(replace(operations_of([good, passing]), ttls=[None, 3600.0]))
+            if sink.capabilities.ttl and not result.rejected:
+                self.check([good, passing])
+                return
+            assert [rejection.position for rejection in result.rejected] == [1], "kept for ever, in silence"
+            assert (result.written, result.stale) == (1, 0)
+            self.check([good])
+            assert self.apply(sink, [passing]).written == 1, "what is rejected leaves no rank"
 
     # Who may feed the sink.
 

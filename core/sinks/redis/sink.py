@@ -48,7 +48,7 @@ class RedisSink:
     :raises SinkConfigurationError: an option is not valid.
     """
 
-    capabilities = Capabilities(batch_rows=1000, batch_bytes=1 << 20)
+    capabilities = Capabilities(batch_rows=1000, batch_bytes=1 << 20, ttl=True)
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class RedisSink:
         refuse_seqs(targeted, reasons)
         self._target.refuse(targeted, reasons)
         with self._lock:
-            return apply_batch(targeted, reasons=reasons, write=self._write)
+            return apply_batch(targeted, reasons=reasons, write=self._write, ttl=True)
 
     def close(self) -> None:
         """Close all connections."""

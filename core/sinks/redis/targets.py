@@ -39,6 +39,12 @@ class Records:
     ranks: Sequence[bytes]
     shards: dict[bytes, list[int]]
     """Positions of the records by the hash that holds their ranks."""
+    ttls: Sequence[float | None] | None = None
+
+    def milliseconds(self, position: int) -> bytes | None:
+        """Return how long a record is to be kept; None where it stays."""
+        ttl = self.ttls[position] if self.ttls is not None else None
+        return None if ttl is None else b"%d" % max(1, round(ttl * 1000))
 
     def halves(self) -> tuple[Records, Records] | None:
         """Cut by shards; None where there is only one."""
@@ -148,24 +154,27 @@ class StringTarget:
         keys = keys_of(operations.collections, operations.ids)
         ranks = rank_texts(operations.ranks())
         groups = _groups(keys, operations.ids, shards, b"xq:rank:")
-        return Records(keys, (), operations.documents, keys, ranks, groups)
+        return Records(keys, (), operations.documents, keys, ranks, groups, operations.ttls)
 
     def checked_keys(self, records: Records) -> list[bytes]:
         """None."""
         return []
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
-        """One MSET for the puts, one UNLINK for the deletes."""
+        """One MSET for the puts, one UNLINK for the deletes, a SET for each put with a time to live."""
         keys, documents = records.keys, records.documents
+        passing: list[Command] = []
         put: list[bytes | str] = ["MSET"]
         gone: list[bytes | str] = ["UNLINK"]
         for i in positions:
             document = documents[i]
             if document is None:
                 gone.append(keys[i])
+            elif records.ttls is not None and (milliseconds := records.milliseconds(i)) is not None:
+                passing.append(("SET", keys[i], document, "PX", milliseconds))
             else:
                 put += (keys[i], document)
-        return [tuple(command) for command in (put, gone) if len(command) > 1]
+        return [tuple(command) for command in (put, gone) if len(command) > 1] + passing
 
 
 class HashTarget(StringTarget):
@@ -189,6 +198,8 @@ class HashTarget(StringTarget):
                 fields = fields_of(document)
                 starts = range(0, len(fields), _MOST_WORDS)
                 commands += [("HSET", records.keys[i], *fields[start : start + _MOST_WORDS]) for start in starts]
+                if (milliseconds := records.milliseconds(i)) is not None:
+                    commands.append(("PEXPIRE", records.keys[i], milliseconds))
         return commands
 
 
@@ -199,9 +210,12 @@ class SetTarget:
     only = b"set"
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
-        """Refuse ids that name no member, and keys that are the sink's own."""
+        """Refuse ids that name no member, keys that are the sink's own, and members that are to expire."""
         refuse_lengths(operations, reasons, id_bytes=MAX_BYTES // 2, document_bytes=MAX_BYTES)
         _refuse_reserved(operations.collections, operations.ids, reasons)
+        for i, ttl in enumerate(operations.ttls or ()):
+            if ttl is not None:
+                reasons.setdefault(i, "a member of a set has no time to live of its own")
         for i, record in enumerate(operations.ids):
             name, slash, _ = record.partition(b"/")
             if not slash:
