@@ -192,12 +192,12 @@ def test_the_least_privileges_suffice(make, redis_cluster, client):
     password = "of the writer"
     commands = (
         "+info +watch +unwatch +multi +exec +hmget +hset +hsetnx +client|setname "
-        "+cluster|slots +script|load +evalsha +hget +type +mset +unlink +sadd +srem"
+        "+cluster|slots +script|load +evalsha +hget +type +mset +unlink +sadd +srem +set +pexpire +wait"
     )
     everything(redis_cluster, "ACL", "SETUSER", "writer", "on", f">{password}", *commands.split(), "~orders:*", "~xq:*")
     try:
         for target, record in (("string", b"1"), ("set", b"2/a")):
-            sink = make(username="writer", password=password, target=target)
+            sink = make(username="writer", password=password, target=target, wait_replicas=1)
             assert sink.apply(puts(record)).written == 1
             assert sink.apply(puts(record, seq=6, document=None)).written == 1
     finally:

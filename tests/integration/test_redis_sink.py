@@ -7,6 +7,7 @@ import threading
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -273,7 +274,9 @@ def test_a_user_without_rights_is_refused_by_name_of_the_right(make, redis_clien
 
 
 def test_the_least_privileges_suffice(make, redis_client):
-    commands = "info watch unwatch multi exec hmget hset hsetnx type mset unlink sadd srem client|setname".split()
+    commands = (
+        "info watch unwatch multi exec hmget hset hsetnx type mset unlink sadd srem client|setname set pexpire".split()
+    )
     keys = ["orders:*", "xq:*"]
     redis_client.acl_setuser(
         "writer", enabled=True, passwords=["+" + SECRET], commands=[f"+{name}" for name in commands], keys=keys
@@ -282,7 +285,8 @@ def test_the_least_privileges_suffice(make, redis_client):
         for target, record, seq in (("string", b"1", 5), ("hash", b"1", 7), ("set", b"1/a", 9)):
             redis_client.delete("orders:1")
             sink = admit(make(username="writer", password=SECRET, target=target))
-            assert sink.apply(puts(record, seq=seq, document=b'{"a": 1}')).written == 1
+            batch = puts(record, seq=seq, document=b'{"a": 1}')
+            assert sink.apply(batch if target == "set" else replace(batch, ttls=[60])).written == 1
             assert sink.apply(puts(record, seq=seq + 1, document=None)).written == 1
     finally:
         redis_client.acl_deluser("writer")

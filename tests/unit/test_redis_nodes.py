@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from export_queue.core.errors import SinkUnavailable
-from export_queue.core.sinks.redis.nodes import Nodes
+from export_queue.core.sinks.redis.nodes import exchange_all
 
 
 class FakeConnection:
@@ -34,7 +34,6 @@ class FakeConnection:
 @pytest.mark.parametrize("breaks", ["send", "receive"])
 def test_when_one_node_fails_no_reply_of_another_is_left_for_the_next_batch(breaks):
     nodes = [FakeConnection("a:1"), FakeConnection("b:1", breaks=breaks), FakeConnection("c:1")]
-    cluster = Nodes(nodes[0], connect=lambda host, port: nodes[0], check=lambda node: None)
     with pytest.raises(SinkUnavailable):
-        cluster.exchange({node: [("PING",)] for node in nodes})
+        exchange_all({node: [("PING",)] for node in nodes})
     assert [node.unread for node in nodes] == [0, 0, 0]

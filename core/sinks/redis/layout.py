@@ -6,6 +6,7 @@ key                           holds
 the user's                    a string, or a plain set of members
 ``xq:control``                hash: number of this layout, number of shards
 ``xq:queue:<queue>``          hash: the queue's control record
+``xq:waited``                 a string that is written again and again, where replicas are waited for
 ``xq:rank:<shard>``           hash: key of a string → its rank
 ``xq:member:<shard>``         hash: key of a set, NUL, member → its rank
 ============================  ==============================================================================
@@ -38,6 +39,8 @@ Command = tuple[bytes | str, ...]
 RESERVED = b"xq:"
 """What no key of a user begins with."""
 CONTROL = "xq:control"
+WAITED = b"xq:waited"
+"""What is written for replicas to have it; in a cluster a key for each primary."""
 NUMBER = "1"
 """Of this layout; another one is not touched."""
 NUMBER_IN_CLUSTERS = "2"

@@ -84,20 +84,11 @@ class Nodes:
             raise SinkUnavailable(f"Redis Cluster at {self._seed.server}: no node serves slot {slot}")
         return self._ranges[place][2]
 
-    def exchange(self, commands: Mapping[Connection, Sequence[Command]]) -> dict[Connection, list[Reply]]:
-        """Send each node its commands before any reply is read, so that they work at the same time.
-
-        :raises SinkUnavailable: a connection broke; which commands took effect is not known, at other nodes neither.
-        """
-        try:
-            for node, own in commands.items():
-                node.send(own)
-            return {node: node.receive(len(own)) for node, own in commands.items()}
-        except BaseException:
-            for node in commands:
-                node.close()  # replies may be on their way
-            self.forget()
-            raise
+    def primaries(self) -> dict[Connection, int]:
+        """Return all primaries, each with one of its slots."""
+        if not self._ranges:
+            self.look()
+        return {node: first for first, _, node in reversed(self._ranges)}
 
     def forget(self) -> None:
         """Ask anew before anything else is sent."""
@@ -108,3 +99,18 @@ class Nodes:
         self.forget()
         for node in self._known.values():
             node.close()
+
+
+def exchange_all(commands: Mapping[Connection, Sequence[Command]]) -> dict[Connection, list[Reply]]:
+    """Send each server its commands before any reply is read, so that they work at the same time.
+
+    :raises SinkUnavailable: a connection broke; which commands took effect is not known, at other servers neither.
+    """
+    try:
+        for node, own in commands.items():
+            node.send(own)
+        return {node: node.receive(len(own)) for node, own in commands.items()}
+    except BaseException:
+        for node in commands:
+            node.close()  # replies may be on their way
+        raise

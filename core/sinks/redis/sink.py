@@ -18,6 +18,7 @@ from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import Command
 from export_queue.core.sinks.redis.nodes import Nodes
+from export_queue.core.sinks.redis.replicas import wait_for_replicas
 from export_queue.core.sinks.redis.slots import write_by_slot
 from export_queue.core.sinks.redis.targets import TARGETS, Kind, Records, decide
 
@@ -43,6 +44,8 @@ class RedisSink:
         member of a set, ``{id}`` in the key is the set's name, and documents are not kept.
     :param shards: over how many hashes the ranks are spread; fixed by the first sink that writes to the
         database, and taken from there where it is left out. A cluster's ranks lie by slots.
+    :param wait_replicas: how many replicas, of each primary in a cluster, must have a batch before it counts as
+        acknowledged; they are waited for during half of ``socket_timeout``.
     :param socket_timeout: seconds to wait for an answer; a batch that takes longer counts as failed.
     :param socket_connect_timeout: seconds to wait for a connection.
     :raises SinkConfigurationError: an option is not valid.
@@ -62,13 +65,14 @@ class RedisSink:
         key: str = "{collection}:{id}",
         target: Kind = "string",
         shards: int | None = None,
+        wait_replicas: int = 0,
         socket_timeout: float = 60.0,
         socket_connect_timeout: float = 10.0,
     ) -> None:
         template = layout.check_template(key)
         if target not in TARGETS:
             raise SinkConfigurationError(f"target {target!r}: expected one of {', '.join(TARGETS)}")
-        for name, number in (("port", port), ("db", db)):
+        for name, number in (("port", port), ("db", db), ("wait_replicas", wait_replicas)):
             if not isinstance(number, int) or number < 0:
                 raise SinkConfigurationError(f"{name}: expected a number, found {number!r}")
         if shards is not None and not 1 <= shards <= 1 << 20:
@@ -76,6 +80,8 @@ class RedisSink:
         self._template = template
         self._target = TARGETS[target]
         self._wanted_shards = shards
+        self._wait_replicas = wait_replicas
+        self._wait_seconds = socket_timeout / 2  # the server says how many there are before we give up on it
         self._shards: int | None = None
         self._lock = threading.Lock()
 
@@ -118,6 +124,7 @@ class RedisSink:
                     raise
                 *_, done = self._all(("MULTI",), ("HSET", key, *layout.write_control(wanted)), ("EXEC",), at=at)
                 if done is not None:
+                    self._wait()
                     return
         raise SinkUnavailable(f"{self}: the control record of queue {queue_id!r} changes all the time")
 
@@ -130,7 +137,9 @@ class RedisSink:
         refuse_seqs(targeted, reasons)
         self._target.refuse(targeted, reasons)
         with self._lock:
-            return apply_batch(targeted, reasons=reasons, write=self._write, ttl=True)
+            result = apply_batch(targeted, reasons=reasons, write=self._write, ttl=True)
+            self._wait()
+            return result
 
     def close(self) -> None:
         """Close all connections."""
@@ -187,6 +196,16 @@ class RedisSink:
                     return None  # a key became something else just now: the next try sees it
                 raise explain(answer, self._connection.server) from answer
         return ApplyResult(len(decision.newer), 0, decision.rejected)
+
+    def _wait(self) -> None:
+        """Wait for replicas, where that is asked for."""
+        if not self._wait_replicas:
+            return
+        keys = {self._connection: layout.WAITED}
+        if self._nodes is not None:
+            tags = layout.slot_tags()
+            keys = {node: b"%b:{%b}" % (layout.WAITED, tags[slot]) for node, slot in self._nodes.primaries().items()}
+        wait_for_replicas(keys, wanted=self._wait_replicas, seconds=self._wait_seconds)
 
     def _prepare(self) -> int:
         """Look at the server, or at all nodes of the cluster, once per connection, and return the number of shards."""

@@ -20,7 +20,7 @@ from export_queue.core.sinks.protocol import ApplyResult
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import Command
-from export_queue.core.sinks.redis.nodes import Nodes
+from export_queue.core.sinks.redis.nodes import Nodes, exchange_all
 from export_queue.core.sinks.redis.targets import Records, Target, wrong_type
 
 SCRIPT = b"""
@@ -98,7 +98,11 @@ def _call(nodes: Nodes, calls: Mapping[bytes, Command]) -> dict[bytes, Any]:
             by_node.setdefault(nodes.at(key), []).append(key)
         elsewhere: list[ExportQueueError] = []
         failures: list[ExportQueueError] = []
-        replies = nodes.exchange({node: [_LOAD, *(left[key] for key in keys)] for node, keys in by_node.items()})
+        try:
+            replies = exchange_all({node: [_LOAD, *(left[key] for key in keys)] for node, keys in by_node.items()})
+        except Exception:
+            nodes.forget()
+            raise
         for node, keys in by_node.items():
             for key, reply in zip(keys, replies[node][1:], strict=True):
                 if not isinstance(reply, Exception):
