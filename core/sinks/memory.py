@@ -47,12 +47,13 @@ class MemorySink:
             with _shared_lock:
                 self._contents = _shared.setdefault(name, _Contents())
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Remember which store feeds the sink; see :class:`~export_queue.core.sinks.Sink`."""
         contents = self._contents
         with contents.lock:
+            found = contents.control.get(queue_id)
             contents.control[queue_id] = admission(
-                contents.control.get(queue_id), queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self)
+                found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
             )
 
     def apply(self, operations: Operations) -> ApplyResult:

@@ -26,7 +26,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from export_queue.core.errors import SinkBelongsToAnother
+from export_queue.core.errors import SinkBelongsToAnother, SinkLostData
 from export_queue.core.sinks import MAX_SEQ, ApplyResult
 from export_queue.core.testing.sink_histories import TRICKY_TEXTS, Delivery, operations_of, shuffled_batches, winners
 from export_queue.core.testing.sink_races import SinkRaces
@@ -254,6 +254,16 @@ class SinkConformance(SinkRaces):
             sink.admit(queue_id=queue, store_id="first", fence=MAX_SEQ)
             with pytest.raises(SinkBelongsToAnother):
                 sink.admit(queue_id=queue, store_id="first", fence=MAX_SEQ - 1)
+
+    def test_a_sink_that_has_forgotten_a_queue_says_so(self) -> None:
+        queue = f"conformance-{self.fresh()}0"
+        with self.opened() as sink:
+            for _ in range(2):  # nothing is written down by the refusal
+                with pytest.raises(SinkLostData, match=queue):
+                    sink.admit(queue_id=queue, store_id="first", fence=100, drained=True)
+            sink.admit(queue_id=queue, store_id="first", fence=101)
+        with self.opened() as sink:
+            sink.admit(queue_id=queue, store_id="first", fence=102, drained=True)
 
     def test_queues_of_one_sink_are_admitted_one_by_one(self) -> None:
         queue = f"conformance-{self.fresh()}"

@@ -4,7 +4,7 @@
 key                           holds
 ============================  ==============================================================================
 the user's                    a string, or a plain set of members
-``xq:control``                hash: number of this layout, number of shards
+``xq:control``                hash: number of this layout, number of shards, a random mark
 ``xq:queue:<queue>``          hash: the queue's control record
 ``xq:waited``                 a string that is written again and again, where replicas are waited for
 ``xq:rank:<shard>``           hash: key of a string → its rank
@@ -13,7 +13,7 @@ the user's                    a string, or a plain set of members
 
 In a cluster a shard is a slot, that of the record's own key, so that record and rank lie on one node and
 change together. Its hashes are ``xq:rank:{<tag>}`` and ``xq:member:{<tag>}``, where the tag is the smallest
-number whose text belongs to the slot.
+number whose text belongs to the slot. Each primary has a mark of its own in ``xq:control:{<tag>}``.
 
 A rank is 20 decimal digits, compared as text: whoever takes numbers for doubles cannot blur it. An even
 rank is a tombstone. The shard follows from the record's id alone, by the function that also gives the
@@ -38,7 +38,7 @@ Command = tuple[bytes | str, ...]
 
 RESERVED = b"xq:"
 """What no key of a user begins with."""
-CONTROL = "xq:control"
+CONTROL = b"xq:control"
 WAITED = b"xq:waited"
 """What is written for replicas to have it; in a cluster a key for each primary."""
 NUMBER = "1"
@@ -147,6 +147,11 @@ def slot_tags() -> Sequence[bytes]:
             missing -= 1
         number += 1
     return tags
+
+
+def key_in_slot(name: bytes, slot: int) -> bytes:
+    """Return a key of ours that lies in a slot."""
+    return b"%b:{%b}" % (name, slot_tags()[slot])
 
 
 def rank_texts(ranks: Sequence[int]) -> list[bytes]:

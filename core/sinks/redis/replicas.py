@@ -14,9 +14,9 @@ from export_queue.core.sinks.redis.nodes import exchange_all
 def wait_for_replicas(keys: Mapping[Connection, bytes], *, wanted: int, seconds: float) -> None:
     """Wait until replicas have everything that their primaries have written up to now.
 
-    ``WAIT`` looks at what its own connection wrote. What a batch needs may have been written by another one, before
-    which this one came back and found all stale; so each primary is given something to write first. Replicas follow in
-    order: who has that has all that was before it.
+    ``WAIT`` promises only what its own connection wrote. Another one may have written what a batch needs, and this one
+    finds it stale; so each primary is given something to write first. Replicas follow in order: whoever has that has
+    all that was before it.
 
     :param keys: a key of ours that each primary serves.
     :param wanted: how many replicas each primary needs.

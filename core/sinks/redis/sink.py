@@ -17,6 +17,7 @@ from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import Command
+from export_queue.core.sinks.redis.marks import Marks
 from export_queue.core.sinks.redis.nodes import Nodes
 from export_queue.core.sinks.redis.replicas import wait_for_replicas
 from export_queue.core.sinks.redis.slots import write_by_slot
@@ -80,6 +81,7 @@ class RedisSink:
         self._template = template
         self._target = TARGETS[target]
         self._wanted_shards = shards
+        self._marks = Marks()
         self._wait_replicas = wait_replicas
         self._wait_seconds = socket_timeout / 2  # the server says how many there are before we give up on it
         self._shards: int | None = None
@@ -108,17 +110,19 @@ class RedisSink:
         self._nodes: Nodes | None = None
         """Of a cluster; None for a single server."""
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         key = layout.control_key(queue_id)
         with self._lock:
             self._prepare()
             for _ in range(_MAX_COLLISIONS):
-                at = self._at(key)
+                at = self._at(key.encode())
                 _, fields = self._all(("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS), at=at)
                 found = layout.read_control(fields)
                 try:
-                    wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self))
+                    wanted = admission(
+                        found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
+                    )
                 except Exception:
                     self._all(("UNWATCH",), at=at)
                     raise
@@ -152,7 +156,7 @@ class RedisSink:
         """Write operations on distinct records: all at once, or by parts where others write to the same shards."""
         shards = self._prepare()
         if self._nodes is not None:
-            return write_by_slot(self._nodes, self._target, operations)
+            return write_by_slot(self._nodes, self._target, self._marks, operations)
         records = self._target.place(operations, shards)
         written, collisions = 0, 0
         rejected: list[Rejection] = []
@@ -180,7 +184,9 @@ class RedisSink:
         reads: list[Command] = [("WATCH", *part.shards)]
         reads += [("HMGET", name, *[part.fields[i] for i in group]) for name, group in part.shards.items()]
         reads += [("TYPE", key) for key in checked]
-        _, *found = self._all(*reads)
+        reads.append(self._marks.look(layout.CONTROL))
+        _, *found, mark = self._all(*reads)
+        self._marks.check(layout.CONTROL, mark, server=self._connection.server)
         types = dict(zip(checked, found[len(part.shards) :], strict=True))
         decision = decide(part, found[: len(part.shards)], types, repeats=self._target.repeats)
         writes = self._target.writes(part, decision.newer + decision.repeated)
@@ -203,8 +209,7 @@ class RedisSink:
             return
         keys = {self._connection: layout.WAITED}
         if self._nodes is not None:
-            tags = layout.slot_tags()
-            keys = {node: b"%b:{%b}" % (layout.WAITED, tags[slot]) for node, slot in self._nodes.primaries().items()}
+            keys = {n: layout.key_in_slot(layout.WAITED, slot) for n, slot in self._nodes.primaries().items()}
         wait_for_replicas(keys, wanted=self._wait_replicas, seconds=self._wait_seconds)
 
     def _prepare(self) -> int:
@@ -239,12 +244,15 @@ class RedisSink:
         if self._nodes is not None:
             expected, wanted = layout.NUMBER_IN_CLUSTERS, layout.SLOTS
         # each field is set by whoever comes first, and never changed
-        *_, (number, shards) = self._all(
+        *_, (number, shards), mark = self._all(
             ("HSETNX", layout.CONTROL, "layout", expected),
             ("HSETNX", layout.CONTROL, "shards", str(wanted)),
+            self._marks.leave(layout.CONTROL),
             ("HMGET", layout.CONTROL, "layout", "shards"),
+            self._marks.look(layout.CONTROL),
             at=self._at(layout.CONTROL),
         )
+        self._marks.check(layout.CONTROL, mark, server=self._connection.server)
         if number.decode() != expected:
             raise SinkConfigurationError(f"{self} has ranks in layout {number.decode()}, expected {expected}")
         if self._wanted_shards not in (None, int(shards)):
@@ -254,9 +262,9 @@ class RedisSink:
             )
         return int(shards)
 
-    def _at(self, key: str) -> Connection:
+    def _at(self, key: bytes) -> Connection:
         """Return the connection to the server that has a key."""
-        return self._connection if self._nodes is None else self._nodes.at(key.encode())
+        return self._connection if self._nodes is None else self._nodes.at(key)
 
     def _all(self, *commands: Command, at: Connection | None = None) -> list[Any]:
         """Send commands that must not fail, and return their replies."""

@@ -17,9 +17,11 @@ from typing import Any
 from export_queue.core.errors import ExportQueueError, SinkUnavailable
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult
+from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import Command
+from export_queue.core.sinks.redis.marks import Marks
 from export_queue.core.sinks.redis.nodes import Nodes, exchange_all
 from export_queue.core.sinks.redis.targets import Records, Target, wrong_type
 
@@ -57,13 +59,15 @@ _TRIES = 30
 _PAUSE_SECONDS = 0.1
 
 
-def write_by_slot(nodes: Nodes, target: Target, operations: Operations) -> ApplyResult:
+def write_by_slot(nodes: Nodes, target: Target, marks: Marks, operations: Operations) -> ApplyResult:
     """Write operations on distinct records.
 
+    :raises SinkLostData: a node has lost what it had; nothing of the batch counts.
     :raises SinkUnavailable: a node is away, or slots were moved for longer than we wait; parts may be written.
     """
     records = target.place(operations, None)
-    found = _call(nodes, {name: _step(target, records, name, group) for name, group in records.shards.items()})
+    steps = {name: _step(target, records, name, group) for name, group in records.shards.items()}
+    found = _call(nodes, marks, steps)
     written, rejected = 0, []
     for name, group in records.shards.items():
         for i, outcome in zip(group, found[name], strict=True):
@@ -85,7 +89,7 @@ def _step(target: Target, records: Records, name: bytes, group: Sequence[int]) -
     return (*_CALL, b"%d" % (1 + len(keys)), name, *keys, *arguments)
 
 
-def _call(nodes: Nodes, calls: Mapping[bytes, Command]) -> dict[bytes, Any]:
+def _call(nodes: Nodes, marks: Marks, calls: Mapping[bytes, Command]) -> dict[bytes, Any]:
     """Make all calls, each at the node that serves its key, again where that is another one by now.
 
     :param calls: by a key of the call.
@@ -98,13 +102,21 @@ def _call(nodes: Nodes, calls: Mapping[bytes, Command]) -> dict[bytes, Any]:
             by_node.setdefault(nodes.at(key), []).append(key)
         elsewhere: list[ExportQueueError] = []
         failures: list[ExportQueueError] = []
+        mark_keys = {node: layout.key_in_slot(layout.CONTROL, slot) for node, slot in nodes.primaries().items()}
+        commands: dict[Connection, list[Command]] = {}
+        for node, keys in by_node.items():
+            mark = mark_keys[node]
+            commands[node] = [marks.leave(mark), marks.look(mark), _LOAD, *(left[key] for key in keys)]
         try:
-            replies = exchange_all({node: [_LOAD, *(left[key] for key in keys)] for node, keys in by_node.items()})
+            replies = exchange_all(commands)
         except Exception:
             nodes.forget()
             raise
         for node, keys in by_node.items():
-            for key, reply in zip(keys, replies[node][1:], strict=True):
+            _, found, _, *own = replies[node]
+            if not isinstance(found, Exception):  # else its slot has just moved: the next look finds another
+                marks.check(mark_keys[node], found, server=node.server)
+            for key, reply in zip(keys, own, strict=True):
                 if not isinstance(reply, Exception):
                     answers[key] = reply
                     del left[key]

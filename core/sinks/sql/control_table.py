@@ -23,18 +23,21 @@ def control_table(schema: str | None) -> Table:
     )
 
 
-def admit(connection: Connection, *, schema: str | None, queue_id: str, store_id: str, fence: int, sink: str) -> None:
+def admit(
+    connection: Connection, *, schema: str | None, queue_id: str, store_id: str, fence: int, sink: str, drained: bool
+) -> None:
     """Check a queue's control record and bring it up to date.
 
     Two drains may be the first ones: whoever comes second breaks the primary key, and is tried again.
 
     :raises SinkBelongsToAnother: the sink was fed by another store, or by a later state of this one.
+    :raises SinkLostData: there is no control record though there was one.
     """
     table = control_table(schema)
     mine = table.c.queue_id == queue_id
     row = connection.execute(select(table).where(mine).with_for_update()).one_or_none()
     found = None if row is None else ControlRecord(row.store_id, row.fence, row.floor)
-    wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink)
+    wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, drained=drained)
     if found is None:
         fields = {"queue_id": queue_id, "store_id": store_id, "fence": fence, "floor": wanted.floor}
         try:

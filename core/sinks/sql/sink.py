@@ -86,14 +86,20 @@ class SqlSink:
         """Batch sizes and abilities."""
         return self._dialect.capabilities
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check the database and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         self._ensure(CONTROL_TABLE, lambda connection: [self._dialect.create_control(connection, self._schema)])
         if "{collection}" not in self._template:
             self._prepare(self._template)
         self._ask(
             lambda connection: admit(
-                connection, schema=self._schema, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self)
+                connection,
+                schema=self._schema,
+                queue_id=queue_id,
+                store_id=store_id,
+                fence=fence,
+                sink=str(self),
+                drained=drained,
             )
         )
 
