@@ -95,6 +95,23 @@ def test_one_node_of_a_cluster_that_is_emptied_is_enough(cluster: RedisCluster):
     sink.close()
 
 
+def test_a_node_of_a_cluster_that_is_emptied_between_two_drains_is_enough(cluster: RedisCluster):
+    elsewhere = cluster.primary_of(key_slot(b"xq:queue:q"))
+    victim = next(node for node in cluster.primaries() if node is not elsewhere)
+    sink = admitted(cluster)
+    sink.apply(puts(5))
+    sink.close()
+    cluster.ask(victim, "FLUSHALL")
+    for _ in range(2):
+        with pytest.raises(SinkLostData, match=f"{victim.port} was emptied"):
+            admitted(cluster)
+    for node in cluster.primaries():
+        cluster.ask(node, "FLUSHALL")
+    sink = admitted(cluster)
+    assert sink.apply(puts(6)).written == 60, "emptied altogether, it is a new one"
+    sink.close()
+
+
 # From one drain to the next
 
 

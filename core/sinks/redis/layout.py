@@ -5,7 +5,7 @@ key                           holds
 ============================  ==============================================================================
 the user's                    a string, or a plain set of members
 ``xq:control``                hash: number of this layout, number of shards, a random mark
-``xq:queue:<queue>``          hash: the queue's control record
+``xq:queue:<queue>``          hash: the queue's control record; in a cluster also the marks of all primaries
 ``xq:waited``                 a string that is written again and again, where replicas are waited for
 ``xq:rank:<shard>``           hash: key of a string → its rank
 ``xq:member:<shard>``         hash: key of a set, NUL, member → its rank

@@ -18,6 +18,16 @@ class Marks:
     def __init__(self) -> None:
         self._seen: dict[bytes, bytes] = {}
 
+    def to_text(self) -> str:
+        """Return all marks, to be kept in another place."""
+        return " ".join(f"{key.decode()} {mark.decode()}" for key, mark in sorted(self._seen.items()))
+
+    def expect(self, text: bytes | None) -> None:
+        """Take marks that were kept as seen."""
+        words = (text or b"").split()
+        for key, mark in zip(words[::2], words[1::2], strict=True):
+            self._seen.setdefault(key, mark)
+
     def leave(self, key: bytes) -> Command:
         """Return the command that leaves a mark where there is none: each time a new one, unlike those that we know."""
         return ("HSETNX", key, "mark", secrets.token_hex(8))

@@ -20,7 +20,7 @@ from export_queue.core.sinks.redis.layout import Command
 from export_queue.core.sinks.redis.marks import Marks
 from export_queue.core.sinks.redis.nodes import Nodes
 from export_queue.core.sinks.redis.replicas import wait_for_replicas
-from export_queue.core.sinks.redis.slots import write_by_slot
+from export_queue.core.sinks.redis.slots import check_marks, write_by_slot
 from export_queue.core.sinks.redis.targets import TARGETS, Kind, Records, decide
 
 _MAX_COLLISIONS = 200
@@ -115,6 +115,7 @@ class RedisSink:
         key = layout.control_key(queue_id)
         with self._lock:
             self._prepare()
+            marks = self._check_marks(key)
             for _ in range(_MAX_COLLISIONS):
                 at = self._at(key.encode())
                 _, fields = self._all(("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS), at=at)
@@ -126,11 +127,24 @@ class RedisSink:
                 except Exception:
                     self._all(("UNWATCH",), at=at)
                     raise
-                *_, done = self._all(("MULTI",), ("HSET", key, *layout.write_control(wanted)), ("EXEC",), at=at)
+                write: Command = ("HSET", key, *layout.write_control(wanted), *marks)
+                *_, done = self._all(("MULTI",), write, ("EXEC",), at=at)
                 if done is not None:
                     self._wait()
                     return
         raise SinkUnavailable(f"{self}: the control record of queue {queue_id!r} changes all the time")
+
+    def _check_marks(self, key: str) -> Command:
+        """In a cluster, see that no primary has lost its data since the last drain, when their marks were noted.
+
+        :returns: the field of the control record that notes them.
+        """
+        if self._nodes is None:
+            return ()  # control record and data lie in one server, and go together
+        (noted,) = self._all(("HGET", key, "marks"), at=self._at(key.encode()))
+        self._marks.expect(noted)
+        check_marks(self._nodes, self._marks)
+        return ("marks", self._marks.to_text())
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""

@@ -59,6 +59,24 @@ _TRIES = 30
 _PAUSE_SECONDS = 0.1
 
 
+def check_marks(nodes: Nodes, marks: Marks) -> None:
+    """Compare the marks of all primaries with those seen before, and leave one where there is none.
+
+    :raises SinkLostData: a node has lost what it had.
+    """
+    keys = _mark_keys(nodes)
+    replies = exchange_all({node: [marks.leave(key), marks.look(key)] for node, key in keys.items()})
+    for node, answers in replies.items():
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise explain(answer, node.server) from answer
+        marks.check(keys[node], answers[-1], server=node.server)
+
+
+def _mark_keys(nodes: Nodes) -> dict[Connection, bytes]:
+    return {node: layout.key_in_slot(layout.CONTROL, slot) for node, slot in nodes.primaries().items()}
+
+
 def write_by_slot(nodes: Nodes, target: Target, marks: Marks, operations: Operations) -> ApplyResult:
     """Write operations on distinct records.
 
@@ -102,7 +120,7 @@ def _call(nodes: Nodes, marks: Marks, calls: Mapping[bytes, Command]) -> dict[by
             by_node.setdefault(nodes.at(key), []).append(key)
         elsewhere: list[ExportQueueError] = []
         failures: list[ExportQueueError] = []
-        mark_keys = {node: layout.key_in_slot(layout.CONTROL, slot) for node, slot in nodes.primaries().items()}
+        mark_keys = _mark_keys(nodes)
         commands: dict[Connection, list[Command]] = {}
         for node, keys in by_node.items():
             mark = mark_keys[node]
