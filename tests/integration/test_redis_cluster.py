@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -13,8 +15,10 @@ import redis
 from redis.crc import key_slot
 from tests.integration.test_redis_hashes import document_of
 
+from export_queue.core.client import Store
+from export_queue.core.drain import Progress, Rules, drain
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
-from export_queue.core.sinks import ApplyResult, Operations, RedisSink
+from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec
 from export_queue.core.sinks.redis import slots
 from export_queue.core.testing import SinkConformance
 from export_queue.core.testing.redis_cluster import RedisCluster
@@ -320,6 +324,39 @@ def test_the_node_that_the_sink_is_described_by_may_die(make, redis_cluster):
     with killed_primary(redis_cluster, b"orders:1"):
         patiently(redis_cluster, sink, many(seq=6))
         assert sink.apply(many(seq=6)) == ApplyResult(0, 60)
+
+
+def test_a_drain_outlives_the_death_of_a_primary(redis_cluster, client, sqlite_url, monkeypatch):
+    monkeypatch.setattr("export_queue.core.drain.local.Rules", lambda **given: Rules(**given, chunk_rows=40))
+    monkeypatch.setenv("XQ_TEST_REDIS", redis_cluster.password)
+    options = {"host": redis_cluster.host, "port": redis_cluster.port, "wait_replicas": 1, "socket_timeout": 4}
+    spec = SinkSpec("redis", options, {"password": "env:XQ_TEST_REDIS"})
+    everything(redis_cluster, "CONFIG SET", "cluster-node-timeout", "3000")
+    slot = key_slot(b"orders:1")
+    victim = redis_cluster.primary_of(slot)
+    chunks, killed = itertools.count(1), threading.Event()
+
+    def kill_once(_: Progress) -> None:
+        if next(chunks) == 3:
+            redis_cluster.kill(victim)
+            killed.set()
+
+    with Store.open(sqlite_url) as store, ThreadPoolExecutor(1) as beside:
+        store.create()
+        store.configure_queue("orders", buckets=5, buckets_per_range=5)
+        with store.transaction() as tx:
+            for n in range(400):
+                tx.queue("orders").add(f"{n}", n)
+        draining = beside.submit(drain, store, "orders", spec, on_progress=kill_once)
+        assert killed.wait(60)
+        redis_cluster.wait(lambda: redis_cluster.primary_of(slot) is not victim, "the failover")
+        victim.start()  # the new primary needs a replica, too; a server lives as long as the thread that started it
+        report = draining.result(120)
+        assert (report.acknowledged, report.dead, report.left) == (400, 0, 0)
+    redis_cluster.wait_until_whole()
+    everything(redis_cluster, "CONFIG SET", "cluster-node-timeout", "15000")
+    with redis.RedisCluster(redis_cluster.host, redis_cluster.port, password=redis_cluster.password) as reader:
+        assert reader.mget_nonatomic([f"orders:{n}" for n in range(400)]) == [b"%d" % n for n in range(400)]
 
 
 def test_a_cluster_that_is_not_there_is_unavailable_by_name(redis_cluster):
