@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from export_queue.core.sinks import ApplyResult, Operations, RedisSink
+from export_queue.core.client import Store
+from export_queue.core.drain import Entry, drain
+from export_queue.core.sinks import ApplyResult, MemorySink, Operations, Put, RedisSink, SinkSpec
 
 HOUR = 3600.0
 
@@ -81,3 +84,23 @@ def test_members_of_sets_do_not_expire(client, request):
     assert "no time to live of its own" in result.rejected[0].reason
     assert client.smembers("p:1") == {b"a"}
     sink.close()
+
+
+def in_an_hour(entry: Entry) -> Iterator[Put]:
+    yield Put("sessions", entry.key, entry.value, ttl=HOUR)
+
+
+def test_times_to_live_go_from_exporters_to_sinks_that_keep_them(sqlite_url: str, tmp_path: Path):
+    with Store.open(sqlite_url) as store:
+        store.create()
+        for queue_id in ("kept", "refused"):
+            store.configure_queue(queue_id, buckets=1, buckets_per_range=1)
+            with store.transaction() as tx:
+                tx.queue(queue_id).add("a", {})
+        memory = MemorySink()
+        drain(store, "kept", memory, exporter=in_an_hour)
+        assert memory.ttls() == {("sessions", b"a"): HOUR}
+        copies = SinkSpec("sql", {"url": f"sqlite:///{tmp_path}/copies.db"})
+        assert drain(store, "refused", copies, exporter=in_an_hour).dead == 1
+        (letter,) = store.dead_letters("refused")
+        assert "takes no put with a time to live" in letter.reason
