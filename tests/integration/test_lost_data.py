@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +117,9 @@ def test_a_node_of_a_cluster_that_is_emptied_between_two_drains_is_enough(cluste
 
 
 @pytest.fixture
-def orders(sqlite_url: str) -> Iterator[Store]:
-    with Store.open(sqlite_url) as store:
-        store.create()
-        store.configure_queue("orders", buckets=5, buckets_per_range=5)
-        yield store
+def orders(store: Store) -> Store:
+    store.configure_queue("orders", buckets=5, buckets_per_range=5)
+    return store
 
 
 def add(store: Store, *keys: str) -> None:
