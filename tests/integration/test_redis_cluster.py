@@ -223,6 +223,31 @@ def test_a_slot_that_another_node_took_over_is_found_there(make, redis_cluster, 
     redis_cluster.wait_until_whole()
 
 
+@pytest.mark.parametrize("act", ["wait", "admit"])
+def test_a_node_that_was_replaced_is_looked_up_again_whatever_asks_for_it(make, redis_cluster, act):
+    sink = make(wait_replicas=1)
+    replaced = redis_cluster.primary_of(key_slot(b"orders:1"))
+    ids = (b"%d" % n for n in itertools.count())
+    elsewhere = puts(next(i for i in ids if redis_cluster.primary_of(key_slot(b"orders:" + i)) is not replaced))
+    sink.apply(elsewhere)
+    redis_cluster.wait(lambda: offsets_agree(redis_cluster), "that replicas have everything")
+    ((_, port, _),) = redis_cluster.ask(replaced, "ROLE")[2]
+    replica = redis_cluster.node_at(int(port))
+    redis_cluster.ask(replica, "CLUSTER FAILOVER")
+    redis_cluster.wait(lambda: redis_cluster.ask(replica, "ROLE")[0] == b"master", "the failover")
+    redis_cluster.wait_until_whole()
+    errors: list[SinkUnavailable] = []
+    for _ in range(2):
+        try:
+            if act == "wait":
+                sink.apply(elsewhere)
+            else:
+                sink.admit(queue_id="q", store_id="s", fence=2)
+        except SinkUnavailable as error:
+            errors.append(error)
+    assert len(errors) < 2, errors
+
+
 @contextmanager
 def slot_on_the_move(cluster: RedisCluster, key: bytes) -> Iterator[Callable[[], None]]:
     """A slot that is being moved to another node; what is yielded moves all its keys."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
@@ -143,7 +144,8 @@ class RedisSink:
             return ()  # control record and data lie in one server, and go together
         (noted,) = self._all(("HGET", key, "marks"), at=self._at(key.encode()))
         self._marks.expect(noted)
-        check_marks(self._nodes, self._marks)
+        with self._looking_again():
+            check_marks(self._nodes, self._marks)
         return ("marks", self._marks.to_text())
 
     def apply(self, operations: Operations) -> ApplyResult:
@@ -221,10 +223,22 @@ class RedisSink:
         """Wait for replicas, where that is asked for."""
         if not self._wait_replicas:
             return
-        keys = {self._connection: layout.WAITED}
-        if self._nodes is not None:
-            keys = {n: layout.key_in_slot(layout.WAITED, slot) for n, slot in self._nodes.primaries().items()}
-        wait_for_replicas(keys, wanted=self._wait_replicas, seconds=self._wait_seconds)
+        with self._looking_again():
+            keys = {self._connection: layout.WAITED}
+            if self._nodes is not None:
+                keys = {n: layout.key_in_slot(layout.WAITED, slot) for n, slot in self._nodes.primaries().items()}
+            wait_for_replicas(keys, wanted=self._wait_replicas, seconds=self._wait_seconds)
+
+    @contextmanager
+    def _looking_again(self) -> Iterator[None]:
+        """After an error, look at the server again, or ask the cluster who serves what: it may be another one."""
+        try:
+            yield
+        except Exception:
+            self._shards = None
+            if self._nodes is not None:
+                self._nodes.forget()
+            raise
 
     def _prepare(self) -> int:
         """Look at the server, or at all nodes of the cluster, once per connection, and return the number of shards."""
@@ -283,16 +297,12 @@ class RedisSink:
     def _all(self, *commands: Command, at: Connection | None = None) -> list[Any]:
         """Send commands that must not fail, and return their replies."""
         connection = at or self._connection
-        try:
+        with self._looking_again():
             replies = connection.exchange(commands)
-        except Exception:
-            self._shards = None  # look at the server again: it may have become another one
-            raise
-        for reply in replies:
-            if isinstance(reply, Exception):
-                connection.close()  # also ends a WATCH or a MULTI
-                self._shards = None
-                raise explain(reply, connection.server) from reply
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    connection.close()  # also ends a WATCH or a MULTI
+                    raise explain(reply, connection.server) from reply
         return replies
 
     def __str__(self) -> str:
