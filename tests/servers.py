@@ -11,6 +11,7 @@ import pytest
 from export_queue.core.testing.elasticsearch import VERSIONS, ElasticsearchServer
 from export_queue.core.testing.mariadb import MariaDbServer
 from export_queue.core.testing.pgbouncer import PgBouncer
+from export_queue.core.testing.redis_cluster import RedisCluster
 from export_queue.core.testing.servers import PostgresServer, RedisServer
 
 if TYPE_CHECKING:
@@ -166,6 +167,17 @@ def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
     with redis.Redis(host=redis_server.host, port=redis_server.port, password=redis_server.password) as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """One Redis Cluster of six processes for the whole session; whoever disturbs it brings it back."""
+    try:
+        cluster = RedisCluster()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    with cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

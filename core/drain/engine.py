@@ -21,7 +21,7 @@ from export_queue.core.transactions import Snapshot
 class Engine(Protocol):
     """Works off what a drain has claimed."""
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check sink and exporter once, before anything is claimed."""
 
     def work_off(
@@ -60,9 +60,11 @@ class LocalEngine:
     on_progress: OnProgress | None = None
     _progress: Progress = Progress()
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Ask the sink."""
-        self.rules.patience.call(lambda: self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence))
+        self.rules.patience.call(
+            lambda: self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+        )
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper

@@ -40,10 +40,10 @@ class CompositeSink:
         least: dict[str, Any] = {f.name: min(getattr(one, f.name) for one in found) for f in fields(Capabilities)}
         return Capabilities(**least)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Ask all parts; see :class:`~export_queue.core.sinks.Sink`."""
         for _, sink in self._parts:
-            sink.admit(queue_id=queue_id, store_id=store_id, fence=fence)
+            sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch to all parts; see :class:`~export_queue.core.sinks.Sink`.

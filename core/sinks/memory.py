@@ -21,6 +21,7 @@ class _Contents:
     lock: threading.Lock = field(default_factory=threading.Lock)
     ranks: dict[Record, int] = field(default_factory=dict)
     documents: dict[Record, bytes] = field(default_factory=dict)
+    ttls: dict[Record, float] = field(default_factory=dict)
     control: dict[str, ControlRecord] = field(default_factory=dict)
     floor: FloorRecord = field(default_factory=FloorRecord)
 
@@ -32,10 +33,12 @@ _shared_lock = threading.Lock()
 class MemorySink:
     """Records in a dictionary, each with the rank of what was applied to it last.
 
+    A time to live is kept, to be looked at; the record stays.
+
     :param name: sinks of one name in one process share their records; without a name the sink has its own.
     """
 
-    capabilities = Capabilities(batch_rows=10_000, batch_bytes=16 << 20)
+    capabilities = Capabilities(batch_rows=10_000, batch_bytes=16 << 20, ttl=True)
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
@@ -45,12 +48,13 @@ class MemorySink:
             with _shared_lock:
                 self._contents = _shared.setdefault(name, _Contents())
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Remember which store feeds the sink; see :class:`~export_queue.core.sinks.Sink`."""
         contents = self._contents
         with contents.lock:
+            found = contents.control.get(queue_id)
             wanted = admission(
-                contents.control.get(queue_id), queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self)
+                found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
             )
             contents.floor = join_feeders(contents.floor, store_id=store_id, sink=str(self))
             contents.control[queue_id] = wanted
@@ -60,10 +64,10 @@ class MemorySink:
         reasons: dict[int, str] = {}
         refuse_seqs(operations, reasons)
         with self._contents.lock:
-            return apply_batch(operations, reasons=reasons, write=self._write)
+            return apply_batch(operations, reasons=reasons, write=self._write, ttl=True)
 
     def _write(self, operations: Operations) -> ApplyResult:
-        ranks, documents = self._contents.ranks, self._contents.documents
+        ranks, documents, ttls = self._contents.ranks, self._contents.documents, self._contents.ttls
         stale = stale_rank(self._contents.floor.floor)
         written = 0
         for i, rank in enumerate(operations.ranks()):
@@ -73,10 +77,14 @@ class MemorySink:
             written += 1
             ranks[record] = rank  # stays after a delete: the tombstone
             document = operations.documents[i]
+            ttl = None if operations.ttls is None else operations.ttls[i]
+            ttls.pop(record, None)
             if document is None:
                 documents.pop(record, None)
             else:
                 documents[record] = document
+                if ttl is not None:
+                    ttls[record] = ttl
         return ApplyResult(written, len(operations) - written)
 
     def sweep(self, *, store_id: str, floor: int) -> int:
@@ -95,6 +103,11 @@ class MemorySink:
         with self._contents.lock:
             return dict(self._contents.documents)
 
+    def ttls(self) -> dict[Record, float]:
+        """Return the time to live, in seconds, of the records that were put with one."""
+        with self._contents.lock:
+            return dict(self._contents.ttls)
+
     def ranks(self) -> dict[Record, int]:
         """Return the rank of every record, deleted ones included: ``2·seq``, and one more for a put."""
         with self._contents.lock:
@@ -105,6 +118,7 @@ class MemorySink:
         with self._contents.lock:
             self._contents.ranks.clear()
             self._contents.documents.clear()
+            self._contents.ttls.clear()
             self._contents.control.clear()
             self._contents.floor = FloorRecord()
 

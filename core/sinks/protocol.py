@@ -20,6 +20,8 @@ class Capabilities:
     """A late, older put after a delete is stale."""
     binary_ids: bool = True
     """Ids need not be UTF-8."""
+    ttl: bool = False
+    """Puts may have a time to live; where not, such puts are rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Sink(Protocol):
     def capabilities(self) -> Capabilities:
         """Batch sizes and abilities."""
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check the target once before a drain, and record which store feeds it.
 
         Creates what is missing where that is safe (control record, rank storage).
@@ -62,7 +64,10 @@ class Sink(Protocol):
         :param queue_id: the queue that is drained.
         :param store_id: identity of the store.
         :param fence: a number from the store's id source; the sink keeps the highest that it saw.
+        :param drained: whether the store knows that it has drained this queue into this sink before, so that a missing
+            control record means that the sink has lost its data.
         :raises SinkBelongsToAnother: the control record names another store or a higher fence.
+        :raises SinkLostData: there is no control record though there was one.
         :raises SinkConfigurationError: the target cannot hold the guarantees, with what to change.
         :raises SinkUnavailable: the target cannot be reached.
         """

@@ -78,7 +78,7 @@ class ElasticsearchSink:
         )
         self._floor = sweeping.Floor(self._connection, timeout=timeout)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         self._ensure(indices.CONTROL, indices.control_definition())
         if "{collection}" not in self._template:
@@ -96,7 +96,9 @@ class ElasticsearchSink:
             if status == 200:
                 found = indices.read_control(answer["_source"])
                 guard = {"if_seq_no": str(answer["_seq_no"]), "if_primary_term": str(answer["_primary_term"])}
-            wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self))
+            wanted = admission(
+                found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
+            )
             self._floor.join(store_id)
             if wanted == found:
                 return

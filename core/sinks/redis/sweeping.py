@@ -33,7 +33,7 @@ _PAUSE_SECONDS = 0.02
 log = logging.getLogger("export_queue.sweep")
 
 
-def floor_reads(shards: Iterable[bytes]) -> tuple[tuple[str, ...], list[Command]]:
+def floor_reads(shards: Iterable[bytes]) -> tuple[tuple[bytes, ...], list[Command]]:
     """Say which keys a batch watches beside the hashes of its ranks, and how it reads the floor from them.
 
     :param shards: the hashes that hold the ranks of the batch: its slots, where slots matter.
@@ -134,4 +134,4 @@ def _change(ask: Ask, decide: Callable[[FloorRecord], FloorRecord], sink: str) -
         *_, done = ask(("MULTI",), ("HSET", CONTROL, *values), ("EXEC",))
         if done is not None:
             return wanted
-    raise SinkUnavailable(f"{sink}: {CONTROL} changes all the time")
+    raise SinkUnavailable(f"{sink}: {CONTROL.decode()} changes all the time")

@@ -43,6 +43,7 @@ def admit(
     store_id: str,
     fence: int,
     sink: str,
+    drained: bool,
     locks_reads: bool,
 ) -> None:
     """Check a queue's control record and bring it up to date.
@@ -50,18 +51,28 @@ def admit(
     Two drains may be the first ones: whoever comes second breaks the primary key, and is tried again.
 
     :raises SinkBelongsToAnother: the sink was fed by another store, or by a later state of this one.
+    :raises SinkLostData: there is no control record though there was one.
     """
     with held_floor(connection, schema, locks_reads=locks_reads) as floor:
-        _admit(connection, schema, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink)
+        _admit(connection, schema, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, drained=drained)
         join_feeders(_floor_record(connection, schema, floor), store_id=store_id, sink=sink)
 
 
-def _admit(connection: Connection, schema: str | None, *, queue_id: str, store_id: str, fence: int, sink: str) -> None:
+def _admit(
+    connection: Connection,
+    schema: str | None,
+    *,
+    queue_id: str,
+    store_id: str,
+    fence: int,
+    sink: str,
+    drained: bool,
+) -> None:
     table = control_table(schema)
     mine = table.c.queue_id == queue_id
     row = connection.execute(select(table).where(mine).with_for_update()).one_or_none()
     found = None if row is None else ControlRecord(row.store_id, row.fence, row.floor)
-    wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink)
+    wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, drained=drained)
     if found is None:
         fields = {"queue_id": queue_id, "store_id": store_id, "fence": fence, "floor": wanted.floor}
         try:

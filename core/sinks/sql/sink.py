@@ -88,7 +88,7 @@ class SqlSink:
         """Batch sizes and abilities."""
         return self._dialect.capabilities
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check the database and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         self._prepare_control()
         if "{collection}" not in self._template:
@@ -101,6 +101,7 @@ class SqlSink:
                 store_id=store_id,
                 fence=fence,
                 sink=str(self),
+                drained=drained,
                 locks_reads=self._dialect.locks_reads,
             )
         )
