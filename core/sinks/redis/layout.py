@@ -39,8 +39,10 @@ Command = tuple[bytes | str, ...]
 RESERVED = b"xq:"
 """What no key of a user begins with."""
 CONTROL = b"xq:control"
-RANK_HASHES = (b"xq:rank:%d", b"xq:member:%d")
-"""The hashes of ranks of each kind of record, by shard."""
+RANK_HASHES = (b"xq:rank:", b"xq:member:")
+"""What the hashes of ranks of each kind of record are called, before the shard or the slot's tag."""
+FLOOR = b"xq:floor"
+"""Of a hash of ranks in a cluster: the highest stale rank, where there has been a sweep."""
 WAITED = b"xq:waited"
 """What is written for replicas to have it; in a cluster a key for each primary."""
 NUMBER = "1"
@@ -149,6 +151,16 @@ def slot_tags() -> Sequence[bytes]:
             missing -= 1
         number += 1
     return tags
+
+
+def rank_hashes(shards: int) -> list[bytes]:
+    """Return the names of all hashes of ranks of a single server."""
+    return [b"%b%d" % (kind, shard) for shard in range(shards) for kind in RANK_HASHES]
+
+
+def rank_hashes_of_slots() -> list[bytes]:
+    """Return the names of all hashes of ranks of a cluster."""
+    return [b"%b{%b}" % (kind, tag) for tag in slot_tags() for kind in RANK_HASHES]
 
 
 def key_in_slot(name: bytes, slot: int) -> bytes:

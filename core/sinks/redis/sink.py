@@ -22,7 +22,7 @@ from export_queue.core.sinks.redis.layout import Command
 from export_queue.core.sinks.redis.marks import Marks
 from export_queue.core.sinks.redis.nodes import Nodes
 from export_queue.core.sinks.redis.replicas import wait_for_replicas
-from export_queue.core.sinks.redis.slots import check_marks, write_by_slot
+from export_queue.core.sinks.redis.slots import check_marks, sweep_slots, write_by_slot
 from export_queue.core.sinks.redis.targets import TARGETS, Kind, Records, decide
 
 _MAX_COLLISIONS = 200
@@ -172,14 +172,11 @@ class RedisSink:
         """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
         with self._lock:
             shards = self._prepare()
+            ask = partial(self._all, at=self._at(layout.CONTROL))
+            stale = sweeping.lift(ask, store_id=store_id, floor=floor, sink=str(self))
             if self._nodes is not None:
-                raise SinkConfigurationError(
-                    f"{self} is a cluster, which cannot be swept: no batch could look at one floor for all slots",
-                    hint="leave its tombstones where they are",
-                )
-            names = [name % shard for shard in range(shards) for name in layout.RANK_HASHES]
-            stale = sweeping.lift(self._all, store_id=store_id, floor=floor, sink=str(self))
-            return sweeping.sweep_hashes(self._all, names, stale, str(self))
+                return sweep_slots(self._nodes, self._marks, stale, sink=str(self))
+            return sweeping.sweep_hashes(ask, layout.rank_hashes(shards), stale, str(self))
 
     def close(self) -> None:
         """Close all connections."""

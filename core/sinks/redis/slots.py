@@ -9,6 +9,7 @@ its keys: while a slot is moved, a node that has only some of them refuses inste
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -27,12 +28,13 @@ from export_queue.core.sinks.redis.targets import Records, Target, wrong_type
 
 SCRIPT = b"""
 local at, outcomes = 1, {}
+local floor = redis.call('HGET', KEYS[1], 'xq:floor')
 while at <= #ARGV do
   local field, rank, only, key = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local commands = tonumber(ARGV[at + 4])
   at = at + 5
   local known = redis.call('HGET', KEYS[1], field)
-  local outcome = (not known or known < rank) and 1 or 0
+  local outcome = (not known or known < rank) and (not floor or floor < rank) and 1 or 0
   if only ~= '' then
     local found = redis.call('TYPE', key).ok
     if found ~= only and found ~= 'none' then outcome = found end
@@ -47,12 +49,34 @@ while at <= #ARGV do
 end
 return outcomes
 """
-"""Compares and writes the records of a slot. Keys: the hash of their ranks, then theirs. Arguments, record by record:
-field and text of the rank, the only type that the key may have, the key, number of commands; of each command the number
-of its words, and they. Returns a record's outcome: 1 written, 0 stale, or the wrong type that its key has."""
-_LOAD: Command = ("SCRIPT", "LOAD", SCRIPT)
-"""Goes before the calls of each batch: a server that was restarted, or took over, has no scripts."""
-_CALL = ("EVALSHA", hashlib.sha1(SCRIPT, usedforsecurity=False).hexdigest())
+"""Compares and writes the records of a slot, those above the floor of its sweeps.
+
+Keys: the hash of their ranks, then theirs. Arguments, record by record: field and text of the rank, the only type that the
+key may have, the key, number of commands; of each command the number of its words, and they. Returns a record's outcome:
+1 written, 0 stale, or the wrong type that its key has."""
+SWEEP_SCRIPT = b"""
+local stale = redis.call('HGET', KEYS[1], 'xq:floor')
+if not stale or stale < ARGV[1] then
+  stale = ARGV[1]
+  redis.call('HSET', KEYS[1], 'xq:floor', stale)
+end
+local page = redis.call('HSCAN', KEYS[1], ARGV[2], 'COUNT', 500)
+local removed = 0
+for i = 1, #page[2], 2 do
+  local field, rank = page[2][i], page[2][i + 1]
+  if field ~= 'xq:floor' and rank <= stale and tonumber(string.sub(rank, -1)) % 2 == 0 then
+    redis.call('HDEL', KEYS[1], field)
+    removed = removed + 1
+  end
+end
+return {page[1], removed}
+"""
+"""Raises the floor of a slot, and removes tombstones below it from a page of a hash of ranks. Key: the hash. Arguments:
+the highest stale rank, the cursor of the page. Returns the next cursor, and how many were removed."""
+_SWEPT_AT_ONCE = 500
+"""Hashes of which a page is swept in one go."""
+log = logging.getLogger("export_queue.sweep")
+
 _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN")
 """Codes of slots that are being moved, or were."""
 _TRIES = 30
@@ -85,7 +109,7 @@ def write_by_slot(nodes: Nodes, target: Target, marks: Marks, operations: Operat
     """
     records = target.place(operations, None)
     steps = {name: _step(target, records, name, group) for name, group in records.shards.items()}
-    found = _call(nodes, marks, steps)
+    found = _call(nodes, marks, SCRIPT, steps)
     written, rejected = 0, []
     for name, group in records.shards.items():
         for i, outcome in zip(group, found[name], strict=True):
@@ -96,6 +120,29 @@ def write_by_slot(nodes: Nodes, target: Target, marks: Marks, operations: Operat
     return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
 
 
+def sweep_slots(nodes: Nodes, marks: Marks, stale: bytes, *, sink: str) -> int:
+    """Raise the floor of all slots and remove the tombstones below it.
+
+    The floor of a slot lies in the hash of its ranks, where each batch looks at it in the step in which it writes, and
+    with which it moves to another node.
+
+    :param stale: the highest stale rank, written as ranks are; empty if none.
+    :returns: how many tombstones were removed.
+    """
+    names = layout.rank_hashes_of_slots() if stale else []
+    removed = 0
+    for start in range(0, len(names), _SWEPT_AT_ONCE):
+        cursors = dict.fromkeys(names[start : start + _SWEPT_AT_ONCE], b"0")
+        while cursors:
+            pages = {name: (b"1", name, stale, cursor) for name, cursor in cursors.items()}
+            answers = _call(nodes, marks, SWEEP_SCRIPT, pages)
+            removed += sum(count for _, count in answers.values())
+            cursors = {name: cursor for name, (cursor, _) in answers.items() if cursor != b"0"}
+        if start % (20 * _SWEPT_AT_ONCE) == 19 * _SWEPT_AT_ONCE:
+            log.info("%s: %d of %d hashes swept, %d tombstones removed", sink, start, len(names), removed)
+    return removed
+
+
 def _step(target: Target, records: Records, name: bytes, group: Sequence[int]) -> Command:
     keys = dict.fromkeys(records.keys[i] for i in group)
     arguments: list[bytes | str] = []
@@ -104,15 +151,18 @@ def _step(target: Target, records: Records, name: bytes, group: Sequence[int]) -
         arguments += (records.fields[i], records.ranks[i], target.only, records.keys[i], b"%d" % len(commands))
         for command in commands:
             arguments += (b"%d" % len(command), *command)
-    return (*_CALL, b"%d" % (1 + len(keys)), name, *keys, *arguments)
+    return (b"%d" % (1 + len(keys)), name, *keys, *arguments)
 
 
-def _call(nodes: Nodes, marks: Marks, calls: Mapping[bytes, Command]) -> dict[bytes, Any]:
-    """Make all calls, each at the node that serves its key, again where that is another one by now.
+def _call(nodes: Nodes, marks: Marks, script: bytes, calls: Mapping[bytes, Command]) -> dict[bytes, Any]:
+    """Call a script many times, each at the node that serves its key, again where that is another one by now.
 
-    :param calls: by a key of the call.
+    :param calls: number of keys, keys and arguments of each call, by one of its keys.
     :returns: the answers.
     """
+    # The script goes before the calls: a server that was restarted, or took over, has none.
+    load: Command = ("SCRIPT", "LOAD", script)
+    call = ("EVALSHA", hashlib.sha1(script, usedforsecurity=False).hexdigest())
     left, answers = dict(calls), dict[bytes, Any]()
     for attempt in range(_TRIES):
         by_node: dict[Connection, list[bytes]] = {}
@@ -124,7 +174,7 @@ def _call(nodes: Nodes, marks: Marks, calls: Mapping[bytes, Command]) -> dict[by
         commands: dict[Connection, list[Command]] = {}
         for node, keys in by_node.items():
             mark = mark_keys[node]
-            commands[node] = [marks.leave(mark), marks.look(mark), _LOAD, *(left[key] for key in keys)]
+            commands[node] = [marks.leave(mark), marks.look(mark), load, *((*call, *left[key]) for key in keys)]
         try:
             replies = exchange_all(commands)
         except Exception:
