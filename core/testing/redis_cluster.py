@@ -119,6 +119,18 @@ class RedisCluster:
         os.kill(node.pid, signal.SIGKILL)
         node.stop()
 
+    def fail_over(self, replica: _Node) -> None:
+        """Let a replica that has everything take over from its primary, which becomes its replica.
+
+        Without a vote: nodes do not vote again so soon for a replica of the same primary.
+        """
+        self.ask(replica, "CLUSTER FAILOVER", "TAKEOVER")
+        self.wait(lambda: all(self._sees_primary(node, replica) for node in self.nodes), "the failover")
+        self.wait_until_whole()
+
+    def _sees_primary(self, node: _Node, primary: _Node) -> bool:
+        return any(int(found[2][1]) == primary.port for found in self.ask(node, "CLUSTER SLOTS"))
+
     def wait(self, condition: Callable[[], object], what: str) -> None:
         """Wait until something is so.
 

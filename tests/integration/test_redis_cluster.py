@@ -216,11 +216,9 @@ def test_a_slot_that_another_node_took_over_is_found_there(make, redis_cluster, 
     assert sink.apply(many(seq=5)).written == 60
     replica = next(node for node in redis_cluster.nodes if node not in redis_cluster.primaries())
     redis_cluster.wait(lambda: offsets_agree(redis_cluster), "that replicas have everything")
-    redis_cluster.ask(replica, "CLUSTER FAILOVER")
-    redis_cluster.wait(lambda: redis_cluster.ask(replica, "ROLE")[0] == b"master", "the failover")
+    redis_cluster.fail_over(replica)
     assert sink.apply(many(seq=6)).written == 60
     assert sink.apply(many(seq=5)).stale == 60
-    redis_cluster.wait_until_whole()
 
 
 @pytest.mark.parametrize("act", ["wait", "admit"])
@@ -233,9 +231,7 @@ def test_a_node_that_was_replaced_is_looked_up_again_whatever_asks_for_it(make, 
     redis_cluster.wait(lambda: offsets_agree(redis_cluster), "that replicas have everything")
     ((_, port, _),) = redis_cluster.ask(replaced, "ROLE")[2]
     replica = redis_cluster.node_at(int(port))
-    redis_cluster.ask(replica, "CLUSTER FAILOVER")
-    redis_cluster.wait(lambda: redis_cluster.ask(replica, "ROLE")[0] == b"master", "the failover")
-    redis_cluster.wait_until_whole()
+    redis_cluster.fail_over(replica)
     errors: list[SinkUnavailable] = []
     for _ in range(2):
         try:
