@@ -13,7 +13,8 @@ the user's                    a string, or a plain set of members
 
 In a cluster a shard is a slot, that of the record's own key, so that record and rank lie on one node and
 change together. Its hashes are ``xq:rank:{<tag>}`` and ``xq:member:{<tag>}``, where the tag is the smallest
-number whose text belongs to the slot, and their field ``xq:floor`` is the highest stale rank. Each primary has a mark of its own in ``xq:control:{<tag>}``.
+number whose text belongs to the slot, and their field ``xq:floor`` is the highest stale rank. Each primary
+has a mark of its own in ``xq:control:{<tag>}``.
 
 A rank is 20 decimal digits, compared as text: whoever takes numbers for doubles cannot blur it. An even
 rank is a tombstone. The shard follows from the record's id alone, by the function that also gives the

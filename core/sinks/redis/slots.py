@@ -51,9 +51,9 @@ return outcomes
 """
 """Compares and writes the records of a slot, those above the floor of its sweeps.
 
-Keys: the hash of their ranks, then theirs. Arguments, record by record: field and text of the rank, the only type that the
-key may have, the key, number of commands; of each command the number of its words, and they. Returns a record's outcome:
-1 written, 0 stale, or the wrong type that its key has."""
+Keys: the hash of their ranks, then theirs. Arguments, record by record: field and text of the rank, the only type that
+the key may have, the key, number of commands; of each command the number of its words, and they. Returns a record's
+outcome: 1 written, 0 stale, or the wrong type that its key has."""
 SWEEP_SCRIPT = b"""
 local stale = redis.call('HGET', KEYS[1], 'xq:floor')
 if not stale or stale < ARGV[1] then
