@@ -512,7 +512,7 @@ def test_whatever_fails_counts_reconcile_and_in_the_end_every_entry_is_in_the_si
 
 @pytest.mark.redis
 def test_a_server_that_restarts_in_the_middle_delays_the_drain(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RedisServer() as server:
+    with RedisServer({"appendonly": "yes"}) as server:
         monkeypatch.setenv("XQ_TEST_REDIS", server.password)
         spec = SinkSpec("redis", {"host": server.host, "port": server.port}, {"password": "env:XQ_TEST_REDIS"})
         inner = open_sink(spec)

@@ -133,7 +133,7 @@ def test_the_floor_is_one_for_the_whole_database_and_none_for_another(make):
 
 
 def test_a_sweep_needs_two_more_commands_than_a_drain(make, redis_client):
-    drain = "+info +watch +unwatch +multi +exec +hmget +hset +hsetnx +client|setname +mset +unlink"
+    drain = "+info +watch +unwatch +multi +exec +hget +hmget +hset +hsetnx +client|setname +mset +unlink"
     redis_client.execute_command("ACL", "SETUSER", "least", "on", ">x", "~orders:*", "~xq:*", "-@all", *drain.split())
     try:
         sink = admit(make(username="least", password="x"))
