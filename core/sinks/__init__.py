@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from export_queue.core.sinks.batch import apply_batch, refuse_seqs
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.control import ControlRecord, admission
+from export_queue.core.sinks.fencing import Claim, FencedSink, UnderClaim
 from export_queue.core.sinks.memory import MemorySink
 from export_queue.core.sinks.operations import (
     MAX_SEQ,
@@ -33,10 +34,12 @@ __all__ = [
     "MAX_SEQ",
     "ApplyResult",
     "Capabilities",
+    "Claim",
     "CompositeSink",
     "ControlRecord",
     "Delete",
     "ElasticsearchSink",
+    "FencedSink",
     "MemorySink",
     "Operations",
     "OperationsBuilder",
@@ -47,6 +50,7 @@ __all__ = [
     "Sink",
     "SinkSpec",
     "SqlSink",
+    "UnderClaim",
     "admission",
     "apply_batch",
     "collapse",

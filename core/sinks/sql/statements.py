@@ -92,19 +92,21 @@ def create_control(schema: str | None, syntax: Syntax) -> str:
 
 
 def create_table(table: Table, syntax: Syntax) -> list[str]:
-    """Return the statements that create a table, and the view on it that hides tombstones.
+    """Return the statements that create a table, and where it has tombstones the view on it that hides them.
 
     Data columns take NULL, since a tombstone has nothing else to put there.
     """
     columns = [f"{syntax.quoted(key.name)} {syntax.key_types[key.type]} NOT NULL" for key in table.key.columns]
     columns += [f"{syntax.quoted(column.name)} {syntax.types[column.type]}" for column in table.contents.columns]
-    columns += [
-        f"{syntax.quoted(RANK)} bigint NOT NULL DEFAULT -1",
-        f"{syntax.quoted(DELETED)} boolean NOT NULL DEFAULT false",
-        f"PRIMARY KEY ({', '.join(map(syntax.quoted, table.keys))})",
-    ]
+    if table.ranked:
+        columns += [
+            f"{syntax.quoted(RANK)} bigint NOT NULL DEFAULT -1",
+            f"{syntax.quoted(DELETED)} boolean NOT NULL DEFAULT false",
+        ]
+    columns.append(f"PRIMARY KEY ({', '.join(map(syntax.quoted, table.keys))})")
     body = ",\n    ".join(columns)
-    return [f"CREATE TABLE IF NOT EXISTS {syntax.name(table)} (\n    {body}\n){syntax.options}", _view(table, syntax)]
+    create = f"CREATE TABLE IF NOT EXISTS {syntax.name(table)} (\n    {body}\n){syntax.options}"
+    return [create, _view(table, syntax)] if table.ranked else [create]
 
 
 def add_columns(table: Table, syntax: Syntax) -> list[str]:
@@ -144,6 +146,17 @@ def upsert_batch(table: Table) -> str:
     )
 
 
+def delete_values(table: Table) -> str:
+    """Return SQLite's delete of one row by its key, for ``executemany``."""
+    return f"DELETE FROM {SQLITE.name(table)} WHERE {' AND '.join(f'{SQLITE.quoted(key)} = ?' for key in table.keys)}"
+
+
+def delete_batch(table: Table, keys: Table) -> str:
+    """Return the delete of the rows whose keys were copied into the batch of a table that has nothing but keys."""
+    same = " AND ".join(f"t.{name} = b.{name}" for name in map(POSTGRESQL.quoted, table.keys))
+    return f"DELETE FROM {POSTGRESQL.name(table)} AS t USING {_batch(keys)} AS b WHERE {same}"
+
+
 def _view(table: Table, syntax: Syntax) -> str:
     shown = ", ".join(map(syntax.quoted, table.columns[:-2]))
     return (
@@ -159,8 +172,11 @@ def _names(table: Table) -> str:
 def _on_conflict(table: Table) -> str:
     keys = ", ".join(map(POSTGRESQL.quoted, table.keys))
     changes = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns[len(table.keys) :])
+    upsert = f"ON CONFLICT ({keys}) DO UPDATE SET {changes}"
+    if not table.ranked:
+        return upsert
     # a rank that is NULL is that of a row that was there before the sink; nothing is greater than NULL
-    return f'ON CONFLICT ({keys}) DO UPDATE SET {changes}\nWHERE COALESCE(t."{RANK}", -1) < excluded."{RANK}"'
+    return f'{upsert}\nWHERE COALESCE(t."{RANK}", -1) < excluded."{RANK}"'
 
 
 def _batch(table: Table) -> str:
