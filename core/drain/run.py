@@ -163,7 +163,7 @@ class _Run:
                 waits_since = self.clock()
                 continue
             if self.request.if_locked == "skip":
-                waiting = [unit for unit in waiting if unit not in ready]
+                waiting, ready = [unit for unit in waiting if unit not in ready], []
                 if not waiting:
                     return
             if self.clock() - waits_since >= self.request.lock_timeout:

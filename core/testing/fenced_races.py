@@ -46,13 +46,13 @@ class FencedRaces(SinkTarget):
         """The older one writes its records without a pause, all of them in each batch; claims come at any moment."""
         generator = self.generator()
         names = [self.fresh() for _ in range(20)]
-        versions = [[self.delivery(name, seq) for name in names] for seq in range(1, 5000)]
+        versions = [[self.delivery(name, seq) for name in names] for seq in range(1, 2000)]
         batches = [operations_of(batch) for batch in versions]
         unit = self.fresh()
         with Zombie(self.make_fenced()) as older:
             newer = self.make_fenced()
             newer.admit(queue_id="conformance", store_id="conformance", fence=1)
-            for fence in range(2, 32, 2):
+            for fence in range(2, 12, 2):
                 older.begin(Claim(unit, fence), batches)
                 older.wait(2)
                 time.sleep(generator.uniform(0, 0.005))  # not a wait: it spreads the claims over the batch
@@ -74,7 +74,7 @@ class FencedRaces(SinkTarget):
         generator = self.generator()
         prefix = self.fresh()
         batches: list[list[Delivery]] = []
-        for seq in range(1, 400):
+        for seq in range(1, 150):
             chosen = generator.sample(range(12), 4)
             batches.append([self.delivery(f"{prefix}{n}", seq, put=generator.random() < 0.7) for n in chosen])
         everything = [delivery for batch in batches for delivery in batch]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import admission
+from export_queue.core.sinks.fencing import Claim, Guard, check_guard, refuse_unclaimed
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
-from export_queue.core.sinks.redis import layout
+from export_queue.core.sinks.redis import fenced, layout
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import Command
@@ -41,6 +44,7 @@ class RedisSink:
         database, and taken from there where it is left out.
     :param socket_timeout: seconds to wait for an answer; a batch that takes longer counts as failed.
     :param socket_connect_timeout: seconds to wait for a connection.
+    :param guard: what keeps late deliveries out: ``seq``, the rank of each record, or ``fence``, that of the drain.
     :raises SinkConfigurationError: an option is not valid.
     """
 
@@ -60,7 +64,9 @@ class RedisSink:
         shards: int | None = None,
         socket_timeout: float = 60.0,
         socket_connect_timeout: float = 10.0,
+        guard: Guard = "seq",
     ) -> None:
+        check_guard(guard)
         layout.check_template(key)
         if target not in TARGETS:
             raise SinkConfigurationError(f"target {target!r}: expected one of {', '.join(TARGETS)}")
@@ -69,6 +75,9 @@ class RedisSink:
                 raise SinkConfigurationError(f"{name}: expected a number, found {number!r}")
         if shards is not None and not 1 <= shards <= 1 << 20:
             raise SinkConfigurationError(f"shards: expected 1 to {1 << 20}, found {shards}")
+        self._is_fenced = guard == "fence"
+        if self._is_fenced:
+            self.capabilities = replace(self.capabilities, fenced=True)
         self._template = key
         self._target = TARGETS[target]
         self._wanted_shards = shards
@@ -97,20 +106,39 @@ class RedisSink:
         with self._lock:
             self._prepare()
             for _ in range(_MAX_COLLISIONS):
-                _, fields = self._all(("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS))
+                _, (*fields, guard) = self._all(("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS, fenced.GUARD))
                 found = layout.read_control(fields)
                 try:
                     wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self))
+                    fenced.check_queue(
+                        guard, is_known=found is not None, is_fenced=self._is_fenced, queue_id=queue_id, sink=self
+                    )
                 except Exception:
                     self._all(("UNWATCH",))
                     raise
-                *_, done = self._all(("MULTI",), ("HSET", key, *layout.write_control(wanted)), ("EXEC",))
+                record = layout.write_control(wanted) + ((fenced.GUARD, "fence") if self._is_fenced else ())
+                *_, done = self._all(("MULTI",), ("HSET", key, *record), ("EXEC",))
                 if done is not None:
                     return
         raise SinkUnavailable(f"{self}: the control record of queue {queue_id!r} changes all the time")
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
+        if self._is_fenced:
+            raise refuse_unclaimed(self)
+        return self._apply(operations, self._write)
+
+    def claim(self, claims: Sequence[Claim]) -> None:
+        """Take units over; see :class:`~export_queue.core.sinks.FencedSink`."""
+        with self._lock:
+            self._prepare()
+            fenced.claim_units(self._all, claims, self)
+
+    def apply_under(self, claim: Claim, operations: Operations) -> ApplyResult:
+        """Apply a batch under a claim; see :class:`~export_queue.core.sinks.FencedSink`."""
+        return self._apply(operations, partial(self._write_under, claim))
+
+    def _apply(self, operations: Operations, write: Callable[[Operations], ApplyResult]) -> ApplyResult:
         templates, refused = layout.fill_collections(self._template, set(operations.collections))
         targeted = retarget(operations, templates)
         reasons: Reasons = {}
@@ -118,7 +146,7 @@ class RedisSink:
         refuse_seqs(targeted, reasons)
         self._target.refuse(targeted, reasons)
         with self._lock:
-            return apply_batch(targeted, reasons=reasons, write=self._write)
+            return apply_batch(targeted, reasons=reasons, write=write)
 
     def close(self) -> None:
         """Close the connection."""
@@ -147,6 +175,10 @@ class RedisSink:
             if collisions > 1:
                 time.sleep(random.uniform(0, _PAUSE_SECONDS))
         return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
+
+    def _write_under(self, claim: Claim, operations: Operations) -> ApplyResult:
+        self._prepare()
+        return fenced.write_under(self._all, self._target, operations, claim, self)
 
     def _attempt(self, part: Records) -> ApplyResult | None:
         """Compare and write in one transaction; None if somebody else wrote to one of its shards meanwhile."""
