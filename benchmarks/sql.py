@@ -7,18 +7,27 @@ import random
 import sqlite3
 import tempfile
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import psycopg
 
 from benchmarks.measuring import Figure, Watch, alternate, rate, speed
-from export_queue.core.sinks import Operations, SqlSink
+from export_queue.core.sinks import Claim, Operations, Sink, SqlSink, UnderClaim
 from export_queue.core.testing.servers import PostgresServer
 
 COPY, UPSERT = "raw COPY into the same table", "executemany of a guarded upsert, psycopg"
 INSERT = "raw executemany INSERT"
 COLUMNS = "id, document, _rank, _deleted"
 DOCUMENT = b"x" * 100
+CLAIM = Claim("q/1/0", 1)
+Guard = Literal["seq", "fence"]
+PHASES: tuple[tuple[str, Guard], ...] = (
+    ("insert", "seq"),
+    ("update", "seq"),
+    ("stale", "seq"),
+    ("insert", "fence"),
+    ("update", "fence"),
+)
 
 
 def run(quick: bool) -> list[Figure]:
@@ -40,16 +49,20 @@ class Bench:
         self.rows = [(record.decode(), DOCUMENT.decode(), 3, False) for record in self.ids]
         self.tables = (f"t{n}" for n in itertools.count())
 
-    def sink(self, watch: Watch, phase: str, table: str) -> None:
-        sink = SqlSink(self.url, table=table)
-        sink.admit(queue_id="q", store_id="s", fence=1)
+    def sink(self, watch: Watch, phase: str, table: str, guard: Guard) -> None:
+        opened = SqlSink(self.url, table=table, guard=guard)
+        opened.admit(queue_id="q", store_id="s", fence=1)
+        sink: Sink = opened
+        if guard == "fence":
+            opened.claim([CLAIM])
+            sink = UnderClaim(opened, CLAIM)
         if phase != "insert":
             self.deliver(sink, 1)
         with watch.running():
             self.deliver(sink, 2 if phase == "update" else 1)
         sink.close()
 
-    def deliver(self, sink: SqlSink, seq: int) -> None:
+    def deliver(self, sink: Sink, seq: int) -> None:
         rows = sink.capabilities.batch_rows
         for start in range(0, len(self.ids), rows):
             part = self.ids[start : start + rows]
@@ -64,11 +77,11 @@ class Bench:
 
     def compare(self, repeats: int) -> list[Figure]:
         figures: list[Figure] = []
-        for phase in ("insert", "update", "stale"):
+        for phase, guard in PHASES:
 
-            def own(watch: Watch, phase: str = phase) -> None:
+            def own(watch: Watch, phase: str = phase, guard: Guard = guard) -> None:
                 table = next(self.tables)
-                self.sink(watch, phase, table)
+                self.sink(watch, phase, table, guard)
                 self.drop(table)
 
             baselines = self.baselines(phase)
@@ -78,7 +91,7 @@ class Bench:
                 figures.append(
                     Figure(
                         bench="sql",
-                        case=f"{self.kind}: {phase}",
+                        case=f"{self.kind}: {phase}" if guard == "seq" else f"{self.kind}, fence: {phase}",
                         ratio=speed(seconds, "sink", name),
                         better="higher",
                         goal=goal,

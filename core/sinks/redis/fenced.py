@@ -17,10 +17,10 @@ from typing import Any
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks.fencing import Claim, must_raise, overtaken
 from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.protocol import ApplyResult, Rejection
+from export_queue.core.sinks.protocol import ApplyResult
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import Command
-from export_queue.core.sinks.redis.targets import Records, Target, decide
+from export_queue.core.sinks.redis.targets import Target, fitting
 
 Ask = Callable[..., list[Any]]
 """Sends commands that must not fail, and returns their replies."""
@@ -81,14 +81,14 @@ def write_under(ask: Ask, target: Target, operations: Operations, claim: Claim, 
 
     :raises LeaseLost: it has another one.
     """
-    records = target.place(operations, 1)
+    records = target.locate(operations)
     checked, key = target.checked_keys(records), _key(claim.unit)
     for _ in range(_MAX_COLLISIONS):
         _, (fence,), *types = ask(("WATCH", key), ("HMGET", key, _FENCE), *(("TYPE", one) for one in checked))
         if (found := _number(fence)) != claim.fence:
             ask(("UNWATCH",))
             raise overtaken(found, claim, sink)
-        positions, rejected = _fitting(records, dict(zip(checked, types, strict=True)), len(operations))
+        positions, rejected = fitting(records, dict(zip(checked, types, strict=True)))
         writes: list[Command] = target.writes(records, positions)
         *_, answers = ask(("MULTI",), *writes, ("EXEC",))
         if answers is None:
@@ -100,15 +100,6 @@ def write_under(ask: Ask, target: Target, operations: Operations, claim: Claim, 
             raise explain(errors[0], str(sink))
         # else a key became something else just now: the next try sees it
     raise SinkUnavailable(f"{sink}: {_MAX_COLLISIONS} tries of one batch met other writers of its records")
-
-
-def _fitting(records: Records, types: dict[bytes, bytes], count: int) -> tuple[Sequence[int], tuple[Rejection, ...]]:
-    """Say which operations can be written, by the types of the keys that were looked at."""
-    if not types:
-        return range(count), ()
-    unranked = [[None] * len(group) for group in records.shards.values()]
-    decision = decide(records, unranked, types, repeats=False)
-    return decision.newer, decision.rejected
 
 
 def _key(unit: str) -> str:

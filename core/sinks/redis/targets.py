@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from export_queue.core.sinks.batch import Reasons, refuse_lengths
 from export_queue.core.sinks.operations import Operations
@@ -65,7 +65,7 @@ def decide(
     :param types: types of the keys that were checked: anything but a set is wrong.
     :param repeats: whether an operation of the recorded rank is sent again.
     """
-    wrong = {key for key, kind in types.items() if kind not in (b"set", b"none")}
+    wrong = _wrong(types)
     keys, fields, ranks = records.keys, records.fields, records.ranks
     decision = Decision([], [], tuple(_wrong_types(records, wrong, types)) if wrong else (), [])
     for (name, group), known_ranks in zip(records.shards.items(), found, strict=True):
@@ -81,6 +81,23 @@ def decide(
         if fresh:
             decision.ranks.append(("HSET", name, *fresh))
     return decision
+
+
+def fitting(records: Records, types: Mapping[bytes, bytes]) -> tuple[Sequence[int], tuple[Rejection, ...]]:
+    """Say which operations can be written where ranks do not matter, and why the others cannot.
+
+    :param types: types of the keys that were checked.
+    """
+    everything = range(len(records.keys))
+    wrong = _wrong(types)
+    if not wrong:
+        return everything, ()
+    fit = [i for i in everything if records.keys[i] not in wrong]
+    return fit, tuple(_wrong_types(replace(records, shards={b"": list(everything)}), wrong, types))
+
+
+def _wrong(types: Mapping[bytes, bytes]) -> set[bytes]:
+    return {key for key, kind in types.items() if kind not in (b"set", b"none")}
 
 
 def _wrong_types(records: Records, wrong: Set[bytes], types: Mapping[bytes, bytes]) -> Iterator[Rejection]:
@@ -99,6 +116,9 @@ class Target(Protocol):
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
         """Note the operations that can never be taken."""
+
+    def locate(self, operations: Operations) -> Records:
+        """Say where the records lie, and nothing of ranks."""
 
     def place(self, operations: Operations, shards: int) -> Records:
         """Say where the records and their ranks lie."""
@@ -120,12 +140,15 @@ class StringTarget:
         refuse_lengths(operations, reasons, id_bytes=MAX_BYTES // 2, document_bytes=MAX_BYTES)
         _refuse_reserved(operations.collections, operations.ids, reasons)
 
+    def locate(self, operations: Operations) -> Records:
+        """The keys are all that there is."""
+        return Records(keys_of(operations.collections, operations.ids), (), operations.documents, (), (), {})
+
     def place(self, operations: Operations, shards: int) -> Records:
         """The key is also the rank's field."""
-        keys = keys_of(operations.collections, operations.ids)
-        ranks = rank_texts(operations.ranks())
+        found, ranks = self.locate(operations), rank_texts(operations.ranks())
         groups = group_by_shard(operations.ids, shards, b"xq:rank:%d")
-        return Records(keys, (), operations.documents, keys, ranks, groups)
+        return replace(found, fields=found.keys, ranks=ranks, shards=groups)
 
     def checked_keys(self, records: Records) -> list[bytes]:
         """None."""
@@ -134,6 +157,10 @@ class StringTarget:
     def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
         """One MSET for the puts, one UNLINK for the deletes."""
         keys, documents = records.keys, records.documents
+        if len(positions) == len(keys) and None not in documents:  # no need to look at each
+            pairs: list[bytes | str] = ["MSET"] * (2 * len(keys) + 1)
+            pairs[1::2], pairs[2::2] = keys, cast(Sequence[bytes], documents)
+            return [tuple(pairs)]
         put: list[bytes | str] = ["MSET"]
         gone: list[bytes | str] = ["UNLINK"]
         for i in positions:
@@ -161,18 +188,23 @@ class SetTarget:
             elif b"\0" in name:
                 reasons.setdefault(i, "the name of a set holds no NUL")
 
-    def place(self, operations: Operations, shards: int) -> Records:
-        """The set's key and the member, with a NUL between them, are the rank's field."""
+    def locate(self, operations: Operations) -> Records:
+        """The set's key, and the member."""
         split = [record.partition(b"/") for record in operations.ids]
         keys = keys_of(operations.collections, [name for name, _, _ in split])
-        members = [member for _, _, member in split]
-        fields = [key + b"\0" + member for key, member in zip(keys, members, strict=True)]
-        ranks = rank_texts(operations.ranks())
+        return Records(keys, [member for _, _, member in split], operations.documents, (), (), {})
+
+    def place(self, operations: Operations, shards: int) -> Records:
+        """The set's key and the member, with a NUL between them, are the rank's field."""
+        found, ranks = self.locate(operations), rank_texts(operations.ranks())
+        fields = [key + b"\0" + member for key, member in zip(found.keys, found.members, strict=True)]
         groups = group_by_shard(operations.ids, shards, b"xq:member:%d")
-        return Records(keys, members, operations.documents, fields, ranks, groups)
+        return replace(found, fields=fields, ranks=ranks, shards=groups)
 
     def checked_keys(self, records: Records) -> list[bytes]:
         """All sets: what is none would fail alone, in the middle of a transaction that is not rolled back."""
+        if not records.shards:  # no ranks: all records are meant
+            return list(dict.fromkeys(records.keys))
         return list(dict.fromkeys(records.keys[i] for group in records.shards.values() for i in group))
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
