@@ -145,6 +145,8 @@ class FencedConformance(FencedRaces):
             assert self.apply_under(zombie, old, older).written == 6
             sink.claim([new])
             assert self.apply_under(sink, new, newer[:3]).written == 3
+            with pytest.raises(LeaseLost, match="taken over"):
+                zombie.claim([old])
             for late in (older, [self.delivery(names[0], 9, put=False)]):
                 with pytest.raises(LeaseLost, match="taken over"):
                     self.apply_under(zombie, old, late)

@@ -175,6 +175,7 @@ def test_what_is_committed_while_units_are_claimed_is_drained_with_them(one_unit
 
 
 def test_nothing_is_taken_behind_a_transaction_in_progress(one_unit: Store) -> None:
+    add(one_unit, {"settled": 1})
     with one_unit.transaction() as older:
         older.queue("orders").add("a", "old")
         began = older.id
@@ -182,12 +183,14 @@ def test_nothing_is_taken_behind_a_transaction_in_progress(one_unit: Store) -> N
         assert began < newer
         sink = FencedMemory()
         with pytest.raises(EntriesNotSettled, match=rf"orders \[0, 5\).*{began} \(short") as caught:
-            fenced_drain(one_unit, sink, lock_timeout=0)
+            fenced_drain(one_unit, sink, lock_timeout=0, token="early")
         assert caught.value.transient
         assert "lock_timeout" in caught.value.hint
-        assert (waiting(one_unit), sink.documents) == (1, {})
+        assert (waiting(one_unit), sink.records()) == (1, {"settled": b"1"})
+        (early,) = map(DrainReport.from_dict, one_unit.reports(token="early"))
+        assert (early.acknowledged, early.ranges) == (1, ()), "a range is done when all of it has arrived"
     fenced_drain(one_unit, sink, lock_timeout=0)
-    assert sink.records() == {"a": b'"new"'}, "the older transaction came later, and undid the newer one"
+    assert sink.records() == {"settled": b"1", "a": b'"new"'}, "the older transaction came later, and undid the newer"
     assert waiting(one_unit) == 0
 
 

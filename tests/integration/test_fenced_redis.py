@@ -90,11 +90,11 @@ def test_a_claim_between_look_and_write_keeps_the_batch_out(make, redis_client, 
     exchange = Connection.exchange
     met: list[bytes] = []
 
-    def meet(self: Connection, commands: Any) -> Any:
+    def meet(self: Connection, commands: Any, **how: Any) -> Any:
         if not met and commands[0] == ("MULTI",) and self is sink._connection:
             met.append(b"now")
             younger.claim([Claim(MINE.unit, 8)])
-        return exchange(self, commands)
+        return exchange(self, commands, **how)
 
     monkeypatch.setattr(Connection, "exchange", meet)
     with pytest.raises(LeaseLost, match="taken over"):
@@ -119,11 +119,11 @@ def test_a_key_that_ceases_to_be_a_set_at_the_last_moment_is_rejected(make, redi
     exchange = Connection.exchange
     met: list[bytes] = []
 
-    def meet(self: Connection, commands: Any) -> Any:
+    def meet(self: Connection, commands: Any, **how: Any) -> Any:
         if not met and commands[0] == ("MULTI",):
             met.append(b"now")
             redis_client.set("by:1", "a string")
-        return exchange(self, commands)
+        return exchange(self, commands, **how)
 
     monkeypatch.setattr(Connection, "exchange", meet)
     result = sink.apply_under(MINE, puts(b"0/a", b"1/b"))
@@ -168,8 +168,8 @@ def test_an_answer_that_was_lost_leaves_a_batch_that_may_be_repeated(make, redis
     exchange = Connection.exchange
     lost: list[Any] = []
 
-    def lose(self: Connection, commands: Any) -> Any:
-        answer = exchange(self, commands)
+    def lose(self: Connection, commands: Any, **how: Any) -> Any:
+        answer = exchange(self, commands, **how)
         if not lost and commands[-1] == ("EXEC",):
             lost.append(answer)
             self.close()
@@ -191,7 +191,9 @@ def test_a_cluster_is_refused(make, monkeypatch):
     monkeypatch.setattr(
         Connection,
         "exchange",
-        lambda self, commands: [answers[c[0]] for c in commands if c[0] in answers] or exchange(self, commands),
+        lambda self, commands, **how: (
+            [answers[c[0]] for c in commands if c[0] in answers] or exchange(self, commands, **how)
+        ),
     )
     with pytest.raises(SinkConfigurationError, match="cluster"):
         sink.claim([MINE])

@@ -95,9 +95,17 @@ class Connection:
         except (TypeError, redis.RedisError) as error:
             raise SinkConfigurationError(f"Redis at {server}: {error}") from None
 
-    def exchange(self, commands: Sequence[Command]) -> list[Reply]:
+    def exchange(
+        self,
+        commands: Sequence[Command],
+        *,
+        packed: Sequence[bytes] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[Reply]:
         """Send commands in one go and read their replies.
 
+        :param packed: the commands, where they were packed before.
+        :param meanwhile: called while the server is at work on them.
         :returns: one reply a command; a server's error stands in its place.
         :raises SinkUnavailable: the connection broke; whether the commands took effect is not known.
         :raises SinkRefused: the server does not let us in.
@@ -105,7 +113,9 @@ class Connection:
         connection = self._connection
         replies: list[Reply] = []
         try:
-            connection.send_packed_command(pack(commands))
+            connection.send_packed_command(pack(commands) if packed is None else packed)
+            if meanwhile is not None:
+                meanwhile()
             for _ in commands:
                 try:
                     replies.append(connection.read_response())

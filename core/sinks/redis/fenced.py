@@ -11,13 +11,14 @@ Values travel in native commands, never through a script, which would copy each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks.fencing import Claim, must_raise, overtaken
 from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.protocol import ApplyResult
+from export_queue.core.sinks.protocol import ApplyResult, Rejection
+from export_queue.core.sinks.redis.connection import pack
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import Command
 from export_queue.core.sinks.redis.targets import Target, fitting
@@ -29,6 +30,7 @@ GUARD = "guard"
 """Field of a queue's control record: ``fence``; one that lacks it is of a sink with the guard ``seq``."""
 _FENCE = "fence"
 _MAX_COLLISIONS = 200
+_NO_TYPES: Mapping[bytes, bytes] = {}
 
 
 def check_queue(guard: bytes | None, *, is_known: bool, is_fenced: bool, queue_id: str, sink: object) -> None:
@@ -81,25 +83,54 @@ def write_under(ask: Ask, target: Target, operations: Operations, claim: Claim, 
 
     :raises LeaseLost: it has another one.
     """
-    records = target.locate(operations)
-    checked, key = target.checked_keys(records), _key(claim.unit)
+    batch, key = _Batch(target, operations), _key(claim.unit)
     for _ in range(_MAX_COLLISIONS):
-        _, (fence,), *types = ask(("WATCH", key), ("HMGET", key, _FENCE), *(("TYPE", one) for one in checked))
+        checked = batch.checked
+        # a batch that needs no look at the keys is packed while the server looks up the fence
+        meanwhile = None if checked else batch.fill
+        _, (fence,), *types = ask(
+            ("WATCH", key), ("HMGET", key, _FENCE), *(("TYPE", one) for one in checked), meanwhile=meanwhile
+        )
         if (found := _number(fence)) != claim.fence:
             ask(("UNWATCH",))
             raise overtaken(found, claim, sink)
-        positions, rejected = fitting(records, dict(zip(checked, types, strict=True)))
-        writes: list[Command] = target.writes(records, positions)
-        *_, answers = ask(("MULTI",), *writes, ("EXEC",))
+        if checked:
+            batch.fill(dict(zip(checked, types, strict=True)))
+        *_, answers = ask(*batch.commands, packed=batch.packed)
         if answers is None:
             continue  # somebody claims; it may also have been this drain, once more
         errors = [answer for answer in answers if isinstance(answer, Exception)]
         if not errors:
-            return ApplyResult(len(positions), 0, rejected)
+            return ApplyResult(batch.written, 0, batch.rejected)
         if any(code_of(error) != "WRONGTYPE" for error in errors):
             raise explain(errors[0], str(sink))
         # else a key became something else just now: the next try sees it
     raise SinkUnavailable(f"{sink}: {_MAX_COLLISIONS} tries of one batch met other writers of its records")
+
+
+class _Batch:
+    """The transaction that writes a batch, as far as it can be made before the server has answered."""
+
+    def __init__(self, target: Target, operations: Operations) -> None:
+        self._target = target
+        self._records = target.locate(operations)
+        self.checked = target.checked_keys(self._records)
+        self.commands: list[Command] = []
+        self.packed: list[bytes] = []
+        self.written = 0
+        self.rejected: tuple[Rejection, ...] = ()
+
+    def fill(self, types: Mapping[bytes, bytes] = _NO_TYPES) -> None:
+        """Make the transaction; again, if the types of keys have changed.
+
+        :param types: of the keys that were checked.
+        """
+        if self.commands and not types:
+            return
+        positions, self.rejected = fitting(self._records, types)
+        self.written = len(positions)
+        self.commands = [("MULTI",), *self._target.writes(self._records, positions), ("EXEC",)]
+        self.packed = pack(self.commands)
 
 
 def _key(unit: str) -> str:

@@ -240,10 +240,10 @@ class RedisSink:
             )
         return int(shards)
 
-    def _all(self, *commands: Command) -> list[Any]:
-        """Send commands that must not fail, and return their replies."""
+    def _all(self, *commands: Command, **how: Any) -> list[Any]:
+        """Send commands that must not fail, and return their replies; ``how`` is for the connection."""
         try:
-            replies = self._connection.exchange(commands)
+            replies = self._connection.exchange(commands, **how)
         except Exception:
             self._shards = None  # look at the server again: it may have become another one
             raise
