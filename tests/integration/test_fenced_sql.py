@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 from sqlalchemy import inspect
@@ -163,6 +165,47 @@ def test_two_tables_in_one_batch_are_both_checked(url, make):
     with pytest.raises(LeaseLost):
         sink.apply_under(MINE, puts(b"3", collection="others"))
     assert execute(url, "SELECT id FROM others") == [("2",)]
+
+
+@pytest.mark.parametrize("portable", [False, True], ids=["own", "portable"])
+def test_a_claim_waits_for_the_batch_that_has_compared_its_fence(url, make, portable):
+    """Else the batch would be committed behind it."""
+    if portable and not url.startswith("postgresql"):
+        pytest.skip("the portable statements are tried on PostgreSQL")
+    older, younger = (generic(url) if portable else make(url, guard="fence") for _ in range(2))
+    claimed(older)
+    younger.admit(queue_id="q", store_id="s", fence=1)
+    older.apply_under(MINE, puts(b"0"))
+    compared, go_on = threading.Event(), threading.Event()
+    upsert, results = older._dialect.upsert, []
+
+    def wait_and_upsert(*arguments: Any) -> int:
+        compared.set()
+        assert go_on.wait(30)
+        return upsert(*arguments)
+
+    older._dialect.upsert = wait_and_upsert
+
+    def claim_and_look() -> None:
+        younger.claim([Claim(MINE.unit, 8)])
+        results.append(execute(url, "SELECT id FROM orders ORDER BY id"))
+
+    writer = threading.Thread(target=lambda: results.append(older.apply_under(MINE, puts(b"1", b"2")).written))
+    claimer = threading.Thread(target=claim_and_look)
+    writer.start()
+    assert compared.wait(30)
+    claimer.start()
+    claimer.join(0.5)
+    is_waiting = claimer.is_alive()
+    go_on.set()
+    writer.join(30)
+    claimer.join(30)
+    assert is_waiting
+    assert sorted(results, key=str) == [2, [("0",), ("1",), ("2",)]]
+    with pytest.raises(LeaseLost):
+        older.apply_under(MINE, puts(b"3"))
+    older.close()
+    younger.close()
 
 
 def test_a_claim_that_the_sink_has_lost_is_not_taken_for_one_that_stands(url, make):
