@@ -174,7 +174,7 @@ class Successors:
     @property
     def done(self) -> int:
         """How many batches are acknowledged."""
-        return max(self._done)
+        return int(max(self._done))
 
     @property
     def is_finished(self) -> bool:
