@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -15,7 +14,7 @@ from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain, judged
 from export_queue.core.sinks.sql.fitting import merging
-from export_queue.core.sinks.sql.tables import Contents, Limits, Row, Table
+from export_queue.core.sinks.sql.tables import Limits, Row, Table
 from export_queue.core.store.bounded import BoundedConnection
 
 _GRACE_SECONDS = 5.0
@@ -121,12 +120,12 @@ class PostgreSQL:
 
     def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Copy the rows in their order, which is the order in which their locks are taken."""
-        return _through_batch(connection, table, rows, statements.upsert_batch(table))
+        create, copy = statements.create_batch(table), statements.copy_batch(table)
+        return _copy_and_run(connection, rows, create, copy, statements.upsert_batch(table))
 
     def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
         """Copy the keys, and delete what has one of them."""
-        only_keys = replace(table, contents=Contents((), whole=False), ranked=False)
-        _through_batch(connection, only_keys, keys, statements.delete_batch(table, only_keys))
+        _copy_and_run(connection, keys, *statements.delete_keys(table))
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by SQLSTATE; without one the connection failed."""
@@ -137,16 +136,16 @@ class PostgreSQL:
         return judged(ERRORS.find(code or _without_code(error)), words, self.server)
 
 
-def _through_batch(connection: Connection, table: Table, rows: Sequence[Row], statement: str) -> int:
-    """Copy rows into a temporary table of a shape, and run a statement that reads it."""
+def _copy_and_run(connection: Connection, rows: Sequence[Row], create: str, copy_in: str, run: str) -> int:
+    """Make a temporary table, copy rows into it, and run a statement that reads it."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     with driver.cursor() as cursor:
-        cursor.execute(statements.create_batch(table).encode())
-        with cursor.copy(statements.copy_batch(table).encode()) as copy:
+        cursor.execute(create.encode())
+        with cursor.copy(copy_in.encode()) as copy:
             for row in rows:
                 copy.write_row(row)
-        cursor.execute(statement.encode())
+        cursor.execute(run.encode())
         return cursor.rowcount
 
 

@@ -151,10 +151,16 @@ def delete_values(table: Table) -> str:
     return f"DELETE FROM {SQLITE.name(table)} WHERE {' AND '.join(f'{SQLITE.quoted(key)} = ?' for key in table.keys)}"
 
 
-def delete_batch(table: Table, keys: Table) -> str:
-    """Return the delete of the rows whose keys were copied into the batch of a table that has nothing but keys."""
-    same = " AND ".join(f"t.{name} = b.{name}" for name in map(POSTGRESQL.quoted, table.keys))
-    return f"DELETE FROM {POSTGRESQL.name(table)} AS t USING {_batch(keys)} AS b WHERE {same}"
+def delete_keys(table: Table) -> tuple[str, str, str]:
+    """Return what makes a temporary table of keys for one transaction, the COPY that fills it, and the delete by it."""
+    quoted = [POSTGRESQL.quoted(key) for key in table.keys]
+    names, name, gone = ", ".join(quoted), POSTGRESQL.name(table), "pg_temp.xq_gone"
+    same = " AND ".join(f"t.{key} = g.{key}" for key in quoted)
+    return (
+        f"CREATE TEMP TABLE {gone} ON COMMIT DROP AS\nSELECT {names} FROM {name} WITH NO DATA",
+        f"COPY {gone} ({names}) FROM STDIN",
+        f"DELETE FROM {name} AS t USING {gone} AS g WHERE {same}",
+    )
 
 
 def _view(table: Table, syntax: Syntax) -> str:
