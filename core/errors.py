@@ -33,7 +33,8 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     ├── SinkError
     │   ├── SinkUnavailable           transient
     │   ├── SinkRefused               the target takes no writes at all
-    │   └── SinkBelongsToAnother      the sink was fed by another, or a younger, store
+    │   ├── SinkBelongsToAnother      the sink was fed by another, or a younger, store
+    │   └── SinkLostData              the sink does not remember what it acknowledged
     └── DrainError
         ├── ExporterError
         ├── AmbiguousRecord
@@ -269,6 +270,15 @@ class SinkBelongsToAnother(SinkError):
     default_hint = (
         "the store was rebuilt or restored: its sequences would all be stale in this sink; "
         "create it with a floor, or empty the sink together with its control record"
+    )
+
+
+class SinkLostData(SinkError):
+    """The sink does not remember what it has acknowledged: it was emptied, or restarted without its data."""
+
+    default_hint = (
+        "what was drained before is gone from the sink: empty it altogether, add all records to the queue anew, then "
+        "call export_queue.core.drain.readmit(store, queue_id, sink), which says that the sink may be empty"
     )
 
 

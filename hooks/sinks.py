@@ -133,8 +133,6 @@ class RedisSinkHook(SinkHook):
     def _target(self, connection: Connection) -> tuple[dict[str, Any], dict[str, str]]:
         extra = connection.extra_dejson
         where = f"connection {self.sink_conn_id!r}"
-        if as_bool(extra.get("cluster")):
-            raise SinkConfigurationError(f"{where} leads to a Redis Cluster, which this version cannot write to")
         target: dict[str, Any] = {
             "host": connection.host or "localhost",
             "port": connection.port or 6379,
@@ -159,8 +157,9 @@ class RedisSinkHook(SinkHook):
         tls = target.pop("ssl_options", {})
         settings: dict[str, Any] = {**target, **tls, **secrets, **limits}
         with redis.Redis(**settings) as client:
-            version = client.info("server")["redis_version"]
-        return f"Redis {version} on {target['host']}:{target['port']}, database {target['db']}"
+            facts = client.info("server")
+        kind = "Redis Cluster" if facts.get("redis_mode") == "cluster" else "Redis"
+        return f"{kind} {facts['redis_version']} on {target['host']}:{target['port']}, database {target['db']}"
 
 
 def _tls_options(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class Cutter:
     def end_sessions(self) -> None:
         """Close the client's connections and wait until the server has none of them."""
         self.proxy.disarm()
-        self.store.database.engine.dispose()
+        self.store.database.forget_connections()
         wait_until(lambda: not self.truth.sessions(self.application), "a server session stays")
 
     def check(self, attempt: Attempt) -> None:
@@ -164,7 +164,7 @@ class Cutter:
     def check_nothing_stays(self) -> None:
         """No lock of ours, no id in progress once what broke has been swept."""
         self.end_sessions()
-        self.direct.database.engine.dispose()
+        self.direct.database.forget_connections()
         wait_until(lambda: not self.truth.locks(), "an advisory lock stays")
 
         def all_ended() -> bool:

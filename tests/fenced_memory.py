@@ -33,7 +33,7 @@ class FencedMemory:
         self._lock = threading.Lock()
         self._before, self._after, self._on_claim = before, after, on_claim
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None: ...
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None: ...
 
     def apply(self, operations: Operations) -> ApplyResult:
         raise refuse_unclaimed("memory")

@@ -11,6 +11,7 @@ import pytest
 from export_queue.core.testing.elasticsearch import VERSIONS, ElasticsearchServer
 from export_queue.core.testing.mariadb import MariaDbServer
 from export_queue.core.testing.pgbouncer import PgBouncer
+from export_queue.core.testing.redis_cluster import RedisCluster
 from export_queue.core.testing.servers import PostgresServer, RedisServer
 
 if TYPE_CHECKING:
@@ -168,11 +169,22 @@ def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """One Redis Cluster of six processes for the whole session; whoever disturbs it brings it back."""
+    try:
+        cluster = RedisCluster()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    with cluster:
+        yield cluster
+
+
 @pytest.fixture(scope="session", params=VERSIONS)
 def elasticsearch_server(request: pytest.FixtureRequest) -> Iterator[ElasticsearchServer]:
     """One Elasticsearch server for the whole session, once in each version: ``url``, ``user``, ``password``.
 
-    It has the users ``reader``, ``writer`` and ``creator``; see ``ELASTICSEARCH_ROLES``.
+    It has the users ``reader``, ``writer``, ``sweeper`` and ``creator``; see ``ELASTICSEARCH_ROLES``.
     """
     settings = {"http.max_content_length": "5mb", "action.auto_create_index": "true"}
     try:
@@ -187,6 +199,7 @@ _WRITES = ["index", "read", "view_index_metadata"]
 ELASTICSEARCH_ROLES = {
     "reader": {"indices": [{"names": ["*"], "privileges": ["read", "view_index_metadata"]}]},
     "writer": {"indices": [{"names": ["least*", "xq_control"], "privileges": _WRITES}]},
+    "sweeper": {"indices": [{"names": ["least*", "xq_control"], "privileges": [*_WRITES, "delete", "maintenance"]}]},
     "creator": {"indices": [{"names": ["least*", "xq_control"], "privileges": [*_WRITES, "manage"]}]},
 }
-"""What the page about sinks says is needed, without and with ``create_indices``, and a user that may write nothing."""
+"""What the page about sinks says is needed, without and with ``create_indices`` and for sweeps; one writes nothing."""

@@ -9,7 +9,14 @@ from typing import Any
 from export_queue.core.client.context import TransactionContext
 from export_queue.core.client.letters import Letters
 from export_queue.core.client.transacting import Transacting
-from export_queue.core.maintenance import MaintenanceReport, maintain, read_metrics, render
+from export_queue.core.maintenance import (
+    MaintenanceReport,
+    SinkSweep,
+    maintain,
+    read_metrics,
+    render,
+    sweep_sink,
+)
 from export_queue.core.observers import Observer, ObserverFailure, Observers, Processed
 from export_queue.core.queue import (
     Backlog,
@@ -22,6 +29,7 @@ from export_queue.core.queue import (
     list_queues,
     waiting_ranges,
 )
+from export_queue.core.sinks import Sink, SinkSpec
 from export_queue.core.store import Database, Limits
 from export_queue.core.store.creation import Identity, check, create
 from export_queue.core.store.protocol import Clock
@@ -246,6 +254,13 @@ class Store(Transacting, Letters):
         """
         _ = self.identity
         return maintain(self.database, limit=limit)
+
+    def sweep_sink(self, sink: SinkSpec | Sink, *, sink_name: str | None = None) -> SinkSweep:
+        """Let a sink forget the tombstones that no delivery can meet any more; safe beside drains.
+
+        See :func:`export_queue.core.maintenance.sweep_sink` for the parameters, and what it raises.
+        """
+        return sweep_sink(self.database, self.id, sink, sink_name=sink_name)
 
     def metrics(self) -> str:
         """Say what there is to watch, in the store and in this process, as OpenMetrics text."""

@@ -5,7 +5,7 @@ from export_queue.core.drain.engine import Engine, LocalEngine, Progress
 from export_queue.core.drain.exporters import Entry, Exported, Exporter, load_exporter
 from export_queue.core.drain.fencing import check_rules, claim_units
 from export_queue.core.drain.leases import LeaseKeeper
-from export_queue.core.drain.local import drain, opened_exporter, opened_sink
+from export_queue.core.drain.local import drain, opened_exporter, opened_sink, readmit
 from export_queue.core.drain.patience import Patience, is_transient
 from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, total
@@ -37,6 +37,7 @@ __all__ = [
     "load_exporter",
     "opened_exporter",
     "opened_sink",
+    "readmit",
     "retry_dead_letters",
     "run_drain",
     "total",

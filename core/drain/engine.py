@@ -26,7 +26,7 @@ class Engine(Protocol):
     def is_fenced(self) -> bool:
         """Whether the sink has no ranks, and relies on claims."""
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check sink and exporter once, before anything is claimed."""
 
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
@@ -68,10 +68,12 @@ class LocalEngine:
     on_progress: OnProgress | None = None
     _progress: Progress = Progress()
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Ask the sink."""
         check_rules(self.sink, self.rules)
-        self.rules.patience.call(lambda: self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence))
+        self.rules.patience.call(
+            lambda: self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+        )
 
     @property
     def is_fenced(self) -> bool:

@@ -12,8 +12,9 @@ from export_queue.core.drain.engine import Engine, LocalEngine, OnProgress
 from export_queue.core.drain.exporters import Exporter, load_exporter
 from export_queue.core.drain.patience import Patience
 from export_queue.core.drain.report import DrainReport
-from export_queue.core.drain.run import LEASE_SECONDS, DrainRequest, IfLocked, Ranges, anybody, run_drain
+from export_queue.core.drain.run import LEASE_SECONDS, DrainRequest, IfLocked, Ranges, admit, anybody, run_drain
 from export_queue.core.locks import Owner
+from export_queue.core.queue import find_queue
 from export_queue.core.sinks import Sink, SinkSpec, open_sink
 from export_queue.core.store import Database
 
@@ -98,6 +99,24 @@ def drain(
             yield LocalEngine(store.database, opened, found, rules, on_progress)
 
     return run_drain(store.database, store.id, request, local_engine())
+
+
+def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink) -> None:
+    """Go on with a sink that has lost its data, on purpose: it is taken for one that is new.
+
+    Drains refuse such a sink (:class:`SinkLostData`), since it lacks all that was drained before. Empty it, add all its
+    records to the queue anew, then call this.
+
+    :param store: an open store.
+    :param queue_id: the queue that drains into it.
+    :param sink: a description of the sink, or an open one, which stays open.
+    :raises UnknownQueue: the store has no such queue.
+    :raises SinkError: the sink cannot be used, or another store feeds it.
+    """
+    with store.database.read() as work:
+        find_queue(work, queue_id)
+    with opened_sink(sink) as opened:
+        admit(store.database, lambda fence: opened.admit(queue_id=queue_id, store_id=store.id, fence=fence))
 
 
 @contextlib.contextmanager

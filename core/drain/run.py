@@ -21,7 +21,7 @@ from export_queue.core.errors import ExportQueueError, InvalidArgument, LockNotA
 from export_queue.core.locks import Lease, Owner, claim, holders, release
 from export_queue.core.queue import Queue, Range, backlog, bind_sink, find_queue, waiting_ranges
 from export_queue.core.store import Database
-from export_queue.core.store.reports import save_report
+from export_queue.core.store.reports import has_drained, save_report
 from export_queue.core.transactions import Snapshot, observe, settled_snapshot, sweep_if_due
 
 IfLocked = Literal["wait", "skip", "fail"]
@@ -114,6 +114,24 @@ def run_drain(
     raise trouble
 
 
+def admit(database: Database, ask: Callable[[int], None]) -> None:
+    """Show a sink a number that is younger than all that it has seen from this store.
+
+    :param ask: asks the sink, with the number.
+    :raises SinkBelongsToAnother: the sink has seen younger ones, or another store.
+    """
+    for remaining in reversed(range(_ADMISSIONS)):
+        with database.connect() as connection:
+            fence = database.dialect.draw(connection)
+        try:
+            ask(fence)
+            return
+        except SinkBelongsToAnother:
+            # Another drain may have shown a younger number between our drawing and showing ours.
+            if not remaining:
+                raise
+
+
 def _tidy(database: Database, report: DrainReport) -> None:
     if report.acknowledged + report.dead > TIDY_AFTER:
         with contextlib.suppress(Exception), database.connect() as connection:  # the drain is done, come what may
@@ -177,25 +195,18 @@ class _Run:
         # An unbound queue is bound once the sink has been seen to work, a bound one does not touch another sink.
         if queue.sink is not None:
             self._bind(queue)
-        self._admit(engine)
+        with self.database.read() as work:
+            drained = queue.sink is not None and has_drained(work, queue.id, self.request.sink_name)
+        admit(
+            self.database,
+            lambda fence: engine.admit(queue_id=queue.id, store_id=self.store_id, fence=fence, drained=drained),
+        )
         if queue.sink is None:
             self._bind(queue)
 
     def _bind(self, queue: Queue) -> None:
         with self.database.begin() as work:
             bind_sink(work, queue, self.request.sink_name)
-
-    def _admit(self, engine: Engine) -> None:
-        for remaining in reversed(range(_ADMISSIONS)):
-            with self.database.connect() as connection:
-                fence = self.database.dialect.draw(connection)
-            try:
-                engine.admit(queue_id=self.request.queue_id, store_id=self.store_id, fence=fence)
-                return
-            except SinkBelongsToAnother:
-                # Another drain may have shown a younger number between our drawing and showing ours.
-                if not remaining:
-                    raise
 
     def _with_work(self, queue: Queue, snapshot: Snapshot, units: Sequence[Range]) -> list[Range]:
         with self.database.read() as work:

@@ -3,5 +3,17 @@
 from export_queue.core.maintenance.metrics import read_metrics
 from export_queue.core.maintenance.openmetrics import Metric, Sample, render
 from export_queue.core.maintenance.run import MaintenanceReport, maintain
+from export_queue.core.maintenance.tombstones import SafeFloor, SinkSweep, safe_floor, sweep_sink
 
-__all__ = ["MaintenanceReport", "Metric", "Sample", "maintain", "read_metrics", "render"]
+__all__ = [
+    "MaintenanceReport",
+    "Metric",
+    "SafeFloor",
+    "Sample",
+    "SinkSweep",
+    "maintain",
+    "read_metrics",
+    "render",
+    "safe_floor",
+    "sweep_sink",
+]

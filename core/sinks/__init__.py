@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from export_queue.core.sinks.batch import apply_batch, refuse_seqs
 from export_queue.core.sinks.composite import CompositeSink
-from export_queue.core.sinks.control import ControlRecord, admission
+from export_queue.core.sinks.control import ControlRecord, FloorRecord, admission, join_feeders, raise_floor, stale_rank
 from export_queue.core.sinks.fencing import Claim, FencedSink, UnderClaim
 from export_queue.core.sinks.memory import MemorySink
 from export_queue.core.sinks.operations import (
@@ -22,7 +22,7 @@ from export_queue.core.sinks.operations import (
     collapse,
     document_bytes,
 )
-from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink, SweepableSink
 from export_queue.core.sinks.spec import ResolvedSink, SinkSpec, has_password, open_sink
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ __all__ = [
     "Delete",
     "ElasticsearchSink",
     "FencedSink",
+    "FloorRecord",
     "MemorySink",
     "Operations",
     "OperationsBuilder",
@@ -50,14 +51,18 @@ __all__ = [
     "Sink",
     "SinkSpec",
     "SqlSink",
+    "SweepableSink",
     "UnderClaim",
     "admission",
     "apply_batch",
     "collapse",
     "document_bytes",
     "has_password",
+    "join_feeders",
     "open_sink",
+    "raise_floor",
     "refuse_seqs",
+    "stale_rank",
 ]
 
 

@@ -10,14 +10,16 @@ from dataclasses import replace
 from operator import attrgetter
 
 from export_queue.core.errors import AmbiguousRecord
-from export_queue.core.sinks.operations import MAX_SEQ, Operations, collapse
+from export_queue.core.sinks.operations import MAX_SEQ, Operations, collapse, ttl_problem
 from export_queue.core.sinks.protocol import ApplyResult, Rejection
 
 Reasons = dict[int, str]
 """Why operations can never be taken, by their position."""
 
 
-def apply_batch(operations: Operations, *, reasons: Reasons, write: Callable[[Operations], ApplyResult]) -> ApplyResult:
+def apply_batch(
+    operations: Operations, *, reasons: Reasons, write: Callable[[Operations], ApplyResult], ttl: bool = False
+) -> ApplyResult:
     """Apply operations of which several may concern one record.
 
     What lost against another operation inside the batch counts as stale. A winner that the sink
@@ -26,11 +28,14 @@ def apply_batch(operations: Operations, *, reasons: Reasons, write: Callable[[Op
     :param operations: the batch, its collections already replaced by the sink's own targets.
     :param reasons: operations that are refused before anything is sent.
     :param write: writes operations on distinct records.
+    :param ttl: whether ``write`` heeds times to live; if not, puts that have one are rejected.
     :returns: counts and rejections that add up to the batch.
     :raises AmbiguousRecord: two entries put different documents into one record at one sequence.
     """
     if not len(operations):
         return ApplyResult(0, 0)
+    if operations.ttls is not None:
+        _refuse_ttls(operations, reasons, taken=ttl)
     if not reasons and _distinct(operations):
         result = write(operations)
         return replace(result, rejected=tuple(sorted(result.rejected, key=attrgetter("position"))))
@@ -75,6 +80,18 @@ def refuse_seqs(operations: Operations, reasons: Reasons) -> None:
     for i, seq in enumerate(operations.seqs):
         if not 0 <= seq <= MAX_SEQ:
             reasons.setdefault(i, f"seq {seq} is not between 0 and {MAX_SEQ}")
+
+
+def _refuse_ttls(operations: Operations, reasons: Reasons, *, taken: bool) -> None:
+    for i, ttl in enumerate(operations.ttls or ()):
+        if ttl is None:
+            continue
+        if not taken:
+            reasons.setdefault(i, "this sink keeps records until they are deleted: it takes no put with a time to live")
+        elif operations.documents[i] is None:
+            reasons.setdefault(i, "a delete has no time to live")
+        elif problem := ttl_problem(ttl):
+            reasons.setdefault(i, problem)
 
 
 def refuse_lengths(operations: Operations, reasons: Reasons, *, id_bytes: int, document_bytes: int) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink, SweepableSink
+
+log = logging.getLogger("export_queue.sweep")
 
 
 class CompositeSink:
@@ -40,10 +43,10 @@ class CompositeSink:
         least: dict[str, Any] = {f.name: min(getattr(one, f.name) for one in found) for f in fields(Capabilities)}
         return Capabilities(**least)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Ask all parts; see :class:`~export_queue.core.sinks.Sink`."""
         for _, sink in self._parts:
-            sink.admit(queue_id=queue_id, store_id=store_id, fence=fence)
+            sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch to all parts; see :class:`~export_queue.core.sinks.Sink`.
@@ -66,6 +69,19 @@ class CompositeSink:
             len(taken) - written,
             tuple(Rejection(position, reason) for position, reason in sorted(rejected.items())),
         )
+
+    def sweep(self, *, store_id: str, floor: int) -> int:
+        """Sweep the parts that can be; see :class:`~export_queue.core.sinks.SweepableSink`.
+
+        :returns: as many as went from the part that had most of them.
+        :raises SinkConfigurationError: none of them can.
+        """
+        sweepable = [(name, sink) for name, sink in self._parts if isinstance(sink, SweepableSink)]
+        if not sweepable:
+            raise SinkConfigurationError(f"sink {self}: no part has a method sweep; each keeps its tombstones")
+        if kept := [name for name, sink in self._parts if not isinstance(sink, SweepableSink)]:
+            log.warning("not swept, since they have no method sweep: %s", ", ".join(kept))
+        return max(sink.sweep(store_id=store_id, floor=floor) for _, sink in sweepable)
 
     def close(self) -> None:
         """Close all parts, also if one of them fails."""

@@ -1,10 +1,10 @@
-"""The control record: which store feeds a sink, and how far that store had come (pure)."""
+"""The control records: which store feeds a sink, how far that store had come, how far the sink was swept (pure)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from export_queue.core.errors import InvalidArgument, SinkBelongsToAnother
+from export_queue.core.errors import InvalidArgument, SinkBelongsToAnother, SinkLostData
 from export_queue.core.sinks.operations import MAX_SEQ
 
 
@@ -16,10 +16,23 @@ class ControlRecord:
     fence: int
     """The highest number of the store's id source that a drain has shown."""
     floor: int = 0
-    """Sequences at or below it are stale, whatever the record's own rank; it is raised before tombstones go."""
+    """Nothing in the record of a queue: the floor is one for all of them, see :class:`FloorRecord`."""
 
 
-def admission(found: ControlRecord | None, *, queue_id: str, store_id: str, fence: int, sink: str) -> ControlRecord:
+@dataclass(frozen=True, slots=True)
+class FloorRecord:
+    """What a sink remembers of all its queues together, since ranks are found by the record alone."""
+
+    stores: frozenset[str] = frozenset()
+    """All stores that were ever admitted; one at most where the sink was swept."""
+    floor: int = 0
+    """Sequences at or below it are stale, whatever the record's own rank; it is raised before tombstones go.
+    0: never swept."""
+
+
+def admission(
+    found: ControlRecord | None, *, queue_id: str, store_id: str, fence: int, sink: str, drained: bool = False
+) -> ControlRecord:
     """Decide whether a store may feed a sink, and what the sink is to remember of it.
 
     :param found: what the sink remembers about the queue; None at the first drain.
@@ -27,13 +40,20 @@ def admission(found: ControlRecord | None, *, queue_id: str, store_id: str, fenc
     :param store_id: identity of the store that asks.
     :param fence: a number from that store's id source.
     :param sink: the sink's name, for the message.
+    :param drained: whether that store has drained this queue into this sink before.
     :returns: the record to keep; ``found`` itself where nothing changes.
     :raises SinkBelongsToAnother: the sink was fed by another store, or by a later state of this one.
+    :raises SinkLostData: the store has drained into the sink, which remembers nothing of it.
     """
     if not store_id:
         raise InvalidArgument("a store's id is not empty")
     if not 0 <= fence <= MAX_SEQ:
         raise InvalidArgument(f"a fence is between 0 and {MAX_SEQ}, found {fence}")
+    if found is None and drained:
+        raise SinkLostData(
+            f"sink {sink} has forgotten queue {queue_id!r}: expected the control record of store {store_id}, which has"
+            " drained into it before, found none"
+        )
     if found is None:
         return ControlRecord(store_id, fence)
     if found.store_id != store_id:
@@ -49,3 +69,52 @@ def admission(found: ControlRecord | None, *, queue_id: str, store_id: str, fenc
     if found.fence == fence:
         return found
     return ControlRecord(store_id, fence, found.floor)
+
+
+def join_feeders(found: FloorRecord, *, store_id: str, sink: str) -> FloorRecord:
+    """Decide whether a store may be among those that feed a sink.
+
+    Asked once :func:`admission` has agreed, and kept before the queue's own record is: so all who feed are known.
+
+    :param found: what the sink remembers of all its queues.
+    :param store_id: identity of the store that asks.
+    :param sink: the sink's name, for the message.
+    :returns: the record to keep; ``found`` itself where nothing changes.
+    :raises SinkBelongsToAnother: another store has swept the sink: what this one sends might all be stale.
+    """
+    others = found.stores - {store_id}
+    if found.floor and others:
+        raise SinkBelongsToAnother(
+            f"sink {sink} was swept by another store: expected store {store_id}, found store {min(others)}; "
+            f"whatever has a sequence up to {found.floor} is stale there",
+            hint="feed this store into another sink, or empty this one together with its control records",
+        )
+    return found if store_id in found.stores else FloorRecord(found.stores | {store_id}, found.floor)
+
+
+def raise_floor(found: FloorRecord, *, store_id: str, floor: int, sink: str) -> FloorRecord:
+    """Decide whether a store may sweep a sink, and how far the floor is from then on; it never falls.
+
+    :param found: what the sink remembers of all its queues.
+    :param store_id: identity of the store that sweeps.
+    :param floor: below everything that the store may still send.
+    :param sink: the sink's name, for the message.
+    :returns: the record to keep; ``found`` itself where nothing changes.
+    :raises SinkBelongsToAnother: another store feeds the sink, too: its sequences are not this one's to judge.
+    """
+    if not 0 <= floor <= MAX_SEQ:
+        raise InvalidArgument(f"a floor is between 0 and {MAX_SEQ}, found {floor}")
+    if others := found.stores - {store_id}:
+        raise SinkBelongsToAnother(
+            f"sink {sink} is fed by other stores, too: expected store {store_id} alone, "
+            f"found {', '.join(sorted(others))}",
+            hint="only a sink that one store feeds can be swept: what another store has yet to send would become stale",
+        )
+    if store_id in found.stores and floor <= found.floor:
+        return found
+    return FloorRecord(frozenset({store_id}), max(floor, found.floor))
+
+
+def stale_rank(floor: int) -> int:
+    """Return the highest rank that a floor makes stale; below every rank where a sink was never swept."""
+    return 2 * floor + 1 if floor else -1

@@ -66,9 +66,9 @@ class UnderClaim:
         """Those of the sink."""
         return self.sink.capabilities
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Ask the sink."""
-        self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence)
+        self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch under the claim."""

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from export_queue.core.sinks.batch import apply_batch, refuse_seqs
-from export_queue.core.sinks.control import ControlRecord, admission
+from export_queue.core.sinks.control import ControlRecord, FloorRecord, admission, join_feeders, raise_floor, stale_rank
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities
 
@@ -21,7 +21,9 @@ class _Contents:
     lock: threading.Lock = field(default_factory=threading.Lock)
     ranks: dict[Record, int] = field(default_factory=dict)
     documents: dict[Record, bytes] = field(default_factory=dict)
+    ttls: dict[Record, float] = field(default_factory=dict)
     control: dict[str, ControlRecord] = field(default_factory=dict)
+    floor: FloorRecord = field(default_factory=FloorRecord)
 
 
 _shared: dict[str, _Contents] = {}
@@ -31,10 +33,12 @@ _shared_lock = threading.Lock()
 class MemorySink:
     """Records in a dictionary, each with the rank of what was applied to it last.
 
+    A time to live is kept, to be looked at; the record stays.
+
     :param name: sinks of one name in one process share their records; without a name the sink has its own.
     """
 
-    capabilities = Capabilities(batch_rows=10_000, batch_bytes=16 << 20)
+    capabilities = Capabilities(batch_rows=10_000, batch_bytes=16 << 20, ttl=True)
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
@@ -44,41 +48,65 @@ class MemorySink:
             with _shared_lock:
                 self._contents = _shared.setdefault(name, _Contents())
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Remember which store feeds the sink; see :class:`~export_queue.core.sinks.Sink`."""
         contents = self._contents
         with contents.lock:
-            contents.control[queue_id] = admission(
-                contents.control.get(queue_id), queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self)
+            found = contents.control.get(queue_id)
+            wanted = admission(
+                found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
             )
+            contents.floor = join_feeders(contents.floor, store_id=store_id, sink=str(self))
+            contents.control[queue_id] = wanted
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
         reasons: dict[int, str] = {}
         refuse_seqs(operations, reasons)
         with self._contents.lock:
-            return apply_batch(operations, reasons=reasons, write=self._write)
+            return apply_batch(operations, reasons=reasons, write=self._write, ttl=True)
 
     def _write(self, operations: Operations) -> ApplyResult:
-        ranks, documents = self._contents.ranks, self._contents.documents
+        ranks, documents, ttls = self._contents.ranks, self._contents.documents, self._contents.ttls
+        stale = stale_rank(self._contents.floor.floor)
         written = 0
         for i, rank in enumerate(operations.ranks()):
             record = operations.collections[i], operations.ids[i]
-            if rank <= ranks.get(record, -1):
+            if rank <= max(stale, ranks.get(record, -1)):
                 continue
             written += 1
             ranks[record] = rank  # stays after a delete: the tombstone
             document = operations.documents[i]
+            ttl = None if operations.ttls is None else operations.ttls[i]
+            ttls.pop(record, None)
             if document is None:
                 documents.pop(record, None)
             else:
                 documents[record] = document
+                if ttl is not None:
+                    ttls[record] = ttl
         return ApplyResult(written, len(operations) - written)
+
+    def sweep(self, *, store_id: str, floor: int) -> int:
+        """Forget tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
+        contents = self._contents
+        with contents.lock:
+            contents.floor = raise_floor(contents.floor, store_id=store_id, floor=floor, sink=str(self))
+            stale = stale_rank(contents.floor.floor)
+            gone = [record for record, rank in contents.ranks.items() if rank <= stale and rank % 2 == 0]
+            for record in gone:
+                del contents.ranks[record]
+        return len(gone)
 
     def records(self) -> dict[Record, bytes]:
         """Return the documents that a reader sees, by collection and id."""
         with self._contents.lock:
             return dict(self._contents.documents)
+
+    def ttls(self) -> dict[Record, float]:
+        """Return the time to live, in seconds, of the records that were put with one."""
+        with self._contents.lock:
+            return dict(self._contents.ttls)
 
     def ranks(self) -> dict[Record, int]:
         """Return the rank of every record, deleted ones included: ``2·seq``, and one more for a put."""
@@ -90,7 +118,9 @@ class MemorySink:
         with self._contents.lock:
             self._contents.ranks.clear()
             self._contents.documents.clear()
+            self._contents.ttls.clear()
             self._contents.control.clear()
+            self._contents.floor = FloorRecord()
 
     def close(self) -> None:
         """Nothing to free; the records stay."""

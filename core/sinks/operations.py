@@ -12,6 +12,8 @@ from export_queue.core.errors import AmbiguousRecord, InvalidArgument
 
 MAX_SEQ = (1 << 62) - 1
 """The largest sequence: the largest rank, ``2·seq + 1``, still is a signed 64-bit integer."""
+MAX_TTL = 100 * 365 * 24 * 3600
+"""The longest time to live in seconds: a hundred years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +23,14 @@ class Put:
     :param collection: the group of records: an index, a table, a key space.
     :param id: the record within its collection; text is taken as UTF-8.
     :param document: the new content: bytes and text as they are, anything else as JSON.
+    :param ttl: seconds after which the sink forgets the content again, counted from when it is written there; None
+        means never. Not every sink can.
     """
 
     collection: str
     id: str | bytes
     document: Any
+    ttl: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class Operations:
     seqs: Sequence[int]
     entries: Sequence[int]
     """Position, in its batch, of the entry that each operation comes from."""
+    ttls: Sequence[float | None] | None = None
+    """Seconds after which the content of a put is forgotten; None where no operation has any."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -79,7 +86,8 @@ class Operations:
             yield Operations(*(column[start:] for column in self._columns()))
 
     def _columns(self) -> tuple[Sequence[Any], ...]:
-        return self.collections, self.ids, self.documents, self.seqs, self.entries
+        columns = (self.collections, self.ids, self.documents, self.seqs, self.entries)
+        return columns if self.ttls is None else (*columns, self.ttls)
 
 
 @dataclass(slots=True)
@@ -91,6 +99,8 @@ class OperationsBuilder:
     documents: list[bytes | None] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     entries: list[int] = field(default_factory=list)
+    ttls: dict[int, float] = field(default_factory=dict)
+    """By position; most puts have none."""
 
     def add(self, operations: Iterable[Put | Delete], *, seq: int, entry: int) -> None:
         """Append all operations of one entry, or none if one of them is not valid.
@@ -98,12 +108,17 @@ class OperationsBuilder:
         :param operations: what the exporter yielded.
         :param seq: the entry's sequence.
         :param entry: the entry's position in its batch.
-        :raises InvalidArgument: something else than a Put or a Delete, or an id of another type.
+        :raises InvalidArgument: something else than a Put or a Delete, an id of another type, or no time to live.
         """
         rows: list[tuple[str, bytes, bytes | None]] = []
+        ttls: dict[int, float] = {}
         for operation in operations:
             if isinstance(operation, Put):
                 document: bytes | None = document_bytes(operation.document)
+                if operation.ttl is not None:
+                    if problem := ttl_problem(operation.ttl):
+                        raise InvalidArgument(problem)
+                    ttls[len(self.ids) + len(rows)] = operation.ttl
             elif isinstance(operation, Delete):
                 document = None
             else:
@@ -117,10 +132,19 @@ class OperationsBuilder:
             self.documents.append(document)
             self.seqs.append(seq)
             self.entries.append(entry)
+        self.ttls |= ttls
 
     def build(self) -> Operations:
         """Return the columns."""
-        return Operations(self.collections, self.ids, self.documents, self.seqs, self.entries)
+        ttls = [self.ttls.get(i) for i in range(len(self.ids))] if self.ttls else None
+        return Operations(self.collections, self.ids, self.documents, self.seqs, self.entries, ttls)
+
+
+def ttl_problem(ttl: object) -> str:
+    """Say what is wrong with a time to live; empty if nothing is."""
+    if isinstance(ttl, int | float) and not isinstance(ttl, bool) and 0 < ttl <= MAX_TTL:
+        return ""
+    return f"a time to live is a number of seconds above 0 and at most {MAX_TTL}, found {ttl!r}"
 
 
 def document_bytes(document: Any) -> bytes:
@@ -161,18 +185,19 @@ def collapse(operations: Operations) -> tuple[Operations, list[int]]:
 
     :param operations: any number of operations per record, in the order of their entries.
     :returns: the operations that stay, in their order, and the positions of those that were dropped.
-    :raises AmbiguousRecord: two entries put different documents into one record at one sequence;
-        its ``positions`` attribute names both operations.
+    :raises AmbiguousRecord: two entries put different documents, or for different times, into one record at one
+        sequence; its ``positions`` attribute names both operations.
     """
     best: dict[tuple[str, bytes], int] = {}
     ranks = operations.ranks()
-    documents, entries = operations.documents, operations.entries
+    documents, entries, ttls = operations.documents, operations.entries, operations.ttls
     dropped: list[int] = []
     for i, record in enumerate(zip(operations.collections, operations.ids, strict=True)):
         other = best.setdefault(record, i)
         if other == i:
             continue
-        if ranks[i] == ranks[other] and entries[i] != entries[other] and documents[i] != documents[other]:
+        differ = documents[i] != documents[other] or (ttls is not None and ttls[i] != ttls[other])
+        if ranks[i] == ranks[other] and entries[i] != entries[other] and differ:
             error = AmbiguousRecord(
                 f"record {record[0]}/{record[1]!r} has two documents of one transaction (seq {operations.seqs[i]})"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from export_queue.core.sinks.operations import Operations
 
@@ -22,6 +22,8 @@ class Capabilities:
     """Ids need not be UTF-8."""
     fenced: bool = False
     """Records have no ranks: it is a :class:`~export_queue.core.sinks.FencedSink`, and batches go under claims."""
+    ttl: bool = False
+    """Puts may have a time to live; where not, such puts are rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Sink(Protocol):
     def capabilities(self) -> Capabilities:
         """Batch sizes and abilities."""
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check the target once before a drain, and record which store feeds it.
 
         Creates what is missing where that is safe (control record, rank storage).
@@ -64,7 +66,10 @@ class Sink(Protocol):
         :param queue_id: the queue that is drained.
         :param store_id: identity of the store.
         :param fence: a number from the store's id source; the sink keeps the highest that it saw.
+        :param drained: whether the store knows that it has drained this queue into this sink before, so that a missing
+            control record means that the sink has lost its data.
         :raises SinkBelongsToAnother: the control record names another store or a higher fence.
+        :raises SinkLostData: there is no control record though there was one.
         :raises SinkConfigurationError: the target cannot hold the guarantees, with what to change.
         :raises SinkUnavailable: the target cannot be reached.
         """
@@ -81,3 +86,26 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Free connections."""
+
+
+@runtime_checkable
+class SweepableSink(Sink, Protocol):
+    """A sink that can forget tombstones; one without ``sweep`` keeps them for ever."""
+
+    def sweep(self, *, store_id: str, floor: int) -> int:
+        """Raise the sink's floor, then remove the tombstones whose sequence is at or below it.
+
+        The floor is one for all that shares the sink's control records, and never falls. From its rise on,
+        and before the first tombstone goes, ``apply`` takes every operation whose sequence is at or below it
+        for stale, whatever the rank of its record: the floor is read in the batch's own atomic unit.
+
+        Work is done in bounded steps; an interrupted sweep is finished by the next one. What is above the floor, and
+        what was put again, stays.
+
+        :param store_id: identity of the store, which must be the only one that feeds the sink.
+        :param floor: below the sequence of everything that the store may still send; see
+            :func:`export_queue.core.maintenance.safe_floor`.
+        :returns: how many tombstones were removed.
+        :raises SinkBelongsToAnother: another store feeds the sink, too.
+        :raises SinkUnavailable: the sink does not answer; sweeping again goes on.
+        """

@@ -55,11 +55,13 @@ class SparkEngine:
         with contextlib.closing(self.sink.open()) as sink:
             claim_units(sink, queue, leases, self.rules.patience)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Ask the sink, from the driver."""
         with contextlib.closing(self.sink.open()) as sink:
             check_rules(sink, self.rules)
-            self.rules.patience.call(lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence))
+            self.rules.patience.call(
+                lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+            )
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _POOLER = "behind_pooler"
+_MOST_IDLE = 8
+"""Connections kept at hand between transactions; those of more threads go back to the pool."""
 _ENDED_AT_ONCE = "This connection is closed"
 """What the pool says when the connection in the place of a dead one is dead, too."""
 
@@ -68,7 +70,9 @@ class Database:
         self._client = client
         self.swept_at = 0.0
         """When this process last swept late transactions; monotonic seconds."""
-        _forget_connections_in_children(engine)
+        # The last used one first, with warm caches. The pool's own way out and in would cost as much as a statement.
+        self._idle: list[sa.PoolProxiedConnection] = []
+        _forget_connections_in_children(self)
 
     @classmethod
     def open(
@@ -140,12 +144,26 @@ class Database:
         return self._client or f"{socket.gethostname()}:{os.getpid()}"
 
     def lend(self) -> sa.PoolProxiedConnection:
-        """Open or reuse a connection of the driver in autocommit mode, which the caller closes.
+        """Open or reuse a connection of the driver in autocommit mode; :meth:`give_back` ends the loan.
 
         :raises StoreUnavailable: with ``sent`` false.
         """
+        with contextlib.suppress(IndexError):
+            while True:
+                connection = self._idle.pop()
+                if self.dialect.rests(connection.driver_connection):
+                    return connection
+                connection.invalidate()
+                connection.close()
         with self._unsent():
             return self.engine.raw_connection()
+
+    def give_back(self, connection: sa.PoolProxiedConnection) -> None:
+        """Take back what :meth:`lend` gave."""
+        if len(self._idle) < _MOST_IDLE and self.dialect.rests(connection.driver_connection):
+            self._idle.append(connection)
+        else:
+            connection.close()
 
     @contextlib.contextmanager
     def connect(self, *, seconds: float | None = None) -> Iterator[sa.Connection]:
@@ -153,6 +171,8 @@ class Database:
 
         :param seconds: how long each answer is waited for; an hour.
         """
+        with contextlib.suppress(IndexError):
+            self._idle.pop().close()  # no process should need a session more than it uses at once
         with self._unsent():
             connection = self.engine.connect()
         try:
@@ -217,9 +237,16 @@ class Database:
         """Read the store's clock, in milliseconds since the epoch."""
         return self.dialect.now(connection)
 
+    def forget_connections(self) -> None:
+        """Close all connections that nobody uses at this moment."""
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                self._idle.pop().close()
+        self.engine.dispose()
+
     def close(self) -> None:
         """Close all connections."""
-        self.engine.dispose()
+        self.forget_connections()
 
 
 def schema_of(connection: sa.Connection) -> str:
@@ -255,17 +282,23 @@ class Translated:
             raise translated from getattr(error, "orig", None) or error
 
 
+_of_parents: list[sa.PoolProxiedConnection] = []
+"""Kept, since one that is thrown away would be reset on the socket that it shares with its owner."""
+
+
 def _host_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _forget_connections_in_children(engine: sa.Engine) -> None:
+def _forget_connections_in_children(database: Database) -> None:
     # A connection shared with a forked child would mix two conversations on one socket.
-    reference = weakref.ref(engine)
+    reference = weakref.ref(database)
 
     def forget() -> None:
         alive = reference()
         if alive is not None:
-            alive.dispose(close=False)
+            _of_parents.extend(alive._idle)
+            alive._idle = []
+            alive.engine.dispose(close=False)
 
     os.register_at_fork(after_in_child=forget)

@@ -1,6 +1,7 @@
 -- The transaction steps of a PostgreSQL store, one call each. {s} is the quoted schema, {now} the store's clock.
 -- How ids are drawn, and registered without a row, is in ids_by_locks.sql or ids_by_clock.sql: whichever the store has.
 -- A version is part of each name: a later release adds functions and leaves these to running clients.
+-- Where plans are generic by order: the server would choose anew at each call, and find the same.
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
 --         XQ005 token has committed, XQ006 snapshot too old, XQ007 wrong isolation level.
 
@@ -13,7 +14,7 @@ create or replace function {s}.xq_start_v1(
   kind text, by_row boolean, relaxed boolean, request uuid, timeout_ms bigint, client text,
   first_table int, first_row bytea, first_column bytea,
   out id bigint, out excluded bigint[], out deadline_ms bigint, out found_version bigint, out found_value bytea)
-language plpgsql volatile as $body$
+language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
 declare
   for_session boolean := kind = 'short' and not by_row;
   low bigint;
@@ -142,7 +143,7 @@ create or replace function {s}.xq_commit_v1(
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
   note_table int[], note_row bytea[], note_column bytea[], seen_table int[], seen_row bytea[], seen_column bytea[])
-returns bigint language plpgsql volatile as $body$
+returns bigint language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
 #variable_conflict use_variable
 declare
   tx bigint := own;

@@ -52,6 +52,9 @@ language plpgsql volatile as $body$
 declare
   mask constant bigint := {mask};
   listed bigint[];
+  active bigint[];
+  invalid bigint[];
+  found bigint[];
 begin
   listed := array(
     select v.id
@@ -60,16 +63,22 @@ begin
           where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
             and l.database = (select d.oid from pg_database d where d.datname = current_database())) v
     where v.id < below and v.id > greatest(below - 8796093022208, 0));  -- 0 is the gate
-  return array(
-    select l.id from unnest(listed) as l(id)
-    where (select o.id from {s}.xq_outcome o where o.id = l.id limit 1) is null  -- by index, however stale statistics are
-    union select a.id from {s}.xq_active a where a.id < below
-    union select i.id from {s}.xq_invalid i where i.id < below
-    order by 1);
+  -- One statement, but three arrays: a union would set up a hash table, mostly for nothing.
+  select array(select l.id from unnest(listed) as l(id)
+               -- by index, however stale statistics are
+               where (select o.id from {s}.xq_outcome o where o.id = l.id limit 1) is null),
+         array(select a.id from {s}.xq_active a where a.id < below),
+         array(select i.id from {s}.xq_invalid i where i.id < below)
+    into listed, active, invalid;
+  found := listed || active || invalid;
+  if cardinality(found) > 1 then
+    found := array(select distinct f.id from unnest(found) as f(id) order by 1);
+  end if;
+  return found;
 end $body$;
 
 create or replace function {s}.xq_observe_v1(out read_pointer bigint, out excluded bigint[])
-language plpgsql volatile as $body$
+language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
 declare
   mask constant bigint := {mask};
 begin

@@ -22,7 +22,13 @@ from export_queue.core.errors import (
 from export_queue.core.store import postgresql_calls as calls
 from export_queue.core.store import postgresql_errors as errors
 from export_queue.core.store import postgresql_statements as sql
-from export_queue.core.store.bounded import CLIENT_DEFAULTS, bound_connections, limited
+from export_queue.core.store.bounded import (
+    CLIENT_DEFAULTS,
+    BoundedConnection,
+    bound_connections,
+    limited,
+    rests,
+)
 from export_queue.core.store.postgresql_arrays import BigintArray, ByteaArray
 from export_queue.core.store.protocol import (
     CommitCall,
@@ -52,6 +58,7 @@ def open_engine(url: sa.URL, schema: str, *, behind_pooler: bool = False) -> sa.
         pool_size=8,
         max_overflow=56,
         pool_pre_ping=False,
+        pool_use_lifo=True,
         pool_reset_on_return=None,
     )
     bound_connections(engine, settings=not behind_pooler)
@@ -94,6 +101,10 @@ class PostgresDialect:
     def explain(self, error: BaseException, url: str) -> StoreUnavailable | None:
         """Name the database."""
         return errors.unavailable(error, where=f"store {url}") if errors.is_transient(error) else None
+
+    def rests(self, raw: object) -> bool:
+        """Look at the connection."""
+        return isinstance(raw, BoundedConnection) and rests(raw)
 
     def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
         """Give each answer a time limit."""

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from psycopg.rows import tuple_row
 
 from export_queue.core.store import postgresql_errors as errors
+from export_queue.core.store.bounded import BoundedConnection
 from export_queue.core.store.postgresql_arrays import NO_BYTEAS, NO_INTS, ByteaArray, IntArray
 from export_queue.core.store.protocol import Handle, Writes
 
@@ -30,7 +31,12 @@ def rows(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) ->
 
 def one(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> tuple[Any, ...]:
     """Run a statement that gives one row."""
-    (row,) = rows(connection, statement, arguments)
+    session = raw(connection)
+    if not isinstance(session, BoundedConnection):  # a user's own
+        (row,) = rows(connection, statement, arguments)
+        return row
+    with translated():
+        (row,) = session.single.execute(statement, arguments).fetchall()
     return row
 
 

@@ -172,6 +172,9 @@ class StoreDialect(Protocol):
     def explain(self, error: BaseException, url: str) -> StoreError | None:
         """Turn a driver's error about the database as a whole into one that names it; None for all others."""
 
+    def rests(self, raw: object) -> bool:
+        """Tell whether a driver's connection is open and in no SQL transaction, without asking the server."""
+
     def limited(self, connection: Handle, seconds: float | None) -> AbstractContextManager[None]:
         """Inside the block, wait no longer than this for each answer; None changes nothing."""
 

@@ -38,6 +38,15 @@ def find_reports(
     return [orjson.loads(text) for text in work.connection.execute(statement).scalars()]
 
 
+def has_drained(work: Work, queue_id: str, sink: str) -> bool:
+    """Tell whether a drain of a queue has brought entries into a sink, as far as reports are kept."""
+    # as save_report writes it: idle drains, of which there may be very many, stay in the database
+    idle = r.c.report.contains('"acknowledged":0,', autoescape=True)
+    statement = sa.select(r.c.report).where(r.c.queue == queue_id, ~idle).order_by(r.c.id.desc()).limit(1000)
+    reports = map(orjson.loads, work.connection.execute(statement).scalars())
+    return any(report["acknowledged"] and report["sink"] == sink for report in reports)
+
+
 def latest_token(work: Work, token: str) -> Mapping[str, Any] | None:
     """Read the newest generation of a token."""
     statement = sa.select(t).where(t.c.token == token).order_by(t.c.generation.desc()).limit(1)

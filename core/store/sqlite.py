@@ -60,6 +60,10 @@ class SqliteDialect(SqliteReads):
         """Name the file and what to do."""
         return explain(error, url)
 
+    def rests(self, raw: object) -> bool:
+        """Look at the connection."""
+        return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
+
     def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
         """Nothing to limit: the only long waits are those for the write lock, which have their own."""
         return contextlib.nullcontext()

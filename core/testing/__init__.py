@@ -24,6 +24,7 @@ _SUITES = (
     "sink_conformance",
     "sink_histories",
     "sink_races",
+    "sink_sweeps",
     "sink_target",
 )
 

@@ -79,6 +79,11 @@ class _Server(ABC):
             raise RuntimeError(f"{self.product} does not run")
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the server's process is there."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start the server on the data of its folder; after :meth:`stop` it comes back on the same port.
 

@@ -20,17 +20,20 @@ looked at. Random tests print their seed and take it from the environment variab
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from export_queue.core.errors import SinkBelongsToAnother
+from export_queue.core.errors import SinkBelongsToAnother, SinkLostData
 from export_queue.core.sinks import MAX_SEQ, ApplyResult
-from export_queue.core.testing.sink_histories import TRICKY_TEXTS, Delivery, shuffled_batches, winners
+from export_queue.core.testing.sink_histories import TRICKY_TEXTS, Delivery, operations_of, shuffled_batches, winners
 from export_queue.core.testing.sink_races import SinkRaces
+from export_queue.core.testing.sink_sweeps import SinkSweeps
 
 
-class SinkConformance(SinkRaces):
+class SinkConformance(SinkRaces, SinkSweeps):
     """Tests that every sink must pass; a subclass says how to open it and how a reader reads it."""
 
     # Order, repetition, deletes.
@@ -221,6 +224,19 @@ class SinkConformance(SinkRaces):
         assert (result.written, result.stale, len(result.rejected)) == (1, 1, 1)
         self.check(good)
 
+    def test_a_put_with_a_time_to_live_is_heeded_or_rejected_alone(self) -> None:
+        name = self.fresh()
+        good, passing = self.delivery(f"{name}0", 1), self.delivery(f"{name}1", 1)
+        with self.opened() as sink:
+            result = sink.apply(replace(operations_of([good, passing]), ttls=[None, 3600.0]))
+            if sink.capabilities.ttl and not result.rejected:
+                self.check([good, passing])
+                return
+            assert [rejection.position for rejection in result.rejected] == [1], "kept for ever, in silence"
+            assert (result.written, result.stale) == (1, 0)
+            self.check([good])
+            assert self.apply(sink, [passing]).written == 1, "what is rejected leaves no rank"
+
     # Who may feed the sink.
 
     def test_a_sink_refuses_another_store_and_a_store_that_went_back(self) -> None:
@@ -239,6 +255,16 @@ class SinkConformance(SinkRaces):
             sink.admit(queue_id=queue, store_id="first", fence=MAX_SEQ)
             with pytest.raises(SinkBelongsToAnother):
                 sink.admit(queue_id=queue, store_id="first", fence=MAX_SEQ - 1)
+
+    def test_a_sink_that_has_forgotten_a_queue_says_so(self) -> None:
+        queue = f"conformance-{self.fresh()}0"
+        with self.opened() as sink:
+            for _ in range(2):  # nothing is written down by the refusal
+                with pytest.raises(SinkLostData, match=queue):
+                    sink.admit(queue_id=queue, store_id="first", fence=100, drained=True)
+            sink.admit(queue_id=queue, store_id="first", fence=101)
+        with self.opened() as sink:
+            sink.admit(queue_id=queue, store_id="first", fence=102, drained=True)
 
     def test_queues_of_one_sink_are_admitted_one_by_one(self) -> None:
         queue = f"conformance-{self.fresh()}"

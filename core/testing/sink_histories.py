@@ -120,6 +120,15 @@ class Applier:
         """Begin each batch at the moment when the other begins its own; to be said before either starts."""
         self._beside, other._beside = other, self
 
+    def follow(self, other: Applier) -> None:
+        """Begin each batch once another applier has made as many; to be said before this one starts."""
+        self._beside = other
+
+    @property
+    def done(self) -> int:
+        """How many batches are acknowledged."""
+        return self._done.value
+
     def __enter__(self) -> Applier:
         self.start()
         return self

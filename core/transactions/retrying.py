@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
-
-from tenacity import (
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    stop_after_delay,
-    stop_any,
-    stop_never,
-    wait_random_exponential,
-)
 
 from export_queue.core.errors import InvalidArgument, StoreError, TransactionError
 
@@ -55,18 +48,18 @@ class Retry:
         :param attempt: begins a transaction, works and commits.
         :returns: what the function returned; the last error is raised.
         """
-        retrying = Retrying(
-            stop=stop_any(
-                stop_after_attempt(self.attempts) if self.attempts else stop_never,
-                stop_after_delay(self.seconds) if self.seconds else stop_never,
-            ),
-            wait=wait_random_exponential(multiplier=self.first_pause, max=self.longest_pause),
-            retry=retry_if_exception(_may_pass),
-            reraise=True,
-        )
-        return retrying(attempt)
+        # A library's loop would cost as much as the commit's own work on this side.
+        begun = time.monotonic()
+        for number in itertools.count(1):
+            try:
+                return attempt()
+            # A sink's or a lock's error belongs to the function: only the transaction's own are known to have left
+            # nothing.
+            except (TransactionError, StoreError) as error:
+                if not error.transient or self._is_last(number, time.monotonic() - begun):
+                    raise
+            time.sleep(random.uniform(0, min(self.first_pause * 2 ** min(number - 1, 30), self.longest_pause)))
+        raise AssertionError("unreachable")
 
-
-def _may_pass(error: BaseException) -> bool:
-    # A sink's or a lock's error belongs to the function: only the transaction's own are known to have left nothing.
-    return isinstance(error, (TransactionError, StoreError)) and error.transient
+    def _is_last(self, number: int, seconds: float) -> bool:
+        return number == self.attempts or (self.seconds is not None and seconds >= self.seconds)

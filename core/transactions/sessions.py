@@ -43,7 +43,7 @@ class PooledSession:
 
     def drop(self) -> None:
         """Close all that the pool holds: what cut one connection may have cut the others."""
-        self._database.engine.dispose()
+        self._database.forget_connections()
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -75,13 +75,13 @@ class PinnedSession:
         if connection is not None:
             connection.invalidate()
             connection.close()
-        self._database.engine.dispose()
+        self._database.forget_connections()
 
     def close(self) -> None:
         """Give the connection back."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            self._database.give_back(connection)
 
 
 class BoundSession:

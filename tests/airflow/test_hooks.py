@@ -355,10 +355,16 @@ def test_what_belongs_in_the_connection_is_refused_as_an_option(connect: Any, op
     assert PASSWORD not in str(caught.value)
 
 
-def test_a_redis_cluster_is_refused(connect: Any) -> None:
-    connect("cache", conn_type="redis", host="h", extra={"cluster": True})
-    with pytest.raises(SinkConfigurationError, match="Cluster"):
-        RedisSinkHook("cache").sink_spec()
+def test_a_connection_to_a_redis_cluster_leads_to_a_sink(connect: Any, redis_cluster: Any) -> None:
+    address = {"host": redis_cluster.host, "port": redis_cluster.port, "password": redis_cluster.password}
+    connect("cache", conn_type="redis", **address, extra={"cluster": True})
+    done, message = sink_hook("cache").test_connection()
+    assert (done, message.startswith("Redis Cluster ")) == (True, True), message
+    spec, variables = sink_hook("cache").sink_spec()
+    with environment(variables):
+        sink = open_sink(spec)
+        sink.admit(queue_id="q", store_id="s", fence=1)
+        sink.close()
 
 
 def test_the_test_of_sinks_reaches_them(connect: Any, redis_connection: Any, tmp_path: Path) -> None:

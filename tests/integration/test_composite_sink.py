@@ -106,6 +106,19 @@ class Part(MemorySink):
             raise SinkUnavailable("away")
 
 
+def test_a_time_to_live_reaches_all_parts_or_is_rejected_by_the_name_of_one(tmp_path):
+    batch = Operations(["c"] * 2, [b"1", b"2"], [b"{}"] * 2, [5] * 2, [0, 1], [None, 60])
+    one, other = MemorySink(), MemorySink()
+    assert composite(one=one, other=other).apply(batch).written == 2
+    assert one.ttls() == other.ttls() == {("c", b"2"): 60}
+    copies = SqlSink(f"sqlite:///{tmp_path}/copies.db")
+    both = composite(cache=MemorySink(), copies=copies)
+    result = both.apply(batch)
+    assert not both.capabilities.ttl
+    assert [(one.position, one.reason.partition(":")[0]) for one in result.rejected] == [(1, "copies")]
+    copies.close()
+
+
 @pytest.fixture
 def orders(sqlite_url: str) -> Iterator[Store]:
     with Store.open(sqlite_url) as store:

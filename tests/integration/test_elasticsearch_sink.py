@@ -23,6 +23,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.sinks import MAX_SEQ, ApplyResult, ElasticsearchSink, Operations, SinkSpec, open_sink
 from export_queue.core.sinks.elasticsearch import sink as sink_module
+from export_queue.core.sinks.elasticsearch import sweeping
 from export_queue.core.testing import SinkConformance
 from export_queue.core.testing.elasticsearch import ElasticsearchServer
 from export_queue.core.testing.servers import free_port
@@ -34,12 +35,13 @@ _names = itertools.count()
 
 @pytest.fixture
 def name(elasticsearch_server: ElasticsearchServer) -> Iterator[str]:
-    """A name of an index for one test; whatever begins with it is deleted afterwards."""
+    """A name of an index for one test; whatever begins with it is deleted afterwards, and the floor."""
     fresh = f"t{os.getpid()}x{next(_names)}"
     yield fresh
     listed = elasticsearch_server.request("GET", f"/{fresh}*,least*?expand_wildcards=all")[1]
     for index in listed:
         elasticsearch_server.request("DELETE", f"/{index}")
+    elasticsearch_server.request("DELETE", "/xq_control/_doc/%2A")
 
 
 class TestElasticsearch(SinkConformance):
@@ -48,8 +50,10 @@ class TestElasticsearch(SinkConformance):
     takes = "json"
 
     @pytest.fixture(autouse=True)
-    def _target(self, elasticsearch_server: ElasticsearchServer, name: str) -> None:
+    def _target(self, elasticsearch_server: ElasticsearchServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server, self.name = elasticsearch_server, name
+        monkeypatch.setattr(sweeping, "FLOOR_SECONDS", 0.05)
+        monkeypatch.setattr(sweeping, "TIMEOUTS", 0.02)
 
     def make_sink(self) -> ElasticsearchSink:
         index = f"{self.name}-{{collection}}"
@@ -605,6 +609,92 @@ def test_a_server_that_is_not_there_is_unavailable_by_name(host, monkeypatch):
                 act(sink)
             assert caught.value.transient
             assert SECRET not in shown(caught.value) + repr(sink) + repr(vars(sink))
+
+
+# Sweeps
+
+
+def test_what_goes_by_the_old_floor_arrives_before_tombstones_go(make, ask, elasticsearch_server, name, monkeypatch):
+    """A late put has passed the old floor, and reaches the server while the sweep waits for such as it."""
+    monkeypatch.setattr(sweeping, "FLOOR_SECONDS", 1000.0)
+    sink, late = admit(make(timeout=60)), admit(make(timeout=90))
+    sink.apply(batch(None, seq=20))
+    assert late.apply(batch(b'{"n":1}', seq=19)).stale == 1
+    waited: list[float] = []
+
+    def arrive(seconds: float) -> None:
+        waited.append(seconds)
+        for verb in ("flush", "close", "open"):  # then it remembers no deletes, only documents
+            ask("POST", f"/{name}-000001/_{verb}")
+        ask("GET", f"/_cluster/health/{name}-000001?wait_for_status=yellow&timeout=60s")
+        assert late.apply(batch(b'{"n":1}', seq=15)).stale == 1
+
+    monkeypatch.setattr(sweeping, "sleep", arrive)
+    assert sink.sweep(store_id="s", floor=25) == 1
+    assert waited == [1000.0 + 2 * 90], "for the slowest of all sinks"
+    assert read(elasticsearch_server, name) == {}
+
+
+def test_a_batch_that_was_held_up_looks_at_the_floor_again_before_each_request(make, name, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(sweeping, "clock", lambda: now[0])
+    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
+    sink, sweeper = admit(make()), admit(make())
+    sink.apply(batch(None, seq=20))
+    lines_of = sink_module.lines.lines_of
+
+    def held_up(operations: Operations) -> list[bytes]:
+        monkeypatch.setattr(sink_module.lines, "lines_of", lines_of)
+        assert sweeper.sweep(store_id="s", floor=25) == 1
+        now[0] += sweeping.FLOOR_SECONDS + 1
+        return lines_of(operations)
+
+    monkeypatch.setattr(sink_module.lines, "lines_of", held_up)
+    late = batch(b'{"n":1}', seq=15)
+    with pytest.raises(SinkUnavailable, match="being swept") as caught:
+        sink.apply(late)
+    assert caught.value.transient
+    assert sink.apply(late).stale == 1
+
+
+def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(make, elasticsearch_server, name, monkeypatch):
+    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sweeping, "PAGE", 7)
+    sink, other = admit(make()), admit(make())
+    sink.apply(batch(*[None] * 40, seq=20))
+    remove, pages = sweeping._remove, []
+
+    def put_first(*arguments: Any) -> int:
+        pages.append(len(arguments[2]))
+        if len(pages) == 1:
+            other.apply(batch(*[b'{"n":1}'] * 40, seq=30).take([0, 13, 26]))
+        return remove(*arguments)
+
+    monkeypatch.setattr(sweeping, "_remove", put_first)
+    assert sink.sweep(store_id="s", floor=25) == 37
+    assert (max(pages), sum(pages)) == (7, 40)
+    assert len(read(elasticsearch_server, name)) == 3
+    assert sink.apply(batch(*[b'{"n":2}'] * 40, seq=26)).written == 37, "a sweep leaves no version that refuses them"
+
+
+def test_only_indices_of_the_template_are_swept(make, name, monkeypatch):
+    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
+    sink, other = admit(make(index=f"{name}-{{collection}}")), admit(make(index=f"{name}other-{{collection}}"))
+    for one in (sink, other):
+        one.apply(batch(None, seq=20))
+    assert sink.sweep(store_id="s", floor=25) == 1
+    assert other.sweep(store_id="s", floor=0) == 1
+
+
+def test_a_sweep_needs_the_right_to_delete(make, elasticsearch_server, monkeypatch):
+    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
+    sink = admit(make(index="least"))
+    sink.apply(batch(None, None, seq=20))
+    elasticsearch_server.request("POST", "/least/_refresh")
+    with pytest.raises(SinkRefused, match="403"):
+        make(index="least", username="writer").sweep(store_id="s", floor=25)
+    assert admit(make(index="least")).apply(batch(b'{"n":1}', seq=25)).stale == 1, "the floor has been raised"
+    assert make(index="least", username="sweeper").sweep(store_id="s", floor=25) == 2
 
 
 class Stub:

@@ -99,6 +99,30 @@ def test_a_session_that_is_ended_in_the_middle_of_work_is_told_as_such(postgres_
         assert store.queues() == []
 
 
+def test_a_forked_child_has_connections_of_its_own(postgres_url: str) -> None:
+    """Two processes in one conversation with the server would read each other's answers."""
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.configure_queue("q")
+
+        def commit_and_tell() -> int:
+            with store.transaction() as tx:
+                fill(tx, "child or parent")
+            lent = store.database.lend()
+            session = lent.driver_connection
+            assert isinstance(session, psycopg.Connection)
+            store.database.give_back(lent)
+            return session.info.backend_pid
+
+        before = commit_and_tell()
+        answers = fork.Queue()
+        child = fork.Process(target=lambda: answers.put(commit_and_tell()), daemon=True)
+        child.start()
+        assert answers.get(timeout=60) != before
+        child.join(60)
+        assert commit_and_tell() == before
+
+
 def test_sessions_that_end_as_soon_as_they_begin_are_told_as_such(postgres_url: str) -> None:
     """One that is dead when it is lent is replaced, which the pool does once and no more."""
     with Store.open(postgres_url) as store, connect(postgres_url) as other:
@@ -108,7 +132,7 @@ def test_sessions_that_end_as_soon_as_they_begin_are_told_as_such(postgres_url: 
         def end(raw: psycopg.Connection[Any], record: object) -> None:
             other.execute("select pg_terminate_backend(%s, 30000)", (raw.info.backend_pid,))
 
-        store.database.engine.dispose()
+        store.database.forget_connections()
         for _ in range(2):
             with pytest.raises((StoreUnavailable, sa.exc.InvalidRequestError)) as caught:
                 observe(store.database)

@@ -7,6 +7,7 @@ import threading
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -172,7 +173,7 @@ def test_the_number_of_shards_is_fixed_by_the_first_sink(make):
     "options",
     [
         {"key": "x"},
-        {"target": "hash"},
+        {"target": "list"},
         {"shards": 0},
         {"port": "6379"},
         {"ssl": True, "ssl_options": {"ssl_cert": "x"}},
@@ -273,17 +274,19 @@ def test_a_user_without_rights_is_refused_by_name_of_the_right(make, redis_clien
 
 
 def test_the_least_privileges_suffice(make, redis_client):
-    commands = "info watch unwatch multi exec hmget hset hsetnx type mset unlink sadd srem client|setname".split()
+    commands = "info watch unwatch multi exec hget hmget hset hsetnx type mset unlink sadd srem set pexpire".split()
+    commands.append("client|setname")
     keys = ["orders:*", "xq:*"]
     redis_client.acl_setuser(
         "writer", enabled=True, passwords=["+" + SECRET], commands=[f"+{name}" for name in commands], keys=keys
     )
     try:
-        for target, record in (("string", b"1"), ("set", b"1/a")):
+        for target, record, seq in (("string", b"1", 5), ("hash", b"1", 7), ("set", b"1/a", 9)):
             redis_client.delete("orders:1")
             sink = admit(make(username="writer", password=SECRET, target=target))
-            assert sink.apply(puts(record)).written == 1
-            assert sink.apply(puts(record, seq=6, document=None)).written == 1
+            batch = puts(record, seq=seq, document=b'{"a": 1}')
+            assert sink.apply(batch if target == "set" else replace(batch, ttls=[60])).written == 1
+            assert sink.apply(puts(record, seq=seq + 1, document=None)).written == 1
     finally:
         redis_client.acl_deluser("writer")
 

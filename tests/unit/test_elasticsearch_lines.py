@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
-from export_queue.core.sinks import MAX_SEQ, Operations
+from export_queue.core.sinks import MAX_SEQ, FloorRecord, Operations
 from export_queue.core.sinks.elasticsearch import indices, lines
 from export_queue.core.sinks.elasticsearch.answers import Answer, Meaning, items_of, whole
 
@@ -147,3 +147,32 @@ def test_an_item_keeps_the_servers_words():
     )
     assert [answer.meaning for answer in found] == [Meaning.WRITTEN, Meaning.POISON]
     assert str(found[1]) == "400 document_parsing_exception: failed: because"
+
+
+HIDES = {"filter": {"bool": {"must_not": [{"term": {"_xq.deleted": True}}]}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        ("orders", ["internal-7"]),
+        ("daily-{collection}", ["daily-a-000001", "daily-b-000001"]),
+        ("{collection}", ["daily-a-000001", "daily-b-000001", "internal-7"]),
+        ("order", []),
+    ],
+)
+def test_a_sweep_takes_what_its_template_names_and_what_hides_tombstones(template, wanted):
+    found = {
+        "daily-a-000001": {"aliases": {"daily-a": HIDES}},
+        "daily-b-000001": {"aliases": {"all": {}, "daily-b": HIDES}},
+        "daily-c": {"aliases": {"daily-c-all": {"filter": {"term": {"open": True}}}}},
+        "daily-d": {"aliases": {}},
+        "internal-7": {"aliases": {"orders": HIDES}},
+    }
+    assert indices.behind(template, found) == wanted
+
+
+def test_the_record_of_a_cluster_comes_back_as_it_was():
+    record = FloorRecord(frozenset({"a", "b"}), (1 << 62) - 1)
+    document = orjson.loads(orjson.dumps(indices.write_floor(record, 60_000)))
+    assert indices.read_floor(document) == (record, 60_000)

@@ -7,7 +7,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.errors import SinkRefused, SinkUnavailable
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.redis.errors import explain
 from export_queue.core.sinks.sql.dialect import Poison, TryAgain
@@ -56,7 +56,7 @@ def test_the_table_reads_well():
         (redis.ResponseError("NOREPLICAS not enough"), SinkUnavailable, "NOREPLICAS"),
         (redis.BusyLoadingError("loading"), SinkUnavailable, "LOADING"),
         (redis.AuthenticationError("invalid password"), SinkRefused, "AUTH"),
-        (redis.exceptions.MovedError("12 host:1"), SinkConfigurationError, "MOVED"),
+        (redis.exceptions.MovedError("12 host:1"), SinkUnavailable, "MOVED"),
         (redis.TimeoutError("Timeout reading"), SinkUnavailable, "does not answer"),
         (ConnectionResetError("reset"), SinkUnavailable, "does not answer"),
         (redis.ResponseError("ERR wrong number of arguments"), SinkRefused, "refuses: ERR wrong"),

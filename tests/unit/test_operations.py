@@ -18,7 +18,14 @@ from export_queue.core.sinks import (
     collapse,
 )
 from export_queue.core.sinks.batch import apply_batch, refuse_lengths, refuse_seqs
-from export_queue.core.sinks.control import ControlRecord, admission
+from export_queue.core.sinks.control import (
+    ControlRecord,
+    FloorRecord,
+    admission,
+    join_feeders,
+    raise_floor,
+    stale_rank,
+)
 
 
 def operations(*rows: tuple[bytes, int, bytes | None], entries: list[int] | None = None) -> Operations:
@@ -202,3 +209,99 @@ def test_another_store_or_a_later_state_is_refused_by_name(found):
 def test_a_store_without_a_name_or_a_fence_that_is_no_id_is_refused(store_id, fence):
     with pytest.raises(InvalidArgument):
         admit(None, store_id, fence)
+
+
+NEVER, OURS, TWO = FloorRecord(), FloorRecord(frozenset({"s"}), 7), FloorRecord(frozenset({"s", "t"}))
+
+
+@pytest.mark.parametrize(
+    ("found", "store_id", "wanted"),
+    [
+        (NEVER, "s", FloorRecord(frozenset({"s"}))),
+        (OURS, "s", OURS),
+        (TWO, "s", TWO),
+        (TWO, "u", FloorRecord(frozenset({"s", "t", "u"}))),
+    ],
+)
+def test_any_store_may_join_a_sink_that_was_never_swept_and_its_sweeper_always(found, store_id, wanted):
+    assert join_feeders(found, store_id=store_id, sink="the sink") == wanted
+
+
+def test_no_other_store_joins_a_sink_that_was_swept():
+    with pytest.raises(SinkBelongsToAnother, match="swept by another store: expected store t, found store s"):
+        join_feeders(OURS, store_id="t", sink="the sink")
+
+
+@pytest.mark.parametrize(
+    ("found", "floor", "wanted"), [(NEVER, 0, 0), (NEVER, 9, 9), (OURS, 9, 9), (OURS, 7, 7), (OURS, 3, 7)]
+)
+def test_a_floor_never_falls(found, floor, wanted):
+    assert raise_floor(found, store_id="s", floor=floor, sink="the sink") == FloorRecord(frozenset({"s"}), wanted)
+
+
+@pytest.mark.parametrize(("found", "store_id"), [(TWO, "s"), (OURS, "t"), (FloorRecord(frozenset({"s"})), "t")])
+def test_a_sink_that_another_store_feeds_is_not_swept(found, store_id):
+    with pytest.raises(SinkBelongsToAnother, match="fed by other stores"):
+        raise_floor(found, store_id=store_id, floor=9, sink="the sink")
+
+
+@pytest.mark.parametrize("floor", [-1, MAX_SEQ + 1])
+def test_a_floor_that_is_no_sequence_is_refused(floor):
+    with pytest.raises(InvalidArgument):
+        raise_floor(NEVER, store_id="s", floor=floor, sink="the sink")
+
+
+def test_a_floor_makes_all_ranks_of_its_sequence_stale_and_none_where_there_is_none():
+    assert [stale_rank(floor) for floor in (0, 1, MAX_SEQ)] == [-1, 3, 2 * MAX_SEQ + 1]
+
+
+# Times to live
+
+
+def built(*operations: Put | Delete) -> Operations:
+    builder = OperationsBuilder()
+    for i, operation in enumerate(operations):
+        builder.add([operation], seq=5, entry=i)
+    return builder.build()
+
+
+def test_without_times_to_live_there_is_no_column():
+    assert built(Put("c", "a", b"x"), Delete("c", "b")).ttls is None
+
+
+def test_times_to_live_go_with_their_operations():
+    everything = built(Put("c", "a", b"x"), Put("c", "b", b"y", ttl=2), Put("c", "a", b"x"), Put("c", "d", b"z", 0.5))
+    assert everything.ttls == [None, 2, None, 0.5]
+    assert everything.take([3, 0]).ttls == [0.5, None]
+    assert [part.ttls for part in everything.slices(rows=2, size=100)] == [[None, 2], [None, 0.5]]
+    kept, dropped = collapse(everything)
+    assert (dropped, kept.ttls) == ([0], [2, None, 0.5])
+
+
+@pytest.mark.parametrize("ttl", [0, -1, "5", True, float("nan"), float("inf"), 1e12])
+def test_what_is_no_time_to_live_is_refused(ttl):
+    with pytest.raises(InvalidArgument, match="time to live"):
+        built(Put("c", "a", b"x", ttl=ttl))
+    batch = Operations(["c"], [b"a"], [b"x"], [1], [0], [ttl])
+    result = apply_batch(batch, reasons={}, write=lambda part: ApplyResult(len(part), 0), ttl=True)
+    assert [one.position for one in result.rejected] == [0]
+
+
+def test_a_refused_time_to_live_adds_nothing_of_its_entry():
+    builder = OperationsBuilder()
+    with pytest.raises(InvalidArgument):
+        builder.add([Put("c", "a", b"x", ttl=3), Put("c", "b", b"x", ttl=0)], seq=5, entry=0)
+    builder.add([Put("c", "c", b"x")], seq=5, entry=1)
+    assert builder.build() == Operations(["c"], [b"c"], [b"x"], [5], [1])
+
+
+def test_one_document_for_two_times_is_ambiguous():
+    with pytest.raises(AmbiguousRecord):
+        collapse(built(Put("c", "a", b"x", ttl=1), Put("c", "a", b"x", ttl=2)))
+
+
+def test_a_sink_that_keeps_no_times_rejects_them():
+    batch = Operations(["c"] * 2, [b"a", b"b"], [b"x", b"y"], [1, 1], [0, 1], [None, 5])
+    result = apply_batch(batch, reasons={}, write=lambda part: ApplyResult(len(part), 0))
+    assert (result.written, [one.position for one in result.rejected]) == (1, [1])
+    assert "takes no put with a time to live" in result.rejected[0].reason

@@ -6,6 +6,7 @@ import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from redis.crc import key_slot
 
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.queue import bucket
@@ -43,11 +44,35 @@ def test_a_record_is_in_the_shard_of_its_bucket(ids, shards):
 
 
 @pytest.mark.parametrize(
-    "template", ["{collection}", "{id}{id}", "{key}:{id}", "xq:{id}", "", "{collection}:{seq}:{id}"]
+    "template",
+    [
+        *("{collection}", "{id}{id}", "{key}:{id}", "xq:{id}", "", "{collection}:{seq}:{id}"),
+        *("{id", "{id}}", "{id!r}", "{id:9}", "{{id}}:{id}", "{{collection}}:{collection}:{id}", "{{xq}}", "{}:{id}"),
+    ],
 )
 def test_templates_without_one_id_or_with_our_keys_are_refused(template):
     with pytest.raises(SinkConfigurationError, match="template"):
         layout.check_template(template)
+
+
+@pytest.mark.parametrize(
+    ("template", "key"), [("{{{id}}}:a", b"{7}:a"), ("{{t}}{id}", b"{t}7"), ("a{id}", b"a7"), ("}}{id}", b"}7")]
+)
+def test_a_doubled_brace_in_a_template_is_a_brace_of_the_key(template, key):
+    assert layout.keys_of([layout.check_template(template)], [b"7"]) == [key]
+
+
+@given(st.lists(st.binary(max_size=12), unique=True))
+@example([b"{a}1", b"{a}2", b"{}", b"{}{a}", b"}{a}"])
+def test_in_a_cluster_ranks_lie_in_the_slot_of_their_records(keys):
+    groups = layout.group_by_slot(keys, b"xq:rank:{%b}")
+    assert sorted(i for group in groups.values() for i in group) == list(range(len(keys)))
+    for name, group in groups.items():
+        assert {key_slot(keys[i]) for i in group} == {key_slot(name)}
+
+
+def test_each_slot_has_a_tag_of_its_own():
+    assert [key_slot(b"xq:rank:{%b}" % tag) for tag in layout.slot_tags()] == list(range(16384))
 
 
 def test_collections_that_could_make_two_records_one_key_are_refused():

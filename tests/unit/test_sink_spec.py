@@ -179,8 +179,10 @@ def test_the_doors_export_what_they_always_did():
     """What is taken away here breaks somebody's exporter, sink or test."""
     assert set(sinks.__all__) == set(
         "MAX_SEQ ApplyResult Capabilities Claim CompositeSink ControlRecord Delete ElasticsearchSink FencedSink "
-        "Operations OperationsBuilder Put RedisSink Rejection ResolvedSink Sink SinkSpec SqlSink UnderClaim "
-        "MemorySink admission apply_batch collapse document_bytes has_password open_sink refuse_seqs".split()
+        "FloorRecord MemorySink Operations OperationsBuilder "
+        "Put RedisSink Rejection ResolvedSink Sink SinkSpec SqlSink SweepableSink UnderClaim "
+        "admission apply_batch collapse document_bytes has_password join_feeders open_sink raise_floor refuse_seqs "
+        "stale_rank".split()
     )
     assert set(testing.__all__) == {"FencedConformance", "MemorySink", "SinkConformance", "assert_converges"}
     assert all(getattr(module, name) for module in (sinks, testing) for name in module.__all__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
@@ -16,7 +17,9 @@ from export_queue.core.sinks.sql.mysql import MySQL
 from export_queue.core.sinks.sql.postgresql import PostgreSQL
 from export_queue.core.sinks.sql.sqlite import SQLite
 
-PAGE = Path(__file__).parents[2] / "docs" / "sinks.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "sinks.md"
+TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
 def test_every_code_block_of_the_page_about_sinks_runs(tmp_path, monkeypatch):
@@ -63,3 +66,18 @@ def test_every_error_table_has_one_row_for_a_code_and_one_for_all_others():
         assert codes.index("*") == len(codes) - 1, table.client
         assert all(row.note for row in table.rows), table.client
         assert table.find("something that nobody knows") == table.rows[-1], table.client
+
+
+def test_every_fault_on_the_page_about_sinks_is_shown_by_tests_that_exist():
+    section = PAGE.read_text().partition("## Faults, one by one\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 30
+    for fault, result, *shown in rows:
+        assert result, fault
+        (cell,) = shown
+        tests = TEST.findall(cell)
+        assert len(tests) == cell.count("`") // 2 > 0, fault
+        for path, name in tests:
+            module = ROOT / path if path.startswith("core/") else ROOT / "tests" / path
+            nodes = ast.walk(ast.parse(module.read_text("utf-8")))
+            assert name in {node.name for node in nodes if isinstance(node, ast.FunctionDef)}, f"{path}::{name}"

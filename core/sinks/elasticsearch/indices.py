@@ -6,7 +6,9 @@ name                          is
 the user's, such as           an alias of one index, with a filter that hides tombstones; readers and this
 ``orders``                    sink use it
 ``orders-000001``             the index behind it, where the sink creates it
-``xq_control``                an index with one document a queue: its control record
+``xq_control``                an index with one document a queue: its control record; and one, ``*``, for all of them:
+                              the stores that feed the cluster, its floor, and as ``fence`` the milliseconds that the
+                              slowest of all sinks waits for an answer
 ============================  ==============================================================================
 """
 
@@ -18,11 +20,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from export_queue.core.sinks import naming
-from export_queue.core.sinks.control import ControlRecord
+from export_queue.core.sinks.control import ControlRecord, FloorRecord
 
 RESERVED = "_xq"
 """The field of tombstones; no document of a user has it."""
 CONTROL = "xq_control"
+WHOLE_SINK = "*"
+"""Stands for all queues; none is called so."""
 
 _HIDDEN = {"bool": {"must_not": [{"term": {f"{RESERVED}.deleted": True}}]}}
 _DURABLE = {"index": {"translog": {"durability": "request"}}}
@@ -123,3 +127,31 @@ def read_control(source: Mapping[str, Any]) -> ControlRecord:
 def write_control(record: ControlRecord) -> dict[str, Any]:
     """Return the document of a control record."""
     return {"store_id": record.store_id, "fence": record.fence, "floor": record.floor}
+
+
+def read_floor(source: Mapping[str, Any]) -> tuple[FloorRecord, int]:
+    """Read the record of the whole cluster from its document, and the longest timeout in milliseconds."""
+    return FloorRecord(frozenset(source["store_id"]), int(source["floor"])), int(source["fence"])
+
+
+def write_floor(record: FloorRecord, longest_ms: int) -> dict[str, Any]:
+    """Return the document of the record of the whole cluster."""
+    return {"store_id": sorted(record.stores), "fence": longest_ms, "floor": record.floor}
+
+
+def behind(template: str, found: Found) -> list[str]:
+    """Name the indices behind the aliases that a template may name and that hide tombstones.
+
+    :param template: of the aliases.
+    :param found: what the server says of all names that look so.
+    """
+    head, hole, tail = template.partition("{collection}")
+    pattern = re.compile(re.escape(head) + (".+" if hole else "") + re.escape(tail))
+    return sorted(
+        name
+        for name, index in found.items()
+        if any(
+            pattern.fullmatch(alias) and f"{RESERVED}.deleted" in json.dumps(about.get("filter"))
+            for alias, about in index.get("aliases", {}).items()
+        )
+    )

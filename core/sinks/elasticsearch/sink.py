@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
-from export_queue.core.sinks.control import admission
-from export_queue.core.sinks.elasticsearch import indices, lines
+from export_queue.core.sinks.control import admission, stale_rank
+from export_queue.core.sinks.elasticsearch import indices, lines, sweeping
 from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Meaning, items_of, whole
 from export_queue.core.sinks.elasticsearch.connection import CLIENT_OPTIONS, Connection, Secret
 from export_queue.core.sinks.operations import Operations
@@ -76,8 +76,9 @@ class ElasticsearchSink:
         self._connection = Connection(
             nodes, username=username, password=password, api_key=api_key, timeout=timeout, options=options
         )
+        self._floor = sweeping.Floor(self._connection, timeout=timeout)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         self._ensure(indices.CONTROL, indices.control_definition())
         if "{collection}" not in self._template:
@@ -95,7 +96,10 @@ class ElasticsearchSink:
             if status == 200:
                 found = indices.read_control(answer["_source"])
                 guard = {"if_seq_no": str(answer["_seq_no"]), "if_primary_term": str(answer["_primary_term"])}
-            wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self))
+            wanted = admission(
+                found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
+            )
+            self._floor.join(store_id)
             if wanted == found:
                 return
             params = {**guard, "timeout": self._patience}
@@ -121,6 +125,15 @@ class ElasticsearchSink:
             self._ready.clear()  # look at the indices again: they may have become others
             raise
 
+    def sweep(self, *, store_id: str, floor: int) -> int:
+        """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`.
+
+        It waits for a while after it has raised the floor: see :mod:`export_queue.core.sinks.elasticsearch.sweeping`.
+        """
+        self._ensure(indices.CONTROL, indices.control_definition())
+        raised = self._floor.lift(store_id, floor)
+        return sweeping.sweep(self._connection, template=self._template, floor=raised)
+
     def create(self, collection: str) -> None:
         """Create the index of a collection, and its alias, if they are missing.
 
@@ -141,15 +154,28 @@ class ElasticsearchSink:
         self._connection.close()
 
     def _write(self, operations: Operations) -> ApplyResult:
-        """Write operations on distinct records, in one request an index."""
+        """Write operations on distinct records above the floor, in one request an index."""
+        for alias in sorted(set(operations.collections)):
+            self._prepare(alias)
+        floor = self._floor.read()
+        if floor:
+            stale = stale_rank(floor)
+            above = [i for i, rank in enumerate(operations.ranks()) if rank > stale]
+            if len(above) < len(operations):
+                result = self._write_above(operations.take(above), floor)
+                rejected = tuple(Rejection(above[one.position], one.reason) for one in result.rejected)
+                return ApplyResult(result.written, len(operations) - result.written - len(rejected), rejected)
+        return self._write_above(operations, floor)
+
+    def _write_above(self, operations: Operations, floor: int) -> ApplyResult:
+        """Write operations that all are above the floor."""
         by_alias: dict[str, list[int]] = {}
         for i, alias in enumerate(operations.collections):
             by_alias.setdefault(alias, []).append(i)
         written, rejected = 0, list[Rejection]()
         for alias, positions in sorted(by_alias.items()):
-            self._prepare(alias)
             part = operations if len(by_alias) == 1 else operations.take(positions)
-            answers = self._settle(alias, lines.lines_of(part))
+            answers = self._settle(alias, lines.lines_of(part), floor)
             if answers.count(DONE) == len(answers):
                 written += len(answers)
                 continue
@@ -161,9 +187,9 @@ class ElasticsearchSink:
         rejected.sort(key=lambda rejection: rejection.position)
         return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
 
-    def _settle(self, alias: str, wanted: Sequence[bytes], reasons: bool = False) -> list[Answer]:
+    def _settle(self, alias: str, wanted: Sequence[bytes], floor: int, reasons: bool = False) -> list[Answer]:
         """Send operations until each of them is written, stale or refused for ever."""
-        answers = self._send_patiently(alias, wanted, reasons)
+        answers = self._send_patiently(alias, wanted, floor, reasons)
         if answers.count(DONE) == len(answers):
             return answers
         poison = [i for i, answer in enumerate(answers) if answer.meaning is Meaning.POISON]
@@ -172,17 +198,17 @@ class ElasticsearchSink:
         if any(answers[i].type not in OF_DOCUMENTS for i in poison):
             self._check(alias)  # an index that is not fit any more refuses what is not to blame
         # asked for in every answer, the reasons of all that is stale would cost more than everything else
-        again = self._settle(alias, [wanted[i] for i in poison], reasons=True)
+        again = self._settle(alias, [wanted[i] for i in poison], floor, reasons=True)
         for i, answer in zip(poison, again, strict=True):
             answers[i] = answer
         return answers
 
-    def _send_patiently(self, alias: str, wanted: Sequence[bytes], reasons: bool) -> list[Answer]:
+    def _send_patiently(self, alias: str, wanted: Sequence[bytes], floor: int, reasons: bool) -> list[Answer]:
         """Send operations, and those again, after longer and longer pauses, for which the server has no room."""
         answers: dict[int, Answer] = {}
         waiting: Sequence[int] = range(len(wanted))
         for attempt in range(_TRIES):
-            found = self._send(alias, [wanted[i] for i in waiting] if attempt else wanted, reasons)
+            found = self._send(alias, [wanted[i] for i in waiting] if attempt else wanted, floor, reasons)
             if not answers and found.count(DONE) == len(found):
                 return found
             answers |= zip(waiting, found, strict=True)
@@ -192,13 +218,14 @@ class ElasticsearchSink:
             _pause(attempt)
         raise answers[waiting[0]].explain(f"{self}, {alias}: {len(waiting)} operations put off {_TRIES} times")
 
-    def _send(self, alias: str, wanted: Sequence[bytes], reasons: bool) -> list[Answer]:
+    def _send(self, alias: str, wanted: Sequence[bytes], floor: int, reasons: bool) -> list[Answer]:
         """Send one bulk request, or several smaller ones where the server refuses it as a whole."""
         params = {
             "require_alias": "true",
             "timeout": self._patience,
             "filter_path": _REASONS if reasons else _STATUS,
         }
+        self._floor.require(floor)
         status, body = self._connection.ask("POST", f"/{alias}/_bulk", params=params, body=b"".join(wanted))
         if status != 200:
             answer = whole(status, body)
@@ -206,7 +233,7 @@ class ElasticsearchSink:
                 return [answer] * len(wanted)
             if not _is_own_fault(answer):
                 raise answer.explain(f"{self}, {alias}")
-            return [one for half in lines.halves(wanted) for one in self._send(alias, half, reasons)]
+            return [one for half in lines.halves(wanted) for one in self._send(alias, half, floor, reasons)]
         answers = list(items_of(body))
         if len(answers) != len(wanted):
             raise SinkRefused(

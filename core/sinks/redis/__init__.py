@@ -1,4 +1,4 @@
-"""Redis as a sink: strings or members of sets, each record guarded by a rank beside it."""
+"""Redis as a sink: strings, hashes or members of sets, each record guarded by a rank beside it."""
 
 from export_queue.core.sinks.redis.sink import RedisSink
 

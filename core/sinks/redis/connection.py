@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import redis
@@ -117,24 +118,38 @@ class Connection:
         :raises SinkUnavailable: the connection broke; whether the commands took effect is not known.
         :raises SinkRefused: the server does not let us in.
         """
-        connection = self._connection
-        replies: list[Reply] = []
-        try:
-            connection.send_packed_command(pack(commands) if packed is None else packed)
-            if meanwhile is not None:
+        self.send(commands, packed)
+        if meanwhile is not None:
+            with self._explained():
                 meanwhile()
-            for _ in commands:
+        return self.receive(len(commands))
+
+    def send(self, commands: Sequence[Command], packed: Sequence[bytes] | None = None) -> None:
+        """Send commands in one go; their replies are to be read by :meth:`receive`."""
+        with self._explained():
+            self._connection.send_packed_command(pack(commands) if packed is None else packed)
+
+    def receive(self, count: int) -> list[Reply]:
+        """Read the replies to commands that were sent."""
+        replies: list[Reply] = []
+        with self._explained():
+            for _ in range(count):
                 try:
-                    replies.append(connection.read_response())
+                    replies.append(self._connection.read_response())
                 except redis.ResponseError as error:
                     replies.append(error)
+        return replies
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except (redis.RedisError, OSError) as error:
-            connection.disconnect()
+            self._connection.disconnect()
             raise explain(error, self.server) from error
         except BaseException:
-            connection.disconnect()  # replies may be on their way: nobody may take them for others
+            self._connection.disconnect()  # replies may be on their way: nobody may take them for others
             raise
-        return replies
 
     def ask(self, *command: bytes | str) -> Reply:
         """Send one command and return its reply.

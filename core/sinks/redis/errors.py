@@ -20,8 +20,11 @@ ERRORS = ErrorTable(
         ErrorRow("READONLY", Fate.LATER, "the server is a replica: after a fail-over, connect to the new primary"),
         ErrorRow("MASTERDOWN", Fate.LATER, "the replica has lost its primary; try again"),
         ErrorRow("NOREPLICAS", Fate.LATER, "too few replicas are connected; try again"),
-        ErrorRow("TRYAGAIN", Fate.LATER, "slots are being moved; try again"),
+        ErrorRow("TRYAGAIN", Fate.LATER, "a slot is being moved to another node; try again"),
+        ErrorRow("MOVED", Fate.LATER, "another node serves the slot now: the sink asks again which one"),
+        ErrorRow("ASK", Fate.LATER, "a slot is being moved to another node; try again"),
         ErrorRow("CLUSTERDOWN", Fate.LATER, "the cluster is not complete; try again"),
+        ErrorRow("NOSCRIPT", Fate.LATER, "somebody removed the server's scripts just now; try again"),
         ErrorRow("AUTH", Fate.REFUSED, "check user and password of the sink's connection"),
         ErrorRow("NOAUTH", Fate.REFUSED, "give the sink's connection a password"),
         ErrorRow("NOPERM", Fate.REFUSED, "grant the user the sink's commands and keys, those that begin with xq: too"),
@@ -31,9 +34,6 @@ ERRORS = ErrorTable(
             "the server's memory is full: raise maxmemory or free some; entries wait in the queue",
         ),
         ErrorRow("MISCONF", Fate.REFUSED, "the server cannot save to its disk and takes no writes until it can"),
-        ErrorRow("MOVED", Fate.CONFIGURATION, "this sink writes to a single server, not to a cluster"),
-        ErrorRow("ASK", Fate.CONFIGURATION, "this sink writes to a single server, not to a cluster"),
-        ErrorRow("CROSSSLOT", Fate.CONFIGURATION, "this sink writes to a single server, not to a cluster"),
         ErrorRow("*", Fate.REFUSED, "the server's own words say what it did not like"),
     ],
 )
@@ -49,7 +49,7 @@ _CLASSES: Mapping[type[Exception], str] = {
     redis.exceptions.ClusterDownError: "CLUSTERDOWN",
     redis.exceptions.MovedError: "MOVED",  # before AskError, which is its parent
     redis.exceptions.AskError: "ASK",
-    redis.exceptions.ClusterCrossSlotError: "CROSSSLOT",
+    redis.exceptions.NoScriptError: "NOSCRIPT",
 }
 """The client takes these codes off the message; all others are its first word."""
 

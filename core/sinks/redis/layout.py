@@ -4,11 +4,16 @@
 key                           holds
 ============================  ==============================================================================
 the user's                    a string, or a plain set of members
-``xq:control``                hash: number of this layout, number of shards
-``xq:queue:<queue>``          hash: the queue's control record
+``xq:control``                hash: number of this layout, number of shards, a random mark, floor, stores that feed it
+``xq:queue:<queue>``          hash: the queue's control record; in a cluster also the marks of all primaries
+``xq:waited``                 a string that is written again and again, where replicas are waited for
 ``xq:rank:<shard>``           hash: key of a string → its rank
 ``xq:member:<shard>``         hash: key of a set, NUL, member → its rank
 ============================  ==============================================================================
+
+In a cluster a shard is a slot, that of the record's own key, so that record and rank lie on one node and
+change together. Its hashes are ``xq:rank:{<tag>}`` and ``xq:member:{<tag>}``, where the tag is the smallest
+number whose text belongs to the slot, and their field ``xq:floor`` is the highest stale rank. Each primary has a mark of its own in ``xq:control:{<tag>}``.
 
 A rank is 20 decimal digits, compared as text: whoever takes numbers for doubles cannot blur it. An even
 rank is a tombstone. The shard follows from the record's id alone, by the function that also gives the
@@ -18,7 +23,12 @@ bucket of a queue's key, so that drains of different units do not meet where ids
 from __future__ import annotations
 
 import re
+from binascii import crc_hqx
 from collections.abc import Iterable, Sequence
+from functools import cache
+from string import Formatter
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.queue import buckets_of
@@ -28,29 +38,42 @@ Command = tuple[bytes | str, ...]
 
 RESERVED = b"xq:"
 """What no key of a user begins with."""
-CONTROL = "xq:control"
+CONTROL = b"xq:control"
+RANK_HASHES = (b"xq:rank:", b"xq:member:")
+"""What the hashes of ranks of each kind of record are called, before the shard or the slot's tag."""
+WAITED = b"xq:waited"
+"""What is written for replicas to have it; in a cluster a key for each primary."""
 NUMBER = "1"
 """Of this layout; another one is not touched."""
+NUMBER_IN_CLUSTERS = "2"
 DEFAULT_SHARDS = 1009
+SLOTS = REDIS_CLUSTER_HASH_SLOTS
 MAX_BYTES = 512 << 20
 """The longest string that Redis takes."""
 
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _COLLECTION = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
-def check_template(template: str) -> None:
+def check_template(template: str) -> str:
     """Check a template of keys.
 
+    :returns: the template, with single braces in place of doubled ones.
     :raises SinkConfigurationError: no ``{id}`` or several, another placeholder, or keys that are the sink's.
     """
-    names = _PLACEHOLDER.findall(template)
-    if names.count("id") != 1 or set(names) - {"id", "collection"}:
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise SinkConfigurationError(f"key template {template!r}: {error}") from None
+    names = [name for _, name, _, _ in parts if name is not None]
+    read = "".join(text if name is None else f"{text}{{{name}}}" for text, name, _, _ in parts)
+    twice = read.count("{id}") > 1 or read.count("{collection}") > 1 or any(form or turn for _, _, form, turn in parts)
+    if names.count("id") != 1 or set(names) - {"id", "collection"} or twice:
         raise SinkConfigurationError(
             f"key template {template!r}: expected {{id}} once and perhaps {{collection}}, found {names or 'neither'}"
         )
-    if template.encode().startswith(RESERVED):
+    if read.encode().startswith(RESERVED):
         raise SinkConfigurationError(f"key template {template!r}: keys that begin with xq: are the sink's own")
+    return read
 
 
 def fill_collections(template: str, collections: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -98,6 +121,49 @@ def group_by_shard(ids: Sequence[bytes], shards: int, name: bytes) -> dict[bytes
     for i, shard in enumerate(buckets_of(ids, shards)):
         groups.setdefault(shard, []).append(i)
     return {name % shard: positions for shard, positions in groups.items()}
+
+
+def group_by_slot(keys: Sequence[bytes], name: bytes) -> dict[bytes, list[int]]:
+    """Return the positions of the records of each slot of a cluster, by the hash that holds their ranks.
+
+    :param keys: of the records; they say where a record lies.
+    :param name: of the hashes, with a ``%b`` for the slot's tag.
+    """
+    groups: dict[int, list[int]] = {}
+    for i, key in enumerate(keys):
+        groups.setdefault(key_slot(key), []).append(i)
+    tags = slot_tags()
+    return {name % tags[slot]: positions for slot, positions in groups.items()}
+
+
+@cache
+def slot_tags() -> Sequence[bytes]:
+    """Return for each slot the smallest number whose text belongs to it."""
+    tags = [b""] * SLOTS
+    missing, number = SLOTS, 0
+    while missing:
+        text = b"%d" % number
+        slot = crc_hqx(text, 0) % SLOTS
+        if not tags[slot]:
+            tags[slot] = text
+            missing -= 1
+        number += 1
+    return tags
+
+
+def rank_hashes(shards: int) -> list[bytes]:
+    """Return the names of all hashes of ranks of a single server."""
+    return [b"%b%d" % (kind, shard) for shard in range(shards) for kind in RANK_HASHES]
+
+
+def rank_hashes_of_slots() -> list[bytes]:
+    """Return the names of all hashes of ranks of a cluster."""
+    return [b"%b{%b}" % (kind, tag) for tag in slot_tags() for kind in RANK_HASHES]
+
+
+def key_in_slot(name: bytes, slot: int) -> bytes:
+    """Return a key of ours that lies in a slot."""
+    return b"%b:{%b}" % (name, slot_tags()[slot])
 
 
 def rank_texts(ranks: Sequence[int]) -> list[bytes]:

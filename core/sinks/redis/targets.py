@@ -1,4 +1,4 @@
-"""What a record is in Redis, a string or a member of a set, and the commands that bring it about (pure)."""
+"""What a record is in Redis, a string, a hash or a member of a set, and the commands that bring it about (pure)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ from typing import Literal, Protocol, cast
 from export_queue.core.sinks.batch import Reasons, refuse_lengths
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import Rejection
-from export_queue.core.sinks.redis.layout import MAX_BYTES, RESERVED, Command, group_by_shard, keys_of, rank_texts
+from export_queue.core.sinks.redis.fields import fields_of
+from export_queue.core.sinks.redis.layout import (
+    MAX_BYTES,
+    RESERVED,
+    Command,
+    group_by_shard,
+    group_by_slot,
+    keys_of,
+    rank_texts,
+)
 
-Kind = Literal["string", "set"]
+Kind = Literal["string", "hash", "set"]
+_MOST_WORDS = 2000
+"""Names and values in one HSET: a script cannot call a command of more than some thousand words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,12 @@ class Records:
     ranks: Sequence[bytes]
     shards: dict[bytes, list[int]]
     """Positions of the records by the hash that holds their ranks."""
+    ttls: Sequence[float | None] | None = None
+
+    def milliseconds(self, position: int) -> bytes | None:
+        """Return how long a record is to be kept; None where it stays."""
+        ttl = self.ttls[position] if self.ttls is not None else None
+        return None if ttl is None else b"%d" % max(1, round(ttl * 1000))
 
     def halves(self) -> tuple[Records, Records] | None:
         """Cut by shards; None where there is only one."""
@@ -56,7 +73,12 @@ class Decision:
 
 
 def decide(
-    records: Records, found: Sequence[Sequence[bytes | None]], types: Mapping[bytes, bytes], *, repeats: bool
+    records: Records,
+    found: Sequence[Sequence[bytes | None]],
+    types: Mapping[bytes, bytes],
+    *,
+    repeats: bool,
+    stale: bytes = b"",
 ) -> Decision:
     """Compare operations with what the server holds; strictly, since an equal rank is a repetition.
 
@@ -64,6 +86,7 @@ def decide(
     :param found: ranks in the server, shard by shard; None where a record has none.
     :param types: types of the keys that were checked: anything but a set is wrong.
     :param repeats: whether an operation of the recorded rank is sent again.
+    :param stale: the highest rank that the floor makes stale; empty where there is none.
     """
     wrong = _wrong(types)
     keys, fields, ranks = records.keys, records.fields, records.ranks
@@ -71,7 +94,7 @@ def decide(
     for (name, group), known_ranks in zip(records.shards.items(), found, strict=True):
         fresh: list[bytes] = []
         for i, known in zip(group, known_ranks, strict=True):
-            if wrong and keys[i] in wrong:
+            if (wrong and keys[i] in wrong) or ranks[i] <= stale:
                 continue
             if known is None or known < ranks[i]:
                 decision.newer.append(i)
@@ -104,7 +127,12 @@ def _wrong_types(records: Records, wrong: Set[bytes], types: Mapping[bytes, byte
     for group in records.shards.values():
         for i in group:
             if (key := records.keys[i]) in wrong:
-                yield Rejection(i, f"WRONGTYPE key {key[:100]!r} holds a {types[key].decode()}, not a set")
+                yield wrong_type(i, key, types[key])
+
+
+def wrong_type(position: int, key: bytes, found: bytes) -> Rejection:
+    """Reject an operation on a key that holds something else than a set."""
+    return Rejection(position, f"WRONGTYPE key {key[:100]!r} holds a {found.decode()}, not a set")
 
 
 class Target(Protocol):
@@ -114,14 +142,20 @@ class Target(Protocol):
     """Whether an operation that the sink has already is sent again. Where a command may fail alone, its
     rank may be recorded without it; then sending again what is recorded is what heals it."""
 
+    only: bytes
+    """The type that a key must have if it is there; empty where commands take keys of any type."""
+
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
         """Note the operations that can never be taken."""
 
     def locate(self, operations: Operations) -> Records:
         """Say where the records lie, and nothing of ranks."""
 
-    def place(self, operations: Operations, shards: int) -> Records:
-        """Say where the records and their ranks lie."""
+    def place(self, operations: Operations, shards: int | None) -> Records:
+        """Say where the records and their ranks lie.
+
+        :param shards: how many there are; None in a cluster, where the slots are the shards.
+        """
 
     def checked_keys(self, records: Records) -> list[bytes]:
         """Return the keys whose type must be looked at."""
@@ -134,6 +168,7 @@ class StringTarget:
     """Each record is a string, its document. SET and UNLINK take keys of any type, and neither fails alone."""
 
     repeats = False
+    only = b""
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
         """Refuse what is too long, and keys that are the sink's own."""
@@ -142,12 +177,14 @@ class StringTarget:
 
     def locate(self, operations: Operations) -> Records:
         """The keys are all that there is."""
-        return Records(keys_of(operations.collections, operations.ids), (), operations.documents, (), (), {})
+        return Records(
+            keys_of(operations.collections, operations.ids), (), operations.documents, (), (), {}, operations.ttls
+        )
 
-    def place(self, operations: Operations, shards: int) -> Records:
+    def place(self, operations: Operations, shards: int | None) -> Records:
         """The key is also the rank's field."""
         found, ranks = self.locate(operations), rank_texts(operations.ranks())
-        groups = group_by_shard(operations.ids, shards, b"xq:rank:%d")
+        groups = _groups(found.keys, operations.ids, shards, b"xq:rank:")
         return replace(found, fields=found.keys, ranks=ranks, shards=groups)
 
     def checked_keys(self, records: Records) -> list[bytes]:
@@ -155,32 +192,65 @@ class StringTarget:
         return []
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
-        """One MSET for the puts, one UNLINK for the deletes."""
+        """One MSET for the puts, one UNLINK for the deletes, a SET for each put with a time to live."""
         keys, documents = records.keys, records.documents
-        if len(positions) == len(keys) and None not in documents:  # no need to look at each
+        if len(positions) == len(keys) and None not in documents and records.ttls is None:  # no need to look at each
             pairs: list[bytes | str] = ["MSET"] * (2 * len(keys) + 1)
             pairs[1::2], pairs[2::2] = keys, cast(Sequence[bytes], documents)
             return [tuple(pairs)]
+        passing: list[Command] = []
         put: list[bytes | str] = ["MSET"]
         gone: list[bytes | str] = ["UNLINK"]
         for i in positions:
             document = documents[i]
             if document is None:
                 gone.append(keys[i])
+            elif records.ttls is not None and (milliseconds := records.milliseconds(i)) is not None:
+                passing.append(("SET", keys[i], document, "PX", milliseconds))
             else:
                 put += (keys[i], document)
-        return [tuple(command) for command in (put, gone) if len(command) > 1]
+        return [tuple(command) for command in (put, gone) if len(command) > 1] + passing
+
+
+class HashTarget(StringTarget):
+    """Each record is a hash: the fields of its document, a JSON object. It is replaced as a whole."""
+
+    def refuse(self, operations: Operations, reasons: Reasons) -> None:
+        """Refuse documents that have no fields, too."""
+        super().refuse(operations, reasons)
+        for i, document in enumerate(operations.documents):
+            if document is not None and i not in reasons:
+                try:
+                    fields_of(document)
+                except ValueError as error:
+                    reasons[i] = str(error)
+
+    def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
+        """One UNLINK for all, so that no field of before stays; then an HSET for each put."""
+        commands: list[Command] = [("UNLINK", *[records.keys[i] for i in positions])] if positions else []
+        for i in positions:
+            if (document := records.documents[i]) is not None:
+                fields = fields_of(document)
+                starts = range(0, len(fields), _MOST_WORDS)
+                commands += [("HSET", records.keys[i], *fields[start : start + _MOST_WORDS]) for start in starts]
+                if (milliseconds := records.milliseconds(i)) is not None:
+                    commands.append(("PEXPIRE", records.keys[i], milliseconds))
+        return commands
 
 
 class SetTarget:
     """Each record is a member of a set: the id ``<set>/<member>``. Documents are not kept."""
 
     repeats = True
+    only = b"set"
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
-        """Refuse ids that name no member, and keys that are the sink's own."""
+        """Refuse ids that name no member, keys that are the sink's own, and members that are to expire."""
         refuse_lengths(operations, reasons, id_bytes=MAX_BYTES // 2, document_bytes=MAX_BYTES)
         _refuse_reserved(operations.collections, operations.ids, reasons)
+        for i, ttl in enumerate(operations.ttls or ()):
+            if ttl is not None:
+                reasons.setdefault(i, "a member of a set has no time to live of its own")
         for i, record in enumerate(operations.ids):
             name, slash, _ = record.partition(b"/")
             if not slash:
@@ -194,11 +264,11 @@ class SetTarget:
         keys = keys_of(operations.collections, [name for name, _, _ in split])
         return Records(keys, [member for _, _, member in split], operations.documents, (), (), {})
 
-    def place(self, operations: Operations, shards: int) -> Records:
+    def place(self, operations: Operations, shards: int | None) -> Records:
         """The set's key and the member, with a NUL between them, are the rank's field."""
         found, ranks = self.locate(operations), rank_texts(operations.ranks())
         fields = [key + b"\0" + member for key, member in zip(found.keys, found.members, strict=True)]
-        groups = group_by_shard(operations.ids, shards, b"xq:member:%d")
+        groups = _groups(found.keys, operations.ids, shards, b"xq:member:")
         return replace(found, fields=fields, ranks=ranks, shards=groups)
 
     def checked_keys(self, records: Records) -> list[bytes]:
@@ -216,7 +286,13 @@ class SetTarget:
         return [(verb, key, *members) for (verb, key), members in commands.items()]
 
 
-TARGETS: dict[str, Target] = {"string": StringTarget(), "set": SetTarget()}
+TARGETS: dict[str, Target] = {"string": StringTarget(), "hash": HashTarget(), "set": SetTarget()}
+
+
+def _groups(keys: Sequence[bytes], ids: Sequence[bytes], shards: int | None, name: bytes) -> dict[bytes, list[int]]:
+    if shards is None:
+        return group_by_slot(keys, name + b"{%b}")
+    return group_by_shard(ids, shards, name + b"%d")
 
 
 def _refuse_reserved(templates: Sequence[str], ids: Sequence[bytes], reasons: Reasons) -> None:

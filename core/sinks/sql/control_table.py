@@ -1,15 +1,27 @@
-"""The control records: a row a queue, in statements that every database has."""
+"""The control records: a row a queue, and one for all of them, in statements that every database has.
+
+The row of the whole sink has the floor. A batch reads it in its own transaction, and keeps it as it is to its end:
+so whoever raises it waits for the batches that have read the old one, and then finds what they wrote.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 
 from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, Unicode, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from export_queue.core.sinks.control import ControlRecord, admission
+from export_queue.core.sinks.control import ControlRecord, FloorRecord, admission, join_feeders, raise_floor
 from export_queue.core.sinks.sql.dialect import TryAgain
-from export_queue.core.sinks.sql.statements import CONTROL_TABLE
+from export_queue.core.sinks.sql.statements import CONTROL_TABLE, lock_control
+
+WHOLE_SINK = "*"
+"""Stands for all queues; none is called so."""
 
 
+@cache
 def control_table(schema: str | None) -> Table:
     """Describe the table."""
     return Table(
@@ -23,18 +35,44 @@ def control_table(schema: str | None) -> Table:
     )
 
 
-def admit(connection: Connection, *, schema: str | None, queue_id: str, store_id: str, fence: int, sink: str) -> None:
+def admit(
+    connection: Connection,
+    *,
+    schema: str | None,
+    queue_id: str,
+    store_id: str,
+    fence: int,
+    sink: str,
+    drained: bool,
+    locks_reads: bool,
+) -> None:
     """Check a queue's control record and bring it up to date.
 
     Two drains may be the first ones: whoever comes second breaks the primary key, and is tried again.
 
     :raises SinkBelongsToAnother: the sink was fed by another store, or by a later state of this one.
+    :raises SinkLostData: there is no control record though there was one.
     """
+    with held_floor(connection, schema, locks_reads=locks_reads) as floor:
+        _admit(connection, schema, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, drained=drained)
+        join_feeders(_floor_record(connection, schema, floor), store_id=store_id, sink=sink)
+
+
+def _admit(
+    connection: Connection,
+    schema: str | None,
+    *,
+    queue_id: str,
+    store_id: str,
+    fence: int,
+    sink: str,
+    drained: bool,
+) -> None:
     table = control_table(schema)
     mine = table.c.queue_id == queue_id
     row = connection.execute(select(table).where(mine).with_for_update()).one_or_none()
     found = None if row is None else ControlRecord(row.store_id, row.fence, row.floor)
-    wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink)
+    wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, drained=drained)
     if found is None:
         fields = {"queue_id": queue_id, "store_id": store_id, "fence": fence, "floor": wanted.floor}
         try:
@@ -46,3 +84,60 @@ def admit(connection: Connection, *, schema: str | None, queue_id: str, store_id
         raised = update(table).where(mine, table.c.fence == found.fence, table.c.store_id == store_id)
         if connection.execute(raised.values(fence=fence)).rowcount == 0:
             raise TryAgain(f"another drain of {queue_id!r} began at the same moment")
+
+
+@contextmanager
+def held_floor(connection: Connection, schema: str | None, *, locks_reads: bool) -> Iterator[int]:
+    """Read the floor, and keep it from being raised until the transaction ends.
+
+    :param locks_reads: whether the database keeps a row that was read as it is, on demand or always. Else the row is
+        written at the end of the block, on the condition that the floor is still what was read.
+    :raises TryAgain: it is not.
+    """
+    table = control_table(schema)
+    mine = table.c.queue_id == WHOLE_SINK
+    reading = select(table.c.floor).where(mine)
+    found = connection.execute(reading.with_for_update(read=True) if locks_reads else reading).scalar()
+    if found is None:
+        _add_whole(connection, schema)
+    floor = found or 0
+    yield floor
+    if not locks_reads and found is not None:
+        unchanged = update(table).where(mine, table.c.floor == floor)
+        if connection.execute(unchanged.values(fence=table.c.fence + 1)).rowcount == 0:
+            raise TryAgain("the floor was raised at the same moment")
+
+
+def raise_to(connection: Connection, *, schema: str | None, store_id: str, floor: int, sink: str) -> int:
+    """Raise the floor, once all batches that have read the old one are through; it never falls.
+
+    :returns: where it is now.
+    :raises SinkBelongsToAnother: another store feeds the sink, too.
+    """
+    table = control_table(schema)
+    mine = table.c.queue_id == WHOLE_SINK
+    if connection.dialect.name == "postgresql":
+        # waits in turn: for a lock of the row alone it would be overtaken by batch after batch
+        connection.exec_driver_sql(lock_control(schema))
+    # written before it is read: a lock that no database upgrades
+    if connection.execute(update(table).where(mine).values(fence=table.c.fence + 1)).rowcount == 0:
+        _add_whole(connection, schema)
+    found = _floor_record(connection, schema, connection.execute(select(table.c.floor).where(mine)).scalar_one())
+    wanted = raise_floor(found, store_id=store_id, floor=floor, sink=sink)
+    connection.execute(update(table).where(mine).values(store_id=store_id, floor=wanted.floor))
+    return wanted.floor
+
+
+def _floor_record(connection: Connection, schema: str | None, floor: int) -> FloorRecord:
+    """Read which stores feed the sink; of a sink that was swept also the one that did it."""
+    table = control_table(schema)
+    rows = connection.execute(select(table.c.queue_id, table.c.store_id))
+    return FloorRecord(frozenset(row.store_id for row in rows if floor or row.queue_id != WHOLE_SINK), floor)
+
+
+def _add_whole(connection: Connection, schema: str | None) -> None:
+    fields = {"queue_id": WHOLE_SINK, "store_id": WHOLE_SINK, "fence": 0, "floor": 0}
+    try:
+        connection.execute(insert(control_table(schema)).values(fields))
+    except IntegrityError as error:
+        raise TryAgain("another writer was the first one") from error

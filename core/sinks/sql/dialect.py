@@ -51,6 +51,8 @@ class Dialect(Protocol):
     limits: Limits
     folds_names: bool
     """Whether names of tables that differ by case name one table."""
+    locks_reads: bool
+    """Whether a row that was read in a transaction that writes stays as it is, if that is asked for."""
     driver_error: type[Exception]
 
     def engine(self) -> Engine:

@@ -52,6 +52,7 @@ class Generic:
     capabilities = Capabilities(batch_rows=1000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=4 * _KEY_CHARACTERS, values_as_text=False, convert=as_python)
     folds_names = False
+    locks_reads = False  # not every database does
 
     def __init__(self, url: sa.URL, *, password: Password, timeout: float) -> None:
         try:

@@ -24,7 +24,9 @@ ERRORS = ErrorTable(
         ErrorRow("1020, 1213", Fate.AGAIN, "deadlock, or a record that changed since it was read"),
         ErrorRow("no answer", Fate.LATER, "the server is not there, or the connection broke"),
         ErrorRow(
-            "1047, 1053, 1129, 1158, 1159, 1160, 1161, 1927", Fate.LATER, "the server stops, or packets were lost"
+            "1047, 1053, 1129, 1158, 1159, 1160, 1161, 1927, 4031",
+            Fate.LATER,
+            "the server stops, has ended an idle session, or packets were lost",
         ),
         ErrorRow("1021, 1040, 1180, 1203, 1226", Fate.LATER, "the server lacks disk, memory or connections"),
         ErrorRow("1205, 1317, 1969, 3024", Fate.LATER, "a lock or a statement took longer than the sink's timeout"),
@@ -39,6 +41,8 @@ ERRORS = ErrorTable(
         ErrorRow("*", Fate.REFUSED, "password, rights, a missing table: the server's own words say what"),
     ],
 )
+_GRACE_SECONDS = 5.0
+"""The server gives up first, and says on what."""
 _STATEMENT_BYTES = 1 << 20
 _SLACK = 1 << 10
 """For what stands before and after the rows of a statement, beside its names."""
@@ -56,6 +60,7 @@ class MySQL:
     capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=4 * mysql_statements.KEY_CHARACTERS, values_as_text=False, convert=as_utc)
     folds_names = False
+    locks_reads = True
     driver_error: type[Exception] = pymysql.Error
 
     def __init__(self, url: URL, *, password: Password, timeout: float) -> None:
@@ -72,8 +77,8 @@ class MySQL:
             "charset": "utf8mb4",
             "client_flag": 0,  # rows that are only found are not counted
             "connect_timeout": 10,
-            "read_timeout": self._timeout + 5,  # the server gives up first, and says on what
-            "write_timeout": self._timeout + 5,
+            "read_timeout": self._timeout + _GRACE_SECONDS,
+            "write_timeout": self._timeout + _GRACE_SECONDS,
         }
         engine = create_engine(
             self._url,
@@ -81,6 +86,7 @@ class MySQL:
             hide_parameters=True,
             pool_size=2,
             max_overflow=2,
+            pool_recycle=self._timeout / 2,  # before the server ends a session for its idleness
             connect_args=settings,
         )
 
@@ -99,8 +105,9 @@ class MySQL:
         return engine
 
     def begin(self, connection: Connection) -> None:
-        """Be strict, and wait for locks no longer than wanted."""
-        connection.execute(text(mysql_statements.SET_LIMITS), {"lock": max(1, int(self._timeout))})
+        """Be strict, wait for locks no longer than wanted, and keep none for ever if this process stands still."""
+        seconds = max(1, int(self._timeout))
+        connection.execute(text(mysql_statements.SET_LIMITS), {"lock": seconds, "idle": seconds})
 
     def create_control(self, connection: Connection, schema: str | None) -> str:
         """Return the statement that creates the control table."""

@@ -8,7 +8,9 @@ from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
 SQL_MODE = "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 """Values that do not fit are errors, not cut or replaced; a backslash in a literal escapes."""
 
-SET_LIMITS = f"SET SESSION sql_mode = '{SQL_MODE}', SESSION innodb_lock_wait_timeout = :lock"
+SET_LIMITS = (
+    f"SET SESSION sql_mode = '{SQL_MODE}', SESSION innodb_lock_wait_timeout = :lock, SESSION wait_timeout = :idle"
+)
 """At each transaction: what a session was set to may be lost behind a proxy."""
 
 SESSION = (

@@ -29,6 +29,7 @@ ERRORS = ErrorTable(
         ErrorRow("no answer", Fate.LATER, "the server is not there, lets us not in, or the connection broke"),
         ErrorRow("08*", Fate.LATER, "the connection broke"),
         ErrorRow("25006", Fate.LATER, "the server is a standby: after a fail-over, connect to the new primary"),
+        ErrorRow("25P03, 25P04", Fate.LATER, "this process stood still for longer than the sink's timeout"),
         ErrorRow("53*", Fate.LATER, "the server lacks memory, disk or connections"),
         ErrorRow("55P03", Fate.LATER, "somebody holds a lock on the table for longer than the sink's timeout"),
         ErrorRow("57*", Fate.LATER, "the server stops, or the statement took longer than the sink's timeout"),
@@ -55,6 +56,7 @@ class PostgreSQL:
     capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=2600, values_as_text=True)  # a row of a B-tree has 2704 bytes at most
     folds_names = False
+    locks_reads = True
     driver_error: type[Exception] = psycopg.Error
 
     def __init__(self, url: URL, *, password: Password, timeout: float) -> None:

@@ -16,15 +16,17 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
+from export_queue.core.sinks.control import stale_rank
 from export_queue.core.sinks.fencing import Claim, Guard, check_guard, refuse_unclaimed
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
-from export_queue.core.sinks.sql.control_table import admit
+from export_queue.core.sinks.sql.control_table import admit, held_floor, raise_to
 from export_queue.core.sinks.sql.dialect import Clash, Password, Poison, TryAgain
 from export_queue.core.sinks.sql.fenced import UNIT_TABLE, claim_units, create_units, write_under
 from export_queue.core.sinks.sql.fitting import misfits
 from export_queue.core.sinks.sql.opening import open_dialect
 from export_queue.core.sinks.sql.statements import CONTROL_TABLE
+from export_queue.core.sinks.sql.sweeping import sweep_table, tables_of
 from export_queue.core.sinks.sql.tables import (
     DELETED,
     RANK,
@@ -97,16 +99,23 @@ class SqlSink:
         """Batch sizes and abilities."""
         return replace(self._dialect.capabilities, fenced=self._is_fenced)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check the database and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
-        self._ensure(CONTROL_TABLE, lambda connection: [self._dialect.create_control(connection, self._schema)])
+        self._prepare_control()
         if self._is_fenced:
             self._ensure(UNIT_TABLE, lambda connection: [create_units(connection, self._schema)])
         if "{collection}" not in self._template:
             self._prepare(self._template)
         self._ask(
             lambda connection: admit(
-                connection, schema=self._schema, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self)
+                connection,
+                schema=self._schema,
+                queue_id=queue_id,
+                store_id=store_id,
+                fence=fence,
+                sink=str(self),
+                drained=drained,
+                locks_reads=self._dialect.locks_reads,
             )
         )
 
@@ -114,7 +123,7 @@ class SqlSink:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
         if self._is_fenced:
             raise refuse_unclaimed(self)
-        return self._apply(operations, self._dialect.upsert)
+        return self._apply(operations, self._upsert_above_floor)
 
     def claim(self, claims: Sequence[Claim]) -> None:
         """Take units over; see :class:`~export_queue.core.sinks.FencedSink`."""
@@ -134,6 +143,18 @@ class SqlSink:
         refuse_collections(operations, reasons, refused)
         refuse_seqs(operations, reasons)
         return apply_batch(retarget(operations, tables), reasons=reasons, write=partial(self._write, write_rows))
+
+    def sweep(self, *, store_id: str, floor: int) -> int:
+        """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
+        self._prepare_control()
+        raised = self._ask(
+            lambda connection: raise_to(connection, schema=self._schema, store_id=store_id, floor=floor, sink=str(self))
+        )
+        keys = [column.name for column in self._key.columns]
+        names = self._ask(
+            lambda connection: tables_of(connection, schema=self._schema, template=self._template, keys=keys)
+        )
+        return sum(sweep_table(self._ask, schema=self._schema, name=name, keys=keys, floor=raised) for name in names)
 
     def create(self, collection: str) -> None:
         """Create the table of a collection, and its view, if the table is missing.
@@ -217,6 +238,14 @@ class SqlSink:
         middle = len(rows) // 2
         return sum(self._write_rows(write_rows, table, half, poison) for half in (rows[:middle], rows[middle:]))
 
+    def _upsert_above_floor(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Write the rows above the floor that are newer than what is there; the floor stays until then."""
+        with held_floor(connection, self._schema, locks_reads=self._dialect.locks_reads) as floor:
+            if floor:
+                stale = stale_rank(floor)
+                rows = [row for row in rows if row[-2] > stale]
+            return self._dialect.upsert(connection, table, rows) if rows else 0
+
     def _table(self, collection: str) -> Table:
         tables, refused = fill_collections(self._template, [collection], fold=self._dialect.folds_names)
         if refused:
@@ -231,6 +260,7 @@ class SqlSink:
         table = self._named(name)
         if name in self._ready:
             return table
+        self._prepare_control()
         self._ensure(name, lambda connection: self._dialect.create_table(connection, table))
         problems, commands = self._ask(lambda connection: self._examine(connection, table))
         if problems:
@@ -243,6 +273,12 @@ class SqlSink:
             self._ensure(table.live, lambda connection: self._dialect.create_table(connection, table)[-1:])
         self._ready.add(name)
         return table
+
+    def _prepare_control(self) -> None:
+        """Make sure, once, that the control table is there."""
+        if CONTROL_TABLE not in self._ready:
+            self._ensure(CONTROL_TABLE, lambda connection: [self._dialect.create_control(connection, self._schema)])
+            self._ready.add(CONTROL_TABLE)
 
     def _examine(self, connection: Connection, table: Table) -> tuple[list[str], list[str]]:
         """Say what is wrong with a table, and what would help; what was tried on it is rolled back."""
@@ -306,15 +342,14 @@ class SqlSink:
     def _transaction(self) -> Iterator[Connection]:
         """Run a transaction that writes; errors of the driver come out as ours, Poison or TryAgain."""
         try:
-            with self._engine.connect() as connection:
+            with self._engine.connect() as connection, connection.begin():
                 try:
-                    with connection.begin():
-                        self._dialect.begin(connection)
-                        yield connection
+                    self._dialect.begin(connection)
+                    yield connection
                 except (DBAPIError, self._dialect.driver_error) as error:
                     explained = self._explain(error)
                     if not isinstance(explained, Poison | TryAgain):
-                        connection.invalidate()
+                        connection.invalidate()  # before the roll-back, which would fail, too, and say less
                     raise explained from error
         except (SQLAlchemyError, self._dialect.driver_error) as error:
             raise self._explain(error) from error

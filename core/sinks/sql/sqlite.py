@@ -48,6 +48,7 @@ class SQLite:
     capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=1 << 20, values_as_text=False)
     folds_names = True
+    locks_reads = True  # each transaction is the only one that writes
     driver_error: type[Exception] = sqlite3.Error
 
     def __init__(self, url: URL, *, timeout: float) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
 
 CONTROL_TABLE = "xq_control"
+_BATCH = "pg_temp.xq_batch"
 
 SET_LIMITS = """\
 SELECT set_config('lock_timeout', :lock, true),
@@ -91,6 +91,12 @@ def create_control(schema: str | None, syntax: Syntax) -> str:
     )
 
 
+def lock_control(schema: str | None) -> str:
+    """Return what waits, in PostgreSQL, until nobody has read the control table in a transaction that goes on."""
+    prefix = f"{POSTGRESQL.quoted(schema)}." if schema else ""
+    return f"LOCK TABLE {prefix}{CONTROL_TABLE} IN EXCLUSIVE MODE"
+
+
 def create_table(table: Table, syntax: Syntax) -> list[str]:
     """Return the statements that create a table, and where it has tombstones the view on it that hides them.
 
@@ -126,23 +132,27 @@ def upsert_values(table: Table) -> str:
 
 
 def create_batch(table: Table) -> str:
-    """Return what makes a batch's temporary table; behind a pooler any session may be one without it."""
+    """Return what makes a batch's temporary table.
+
+    It lives for one transaction: a session that remembered it would remember the types of a table that was changed
+    since, and behind a pooler a session serves many sinks.
+    """
     return (
-        f"CREATE TEMP TABLE IF NOT EXISTS {_batch(table)} ON COMMIT DELETE ROWS AS\n"
+        f"CREATE TEMP TABLE {_BATCH} ON COMMIT DROP AS\n"
         f"SELECT {_names(table)} FROM {POSTGRESQL.name(table)} WITH NO DATA"
     )
 
 
 def copy_batch(table: Table) -> str:
     """Return the COPY that fills it."""
-    return f"COPY {_batch(table)} ({_names(table)}) FROM STDIN"
+    return f"COPY {_BATCH} ({_names(table)}) FROM STDIN"
 
 
 def upsert_batch(table: Table) -> str:
     """Return the guarded upsert from it; the batch was copied in the order of its keys, and is read so."""
     return (
         f"INSERT INTO {POSTGRESQL.name(table)} AS t ({_names(table)})\n"
-        f"SELECT {_names(table)} FROM {_batch(table)}\n{_on_conflict(table)}"
+        f"SELECT {_names(table)} FROM {_BATCH}\n{_on_conflict(table)}"
     )
 
 
@@ -183,9 +193,3 @@ def _on_conflict(table: Table) -> str:
         return upsert
     # a rank that is NULL is that of a row that was there before the sink; nothing is greater than NULL
     return f'{upsert}\nWHERE COALESCE(t."{RANK}", -1) < excluded."{RANK}"'
-
-
-def _batch(table: Table) -> str:
-    # a name per shape: a session may serve several sinks
-    parts = (table.schema or "", table.name, *table.columns, *(column.type for column in table.contents.columns))
-    return f"pg_temp.xq_batch_{zlib.crc32(chr(0).join(parts).encode()):08x}"

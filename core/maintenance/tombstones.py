@@ -1,0 +1,95 @@
+"""Tombstones in sinks: how far a store may let one be swept, and doing it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from export_queue.core.drain import opened_sink
+from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.sinks import Sink, SinkSpec, SweepableSink
+from export_queue.core.store import Database, floors
+
+
+@dataclass(frozen=True, slots=True)
+class SafeFloor:
+    """A sequence at or below which a store sends nothing any more."""
+
+    floor: int
+    held_by: str | None
+    """What keeps it from being higher: ``in progress``, ``queued`` or ``a dead letter``; None if nothing does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkSweep:
+    """What a sweep of a sink did."""
+
+    sink: str
+    floor: int
+    """At or below it every delivery is stale from now on, unless the sink was swept further before."""
+    held_by: str | None
+    removed: int
+    """Tombstones."""
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; the floor is a string, since it exceeds 2⁵³."""
+        return {**asdict(self), "floor": str(self.floor)}
+
+    def line(self) -> str:
+        """Say it in one line."""
+        held = f", held by what is {self.held_by}" if self.held_by else ""
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.floor / 1e9))
+        return f"{self.sink}: {self.removed} tombstones removed up to {moment} UTC{held}; {self.seconds:.1f} s"
+
+
+def safe_floor(database: Database) -> SafeFloor:
+    """Find how far the sinks of a store may forget tombstones.
+
+    That is below every id in progress or invalid, every queued entry, staged ones too, and every dead letter, of all
+    queues of the store: nothing that is still to be sent is at or below it. And it is as high as that, so that
+    everything which was acknowledged before, and may come once more from a drain that was given up, is.
+
+    What is in progress is looked at *first*: a transaction that commits between the two looks is then found twice,
+    in progress and by its entries; the other way round not at all, and its entries would be stale in the sink.
+    """
+    with database.connect() as connection:
+        view = database.dialect.observe(connection)
+    with database.read() as work:
+        locked = floors.oldest_lock(work, view.read_pointer)
+        queued, dead = floors.lowest_waiting(work)
+    in_progress = min(view.low, view.low if locked is None else locked)
+    bounds = {"queued": queued, "a dead letter": dead}
+    if in_progress <= view.read_pointer:
+        bounds["in progress"] = in_progress
+    lowest, held_by = min(
+        ((seq, name) for name, seq in bounds.items() if seq is not None), default=(view.read_pointer + 1, None)
+    )
+    if lowest > view.read_pointer:  # of what came later: it holds nothing back
+        lowest, held_by = view.read_pointer + 1, None
+    return SafeFloor(max(0, lowest - 1), held_by)
+
+
+def sweep_sink(database: Database, store_id: str, sink: SinkSpec | Sink, *, sink_name: str | None = None) -> SinkSweep:
+    """Let a sink forget the tombstones that nothing can meet any more; safe beside drains, and to interrupt.
+
+    :param store_id: identity of the store, which must be the only one that feeds the sink.
+    :param sink: a description of the sink, or an open one, which stays open.
+    :param sink_name: for the report; by default the name in the description, or the class of an open sink.
+    :raises SinkConfigurationError: the sink has no method ``sweep``, or none of its parts has.
+    :raises SinkBelongsToAnother: another store feeds the sink, too.
+    :raises SinkError: the sink does not answer, or refuses; sweeping again goes on.
+    """
+    name = sink_name or (sink.name if isinstance(sink, SinkSpec) else type(sink).__name__)
+    begun = time.monotonic()
+    with opened_sink(sink) as opened:
+        if not isinstance(opened, SweepableSink):
+            raise SinkConfigurationError(
+                f"sink {name} has no method sweep: it keeps its tombstones",
+                hint="a sink of your own may have one: see export_queue.core.sinks.SweepableSink",
+            )
+        safe = safe_floor(database)
+        removed = opened.sweep(store_id=store_id, floor=safe.floor)
+    seconds = round(time.monotonic() - begun, 3)
+    return SinkSweep(sink=name, floor=safe.floor, held_by=safe.held_by, removed=removed, seconds=seconds)

@@ -1,0 +1,89 @@
+"""Removing tombstones from tables: pages of the primary key, each in a short transaction of its own."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from export_queue.core.sinks.control import stale_rank
+from export_queue.core.sinks.sql.tables import DELETED, RANK
+
+PAGE = 5000
+"""Rows that one transaction looks at."""
+REPORT_PAGES = 200
+"""After how many pages the log says how far the sweep is."""
+
+_Result = TypeVar("_Result")
+Run = Callable[[Callable[[sa.Connection], _Result]], _Result]
+"""Runs a transaction, again where it gave way to another one."""
+
+log = logging.getLogger("export_queue.sweep")
+
+
+def tables_of(connection: sa.Connection, *, schema: str | None, template: str, keys: Sequence[str]) -> list[str]:
+    """Find the tables that a template may name and that are the sink's by their columns.
+
+    :param template: of their names, without a schema.
+    :param keys: columns of the primary key.
+    """
+    inspector = sa.inspect(connection)
+    head, hole, tail = template.partition("{collection}")
+    pattern = re.compile(re.escape(head) + (".+" if hole else "") + re.escape(tail), re.IGNORECASE)
+    wanted = {*keys, RANK, DELETED}
+    found = []
+    for name in sorted(inspector.get_table_names(schema=schema)):
+        if not pattern.fullmatch(name) or not wanted <= {one["name"] for one in inspector.get_columns(name, schema)}:
+            continue
+        if set(inspector.get_pk_constraint(name, schema)["constrained_columns"]) == set(keys):
+            found.append(name)
+    return found
+
+
+def sweep_table(run: Run[Any], *, schema: str | None, name: str, keys: Sequence[str], floor: int) -> int:
+    """Remove the tombstones of a table at or below the floor, which has been raised before.
+
+    A row is judged by the statement that deletes it: what was put again meanwhile is no tombstone any more.
+
+    :returns: how many were removed.
+    """
+    table = sa.table(name, *map(sa.column, keys), sa.column(RANK), sa.column(DELETED, sa.Boolean), schema=schema)
+    columns = [table.c[key] for key in keys]
+    doomed = sa.and_(table.c[DELETED] == sa.true(), table.c[RANK] <= stale_rank(floor))
+    removed = pages = 0
+    after: sa.Row[Any] | None = None
+
+    def page(connection: sa.Connection) -> tuple[int, sa.Row[Any] | None]:
+        rest = [] if after is None else [_beyond(columns, after, upwards=True)]
+        last = connection.execute(
+            sa.select(*columns).where(*rest).order_by(*columns).limit(1).offset(PAGE - 1)
+        ).one_or_none()
+        within = rest if last is None else [*rest, _beyond(columns, last, upwards=False)]
+        return connection.execute(sa.delete(table).where(*within, doomed)).rowcount, last
+
+    while True:
+        gone, after = run(page)
+        removed += int(gone)
+        pages += 1
+        if after is None:
+            return removed
+        if pages % REPORT_PAGES == 0:
+            log.info("table %s: %d rows looked at, %d tombstones removed", name, pages * PAGE, removed)
+
+
+def _beyond(columns: Sequence[sa.ColumnElement[Any]], place: Sequence[Any], *, upwards: bool) -> sa.ColumnElement[bool]:
+    """Say that a key lies behind a place, or at it or before it.
+
+    Column by column and not as a row of values: some databases have no such rows, and some use no index for them.
+    """
+    column, value, rest = columns[0], place[0], columns[1:]
+    strictly: sa.ColumnElement[bool] = column > value if upwards else column < value
+    from_there: sa.ColumnElement[bool] = column >= value if upwards else column <= value
+    if not rest:
+        return strictly if upwards else from_there
+    deeper = sa.or_(strictly, sa.and_(column == value, _beyond(rest, place[1:], upwards=upwards)))
+    # said twice, since databases find the beginning of a range by this one
+    return sa.and_(from_there, deeper)

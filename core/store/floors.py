@@ -1,0 +1,46 @@
+"""SQL of what a store may still send to its sinks: below all of it, tombstones may go."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Work, prefix_of
+from export_queue.core.store.schema import dead_letter, entry
+from export_queue.core.store.schema import store as s
+
+_WINDOW = 30 * 24 * 3600 * 1000 * 1_000_000
+"""How old an id may be that is registered by a lock: wide, since a SQL transaction of a user's may stay open for days,
+and not without end, since the lock of an application, read as an id, may be any number."""
+
+_OLDEST_LOCK = """
+    select min(v.id)
+    from (select ((l.classid::bigint << 32) | l.objid::bigint) # s.mask as id
+          from pg_locks l, {s}xq_store s
+          where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+            and l.database = (select d.oid from pg_database d where d.datname = current_database())) v
+    where v.id <= %s and v.id > %s"""
+
+
+def oldest_lock(work: Work, below: int) -> int | None:
+    """Find the smallest id up to a bound whose lock is held, also where it is so old that no snapshot lists it.
+
+    Such is the id of a transaction bound to a user's own, which was left open for hours: it may commit even so.
+    """
+    if work.connection.dialect.name != "postgresql":
+        return None
+    if work.connection.execute(sa.select(s.c.id_source)).scalar_one() != "sequence":
+        return None
+    statement = _OLDEST_LOCK.format(s=prefix_of(work.connection))
+    found = work.connection.exec_driver_sql(statement, (below, max(0, below - _WINDOW))).scalar()
+    return None if found is None else int(found)
+
+
+def lowest_waiting(work: Work) -> tuple[int | None, int | None]:
+    """Find the lowest sequence of all entries of all queues, staged ones too, and of all dead letters.
+
+    In one statement, which sees one moment: between two, an entry may become a letter, or a letter an entry again.
+    """
+    entries = sa.select(sa.func.min(entry.c.seq)).scalar_subquery()
+    letters = sa.select(sa.func.min(dead_letter.c.seq)).scalar_subquery()
+    found = work.connection.execute(sa.select(entries, letters)).one()
+    return found[0], found[1]
