@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from typing import Literal
 
 import hiredis
 import redis
 
 from benchmarks.measuring import Figure, Watch, alternate, rate, speed
 from export_queue.core.queue import bucket
-from export_queue.core.sinks import Operations, RedisSink
+from export_queue.core.sinks import Claim, Operations, RedisSink, Sink, UnderClaim
 from export_queue.core.testing.servers import RedisServer
 
 RAW, CLIENT = "raw pipelined SET", "redis-py pipeline"
 GOALS = {100: 0.55, 1_000: 0.75, 10_000: 0.85}
+FENCE_GOAL = 1.0
+CLAIM = Claim("q/1/0", 1)
 
 
 def run(quick: bool) -> list[Figure]:
@@ -27,8 +30,13 @@ def run(quick: bool) -> list[Figure]:
         for size, records, batch in ((100, 60_000, 1000), (1_000, 20_000, 500), (10_000, 4_000, 100)):
             bench = Bench(server, records // 20 if quick else records, batch, b"x" * size)
             figures += bench.compare(size, repeats)
+            figures += bench.compare_fence(size, repeats)
         figures += Bench(server, 3_000 if quick else 30_000, 1000, b"x" * 100).compare_scattered(repeats)
     return figures
+
+
+def named(size: int) -> str:
+    return f"{size} B" if size < 1000 else f"{size // 1000} kB"
 
 
 class Bench:
@@ -42,8 +50,19 @@ class Bench:
         self.sorted_ids = sorted(ids, key=lambda record: (bucket(record, self.shards), record))
         self.unsorted_ids = ids
 
+    def compare_fence(self, size: int, repeats: int) -> list[Figure]:
+        figures: list[Figure] = []
+        for phase, seq in (("insert", 1), ("update", 2)):
+            contestants = {
+                "sink": lambda watch, p=phase, s=seq: self.sink(watch, self.sorted_ids, p, s, guard="fence"),
+                RAW: lambda watch, p=phase: self.raw(watch, p),
+            }
+            seconds = alternate(contestants, repeats=repeats)
+            figures.append(self.figure(f"fence: {phase} {named(size)}", seconds, RAW, FENCE_GOAL))
+        return figures
+
     def compare(self, size: int, repeats: int) -> list[Figure]:
-        name = f"{size} B" if size < 1000 else f"{size // 1000} kB"
+        name = named(size)
         figures: list[Figure] = []
         for phase, seq in (("insert", 1), ("update", 2), ("stale", 1)):
             contestants = {
@@ -80,18 +99,30 @@ class Bench:
             note=rate(seconds, "sink", self.records, "records"),
         )
 
-    def sink(self, watch: Watch, ids: Sequence[bytes], phase: str, seq: int, shards: int | None = None) -> None:
+    def sink(
+        self,
+        watch: Watch,
+        ids: Sequence[bytes],
+        phase: str,
+        seq: int,
+        shards: int | None = None,
+        guard: Literal["seq", "fence"] = "seq",
+    ) -> None:
         self.admin.flushall()
         server, shards = self.server, shards or self.shards
-        sink = RedisSink(server.host, server.port, password=server.password, key="r:{id}", shards=shards)
-        sink.admit(queue_id="q", store_id="s", fence=1)
+        opened = RedisSink(server.host, server.port, password=server.password, key="r:{id}", shards=shards, guard=guard)
+        opened.admit(queue_id="q", store_id="s", fence=1)
+        sink: Sink = opened
+        if guard == "fence":
+            opened.claim([CLAIM])
+            sink = UnderClaim(opened, CLAIM)
         if phase != "insert":
             self.deliver(sink, ids, seq - 1 if phase == "update" else seq)
         with watch.running():
             self.deliver(sink, ids, seq)
         sink.close()
 
-    def deliver(self, sink: RedisSink, ids: Sequence[bytes], seq: int) -> None:
+    def deliver(self, sink: Sink, ids: Sequence[bytes], seq: int) -> None:
         for start in range(0, len(ids), self.batch):
             part = ids[start : start + self.batch]
             n = len(part)

@@ -6,19 +6,31 @@ import itertools
 import random
 import sqlite3
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import psycopg
 
 from benchmarks.measuring import Figure, Watch, alternate, rate, speed
-from export_queue.core.sinks import Operations, SqlSink
+from export_queue.core.sinks import Claim, Operations, Sink, SqlSink, UnderClaim
 from export_queue.core.testing.servers import PostgresServer
 
 COPY, UPSERT = "raw COPY into the same table", "executemany of a guarded upsert, psycopg"
 INSERT = "raw executemany INSERT"
-COLUMNS = "id, document, _rank, _deleted"
+COLUMNS = {"seq": "id, document, _rank, _deleted", "fence": "id, document"}
+MARKS = {"seq": ", _rank bigint NOT NULL DEFAULT -1, _deleted boolean NOT NULL DEFAULT false", "fence": ""}
+"""What a table has beside its data, by guard."""
 DOCUMENT = b"x" * 100
+CLAIM = Claim("q/1/0", 1)
+Guard = Literal["seq", "fence"]
+PHASES: tuple[tuple[str, Guard], ...] = (
+    ("insert", "seq"),
+    ("update", "seq"),
+    ("stale", "seq"),
+    ("insert", "fence"),
+    ("update", "fence"),
+)
 
 
 def run(quick: bool) -> list[Figure]:
@@ -37,19 +49,24 @@ class Bench:
     def __init__(self, records: int) -> None:
         self.ids = [b"customer-%09d" % n for n in range(records)]
         random.Random(1).shuffle(self.ids)
-        self.rows = [(record.decode(), DOCUMENT.decode(), 3, False) for record in self.ids]
+        plain = [(record.decode(), DOCUMENT.decode()) for record in self.ids]
+        self.rows = {"seq": [(*row, 3, False) for row in plain], "fence": plain}
         self.tables = (f"t{n}" for n in itertools.count())
 
-    def sink(self, watch: Watch, phase: str, table: str) -> None:
-        sink = SqlSink(self.url, table=table)
-        sink.admit(queue_id="q", store_id="s", fence=1)
+    def sink(self, watch: Watch, phase: str, table: str, guard: Guard) -> None:
+        opened = SqlSink(self.url, table=table, guard=guard)
+        opened.admit(queue_id="q", store_id="s", fence=1)
+        sink: Sink = opened
+        if guard == "fence":
+            opened.claim([CLAIM])
+            sink = UnderClaim(opened, CLAIM)
         if phase != "insert":
             self.deliver(sink, 1)
         with watch.running():
             self.deliver(sink, 2 if phase == "update" else 1)
         sink.close()
 
-    def deliver(self, sink: SqlSink, seq: int) -> None:
+    def deliver(self, sink: Sink, seq: int) -> None:
         rows = sink.capabilities.batch_rows
         for start in range(0, len(self.ids), rows):
             part = self.ids[start : start + rows]
@@ -59,26 +76,26 @@ class Bench:
     def drop(self, table: str) -> None:
         raise NotImplementedError
 
-    def baselines(self, phase: str) -> dict:
+    def baselines(self, phase: str, guard: Guard) -> dict:
         raise NotImplementedError
 
     def compare(self, repeats: int) -> list[Figure]:
         figures: list[Figure] = []
-        for phase in ("insert", "update", "stale"):
+        for phase, guard in PHASES:
 
-            def own(watch: Watch, phase: str = phase) -> None:
+            def own(watch: Watch, phase: str = phase, guard: Guard = guard) -> None:
                 table = next(self.tables)
-                self.sink(watch, phase, table)
+                self.sink(watch, phase, table, guard)
                 self.drop(table)
 
-            baselines = self.baselines(phase)
+            baselines = self.baselines(phase, guard)
             seconds = alternate({"sink": own, **baselines}, repeats=repeats)
             for name in baselines:
-                goal = self.goals.get(phase) if name in (COPY, INSERT) else None
+                goal = self.goals.get(phase) if name in (COPY, INSERT) and guard == "seq" else None
                 figures.append(
                     Figure(
                         bench="sql",
-                        case=f"{self.kind}: {phase}",
+                        case=f"{self.kind}: {phase}" if guard == "seq" else f"{self.kind}, fence: {phase}",
                         ratio=speed(seconds, "sink", name),
                         better="higher",
                         goal=goal,
@@ -103,39 +120,36 @@ class OnPostgresql(Bench):
         self.connection.execute(f"DROP TABLE {table} CASCADE")
         self.connection.commit()
 
-    def baselines(self, phase: str) -> dict:
-        found = {COPY: self.copy}
-        return {**found, UPSERT: self.upsert} if phase == "insert" else found
+    def baselines(self, phase: str, guard: Guard) -> dict:
+        found = {COPY: partial(self.copy, guard)}
+        return {**found, UPSERT: self.upsert} if (phase, guard) == ("insert", "seq") else found
 
-    def table(self) -> str:
+    def table(self, guard: Guard) -> str:
         table = next(self.tables)
-        self.connection.execute(
-            f'CREATE TABLE {table} (id text COLLATE "C" PRIMARY KEY, document text, _rank bigint NOT NULL DEFAULT -1, '
-            "_deleted boolean NOT NULL DEFAULT false)"
-        )
+        self.connection.execute(f'CREATE TABLE {table} (id text COLLATE "C" PRIMARY KEY, document text{MARKS[guard]})')
         self.connection.commit()
         return table
 
-    def copy(self, watch: Watch) -> None:
-        table = self.table()
+    def copy(self, guard: Guard, watch: Watch) -> None:
+        table, rows = self.table(guard), self.rows[guard]
         with watch.running():
-            for start in range(0, len(self.rows), 10_000):
-                with self.connection.cursor().copy(f"COPY {table} ({COLUMNS}) FROM STDIN") as copy:
-                    for row in self.rows[start : start + 10_000]:
+            for start in range(0, len(rows), 10_000):
+                with self.connection.cursor().copy(f"COPY {table} ({COLUMNS[guard]}) FROM STDIN") as copy:
+                    for row in rows[start : start + 10_000]:
                         copy.write_row(row)
                 self.connection.commit()
         self.drop(table)
 
     def upsert(self, watch: Watch) -> None:
-        table = self.table()
+        table, rows = self.table("seq"), self.rows["seq"]
         statement = (
-            f"INSERT INTO {table} AS t ({COLUMNS}) VALUES (%s, %s, %s, %s) ON CONFLICT (id) DO UPDATE SET "
+            f"INSERT INTO {table} AS t ({COLUMNS['seq']}) VALUES (%s, %s, %s, %s) ON CONFLICT (id) DO UPDATE SET "
             "document = excluded.document, _rank = excluded._rank, _deleted = excluded._deleted "
             "WHERE t._rank < excluded._rank"
         )
         with watch.running():
-            for start in range(0, len(self.rows), 10_000):
-                self.connection.cursor().executemany(statement, self.rows[start : start + 10_000])
+            for start in range(0, len(rows), 10_000):
+                self.connection.cursor().executemany(statement, rows[start : start + 10_000])
                 self.connection.commit()
         self.drop(table)
 
@@ -155,20 +169,18 @@ class OnSqlite(Bench):
         self.connection.execute(f"DROP VIEW IF EXISTS {table}_live")
         self.connection.execute(f"DROP TABLE {table}")
 
-    def baselines(self, phase: str) -> dict:
-        return {INSERT: self.insert}
+    def baselines(self, phase: str, guard: Guard) -> dict:
+        return {INSERT: partial(self.insert, guard)}
 
-    def insert(self, watch: Watch) -> None:
-        table = next(self.tables)
-        self.connection.execute(
-            f"CREATE TABLE {table} (id text PRIMARY KEY, document text, "
-            "_rank bigint NOT NULL, _deleted boolean NOT NULL)"
-        )
+    def insert(self, guard: Guard, watch: Watch) -> None:
+        table, rows = next(self.tables), self.rows[guard]
+        places = ", ".join("?" * len(rows[0]))
+        self.connection.execute(f"CREATE TABLE {table} (id text PRIMARY KEY, document text{MARKS[guard]})")
         with watch.running():
-            for start in range(0, len(self.rows), 5_000):
+            for start in range(0, len(rows), 5_000):
                 self.connection.execute("BEGIN IMMEDIATE")
                 self.connection.executemany(
-                    f"INSERT INTO {table} ({COLUMNS}) VALUES (?, ?, ?, ?)", self.rows[start : start + 5_000]
+                    f"INSERT INTO {table} ({COLUMNS[guard]}) VALUES ({places})", rows[start : start + 5_000]
                 )
                 self.connection.execute("COMMIT")
         self.drop(table)

@@ -40,6 +40,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
         ├── AmbiguousRecord
         ├── EntryRejected             ``on_error="fail"`` met an entry that was rejected
         ├── TooManyDeadLetters
+        ├── EntriesNotSettled         transient
         └── SparkJobFailed            transient
 """
 
@@ -307,6 +308,16 @@ class TooManyDeadLetters(DrainError):
     """More entries were rejected than a drain may set aside: a bug, not data."""
 
     default_hint = "mend the exporter or the sink, then drain again; raise max_dead only if the data is to blame"
+
+
+class EntriesNotSettled(DrainError):
+    """What the drain has to bring waits for older transactions that are still in progress."""
+
+    transient = True
+    default_hint = (
+        "a sink with guard='fence' takes an entry only when no older one can come any more: let them end, "
+        "or abort them, or give the drain a longer lock_timeout"
+    )
 
 
 class SparkJobFailed(DrainError):

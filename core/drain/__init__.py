@@ -3,6 +3,7 @@
 from export_queue.core.drain.chunk import OnError, Rules
 from export_queue.core.drain.engine import Engine, LocalEngine, Progress
 from export_queue.core.drain.exporters import Entry, Exported, Exporter, load_exporter
+from export_queue.core.drain.fencing import check_rules, claim_units
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.local import drain, opened_exporter, opened_sink, readmit
 from export_queue.core.drain.patience import Patience, is_transient
@@ -28,6 +29,8 @@ __all__ = [
     "Progress",
     "RangeReport",
     "Rules",
+    "check_rules",
+    "claim_units",
     "drain",
     "drain_ranges",
     "is_transient",

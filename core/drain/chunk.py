@@ -62,19 +62,18 @@ class ChunkWriter:
 
     :param queue: the queue that the chunks are of.
     :param exporter: makes operations of entries, open.
-    :param sender: the way into the sink.
     :param rules: what is done about rejected entries.
     """
 
     queue: Queue
     exporter: Exporter
-    sender: Sender
     rules: Rules
     _dead: int = 0
 
-    def apply(self, entries: Entries) -> Applied:
+    def apply(self, entries: Entries, sender: Sender) -> Applied:
         """Bring a chunk into the sink; only when this returns may it be removed (I7).
 
+        :param sender: the way into the sink.
         :raises EntryRejected: an entry was rejected, and the rules say to stop.
         :raises TooManyDeadLetters: more of them were rejected than the rules allow.
         :raises AmbiguousRecord: two entries of one transaction put different documents into one record.
@@ -88,13 +87,13 @@ class ChunkWriter:
             if self._dead + len(refused) > self.rules.max_dead:
                 raise too_many(self.rules, f"{self._shown(entries, entry)}: {failure.error_class}: {failure.reason}")
 
-        exported = self.rules.patience.call(lambda: self.exporter.export(self.queue, entries), check=self.sender.check)
+        exported = self.rules.patience.call(lambda: self.exporter.export(self.queue, entries), check=sender.check)
         for entry, failure in exported.failures.items():
             refuse(entry, failure)
         batch = Batch(exported.operations, dict(exported.failures))
         try:
             while (operations := batch.next_round()) is not None:
-                sent = self._send(operations, refuse)
+                sent = self._send(sender, operations, refuse)
                 batch.settle(written=sent.written, stale=sent.stale, rejected=sent.rejected)
         except AmbiguousRecord as error:
             one, other = (self._shown(entries, batch.operations.entries[i]) for i in error.positions)
@@ -102,8 +101,9 @@ class ChunkWriter:
         self._dead += len(batch.dead)
         return Applied(entries, self._dead_letters(entries, batch.dead), _counts(entries, batch))
 
-    def _send(self, operations: Operations, refuse: Callable[[int, Failure], None]) -> Sent:
-        return self.sender.send(operations, on_rejected=lambda i, failure: refuse(operations.entries[i], failure))
+    @staticmethod
+    def _send(sender: Sender, operations: Operations, refuse: Callable[[int, Failure], None]) -> Sent:
+        return sender.send(operations, on_rejected=lambda i, failure: refuse(operations.entries[i], failure))
 
     def _shown(self, entries: Entries, entry: int) -> str:
         # never with its value

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from export_queue.core.drain.chunk import Rules
 from export_queue.core.drain.exporters import Exporter
+from export_queue.core.drain.fencing import check_rules, claim_units
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, RangeReport
@@ -21,8 +22,15 @@ from export_queue.core.transactions import Snapshot
 class Engine(Protocol):
     """Works off what a drain has claimed."""
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the sink has no ranks, and relies on claims."""
+
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check sink and exporter once, before anything is claimed."""
+
+    def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
+        """Claim units in a fenced sink, before the snapshot is taken."""
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
@@ -62,9 +70,19 @@ class LocalEngine:
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Ask the sink."""
+        check_rules(self.sink, self.rules)
         self.rules.patience.call(
             lambda: self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
         )
+
+    @property
+    def is_fenced(self) -> bool:
+        """Ask the sink."""
+        return self.sink.capabilities.fenced
+
+    def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
+        """Ask the sink."""
+        claim_units(self.sink, queue, leases, self.rules.patience)
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper

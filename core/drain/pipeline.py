@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from export_queue.core.drain.chunk import Applied, ChunkWriter, Rules, too_many
 from export_queue.core.drain.exporters import Exporter
+from export_queue.core.drain.fencing import sink_of_unit
 from export_queue.core.drain.report import Counts, Problem, RangeReport, total
 from export_queue.core.drain.sending import Sender
 from export_queue.core.errors import DrainError
@@ -61,8 +62,10 @@ def drain_ranges(
     :returns: one report a lease, in their order, each as soon as its range is done. An error is in the reports
         of the ranges that it kept from being done; it is never raised, so that no counts are lost.
     """
-    writer = ChunkWriter(queue, exporter, Sender(sink, rules.patience, check), rules)
-    return _Pipeline(database, queue, leases, snapshot, rules, writer, on_chunk).run()
+    writer = ChunkWriter(queue, exporter, rules)
+    senders = [Sender(sink_of_unit(sink, queue, lease), rules.patience, check) for lease in leases]
+    whole_keys = sink.capabilities.fenced
+    return _Pipeline(database, queue, leases, snapshot, rules, writer, senders, whole_keys, on_chunk).run()
 
 
 @dataclass(slots=True)
@@ -73,6 +76,9 @@ class _Pipeline:
     snapshot: Snapshot
     rules: Rules
     writer: ChunkWriter
+    senders: Sequence[Sender]
+    """By lease."""
+    whole_keys: bool
     on_chunk: OnChunk | None
     removals: deque[tuple[int, Applied, Future[None]]] = field(default_factory=deque)
     """Chunks on their way out of the queue, each with the number of its lease."""
@@ -105,7 +111,7 @@ class _Pipeline:
             self.read_out = at
             reading = store_thread.submit(self._read, at, entries.position(len(entries) - 1))
             try:
-                applied = self.writer.apply(entries)
+                applied = self.writer.apply(entries, self.senders[at])
             except BaseException:
                 self._count_left(at, entries)
                 raise
@@ -159,6 +165,7 @@ class _Pipeline:
                 after=after,
                 rows=rules.chunk_rows,
                 size=rules.chunk_bytes,
+                whole_keys=self.whole_keys,
             )
 
     def _remove(self, lease: Lease, applied: Applied) -> None:

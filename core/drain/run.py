@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from export_queue.core.drain.engine import Engine
+from export_queue.core.drain.fencing import not_settled, refuse_dead_letters
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.patience import Patience
 from export_queue.core.drain.report import DrainReport, Problem, RangeReport, join_ranges, total
@@ -21,7 +22,7 @@ from export_queue.core.locks import Lease, Owner, claim, holders, release
 from export_queue.core.queue import Queue, Range, backlog, bind_sink, find_queue, waiting_ranges
 from export_queue.core.store import Database
 from export_queue.core.store.reports import has_drained, save_report
-from export_queue.core.transactions import Snapshot, observe
+from export_queue.core.transactions import Snapshot, observe, settled_snapshot, sweep_if_due
 
 IfLocked = Literal["wait", "skip", "fail"]
 Ranges = Sequence[Range | Sequence[int]]
@@ -32,6 +33,7 @@ TIDY_AFTER = 20_000
 POLL_SECONDS = 0.5
 """How often a drain that waits for other holders looks again."""
 _ADMISSIONS = 10
+_ANSWER_SECONDS = 60.0
 
 
 def anybody() -> Owner:
@@ -141,6 +143,10 @@ def _save(database: Database, report: DrainReport) -> None:
         save_report(work, report.to_dict(), token=report.token, queue_id=report.queue)
 
 
+def _shown(units: Sequence[Range]) -> str:
+    return " ".join(str(part) for part in join_ranges(units))
+
+
 @dataclass(slots=True)
 class _Run:
     database: Database
@@ -161,20 +167,27 @@ class _Run:
             queue = self.queue = find_queue(work, self.request.queue_id)
         self.wanted = queue.split(self.request.ranges)
         self._bind_and_admit(engine, queue)
+        if engine.is_fenced:
+            refuse_dead_letters(self.database, queue)
         waiting = self._with_work(queue, started, self.wanted)
         waits_since = self.clock()
         while waiting:
             claimed_at = self.clock()
-            leases = self._claim(queue, waiting)
+            ready = self._settled(queue, waiting) if engine.is_fenced else waiting
+            leases = self._claim(queue, ready) if ready else []
             if leases:
                 self._drain(engine, queue, leases, claimed_at)
-                waiting = [unit for unit in waiting if unit not in self.done]
+                waiting = self._with_work(queue, started, waiting) if engine.is_fenced else self._not_done(waiting)
                 waits_since = self.clock()
                 continue
             if self.request.if_locked == "skip":
-                return
+                waiting, ready = [unit for unit in waiting if unit not in ready], []
+                if not waiting:
+                    return
             if self.clock() - waits_since >= self.request.lock_timeout:
-                raise self._not_available(queue, waiting)
+                if not ready:
+                    raise not_settled(self.database, queue, started, _shown(waiting))
+                raise self._not_available(queue, ready)
             self.sleep(POLL_SECONDS)
             waiting = self._with_work(queue, started, waiting)  # the holder may have done it all
 
@@ -201,6 +214,16 @@ class _Run:
         self.done |= set(units) - set(found)
         return found
 
+    def _settled(self, queue: Queue, units: Sequence[Range]) -> list[Range]:
+        """Say which units have entries that no older one can follow."""
+        sweep_if_due(self.database, seconds=_ANSWER_SECONDS)  # one past its deadline would hold them back
+        snapshot = settled_snapshot(self.database)
+        with self.database.read() as work:
+            return waiting_ranges(work, queue, snapshot, units)
+
+    def _not_done(self, units: Sequence[Range]) -> list[Range]:
+        return [unit for unit in units if unit not in self.done]
+
     def _claim(self, queue: Queue, units: Sequence[Range]) -> list[Lease]:
         request = self.request
         leases = claim(self.database, queue, units, owner=request.owner, lease_seconds=request.lease_seconds)
@@ -220,13 +243,17 @@ class _Run:
         )
         failed: list[RangeReport] = []
         with keeper:
-            snapshot = observe(self.database)
+            if engine.is_fenced:
+                engine.claim(queue, leases)  # before the snapshot, or an older drain could write what is above it
+                snapshot = settled_snapshot(self.database)
+            else:
+                snapshot = observe(self.database)
             for part in engine.work_off(queue, leases, snapshot, keeper):
                 self.parts.append(part)
-                if part.problem is None:
-                    self.done.add(part.range)
-                else:
+                if part.problem is not None:
                     failed.append(part)
+                elif not engine.is_fenced:  # else there may be more that is not settled yet
+                    self.done.add(part.range)
         for part in failed:
             assert part.problem is not None
             raise part.cause or part.problem.to_error()
@@ -234,8 +261,7 @@ class _Run:
     def _not_available(self, queue: Queue, units: Sequence[Range]) -> LockNotAvailable:
         with self.database.read() as work:
             held = [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, units)]
-        ranges = " ".join(str(part) for part in join_ranges(units))
-        return LockNotAvailable(f"others work on {queue.id} {ranges}; held: {', '.join(held) or 'free by now'}")
+        return LockNotAvailable(f"others work on {queue.id} {_shown(units)}; held: {', '.join(held) or 'free by now'}")
 
     def look_at_rest(self) -> None:
         """Find out how old the oldest entry is that still waits."""

@@ -66,6 +66,7 @@ def read_entries(
     after: Position | None = None,
     rows: int,
     size: int,
+    whole_keys: bool = False,
 ) -> Entries:
     """Read the next chunk of what a snapshot sees, in order.
 
@@ -73,6 +74,7 @@ def read_entries(
     :param after: where the chunk before ended.
     :param rows: most entries.
     :param size: about how many bytes of keys and values; at least one entry is returned.
+    :param whole_keys: whether all entries of a key belong into one chunk, however many they are.
     :returns: the chunk; empty at the end.
     """
     found = sql.select_entries(
@@ -85,15 +87,51 @@ def read_entries(
         after=None if after is None else after._sql,
         rows=rows,
     )
-    total = 0
+    total, end = 0, len(found)
     for i, (_, key, _, value) in enumerate(found):
         total += len(key) + len(value or b"")
         if total > size and i:
-            found = found[:i]
+            end = i
             break
+    if whole_keys and found and (end < len(found) or end == rows):
+        found = _whole_keys(work, queue, snapshot, found, end)
+    else:
+        found = found[:end]
     if not found:
         return Entries((), (), (), ())
     return Entries(*zip(*found, strict=True))
+
+
+_Row = tuple[int, bytes, int, bytes | None]
+
+
+def _whole_keys(work: Work, queue: Queue, snapshot: Snapshot, found: list[_Row], end: int) -> list[_Row]:
+    """Cut what was read where a key ends: before the last key, or behind it if there is no other.
+
+    :param found: what was read; there may be more.
+    :param end: where it would be cut.
+    """
+    if end < len(found) and found[end][:2] != found[end - 1][:2]:
+        return found[:end]
+    last = found[end - 1][:2]
+    start = next(i for i, row in enumerate(found) if row[:2] == last)
+    if start:
+        return found[:start]
+    taken = found[:end]
+    while True:
+        more = sql.select_entries(
+            work,
+            queue.number,
+            queue.layout,
+            snapshot.view,
+            first=last[0],
+            end=last[0] + 1,
+            after=taken[-1][:3],
+            rows=len(taken),
+        )
+        taken += [row for row in more if row[:2] == last]
+        if not more or more[-1][:2] != last:
+            return taken
 
 
 def remove_span(work: Work, queue: Queue, snapshot: Snapshot, first: Position, last: Position) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from export_queue.core.sinks.batch import apply_batch, refuse_seqs
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.control import ControlRecord, FloorRecord, admission, join_feeders, raise_floor, stale_rank
+from export_queue.core.sinks.fencing import Claim, FencedSink, UnderClaim
 from export_queue.core.sinks.memory import MemorySink
 from export_queue.core.sinks.operations import (
     MAX_SEQ,
@@ -33,10 +34,12 @@ __all__ = [
     "MAX_SEQ",
     "ApplyResult",
     "Capabilities",
+    "Claim",
     "CompositeSink",
     "ControlRecord",
     "Delete",
     "ElasticsearchSink",
+    "FencedSink",
     "FloorRecord",
     "MemorySink",
     "Operations",
@@ -49,6 +52,7 @@ __all__ = [
     "SinkSpec",
     "SqlSink",
     "SweepableSink",
+    "UnderClaim",
     "admission",
     "apply_batch",
     "collapse",

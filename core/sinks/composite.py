@@ -30,6 +30,9 @@ class CompositeSink:
         names = [name for name, _ in parts]
         if not names or len(set(names)) < len(names):
             raise SinkConfigurationError(f"a composite sink has parts of different names, found {names}")
+        for name, sink in parts:
+            if sink.capabilities.fenced:
+                raise SinkConfigurationError(f"part {name!r} of a composite sink needs the guard seq, found fence")
         self._parts = list(parts)
 
     @property

@@ -20,6 +20,8 @@ class Capabilities:
     """A late, older put after a delete is stale."""
     binary_ids: bool = True
     """Ids need not be UTF-8."""
+    fenced: bool = False
+    """Records have no ranks: it is a :class:`~export_queue.core.sinks.FencedSink`, and batches go under claims."""
     ttl: bool = False
     """Puts may have a time to live; where not, such puts are rejected."""
 

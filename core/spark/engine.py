@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import orjson
 from pyspark import InheritableThread, SparkContext
 
-from export_queue.core.drain import LeaseKeeper, RangeReport, Rules
+from export_queue.core.drain import LeaseKeeper, RangeReport, Rules, check_rules, claim_units
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
@@ -44,9 +44,21 @@ class SparkEngine:
     rules: Rules
     max_parallel: int | None
 
+    @property
+    def is_fenced(self) -> bool:
+        """Ask the sink; nothing is connected for that."""
+        with contextlib.closing(self.sink.open()) as sink:
+            return sink.capabilities.fenced
+
+    def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
+        """Ask the sink, from the driver: the leases that go to the tasks are their claims."""
+        with contextlib.closing(self.sink.open()) as sink:
+            claim_units(sink, queue, leases, self.rules.patience)
+
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Ask the sink, from the driver."""
         with contextlib.closing(self.sink.open()) as sink:
+            check_rules(sink, self.rules)
             self.rules.patience.call(
                 lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
             )

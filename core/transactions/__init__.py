@@ -7,7 +7,16 @@ from export_queue.core.transactions.participants import Participant
 from export_queue.core.transactions.retrying import Retry
 from export_queue.core.transactions.sessions import BoundSession
 from export_queue.core.transactions.snapshot import Level, Snapshot, Transaction
-from export_queue.core.transactions.steps import TokenState, observe, outcome, prune, sweep, token_state
+from export_queue.core.transactions.steps import (
+    TokenState,
+    observe,
+    outcome,
+    prune,
+    settled_snapshot,
+    sweep,
+    sweep_if_due,
+    token_state,
+)
 
 __all__ = [
     "MAX_SHORT_SECONDS",
@@ -26,6 +35,8 @@ __all__ = [
     "observe",
     "outcome",
     "prune",
+    "settled_snapshot",
     "sweep",
+    "sweep_if_due",
     "token_state",
 ]

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from export_queue.core.sinks import ApplyResult, Operations, SqlSink
+from export_queue.core.sinks import ApplyResult, Claim, Operations, SqlSink
 
 
 class GatedSink:
@@ -22,11 +22,29 @@ class GatedSink:
 
     def apply(self, operations: Operations) -> ApplyResult:
         result = self._inner.apply(operations)
+        self.wait()
+        return result
+
+    def wait(self) -> None:
         (self._folder / f"reached-{os.getpid()}").touch()
         end = time.monotonic() + 120
         while not (self._folder / "go").exists() and time.monotonic() < end:
             time.sleep(0.02)
-        return result
 
     def close(self) -> None:
         self._inner.close()
+
+
+class GatedFencedSink:
+    """The same with the guard ``fence``; it waits in front of each batch."""
+
+    def __init__(self, folder: str, url: str) -> None:
+        self._gate = GatedSink(folder, url)
+        self._inner = SqlSink(url, guard="fence")
+        self.capabilities = self._inner.capabilities
+        self.admit, self.claim, self.close = self._inner.admit, self._inner.claim, self._inner.close
+        self.apply = self._inner.apply
+
+    def apply_under(self, claim: Claim, operations: Operations) -> ApplyResult:
+        self._gate.wait()
+        return self._inner.apply_under(claim, operations)

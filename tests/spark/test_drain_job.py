@@ -164,9 +164,9 @@ def copies(tmp_path: Path) -> str:
 def stopped_job(
     store_url: str, passwords: dict[str, str], submit: Submit, tmp_path: Path, copies: str
 ) -> Callable[..., Stopped]:
-    def start(*, master: str, lease_seconds: float) -> Stopped:
-        sink = SinkSpec("gated_sink:GatedSink", {"folder": str(tmp_path), "url": copies}, name="copies")
-        job = job_for(store_url, sink, lease_seconds=lease_seconds)
+    def start(*, master: str, lease_seconds: float, gate: str = "GatedSink", **options: Any) -> Stopped:
+        sink = SinkSpec(f"gated_sink:{gate}", {"folder": str(tmp_path), "url": copies}, name="copies")
+        job = job_for(store_url, sink, lease_seconds=lease_seconds, **options)
         return Stopped(submit(job, master=master, variables={**MODULES, **passwords}), tmp_path, job.token)
 
     return start
@@ -274,3 +274,45 @@ def test_a_job_whose_leases_were_revoked_removes_nothing_more_and_ends(
     assert (report.acknowledged, waiting(orders)) == (0, 200)
     assert report.problem is not None
     assert report.problem.error_class == "LeaseLost"
+
+
+# -- the guard fence -------------------------------------------------------------------------------------------------
+
+
+def fenced(copies: str) -> SinkSpec:
+    return SinkSpec("sql", {"url": copies, "guard": "fence"}, name="copies")
+
+
+def read_plain(copies: str) -> dict[str, str]:
+    engine = sa.create_engine(copies, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        return {row[0]: row[1] for row in connection.execute(sa.text("select * from orders"))}
+
+
+def test_a_worker_of_a_fenced_drain_that_is_killed_is_repeated_under_its_claim(
+    orders: Store, stopped_job: Callable[..., Stopped], copies: str
+) -> None:
+    add(orders, VALUES)
+    job = stopped_job(master="local[2,4]", lease_seconds=30, gate="GatedFencedSink", on_error="fail")
+    os.kill(job.workers()[0], signal.SIGKILL)
+    job.let_go()
+    assert job.submission.wait() == 0, job.submission.output()
+    report = report_of(orders, job.token)
+    assert (report.acknowledged, report.left, waiting(orders)) == (200, 0, 0)
+    assert read_plain(copies) == EXPECTED
+
+
+def test_tasks_of_a_fenced_drain_that_was_taken_over_are_shut_out_by_the_sink(
+    orders: Store, stopped_job: Callable[..., Stopped], copies: str
+) -> None:
+    """They have looked at their leases, and have their batches ready, when a younger attempt drains newer entries."""
+    add(orders, VALUES)
+    job = stopped_job(master="local[2]", lease_seconds=30, gate="GatedFencedSink", on_error="fail")
+    add(orders, {key: None if value % 2 else "new" for key, value in VALUES.items()})
+    report = drain(orders, "orders", fenced(copies), owner=Owner("dag/run/task", "2"), on_error="fail")
+    assert report.acknowledged == 400
+    job.let_go()
+    assert job.submission.wait() == 75, job.submission.output()
+    assert "taken over" in job.submission.output()
+    assert report_of(orders, job.token).acknowledged == 0
+    assert read_plain(copies) == {key: '"new"' for key, value in VALUES.items() if value % 2 == 0}

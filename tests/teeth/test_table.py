@@ -30,8 +30,8 @@ def test_the_tests_of_a_bug_exist(bug: Bug) -> None:
 
 @cache
 def names_in(path: Path) -> set[str]:
-    """Name the functions and classes of a module, and what its classes may have from the sinks' suite."""
-    suite = (ROOT / "core" / "testing").glob("sink_*.py")
+    """Name the functions and classes of a module, and what its classes may have from the sinks' suites."""
+    suite = [*(ROOT / "core" / "testing").glob("sink_*.py"), *(ROOT / "core" / "testing").glob("fenced_*.py")]
     trees = [ast.parse(one.read_text("utf-8")) for one in (path, *suite)]
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 

@@ -178,12 +178,13 @@ assert not clients & set(sys.modules), sys.modules
 def test_the_doors_export_what_they_always_did():
     """What is taken away here breaks somebody's exporter, sink or test."""
     assert set(sinks.__all__) == set(
-        "MAX_SEQ ApplyResult Capabilities CompositeSink ControlRecord Delete ElasticsearchSink FloorRecord MemorySink "
-        "Operations OperationsBuilder Put RedisSink Rejection ResolvedSink Sink SinkSpec SqlSink SweepableSink "
+        "MAX_SEQ ApplyResult Capabilities Claim CompositeSink ControlRecord Delete ElasticsearchSink FencedSink "
+        "FloorRecord MemorySink Operations OperationsBuilder "
+        "Put RedisSink Rejection ResolvedSink Sink SinkSpec SqlSink SweepableSink UnderClaim "
         "admission apply_batch collapse document_bytes has_password join_feeders open_sink raise_floor refuse_seqs "
         "stale_rank".split()
     )
-    assert set(testing.__all__) == {"MemorySink", "SinkConformance", "assert_converges"}
+    assert set(testing.__all__) == {"FencedConformance", "MemorySink", "SinkConformance", "assert_converges"}
     assert all(getattr(module, name) for module in (sinks, testing) for name in module.__all__)
     for module in (sinks, testing):
         with pytest.raises(AttributeError, match="no_such_name"):

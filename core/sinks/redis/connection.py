@@ -20,6 +20,10 @@ Reply = Any
 
 _LARGE = 1 << 18
 """Bytes above which a command is packed by hand: the C packer grows its buffer too often for it."""
+_MANY = 64
+"""Parts from which a command is packed by hand, too."""
+_HEADS = [b"$%d\r\n" % length for length in range(4096)]
+"""What stands before a part, by its length."""
 _PIECE = 1 << 16
 """Bytes that are sent at once of a large command: the server reads the first ones while others are packed."""
 _pack_whole = cast(Callable[[Command], bytes], pack_command)
@@ -34,7 +38,7 @@ def pack(commands: Sequence[Command]) -> list[bytes]:
     small: list[bytes] = []
     for command in commands:
         if sum(map(len, command)) < _LARGE:
-            small.append(_pack_whole(command))
+            small.append(_pack_whole(command) if len(command) < _MANY else _pack_many(command))
             continue
         small.append(b"*%d\r\n" % len(command))
         size = 0
@@ -47,6 +51,22 @@ def pack(commands: Sequence[Command]) -> list[bytes]:
                 small, size = [], 0
     pieces.append(b"".join(small))
     return pieces
+
+
+def _pack_many(command: Command) -> bytes:
+    """Pack a command of many parts, in less than half of the C packer's time."""
+    verb, *others = command
+    # as a rule only the verb is text; to look at each of thousands of parts would cost as much as to pack them
+    rest = [_raw(part) for part in others] if str in set(map(type, others)) else cast(list[bytes], others)
+    parts = [_raw(verb), *rest]
+    packed = [b"\r\n"] * (3 * len(parts))
+    packed[0::3] = [_HEADS[length] if length < 4096 else b"$%d\r\n" % length for length in map(len, parts)]
+    packed[1::3] = parts
+    return b"*%d\r\n" % len(parts) + b"".join(packed)
+
+
+def _raw(part: bytes | str) -> bytes:
+    return part.encode() if isinstance(part, str) else part
 
 
 class Connection:
@@ -83,20 +103,31 @@ class Connection:
         except (TypeError, redis.RedisError) as error:
             raise SinkConfigurationError(f"Redis at {server}: {error}") from None
 
-    def exchange(self, commands: Sequence[Command]) -> list[Reply]:
+    def exchange(
+        self,
+        commands: Sequence[Command],
+        *,
+        packed: Sequence[bytes] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[Reply]:
         """Send commands in one go and read their replies.
 
+        :param packed: the commands, where they were packed before.
+        :param meanwhile: called while the server is at work on them.
         :returns: one reply a command; a server's error stands in its place.
         :raises SinkUnavailable: the connection broke; whether the commands took effect is not known.
         :raises SinkRefused: the server does not let us in.
         """
-        self.send(commands)
+        self.send(commands, packed)
+        if meanwhile is not None:
+            with self._explained():
+                meanwhile()
         return self.receive(len(commands))
 
-    def send(self, commands: Sequence[Command]) -> None:
+    def send(self, commands: Sequence[Command], packed: Sequence[bytes] | None = None) -> None:
         """Send commands in one go; their replies are to be read by :meth:`receive`."""
         with self._explained():
-            self._connection.send_packed_command(pack(commands))
+            self._connection.send_packed_command(pack(commands) if packed is None else packed)
 
     def receive(self, count: int) -> list[Reply]:
         """Read the replies to commands that were sent."""

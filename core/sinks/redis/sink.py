@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import admission
+from export_queue.core.sinks.fencing import Claim, Guard, check_guard, refuse_unclaimed
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
-from export_queue.core.sinks.redis import layout, sweeping
+from export_queue.core.sinks.redis import fenced, layout, sweeping
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import Command
@@ -51,6 +53,7 @@ class RedisSink:
         acknowledged; they are waited for during half of ``socket_timeout``.
     :param socket_timeout: seconds to wait for an answer; a batch that takes longer counts as failed.
     :param socket_connect_timeout: seconds to wait for a connection.
+    :param guard: what keeps late deliveries out: ``seq``, the rank of each record, or ``fence``, that of the drain.
     :raises SinkConfigurationError: an option is not valid.
     """
 
@@ -71,7 +74,9 @@ class RedisSink:
         wait_replicas: int = 0,
         socket_timeout: float = 60.0,
         socket_connect_timeout: float = 10.0,
+        guard: Guard = "seq",
     ) -> None:
+        check_guard(guard)
         template = layout.check_template(key)
         if target not in TARGETS:
             raise SinkConfigurationError(f"target {target!r}: expected one of {', '.join(TARGETS)}")
@@ -80,6 +85,9 @@ class RedisSink:
                 raise SinkConfigurationError(f"{name}: expected a number, found {number!r}")
         if shards is not None and not 1 <= shards <= 1 << 20:
             raise SinkConfigurationError(f"shards: expected 1 to {1 << 20}, found {shards}")
+        self._is_fenced = guard == "fence"
+        if self._is_fenced:
+            self.capabilities = replace(self.capabilities, fenced=True)
         self._template = template
         self._target = TARGETS[target]
         self._wanted_shards = shards
@@ -121,21 +129,27 @@ class RedisSink:
             marks = self._check_marks(key)
             for _ in range(_MAX_COLLISIONS):
                 at = self._at(key.encode())
-                _, fields = self._all(("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS), at=at)
+                _, (*fields, guard) = self._all(
+                    ("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS, fenced.GUARD), at=at
+                )
                 found = layout.read_control(fields)
                 try:
+                    fenced.check_queue(
+                        guard, is_known=found is not None, is_fenced=self._is_fenced, queue_id=queue_id, sink=self
+                    )
                     wanted = admission(
                         found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
                     )
                 except Exception:
                     self._all(("UNWATCH",), at=at)
                     raise
+                mark = (fenced.GUARD, "fence") if self._is_fenced else ()
                 if not joined:  # only now: who is refused is not among the feeders
                     self._all(("UNWATCH",), at=at)
                     sweeping.join(partial(self._all, at=self._at(layout.CONTROL)), store_id=store_id, sink=str(self))
                     joined = True
                     continue
-                write: Command = ("HSET", key, *layout.write_control(wanted), *marks)
+                write: Command = ("HSET", key, *layout.write_control(wanted), *marks, *mark)
                 *_, done = self._all(("MULTI",), write, ("EXEC",), at=at)
                 if done is not None:
                     self._wait()
@@ -157,6 +171,21 @@ class RedisSink:
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
+        if self._is_fenced:
+            raise refuse_unclaimed(self)
+        return self._apply(operations, self._write)
+
+    def claim(self, claims: Sequence[Claim]) -> None:
+        """Take units over; see :class:`~export_queue.core.sinks.FencedSink`."""
+        with self._lock:
+            self._prepare()
+            fenced.claim_units(self._all, claims, self)
+
+    def apply_under(self, claim: Claim, operations: Operations) -> ApplyResult:
+        """Apply a batch under a claim; see :class:`~export_queue.core.sinks.FencedSink`."""
+        return self._apply(operations, partial(self._write_under, claim))
+
+    def _apply(self, operations: Operations, write: Callable[[Operations], ApplyResult]) -> ApplyResult:
         templates, refused = layout.fill_collections(self._template, set(operations.collections))
         targeted = retarget(operations, templates)
         reasons: Reasons = {}
@@ -164,7 +193,7 @@ class RedisSink:
         refuse_seqs(targeted, reasons)
         self._target.refuse(targeted, reasons)
         with self._lock:
-            result = apply_batch(targeted, reasons=reasons, write=self._write, ttl=True)
+            result = apply_batch(targeted, reasons=reasons, write=write, ttl=True)
             self._wait()
             return result
 
@@ -210,6 +239,10 @@ class RedisSink:
             if collisions > 1:
                 time.sleep(random.uniform(0, _PAUSE_SECONDS))
         return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
+
+    def _write_under(self, claim: Claim, operations: Operations) -> ApplyResult:
+        self._prepare()
+        return fenced.write_under(self._all, self._target, operations, claim, self)
 
     def _attempt(self, part: Records) -> ApplyResult | None:
         """Compare and write in one transaction; None if somebody else wrote to one of its shards meanwhile."""
@@ -314,11 +347,11 @@ class RedisSink:
         """Return the connection to the server that has a key."""
         return self._connection if self._nodes is None else self._nodes.at(key)
 
-    def _all(self, *commands: Command, at: Connection | None = None) -> list[Any]:
-        """Send commands that must not fail, and return their replies."""
+    def _all(self, *commands: Command, at: Connection | None = None, **how: Any) -> list[Any]:
+        """Send commands that must not fail, and return their replies; ``how`` is for the connection."""
         connection = at or self._connection
         with self._looking_again():
-            replies = connection.exchange(commands)
+            replies = connection.exchange(commands, **how)
             for reply in replies:
                 if isinstance(reply, Exception):
                     connection.close()  # also ends a WATCH or a MULTI

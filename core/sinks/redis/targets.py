@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from export_queue.core.sinks.batch import Reasons, refuse_lengths
 from export_queue.core.sinks.operations import Operations
@@ -88,7 +88,7 @@ def decide(
     :param repeats: whether an operation of the recorded rank is sent again.
     :param stale: the highest rank that the floor makes stale; empty where there is none.
     """
-    wrong = {key for key, kind in types.items() if kind not in (b"set", b"none")}
+    wrong = _wrong(types)
     keys, fields, ranks = records.keys, records.fields, records.ranks
     decision = Decision([], [], tuple(_wrong_types(records, wrong, types)) if wrong else (), [])
     for (name, group), known_ranks in zip(records.shards.items(), found, strict=True):
@@ -104,6 +104,23 @@ def decide(
         if fresh:
             decision.ranks.append(("HSET", name, *fresh))
     return decision
+
+
+def fitting(records: Records, types: Mapping[bytes, bytes]) -> tuple[Sequence[int], tuple[Rejection, ...]]:
+    """Say which operations can be written where ranks do not matter, and why the others cannot.
+
+    :param types: types of the keys that were checked.
+    """
+    everything = range(len(records.keys))
+    wrong = _wrong(types)
+    if not wrong:
+        return everything, ()
+    fit = [i for i in everything if records.keys[i] not in wrong]
+    return fit, tuple(_wrong_types(replace(records, shards={b"": list(everything)}), wrong, types))
+
+
+def _wrong(types: Mapping[bytes, bytes]) -> set[bytes]:
+    return {key for key, kind in types.items() if kind not in (b"set", b"none")}
 
 
 def _wrong_types(records: Records, wrong: Set[bytes], types: Mapping[bytes, bytes]) -> Iterator[Rejection]:
@@ -131,6 +148,9 @@ class Target(Protocol):
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
         """Note the operations that can never be taken."""
 
+    def locate(self, operations: Operations) -> Records:
+        """Say where the records lie, and nothing of ranks."""
+
     def place(self, operations: Operations, shards: int | None) -> Records:
         """Say where the records and their ranks lie.
 
@@ -155,12 +175,17 @@ class StringTarget:
         refuse_lengths(operations, reasons, id_bytes=MAX_BYTES // 2, document_bytes=MAX_BYTES)
         _refuse_reserved(operations.collections, operations.ids, reasons)
 
+    def locate(self, operations: Operations) -> Records:
+        """The keys are all that there is."""
+        return Records(
+            keys_of(operations.collections, operations.ids), (), operations.documents, (), (), {}, operations.ttls
+        )
+
     def place(self, operations: Operations, shards: int | None) -> Records:
         """The key is also the rank's field."""
-        keys = keys_of(operations.collections, operations.ids)
-        ranks = rank_texts(operations.ranks())
-        groups = _groups(keys, operations.ids, shards, b"xq:rank:")
-        return Records(keys, (), operations.documents, keys, ranks, groups, operations.ttls)
+        found, ranks = self.locate(operations), rank_texts(operations.ranks())
+        groups = _groups(found.keys, operations.ids, shards, b"xq:rank:")
+        return replace(found, fields=found.keys, ranks=ranks, shards=groups)
 
     def checked_keys(self, records: Records) -> list[bytes]:
         """None."""
@@ -169,6 +194,10 @@ class StringTarget:
     def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
         """One MSET for the puts, one UNLINK for the deletes, a SET for each put with a time to live."""
         keys, documents = records.keys, records.documents
+        if len(positions) == len(keys) and None not in documents and records.ttls is None:  # no need to look at each
+            pairs: list[bytes | str] = ["MSET"] * (2 * len(keys) + 1)
+            pairs[1::2], pairs[2::2] = keys, cast(Sequence[bytes], documents)
+            return [tuple(pairs)]
         passing: list[Command] = []
         put: list[bytes | str] = ["MSET"]
         gone: list[bytes | str] = ["UNLINK"]
@@ -229,18 +258,23 @@ class SetTarget:
             elif b"\0" in name:
                 reasons.setdefault(i, "the name of a set holds no NUL")
 
-    def place(self, operations: Operations, shards: int | None) -> Records:
-        """The set's key and the member, with a NUL between them, are the rank's field."""
+    def locate(self, operations: Operations) -> Records:
+        """The set's key, and the member."""
         split = [record.partition(b"/") for record in operations.ids]
         keys = keys_of(operations.collections, [name for name, _, _ in split])
-        members = [member for _, _, member in split]
-        fields = [key + b"\0" + member for key, member in zip(keys, members, strict=True)]
-        ranks = rank_texts(operations.ranks())
-        groups = _groups(keys, operations.ids, shards, b"xq:member:")
-        return Records(keys, members, operations.documents, fields, ranks, groups)
+        return Records(keys, [member for _, _, member in split], operations.documents, (), (), {})
+
+    def place(self, operations: Operations, shards: int | None) -> Records:
+        """The set's key and the member, with a NUL between them, are the rank's field."""
+        found, ranks = self.locate(operations), rank_texts(operations.ranks())
+        fields = [key + b"\0" + member for key, member in zip(found.keys, found.members, strict=True)]
+        groups = _groups(found.keys, operations.ids, shards, b"xq:member:")
+        return replace(found, fields=fields, ranks=ranks, shards=groups)
 
     def checked_keys(self, records: Records) -> list[bytes]:
         """All sets: what is none would fail alone, in the middle of a transaction that is not rolled back."""
+        if not records.shards:  # no ranks: all records are meant
+            return list(dict.fromkeys(records.keys))
         return list(dict.fromkeys(records.keys[i] for group in records.shards.values() for i in group))
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:

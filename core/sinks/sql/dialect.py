@@ -65,7 +65,7 @@ class Dialect(Protocol):
         """Return the statement that creates the control table."""
 
     def create_table(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that create a table; the last one creates its view."""
+        """Return the statements that create a table; the last one creates its view, if it has ranks."""
 
     def add_columns(self, connection: Connection, table: Table) -> list[str]:
         """Return the statements that make a table of somebody's a sink; the last one creates its view."""
@@ -74,7 +74,13 @@ class Dialect(Protocol):
         """Say what is wrong with a table that only this database knows; the transaction is rolled back."""
 
     def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
-        """Write rows, of distinct keys and sorted by them, where they are newer; return how many were."""
+        """Write rows, of distinct keys and sorted by them, where they are newer; return how many were.
+
+        Into a table without ranks all of them are written.
+        """
+
+    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
+        """Delete the rows of keys, sorted and at least one, from a table without ranks."""
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Say what an error of the driver means."""

@@ -21,23 +21,23 @@ def misfits(connection: Connection, table: Table) -> list[str]:
     columns = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
     missing = [name for name in table.columns if name not in columns]
     if missing:
-        return [f"missing columns: {', '.join(missing)}"]
+        found = [f"missing columns: {', '.join(missing)}"]
+        if missing == [RANK, DELETED]:
+            found.append("a table that was filled with guard='fence' has none of them: open it with that guard")
+        return found
+    ranks = [name for name in (RANK, DELETED) if name in columns and not table.ranked]
+    if ranks:
+        return [
+            f"column {', '.join(ranks)}: of a table with guard='seq', whose deleted rows the guard fence would show"
+        ]
     database = connection.dialect.name
     problems = [
         f"column {key.name} is {columns[key.name]['type']}: expected {key.type}, which takes each id as it is"
         for key in table.key.columns
         if not _takes(key, columns[key.name]["type"], database)
     ]
-    rank, deleted = columns[RANK]["type"], columns[DELETED]["type"]
-    if not isinstance(rank, Integer if database == "sqlite" else BigInteger) or getattr(rank, "unsigned", False):
-        problems.append(f"column {RANK} is {rank}: expected bigint; a double would blur ranks")
-    if not isinstance(deleted, Boolean if database == "postgresql" else Boolean | Integer):
-        problems.append(f"column {DELETED} is {deleted}: expected boolean")
-    problems += [
-        f"column {column.name} may not be NULL: a tombstone has nothing to put there"
-        for column in table.contents.columns
-        if not columns[column.name]["nullable"]
-    ]
+    if table.ranked:
+        problems += _bad_marks(table, columns, database)
     demanding = [name for name, column in columns.items() if name not in table.columns and _demands(column)]
     if demanding:
         problems.append(f"columns that want a value and get none: {', '.join(demanding)}")
@@ -49,6 +49,22 @@ def misfits(connection: Connection, table: Table) -> list[str]:
     if unique:
         named = ", ".join(str(name) for name in dict.fromkeys(unique))
         problems.append(f"other unique columns ({named}): two records may want one value for a moment")
+    return problems
+
+
+def _bad_marks(table: Table, columns: Mapping[str, Any], database: str) -> list[str]:
+    """Say what is wrong with rank and tombstone mark, and with what a tombstone leaves empty."""
+    problems = []
+    rank, deleted = columns[RANK]["type"], columns[DELETED]["type"]
+    if not isinstance(rank, Integer if database == "sqlite" else BigInteger) or getattr(rank, "unsigned", False):
+        problems.append(f"column {RANK} is {rank}: expected bigint; a double would blur ranks")
+    if not isinstance(deleted, Boolean if database == "postgresql" else Boolean | Integer):
+        problems.append(f"column {DELETED} is {deleted}: expected boolean")
+    problems += [
+        f"column {column.name} may not be NULL: a tombstone has nothing to put there"
+        for column in table.contents.columns
+        if not columns[column.name]["nullable"]
+    ]
     return problems
 
 

@@ -90,7 +90,8 @@ class Generic:
 
     def create_table(self, connection: sa.Connection, table: Table) -> list[str]:
         """Return the statements that create a table and its view."""
-        return [_text(CreateTable(_described(table)), connection), _view(table, connection)]
+        create = _text(CreateTable(_described(table)), connection)
+        return [create, _view(table, connection)] if table.ranked else [create]
 
     def add_columns(self, connection: sa.Connection, table: Table) -> list[str]:
         """Return the statements that make a table of somebody's a sink."""
@@ -107,7 +108,8 @@ class Generic:
         described, odd = _described(table), secrets.token_hex(8)
         texts = [f"{odd}{tail}" for tail in _TRICKY] if any(key.type == "text" for key in table.key.columns) else [odd]
         blank = dict.fromkeys((column.name for column in table.contents.columns), None)
-        rows = [{**_probe(table, text), **blank, RANK: _HIGHEST, DELETED: True} for text in texts]
+        marks = {RANK: _HIGHEST, DELETED: True} if table.ranked else {}
+        rows = [{**_probe(table, text), **blank, **marks} for text in texts]
         probed = sa.or_(*(sa.and_(*(described.c[key] == row[key] for key in table.keys)) for row in rows))
         try:
             connection.execute(sa.insert(described), rows)
@@ -116,7 +118,7 @@ class Generic:
         found = connection.execute(sa.select(described).where(probed)).all()
         if {tuple(row)[: len(table.keys)] for row in found} != {tuple(row[key] for key in table.keys) for row in rows}:
             return ["the key does not give ids back as they are"]
-        if {getattr(row, RANK) for row in found} != {_HIGHEST}:
+        if table.ranked and {getattr(row, RANK) for row in found} != {_HIGHEST}:
             return [f"column {RANK} does not hold 64 bits"]
         try:
             connection.execute(sa.insert(described), rows[:1])
@@ -128,18 +130,19 @@ class Generic:
         """Change the rows that are there, insert the others."""
         described, width = _described(table), len(table.keys)
         known = _ranks(connection, described, table, rows)
-        newer = [row for row in rows if known.get(row[:width], _HIGHEST) < row[-2]]
+        newer = [row for row in rows if row[:width] in known and (not table.ranked or known[row[:width]] < row[-2])]
         missing = [row for row in rows if row[:width] not in known]
         written = 0
         if newer:
-            guarded = sa.update(described).where(
-                *(described.c[key] == sa.bindparam(f"at_{key}") for key in table.keys),
-                sa.func.coalesce(described.c[RANK], -1) < sa.bindparam("new_rank"),
-            )
+            guarded = sa.update(described).where(*_at(described, table))
+            if table.ranked:
+                guarded = guarded.where(sa.func.coalesce(described.c[RANK], -1) < sa.bindparam("new_rank"))
             named = [name for name in table.columns if name not in table.keys]
             guarded = guarded.values({name: sa.bindparam(f"to_{name}") for name in named})
             places = [*(f"at_{key}" for key in table.keys), *(f"to_{name}" for name in named)]
-            values = [{**dict(zip(places, row, strict=True)), "new_rank": row[-2]} for row in newer]
+            values = [dict(zip(places, row, strict=True)) for row in newer]
+            if table.ranked:
+                values = [{**one, "new_rank": row[-2]} for one, row in zip(values, newer, strict=True)]
             if connection.dialect.supports_sane_multi_rowcount:
                 written += connection.execute(guarded, values).rowcount
             else:
@@ -149,6 +152,12 @@ class Generic:
             connection.execute(sa.insert(described), [dict(zip(names, row, strict=True)) for row in missing])
             written += len(missing)
         return written
+
+    def delete(self, connection: sa.Connection, table: Table, keys: Sequence[Row]) -> None:
+        """Delete row by row."""
+        described, places = _described(table), [f"at_{key}" for key in table.keys]
+        gone = sa.delete(described).where(*_at(described, table))
+        connection.execute(gone, [dict(zip(places, key, strict=True)) for key in keys])
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by the classes that every driver has; what they do not tell is tried again, a few times."""
@@ -191,6 +200,7 @@ _KEY_TYPES: Mapping[str, sa.types.TypeEngine[Any]] = {
 
 def _described(table: Table) -> sa.Table:
     # no default: a row of somebody else's has the rank NULL, which is older than all
+    marks = (sa.Column(RANK, sa.BigInteger()), sa.Column(DELETED, sa.Boolean())) if table.ranked else ()
     return sa.Table(
         table.name,
         sa.MetaData(),
@@ -199,15 +209,20 @@ def _described(table: Table) -> sa.Table:
             for key in table.key.columns
         ),
         *(sa.Column(column.name, _TYPES[column.type]) for column in table.contents.columns),
-        sa.Column(RANK, sa.BigInteger()),
-        sa.Column(DELETED, sa.Boolean()),
+        *marks,
         schema=table.schema,
     )
 
 
+def _at(described: sa.Table, table: Table) -> list[sa.ColumnElement[bool]]:
+    """Say which row a statement is about; its parameters are ``at_`` and the names of the key's columns."""
+    return [described.c[key] == sa.bindparam(f"at_{key}") for key in table.keys]
+
+
 def _ranks(connection: sa.Connection, described: sa.Table, table: Table, rows: Sequence[Row]) -> dict[Row, int]:
-    """Read the ranks of the rows that are there, by key."""
+    """Read the ranks of the rows that are there, by key; where there are none, 0."""
     width = len(table.keys)
+    rank: sa.ColumnElement[int] = described.c[RANK] if table.ranked else sa.literal(0)
     keys = [described.c[key] for key in table.keys]
     found: dict[Row, int] = {}
     for start in range(0, len(rows), _AT_ONCE // width):
@@ -219,7 +234,7 @@ def _ranks(connection: sa.Connection, described: sa.Table, table: Table, rows: S
             chosen = sa.or_(
                 *(sa.and_(*(column == value for column, value in zip(keys, one, strict=True))) for one in part)
             )
-        for row in connection.execute(sa.select(*keys, described.c[RANK]).where(chosen)):
+        for row in connection.execute(sa.select(*keys, rank).where(chosen)):
             found[tuple(row)[:width]] = -1 if row[-1] is None else row[-1]
     return found
 

@@ -166,6 +166,13 @@ class MySQL:
             written += _written(changed, driver._result.message, len(part))
         return written
 
+    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
+        """Send the keys in their order."""
+        driver: Any = connection.connection.driver_connection
+        head = mysql_statements.delete_from(table, _syntax(connection)).encode()
+        for part in _parts(keys, connection.info["packet"] - len(head) - _SLACK):
+            driver.query(head + b",\n".join(part) + b")")
+
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by the error's number; those of the client itself, and none, mean a lost connection."""
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0

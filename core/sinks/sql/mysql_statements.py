@@ -71,12 +71,20 @@ def insert_into(table: Table, syntax: Syntax) -> str:
     return f"INSERT INTO {syntax.name(table)} ({', '.join(map(syntax.quoted, table.columns))}) VALUES\n"
 
 
+def delete_from(table: Table, syntax: Syntax) -> str:
+    """Return the beginning of a delete; keys in parentheses follow, and one more that closes the list."""
+    return f"DELETE FROM {syntax.name(table)} WHERE ({', '.join(map(syntax.quoted, table.keys))}) IN (\n"
+
+
 def where_newer(table: Table, syntax: Syntax) -> str:
-    """Return the end of the guarded upsert.
+    """Return the end of the guarded upsert; a table without ranks takes every row.
 
     Assignments are made one after the other, and each sees those before it: the rank, by which the others
     decide, comes last.
     """
+    if not table.ranked:
+        plain = [syntax.quoted(column.name) for column in table.contents.columns]
+        return "\nON DUPLICATE KEY UPDATE\n" + ",\n".join(f"{name} = VALUES({name})" for name in plain)
     rank = syntax.quoted(RANK)
     newer = f"COALESCE({rank}, -1) < VALUES({rank})"
     guarded = [*(column.name for column in table.contents.columns), DELETED]

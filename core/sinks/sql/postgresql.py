@@ -122,15 +122,12 @@ class PostgreSQL:
 
     def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Copy the rows in their order, which is the order in which their locks are taken."""
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
-        with driver.cursor() as cursor:
-            cursor.execute(statements.create_batch(table).encode())
-            with cursor.copy(statements.copy_batch(table).encode()) as copy:
-                for row in rows:
-                    copy.write_row(row)
-            cursor.execute(statements.upsert_batch(table).encode())
-            return cursor.rowcount
+        create, copy = statements.create_batch(table), statements.copy_batch(table)
+        return _copy_and_run(connection, rows, create, copy, statements.upsert_batch(table))
+
+    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
+        """Copy the keys, and delete what has one of them."""
+        _copy_and_run(connection, keys, *statements.delete_keys(table))
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by SQLSTATE; without one the connection failed."""
@@ -139,6 +136,19 @@ class PostgreSQL:
         # the detail is left out: it repeats the row
         words = f"{code}: {primary or error}" if code else str(error).strip()
         return judged(ERRORS.find(code or _without_code(error)), words, self.server)
+
+
+def _copy_and_run(connection: Connection, rows: Sequence[Row], create: str, copy_in: str, run: str) -> int:
+    """Make a temporary table, copy rows into it, and run a statement that reads it."""
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    with driver.cursor() as cursor:
+        cursor.execute(create.encode())
+        with cursor.copy(copy_in.encode()) as copy:
+            for row in rows:
+                copy.write_row(row)
+        cursor.execute(run.encode())
+        return cursor.rowcount
 
 
 def _without_code(error: Exception) -> str:

@@ -6,6 +6,8 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
@@ -15,10 +17,12 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import stale_rank
+from export_queue.core.sinks.fencing import Claim, Guard, check_guard, refuse_unclaimed
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 from export_queue.core.sinks.sql.control_table import admit, held_floor, raise_to
 from export_queue.core.sinks.sql.dialect import Clash, Password, Poison, TryAgain
+from export_queue.core.sinks.sql.fenced import UNIT_TABLE, claim_units, create_units, write_under
 from export_queue.core.sinks.sql.fitting import misfits
 from export_queue.core.sinks.sql.opening import open_dialect
 from export_queue.core.sinks.sql.statements import CONTROL_TABLE
@@ -39,6 +43,8 @@ from export_queue.core.sinks.sql.tables import (
 _TRIES = 5
 _PAUSE_SECONDS = 0.05
 _Result = TypeVar("_Result")
+_WriteRows = Callable[[Connection, Table, Sequence[Row]], int]
+"""Writes rows of distinct keys, sorted by them, in a transaction that is open, and counts what was written."""
 
 
 class SqlSink:
@@ -46,6 +52,7 @@ class SqlSink:
 
     A table has the record's key, the document's column or columns, ``_rank`` and ``_deleted``. A
     deleted record stays as a row without a document; the view ``<table>_live`` hides such rows.
+    With ``guard="fence"`` a table has neither of these two, nor a view, and a deleted row is gone.
 
     :param url: SQLAlchemy's URL, such as ``sqlite:///path``, ``postgresql://user@host/database``,
         ``mysql://user@host/database``; any other dialect is written to with portable statements.
@@ -60,6 +67,7 @@ class SqlSink:
         name and type.
     :param create_tables: whether missing tables, views and the control table are created.
     :param timeout: seconds to wait for locks and for an answer.
+    :param guard: what keeps late deliveries out: ``seq``, the rank of each row, or ``fence``, that of the drain.
     :raises SinkConfigurationError: an option is not valid.
     """
 
@@ -73,12 +81,15 @@ class SqlSink:
         document: str | Mapping[str, str] = "text",
         create_tables: bool = True,
         timeout: float = 60.0,
+        guard: Guard = "seq",
     ) -> None:
+        check_guard(guard)
         self._schema, self._template = split_schema(table)
         check_template(self._template)
         self._key = Key.of(key)
         self._contents = Contents.of(columns, document, self._key)
         self._create = create_tables
+        self._is_fenced = guard == "fence"
         self._dialect = open_dialect(url, password, timeout)
         self._engine = self._dialect.engine()
         self._ready: set[str] = set()
@@ -86,11 +97,13 @@ class SqlSink:
     @property
     def capabilities(self) -> Capabilities:
         """Batch sizes and abilities."""
-        return self._dialect.capabilities
+        return replace(self._dialect.capabilities, fenced=self._is_fenced)
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check the database and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         self._prepare_control()
+        if self._is_fenced:
+            self._ensure(UNIT_TABLE, lambda connection: [create_units(connection, self._schema)])
         if "{collection}" not in self._template:
             self._prepare(self._template)
         self._ask(
@@ -108,11 +121,28 @@ class SqlSink:
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
+        if self._is_fenced:
+            raise refuse_unclaimed(self)
+        return self._apply(operations, self._upsert_above_floor)
+
+    def claim(self, claims: Sequence[Claim]) -> None:
+        """Take units over; see :class:`~export_queue.core.sinks.FencedSink`."""
+        self._ask(lambda connection: claim_units(connection, self._schema, claims, self))
+
+    def apply_under(self, claim: Claim, operations: Operations) -> ApplyResult:
+        """Apply a batch under a claim; see :class:`~export_queue.core.sinks.FencedSink`."""
+
+        def write(connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+            return write_under(connection, self._dialect, table, rows, schema=self._schema, claim=claim, sink=self)
+
+        return self._apply(operations, write)
+
+    def _apply(self, operations: Operations, write_rows: _WriteRows) -> ApplyResult:
         tables, refused = fill_collections(self._template, set(operations.collections), fold=self._dialect.folds_names)
         reasons: Reasons = {}
         refuse_collections(operations, reasons, refused)
         refuse_seqs(operations, reasons)
-        return apply_batch(retarget(operations, tables), reasons=reasons, write=self._write)
+        return apply_batch(retarget(operations, tables), reasons=reasons, write=partial(self._write, write_rows))
 
     def sweep(self, *, store_id: str, floor: int) -> int:
         """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
@@ -144,11 +174,15 @@ class SqlSink:
         def collect(connection: Connection) -> list[str]:
             there = inspect(connection)
             found = [self._dialect.create_control(connection, self._schema)]
+            if self._is_fenced and not there.has_table(UNIT_TABLE, schema=self._schema):
+                found.append(create_units(connection, self._schema))
             for collection in collections:
                 table = self._table(collection)
                 if not there.has_table(table.name, schema=table.schema):
                     found += self._dialect.create_table(connection, table)
-                elif not {RANK, DELETED} & {column["name"] for column in there.get_columns(table.name, table.schema)}:
+                elif table.ranked and not {RANK, DELETED} & {
+                    column["name"] for column in there.get_columns(table.name, table.schema)
+                }:
                     found += self._dialect.add_columns(connection, table)
             return found
 
@@ -167,7 +201,7 @@ class SqlSink:
         """Close all connections."""
         self._engine.dispose()
 
-    def _write(self, operations: Operations) -> ApplyResult:
+    def _write(self, write_rows: _WriteRows, operations: Operations) -> ApplyResult:
         """Write operations on distinct records, in one transaction a table."""
         by_table: dict[str, list[int]] = {}
         for i, name in enumerate(operations.collections):
@@ -180,7 +214,7 @@ class SqlSink:
             # in the order of the keys, so that two writers cannot lock each other out
             rows.sort(key=itemgetter(*range(len(table.keys))))
             poison: dict[Row, str] = {}
-            written += self._upsert(table, rows, poison)
+            written += self._write_rows(write_rows, table, rows, poison)
             if poison:
                 keys = {i: self._key.values(record) for i, record in enumerate(part.ids) if i not in unfit}
                 unfit |= {i: poison[key] for i, key in keys.items() if key in poison}
@@ -191,18 +225,18 @@ class SqlSink:
             tuple(Rejection(*pair) for pair in sorted(rejected.items())),
         )
 
-    def _upsert(self, table: Table, rows: Sequence[Row], poison: dict[Row, str]) -> int:
+    def _write_rows(self, write_rows: _WriteRows, table: Table, rows: Sequence[Row], poison: dict[Row, str]) -> int:
         """Write rows; a batch that the database refuses is halved until the culprits stand alone."""
         if not rows:
             return 0
         try:
-            return self._run(lambda connection: self._upsert_above_floor(connection, table, rows))
+            return self._run(lambda connection: write_rows(connection, table, rows))
         except Poison as error:
             if len(rows) == 1:
                 poison[rows[0][: len(table.keys)]] = str(error)
                 return 0
         middle = len(rows) // 2
-        return sum(self._upsert(table, half, poison) for half in (rows[:middle], rows[middle:]))
+        return sum(self._write_rows(write_rows, table, half, poison) for half in (rows[:middle], rows[middle:]))
 
     def _upsert_above_floor(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Write the rows above the floor that are newer than what is there; the floor stays until then."""
@@ -219,7 +253,7 @@ class SqlSink:
         return self._named(tables[collection])
 
     def _named(self, name: str) -> Table:
-        return Table(name, self._contents, self._key, self._schema)
+        return Table(name, self._contents, self._key, self._schema, ranked=not self._is_fenced)
 
     def _prepare(self, name: str) -> Table:
         """Make sure, once, that a table is there and can hold the guarantees."""
@@ -234,7 +268,7 @@ class SqlSink:
                 f"table {str(table)!r} of {self} cannot be a sink:\n  " + "\n  ".join(problems),
                 hint=f"name another table, or run this, or make it like a new one:\n{_script(commands)}",
             )
-        if self._create:
+        if self._create and table.ranked:
             # also beside a table of somebody's, and where whoever created ours was stopped after the table
             self._ensure(table.live, lambda connection: self._dialect.create_table(connection, table)[-1:])
         self._ready.add(name)

@@ -105,6 +105,12 @@ class SQLite:
         assert isinstance(driver, sqlite3.Connection)
         return driver.executemany(statements.upsert_values(table), rows).rowcount
 
+    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
+        """Run one prepared statement for all keys."""
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.executemany(statements.delete_values(table), keys)
+
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by SQLite's error code."""
         code = getattr(error, "sqlite_errorname", "")

@@ -98,19 +98,21 @@ def lock_control(schema: str | None) -> str:
 
 
 def create_table(table: Table, syntax: Syntax) -> list[str]:
-    """Return the statements that create a table, and the view on it that hides tombstones.
+    """Return the statements that create a table, and where it has tombstones the view on it that hides them.
 
     Data columns take NULL, since a tombstone has nothing else to put there.
     """
     columns = [f"{syntax.quoted(key.name)} {syntax.key_types[key.type]} NOT NULL" for key in table.key.columns]
     columns += [f"{syntax.quoted(column.name)} {syntax.types[column.type]}" for column in table.contents.columns]
-    columns += [
-        f"{syntax.quoted(RANK)} bigint NOT NULL DEFAULT -1",
-        f"{syntax.quoted(DELETED)} boolean NOT NULL DEFAULT false",
-        f"PRIMARY KEY ({', '.join(map(syntax.quoted, table.keys))})",
-    ]
+    if table.ranked:
+        columns += [
+            f"{syntax.quoted(RANK)} bigint NOT NULL DEFAULT -1",
+            f"{syntax.quoted(DELETED)} boolean NOT NULL DEFAULT false",
+        ]
+    columns.append(f"PRIMARY KEY ({', '.join(map(syntax.quoted, table.keys))})")
     body = ",\n    ".join(columns)
-    return [f"CREATE TABLE IF NOT EXISTS {syntax.name(table)} (\n    {body}\n){syntax.options}", _view(table, syntax)]
+    create = f"CREATE TABLE IF NOT EXISTS {syntax.name(table)} (\n    {body}\n){syntax.options}"
+    return [create, _view(table, syntax)] if table.ranked else [create]
 
 
 def add_columns(table: Table, syntax: Syntax) -> list[str]:
@@ -154,6 +156,23 @@ def upsert_batch(table: Table) -> str:
     )
 
 
+def delete_values(table: Table) -> str:
+    """Return SQLite's delete of one row by its key, for ``executemany``."""
+    return f"DELETE FROM {SQLITE.name(table)} WHERE {' AND '.join(f'{SQLITE.quoted(key)} = ?' for key in table.keys)}"
+
+
+def delete_keys(table: Table) -> tuple[str, str, str]:
+    """Return what makes a temporary table of keys for one transaction, the COPY that fills it, and the delete by it."""
+    quoted = [POSTGRESQL.quoted(key) for key in table.keys]
+    names, name, gone = ", ".join(quoted), POSTGRESQL.name(table), "pg_temp.xq_gone"
+    same = " AND ".join(f"t.{key} = g.{key}" for key in quoted)
+    return (
+        f"CREATE TEMP TABLE {gone} ON COMMIT DROP AS\nSELECT {names} FROM {name} WITH NO DATA",
+        f"COPY {gone} ({names}) FROM STDIN",
+        f"DELETE FROM {name} AS t USING {gone} AS g WHERE {same}",
+    )
+
+
 def _view(table: Table, syntax: Syntax) -> str:
     shown = ", ".join(map(syntax.quoted, table.columns[:-2]))
     return (
@@ -169,5 +188,8 @@ def _names(table: Table) -> str:
 def _on_conflict(table: Table) -> str:
     keys = ", ".join(map(POSTGRESQL.quoted, table.keys))
     changes = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns[len(table.keys) :])
+    upsert = f"ON CONFLICT ({keys}) DO UPDATE SET {changes}"
+    if not table.ranked:
+        return upsert
     # a rank that is NULL is that of a row that was there before the sink; nothing is greater than NULL
-    return f'ON CONFLICT ({keys}) DO UPDATE SET {changes}\nWHERE COALESCE(t."{RANK}", -1) < excluded."{RANK}"'
+    return f'{upsert}\nWHERE COALESCE(t."{RANK}", -1) < excluded."{RANK}"'

@@ -155,6 +155,8 @@ class Table:
     key: Key = Key()
     schema: str | None = None
     """Where it is; None for where the connection looks first."""
+    ranked: bool = True
+    """Whether its rows have rank and tombstone mark; those of a sink with the guard ``fence`` have neither."""
 
     @property
     def live(self) -> str:
@@ -164,7 +166,8 @@ class Table:
     @property
     def columns(self) -> tuple[str, ...]:
         """All columns that are written, in the order of a row."""
-        return *self.keys, *(column.name for column in self.contents.columns), RANK, DELETED
+        own = (*self.keys, *(column.name for column in self.contents.columns))
+        return (*own, RANK, DELETED) if self.ranked else own
 
     @property
     def keys(self) -> tuple[str, ...]:

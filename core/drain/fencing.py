@@ -1,0 +1,96 @@
+"""What a drain does otherwise where its sink keeps no ranks, and relies on fences instead.
+
+Only order is left to keep a record from going back, so the drain has to bring it about:
+
+* It claims its units in the sink *before* it takes its snapshot. What an older drain wrote until then is of
+  an older snapshot, and afterwards it writes nothing.
+* It takes only what is settled: nothing that commits later can be older.
+* It reads all entries of a key together, so that the newest of them is what is sent, also when it is sent again.
+* It sets nothing aside: a dead letter would come back behind newer entries of its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import cast
+
+from export_queue.core.drain.chunk import Rules
+from export_queue.core.drain.patience import Patience
+from export_queue.core.errors import ConfigurationError, EntriesNotSettled
+from export_queue.core.locks import Lease
+from export_queue.core.queue import Queue, WhichLetters, count_dead
+from export_queue.core.sinks import Claim, FencedSink, Sink, UnderClaim
+from export_queue.core.store import Database
+from export_queue.core.store.monitoring import holders
+from export_queue.core.transactions import Snapshot
+
+_NAMED = 5
+"""Transactions that an error names at most."""
+
+
+def claim_of(queue: Queue, lease: Lease) -> Claim:
+    """Return what a lease is worth in the sink."""
+    return Claim(f"{queue.id}/{lease.layout}/{lease.range.first}", lease.fence)
+
+
+def claim_units(sink: Sink, queue: Queue, leases: Sequence[Lease], patience: Patience) -> None:
+    """Shut older drains of leased units out of a fenced sink.
+
+    :raises LeaseLost: a younger drain has been there.
+    """
+    claims = [claim_of(queue, lease) for lease in leases]
+    patience.call(lambda: cast(FencedSink, sink).claim(claims))
+
+
+def sink_of_unit(sink: Sink, queue: Queue, lease: Lease) -> Sink:
+    """Return where what is read under a lease goes: the sink, and if it is fenced under the lease's own claim."""
+    return UnderClaim(cast(FencedSink, sink), claim_of(queue, lease)) if sink.capabilities.fenced else sink
+
+
+def check_rules(sink: Sink, rules: Rules) -> None:
+    """Make sure that a drain sets nothing aside if its sink is fenced.
+
+    :raises ConfigurationError: it would.
+    """
+    if sink.capabilities.fenced and rules.on_error != "fail":
+        raise ConfigurationError(
+            f"a sink with the guard fence needs on_error='fail', found {rules.on_error!r}: "
+            "a dead letter that is retried would undo newer entries of its key",
+            hint="drain with on_error='fail', or use guard='seq'",
+        )
+
+
+def refuse_dead_letters(database: Database, queue: Queue) -> None:
+    """Make sure that no dead letter can come back behind newer entries.
+
+    :raises ConfigurationError: the queue has some, from drains into another sink.
+    """
+    with database.read() as work:
+        found = count_dead(work, queue, WhichLetters())
+    if found:
+        raise ConfigurationError(
+            f"queue {queue.id!r} has {found} dead letters: retried after this drain they would undo newer entries of "
+            "their keys, for a sink with the guard fence has no ranks",
+            hint=f"first retry or drop them: export-queue dead retry {queue.id}, export-queue dead drop {queue.id}",
+        )
+
+
+def not_settled(database: Database, queue: Queue, since: Snapshot, ranges: str) -> EntriesNotSettled:
+    """Make the error that names the transactions for which a drain has waited in vain.
+
+    :param since: of the drain's start; only what was in progress then counts.
+    :param ranges: where entries wait.
+    """
+    with database.read() as work:
+        found = [one for one in holders(work) if one.kind != "invalid" and one.id <= since.read_pointer]
+    named = [
+        f"{one.id} ({one.kind}, since {datetime.fromtimestamp(one.started_ms / 1e3, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        f"{f', of {one.client}' if one.client else ''})"
+        for one in sorted(found, key=lambda one: one.id)[:_NAMED]
+    ]
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return EntriesNotSettled(
+        f"entries of {queue.id} {ranges} were committed behind transactions that are still in progress: "
+        f"{', '.join(named) or 'none any more'}{more}"
+    )

@@ -1,0 +1,231 @@
+"""Claims that meet batches, drains that are killed or linger, and readers beside them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from export_queue.core.errors import ExportQueueError, LeaseLost
+from export_queue.core.sinks import Claim, FencedSink, Operations
+from export_queue.core.testing.sink_histories import Delivery, Record, goes_back, operations_of, visible
+from export_queue.core.testing.sink_target import SinkTarget
+
+_WAIT_SECONDS = 60
+
+
+def patiently(step: Callable[[], object], attempts: int = 50) -> None:
+    """Do something with a sink, again where it asks for it; a lost claim is final."""
+    for attempt in range(1, attempts + 1):
+        try:
+            step()
+        except LeaseLost:
+            raise
+        except ExportQueueError as error:
+            if not error.transient or attempt == attempts:
+                raise
+        else:
+            return
+
+
+class FencedRaces(SinkTarget):
+    """Tests with several drains of one unit."""
+
+    def make_fenced(self) -> FencedSink:
+        """Open the sink."""
+        return cast(FencedSink, self.make_sink())
+
+    def test_after_a_claim_nothing_of_an_older_drain_arrives(self) -> None:
+        """The older one writes its records without a pause, all of them in each batch; claims come at any moment."""
+        generator = self.generator()
+        names = [self.fresh() for _ in range(20)]
+        versions = [[self.delivery(name, seq) for name in names] for seq in range(1, 2000)]
+        batches = [operations_of(batch) for batch in versions]
+        unit = self.fresh()
+        with Zombie(self.make_fenced()) as older:
+            newer = self.make_fenced()
+            newer.admit(queue_id="conformance", store_id="conformance", fence=1)
+            for fence in range(2, 12, 2):
+                older.begin(Claim(unit, fence), batches)
+                older.wait(2)
+                time.sleep(generator.uniform(0, 0.005))  # not a wait: it spreads the claims over the batch
+                patiently(lambda fence=fence: newer.claim([Claim(unit, fence + 1)]))  # type: ignore[misc]
+                at_once = visible(self.read_all(), versions[0])
+                older.finish()
+                later = visible(self.read_all(), versions[0])
+                assert later == at_once, "a batch was applied after the claim"
+                if self.takes != "nothing":
+                    seqs = {one.seq for batch in versions[: older.done + 1] for one in batch}
+                    written = {seq for seq in seqs if all(later.get(d.record) == d.document for d in versions[seq - 1])}
+                    assert len(written) == 1, "half of a batch was applied"
+            newer.close()
+
+    def test_drains_that_are_killed_and_taken_over_from_never_let_a_record_go_back(self) -> None:
+        """Each drain begins, after its claim, where its predecessors had come; some are killed, others linger."""
+        if not self.shared:
+            pytest.skip("this sink lives in one process")
+        generator = self.generator()
+        prefix = self.fresh()
+        batches: list[list[Delivery]] = []
+        for seq in range(1, 150):
+            chosen = generator.sample(range(12), 4)
+            batches.append([self.delivery(f"{prefix}{n}", seq, put=generator.random() < 0.7) for n in chosen])
+        everything = [delivery for batch in batches for delivery in batch]
+        looks: list[dict[Record, bytes]] = []
+        drains = Successors(self.make_fenced, f"{prefix}unit", batches, most=80)
+        try:
+            while not drains.is_finished:
+                drains.start()
+                goal = drains.done + generator.randrange(4, 16)
+                drains.wait(lambda goal=goal: drains.done >= min(goal, len(batches)))  # type: ignore[misc]
+                looks.append(visible(self.read_all(), everything))
+                if generator.random() < 0.5:
+                    drains.kill_last()
+        finally:
+            drains.kill_all()
+        looks.append(visible(self.read_all(), everything))
+        self.check(everything)
+        if self.takes != "nothing":
+            for record in {d.record for d in everything}:
+                own = [d for d in everything if d.record == record]
+                assert goes_back([look.get(record) for look in looks], own) is None, record
+
+
+class Zombie:
+    """A thread that applies batches under one claim until it is told that the claim is lost.
+
+    :param sink: of its own; it closes it.
+    """
+
+    def __init__(self, sink: FencedSink) -> None:
+        self._sink = sink
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.done = 0
+
+    def __enter__(self) -> Zombie:
+        self._sink.admit(queue_id="conformance", store_id="conformance", fence=1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._thread.join(_WAIT_SECONDS)
+        self._sink.close()
+
+    def begin(self, claim: Claim, batches: Sequence[Operations]) -> None:
+        """Claim, and apply one batch after the other."""
+        patiently(lambda: self._sink.claim([claim]))
+        self.done, self._error = 0, None
+        self._thread = threading.Thread(target=self._run, args=(claim, batches))
+        self._thread.start()
+
+    def wait(self, batches: int) -> None:
+        """Wait until some batches are applied."""
+        end = time.monotonic() + _WAIT_SECONDS
+        while self.done < batches:
+            assert self._thread is not None
+            assert self._thread.is_alive(), f"the older drain failed: {self._error!r}"
+            assert time.monotonic() < end
+            time.sleep(0.0005)
+
+    def finish(self) -> None:
+        """Wait until it knows that it was overtaken."""
+        assert self._thread is not None
+        self._thread.join(_WAIT_SECONDS)
+        assert isinstance(self._error, LeaseLost), f"the older drain ended with {self._error!r}"
+
+    def _run(self, claim: Claim, batches: Sequence[Operations]) -> None:
+        try:
+            for batch in batches:
+                patiently(lambda batch=batch: self._sink.apply_under(claim, batch))  # type: ignore[misc]
+                self.done += 1
+        except BaseException as error:
+            self._error = error
+
+
+class Successors:
+    """Processes that drain the same batches, each under a higher fence than the one before.
+
+    :param make_sink: opens the sink, in the process.
+    :param unit: what they claim.
+    :param batches: what is applied, in this order.
+    :param most: how many processes there may be.
+    """
+
+    def __init__(
+        self, make_sink: Callable[[], FencedSink], unit: str, batches: Sequence[Sequence[Delivery]], *, most: int
+    ) -> None:
+        self._context = multiprocessing.get_context("fork")
+        self._make_sink = make_sink
+        self._unit = unit
+        self._batches = [operations_of(batch) for batch in batches]
+        # by process; without a lock: one that is held by a killed process is never freed
+        self._done: Any = self._context.RawArray("q", most)
+        self._failed: Any = self._context.RawArray("b", most)
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+
+    @property
+    def done(self) -> int:
+        """How many batches are acknowledged."""
+        return int(max(self._done))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all batches are acknowledged."""
+        return self.done == len(self._batches)
+
+    def start(self) -> None:
+        """Start one more, which takes over."""
+        number = len(self._processes)
+        process = self._context.Process(target=self._run, args=(number,))
+        self._processes.append(process)
+        process.start()
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition."""
+        end = time.monotonic() + _WAIT_SECONDS
+        while not condition():
+            assert not any(self._failed), "a drain failed; see its output"
+            assert time.monotonic() < end, f"{self.done} batches in {_WAIT_SECONDS} s"
+            time.sleep(0.001)
+
+    def kill_last(self) -> None:
+        """End the youngest at once, wherever it is."""
+        self._kill(self._processes[-1])
+
+    def kill_all(self) -> None:
+        """End them all."""
+        for process in self._processes:
+            self._kill(process)
+
+    @staticmethod
+    def _kill(process: multiprocessing.process.BaseProcess) -> None:
+        if process.pid is not None and process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+
+    def _run(self, number: int) -> None:
+        try:
+            sink = self._make_sink()
+            sink.admit(queue_id="conformance", store_id="conformance", fence=1)
+            claim = Claim(self._unit, number + 1)
+            patiently(lambda: sink.claim([claim]))
+            position = max(self._done)  # only now: until the claim an older one may have gone on
+            while position < len(self._batches):
+                patiently(lambda at=position: sink.apply_under(claim, self._batches[at]))  # type: ignore[misc]
+                position += 1
+                self._done[number] = position
+        except LeaseLost:
+            os._exit(0)
+        except BaseException:
+            self._failed[number] = 1
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)  # nothing that was inherited is cleaned up here: it belongs to the parent

@@ -1,0 +1,74 @@
+"""The shortest true sink with the guard ``fence``: dictionaries of this process, and a test's say before and after."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from export_queue.core.sinks import ApplyResult, Capabilities, Claim, Operations, apply_batch, refuse_seqs
+from export_queue.core.sinks.fencing import must_raise, overtaken, refuse_unclaimed
+
+
+class FencedMemory:
+    """Records without ranks, and the fences of units.
+
+    :param before: called with each batch, outside of its transaction.
+    :param after: the same, once it is applied.
+    :param on_claim: called with the claims, before they stand.
+    """
+
+    def __init__(
+        self,
+        *,
+        before: Callable[[Operations], Any] = lambda operations: None,
+        after: Callable[[Operations], Any] = lambda operations: None,
+        on_claim: Callable[[Sequence[Claim]], Any] = lambda claims: None,
+        rows: int = 1000,
+    ) -> None:
+        self.capabilities = Capabilities(batch_rows=rows, batch_bytes=1 << 20, fenced=True)
+        self.documents: dict[tuple[str, bytes], bytes] = {}
+        self.fences: dict[str, int] = {}
+        self.batches: list[Operations] = []
+        self._lock = threading.Lock()
+        self._before, self._after, self._on_claim = before, after, on_claim
+
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None: ...
+
+    def apply(self, operations: Operations) -> ApplyResult:
+        raise refuse_unclaimed("memory")
+
+    def claim(self, claims: Sequence[Claim]) -> None:
+        self._on_claim(claims)
+        with self._lock:
+            raised = [claim for claim in claims if must_raise(self.fences.get(claim.unit), claim, "memory")]
+            self.fences |= {claim.unit: claim.fence for claim in raised}
+
+    def apply_under(self, claim: Claim, operations: Operations) -> ApplyResult:
+        self._before(operations)
+        reasons: dict[int, str] = {}
+        refuse_seqs(operations, reasons)
+
+        def write(batch: Operations) -> ApplyResult:
+            found = self.fences.get(claim.unit)
+            if found != claim.fence:
+                raise overtaken(found, claim, "memory")
+            self.batches.append(batch)
+            for collection, record, document in zip(batch.collections, batch.ids, batch.documents, strict=True):
+                if document is None:
+                    self.documents.pop((collection, record), None)
+                else:
+                    self.documents[collection, record] = document
+            return ApplyResult(len(batch), 0)
+
+        with self._lock:
+            result = apply_batch(operations, reasons=reasons, write=write)
+        self._after(operations)
+        return result
+
+    def records(self) -> dict[str, bytes]:
+        """Return the documents of all collections, by id."""
+        with self._lock:
+            return {record.decode(): document for (_, record), document in self.documents.items()}
+
+    def close(self) -> None: ...

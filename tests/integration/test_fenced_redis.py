@@ -1,0 +1,204 @@
+"""The Redis sink with the guard ``fence``: plain keys, claims, and what is refused."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import pytest
+import redis
+from tests.integration.test_redis_sink import puts, split
+
+from export_queue.core.errors import LeaseLost, SinkConfigurationError, SinkUnavailable
+from export_queue.core.sinks import Claim, Operations, RedisSink
+from export_queue.core.sinks.redis.connection import Connection
+from export_queue.core.testing import FencedConformance
+from export_queue.core.testing.servers import RedisServer
+
+MINE = Claim("q/1/0", 7)
+Make = Callable[..., RedisSink]
+
+
+class TestStrings(FencedConformance):
+    """Records as strings."""
+
+    options: ClassVar[Mapping[str, Any]] = {}
+
+    @pytest.fixture(autouse=True)
+    def _target(self, redis_server: RedisServer, redis_client: redis.Redis) -> None:
+        self.server, self.client = redis_server, redis_client
+
+    def make_sink(self) -> RedisSink:
+        server = self.server
+        return RedisSink(server.host, server.port, password=server.password, guard="fence", **self.options)
+
+    def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
+        keys = list(self.client.scan_iter("conformance*", count=10_000))
+        values = self.client.mget(keys) if keys else []
+        return {split(key): value for key, value in zip(keys, values, strict=True) if value is not None}
+
+
+class TestSets(TestStrings):
+    """Records as members of sets."""
+
+    options: ClassVar = {"target": "set"}
+    takes = "nothing"
+
+    def record_id(self, name: bytes) -> bytes:
+        return b"%d/%b" % (zlib.crc32(name) % 3, name)
+
+    def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
+        found = {}
+        for key in self.client.scan_iter("conformance*", count=10_000):
+            collection, name = split(key)
+            found |= {(collection, name + b"/" + member): b"" for member in self.client.smembers(key)}
+        return found
+
+
+@pytest.fixture
+def make(redis_server: RedisServer, redis_client: redis.Redis) -> Iterator[Make]:
+    opened: list[RedisSink] = []
+
+    def make_sink(**options: Any) -> RedisSink:
+        defaults = {"host": redis_server.host, "port": redis_server.port, "password": redis_server.password}
+        opened.append(RedisSink(**{**defaults, "guard": "fence", **options}))
+        return opened[-1]
+
+    yield make_sink
+    for sink in opened:
+        sink.close()
+
+
+def claimed(sink: RedisSink) -> RedisSink:
+    sink.admit(queue_id="q", store_id="s", fence=1)
+    sink.claim([MINE])
+    return sink
+
+
+def test_the_server_holds_no_ranks(make, redis_client):
+    sink = claimed(make(key="customer:{id}"))
+    sink.apply_under(MINE, puts(b"1", b"2"))
+    sink.apply_under(MINE, puts(b"2", document=None))
+    assert sorted(redis_client.keys()) == [b"customer:1", b"xq:control", b"xq:fence:q/1/0", b"xq:queue:q"]
+    assert redis_client.hgetall("xq:fence:q/1/0") == {b"fence": b"7"}
+
+
+def test_a_claim_between_look_and_write_keeps_the_batch_out(make, redis_client, monkeypatch):
+    """The younger drain comes when the fence has been compared, and before the records are written."""
+    sink, younger = claimed(make(key="k:{id}")), make(key="k:{id}")
+    exchange = Connection.exchange
+    met: list[bytes] = []
+
+    def meet(self: Connection, commands: Any, **how: Any) -> Any:
+        if not met and commands[0] == ("MULTI",) and self is sink._connection:
+            met.append(b"now")
+            younger.claim([Claim(MINE.unit, 8)])
+        return exchange(self, commands, **how)
+
+    monkeypatch.setattr(Connection, "exchange", meet)
+    with pytest.raises(LeaseLost, match="taken over"):
+        sink.apply_under(MINE, puts(b"1", b"2"))
+    assert met
+    assert redis_client.keys("k:*") == []
+
+
+def test_a_set_that_is_no_set_is_rejected_alone(make, redis_client):
+    redis_client.set("by:1", "a string")
+    sink = claimed(make(key="by:{id}", target="set"))
+    result = sink.apply_under(MINE, puts(b"0/a", b"1/b", b"2/c", b"1/d"))
+    assert (result.written, [rejection.position for rejection in result.rejected]) == (2, [1, 3])
+    assert "WRONGTYPE" in result.rejected[0].reason
+    result = sink.apply_under(MINE, puts(b"1/b"))
+    assert (result.written, len(result.rejected)) == (0, 1)
+    assert sink.apply_under(MINE, puts(b"0/b")).written == 1
+
+
+def test_a_key_that_ceases_to_be_a_set_at_the_last_moment_is_rejected(make, redis_client, monkeypatch):
+    sink = claimed(make(key="by:{id}", target="set"))
+    exchange = Connection.exchange
+    met: list[bytes] = []
+
+    def meet(self: Connection, commands: Any, **how: Any) -> Any:
+        if not met and commands[0] == ("MULTI",):
+            met.append(b"now")
+            redis_client.set("by:1", "a string")
+        return exchange(self, commands, **how)
+
+    monkeypatch.setattr(Connection, "exchange", meet)
+    result = sink.apply_under(MINE, puts(b"0/a", b"1/b"))
+    assert (result.written, [rejection.position for rejection in result.rejected]) == (1, [1])
+
+
+def test_a_server_that_lost_its_memory_is_noticed(make, redis_client):
+    sink = claimed(make())
+    sink.apply_under(MINE, puts(b"1"))
+    redis_client.flushall()
+    with pytest.raises(LeaseLost, match="forgotten the claim.*found none") as caught:
+        sink.apply_under(MINE, puts(b"2"))
+    assert "compare it with the data" in caught.value.hint
+    assert redis_client.keys("orders:*") == []
+
+
+@pytest.mark.parametrize(("first", "second"), [("seq", "fence"), ("fence", "seq")])
+def test_a_queue_that_was_drained_with_the_other_guard_is_refused(make, first, second):
+    make(guard=first).admit(queue_id="q", store_id="s", fence=1)
+    make(guard=second).admit(queue_id="another", store_id="s", fence=1)
+    with pytest.raises(SinkConfigurationError, match=f"with guard='{first}', not '{second}'") as caught:
+        make(guard=second).admit(queue_id="q", store_id="s", fence=2)
+    assert f"guard='{first}'" in caught.value.hint
+    make(guard=first).admit(queue_id="q", store_id="s", fence=1), "what is refused leaves nothing"
+
+
+def test_a_batch_that_memory_refuses_is_not_written_in_part(make, redis_client):
+    sink = claimed(make(key="k:{id}"))
+    redis_client.config_set("maxmemory", "1mb")
+    try:
+        batch = Operations(["c"] * 3, [b"1", b"2", b"3"], [b"x", b"y" * (4 << 20), b"z"], [5] * 3, range(3))
+        with pytest.raises(Exception, match="memory|OOM"):
+            sink.apply_under(MINE, batch)
+    finally:
+        redis_client.config_set("maxmemory", "0")
+    assert redis_client.keys("k:*") == []
+    assert sink.apply_under(MINE, batch).written == 3
+
+
+def test_an_answer_that_was_lost_leaves_a_batch_that_may_be_repeated(make, redis_client, monkeypatch):
+    sink = claimed(make(key="k:{id}"))
+    exchange = Connection.exchange
+    lost: list[Any] = []
+
+    def lose(self: Connection, commands: Any, **how: Any) -> Any:
+        answer = exchange(self, commands, **how)
+        if not lost and commands[-1] == ("EXEC",):
+            lost.append(answer)
+            self.close()
+            raise SinkUnavailable("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(Connection, "exchange", lose)
+    with pytest.raises(SinkUnavailable):
+        sink.apply_under(MINE, puts(b"1"))
+    assert sink.apply_under(MINE, puts(b"1")).written == 1
+    assert redis_client.get("k:1") == b"x"
+
+
+def test_a_cluster_is_refused(make, monkeypatch):
+    sink = make()
+    answers = {"INFO": b"redis_mode:cluster\r\n"}
+    exchange = Connection.exchange
+    sink.admit(queue_id="q", store_id="s", fence=1)
+    monkeypatch.setattr(
+        Connection,
+        "exchange",
+        lambda self, commands, **how: (
+            [answers[c[0]] for c in commands if c[0] in answers] or exchange(self, commands, **how)
+        ),
+    )
+    with pytest.raises(SinkConfigurationError, match="cluster"):
+        sink.claim([MINE])
+
+
+def test_another_guard_is_refused():
+    with pytest.raises(SinkConfigurationError, match="expected 'seq' or 'fence'"):
+        RedisSink("nowhere.invalid", guard="none")
