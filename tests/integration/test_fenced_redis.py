@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
 import redis
-from tests.integration.test_redis_sink import puts, split
+from tests.redis_records import Make, making, member_id, members, puts, strings
 
 from export_queue.core.errors import LeaseLost, SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks import Claim, Operations, RedisSink
@@ -17,7 +16,6 @@ from export_queue.core.testing import FencedConformance
 from export_queue.core.testing.servers import RedisServer
 
 MINE = Claim("q/1/0", 7)
-Make = Callable[..., RedisSink]
 
 
 class TestStrings(FencedConformance):
@@ -34,9 +32,7 @@ class TestStrings(FencedConformance):
         return RedisSink(server.host, server.port, password=server.password, guard="fence", **self.options)
 
     def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
-        keys = list(self.client.scan_iter("conformance*", count=10_000))
-        values = self.client.mget(keys) if keys else []
-        return {split(key): value for key, value in zip(keys, values, strict=True) if value is not None}
+        return strings(self.client)
 
 
 class TestSets(TestStrings):
@@ -46,28 +42,16 @@ class TestSets(TestStrings):
     takes = "nothing"
 
     def record_id(self, name: bytes) -> bytes:
-        return b"%d/%b" % (zlib.crc32(name) % 3, name)
+        return member_id(name)
 
     def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
-        found = {}
-        for key in self.client.scan_iter("conformance*", count=10_000):
-            collection, name = split(key)
-            found |= {(collection, name + b"/" + member): b"" for member in self.client.smembers(key)}
-        return found
+        return members(self.client)
 
 
 @pytest.fixture
 def make(redis_server: RedisServer, redis_client: redis.Redis) -> Iterator[Make]:
-    opened: list[RedisSink] = []
-
-    def make_sink(**options: Any) -> RedisSink:
-        defaults = {"host": redis_server.host, "port": redis_server.port, "password": redis_server.password}
-        opened.append(RedisSink(**{**defaults, "guard": "fence", **options}))
-        return opened[-1]
-
-    yield make_sink
-    for sink in opened:
-        sink.close()
+    with making(redis_server, guard="fence") as make_sink:
+        yield make_sink
 
 
 def claimed(sink: RedisSink) -> RedisSink:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import redis
 from redis.crc import key_slot
-from tests.integration.test_redis_hashes import document_of
+from tests.redis_records import Make, admit, hashes, making, member_id, members, puts, strings
 
 from export_queue.core.client import Store
 from export_queue.core.drain import Progress, Rules, drain
@@ -45,9 +44,7 @@ class TestRedisClusterStrings(SinkConformance):
         return RedisSink(self.server.host, self.server.port, password=self.server.password, **self.options)
 
     def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
-        keys = list(self.client.scan_iter("conformance*", count=10_000))
-        values = self.client.mget_nonatomic(keys) if keys else []
-        return {split(key): value for key, value in zip(keys, values, strict=True) if value is not None}
+        return strings(self.client)
 
 
 class TestRedisClusterStringsInOneSlot(TestRedisClusterStrings):
@@ -66,9 +63,7 @@ class TestRedisClusterHashes(TestRedisClusterStrings):
     takes = "json"
 
     def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
-        keys = self.client.scan_iter("conformance*", count=10_000)
-        found = {split(key): self.client.hgetall(key) for key in keys}
-        return {record: document_of(fields) for record, fields in found.items() if fields}
+        return hashes(self.client)
 
 
 class TestRedisClusterSets(TestRedisClusterStrings):
@@ -78,46 +73,24 @@ class TestRedisClusterSets(TestRedisClusterStrings):
     takes = "nothing"
 
     def record_id(self, name: bytes) -> bytes:
-        return b"%d/%b" % (zlib.crc32(name) % 3, name)
+        return member_id(name)
 
     def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
-        found = {}
-        for key in self.client.scan_iter("conformance*", count=10_000):
-            collection, name = split(key)
-            found |= {(collection, name + b"/" + member): b"" for member in self.client.smembers(key)}
-        return found
-
-
-def split(key: bytes) -> tuple[str, bytes]:
-    collection, _, record = key.partition(b":")
-    return collection.decode(), record
-
-
-def puts(*ids: bytes, seq: int = 5, document: bytes | None = b"x") -> Operations:
-    n = len(ids)
-    return Operations(["orders"] * n, ids, [document] * n, [seq] * n, range(n))
+        return members(self.client)
 
 
 def many(seq: int, count: int = 60) -> Operations:
     return puts(*(b"%d" % n for n in range(count)), seq=seq, document=b"%d" % seq)
 
 
-Make = Callable[..., RedisSink]
-
-
 @pytest.fixture
 def make(redis_cluster: RedisCluster, client: redis.RedisCluster) -> Iterator[Make]:
-    opened: list[RedisSink] = []
+    with making(redis_cluster) as open_sink:
 
-    def make_sink(**options: Any) -> RedisSink:
-        defaults = {"host": redis_cluster.host, "port": redis_cluster.port, "password": redis_cluster.password}
-        opened.append(RedisSink(**{**defaults, **options}))
-        opened[-1].admit(queue_id="q", store_id="s", fence=1)
-        return opened[-1]
+        def make_sink(**options: Any) -> RedisSink:
+            return admit(open_sink(**options))
 
-    yield make_sink
-    for sink in opened:
-        sink.close()
+        yield make_sink
 
 
 def everything(cluster: RedisCluster, *command: Any) -> list[Any]:
@@ -129,11 +102,11 @@ def everything(cluster: RedisCluster, *command: Any) -> list[Any]:
 
 def test_the_rank_lies_in_the_slot_of_its_record(make, client):
     make(key="customer:{id}").apply(puts(*(b"%d" % n for n in range(40))))
-    hashes = list(client.scan_iter("xq:rank:*"))
-    found = {field: key for key in hashes for field in client.hkeys(key)}
+    ranks = list(client.scan_iter("xq:rank:*"))
+    found = {field: key for key in ranks for field in client.hkeys(key)}
     assert set(found) == {b"customer:%d" % n for n in range(40)}
     assert all(key_slot(field) == key_slot(key) for field, key in found.items())
-    assert len({key_slot(key) for key in hashes}) > 20, "users' keys spread as they are"
+    assert len({key_slot(key) for key in ranks}) > 20, "users' keys spread as they are"
 
 
 def test_a_hash_tag_of_the_users_own_keeps_keys_together(make, client):

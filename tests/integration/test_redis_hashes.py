@@ -7,15 +7,11 @@ from typing import ClassVar
 
 import pytest
 import redis
+from tests.redis_records import hashes
 
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink
 from export_queue.core.testing import SinkConformance
 from export_queue.core.testing.servers import RedisServer
-
-
-def document_of(fields: Mapping[bytes, bytes]) -> bytes:
-    """Put a document of the suite together again."""
-    return b'{"of":"%b","seq":%b}' % (fields[b"of"], fields[b"seq"])
 
 
 class TestRedisHashes(SinkConformance):
@@ -32,13 +28,7 @@ class TestRedisHashes(SinkConformance):
         return RedisSink(self.server.host, self.server.port, password=self.server.password, **self.options)
 
     def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
-        keys = list(self.client.scan_iter("conformance*", count=10_000))
-        look = self.client.pipeline(transaction=False)
-        for key in keys:
-            look.hgetall(key)
-        records = [tuple(key.split(b":", 1)) for key in keys]
-        found = zip(records, look.execute(), strict=True)
-        return {(name.decode(), record): document_of(fields) for (name, record), fields in found if fields}
+        return hashes(self.client)
 
 
 @pytest.fixture

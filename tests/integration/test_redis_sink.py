@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 import traceback
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import redis
+from tests.redis_records import Make, admit, making, member_id, members, puts, strings
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec, open_sink
@@ -32,9 +32,7 @@ class TestRedisStrings(SinkConformance):
         return RedisSink(self.server.host, self.server.port, password=self.server.password, **self.options)
 
     def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
-        keys = list(self.client.scan_iter("conformance*", count=10_000))
-        values = self.client.mget(keys) if keys else []
-        return {split(key): value for key, value in zip(keys, values, strict=True) if value is not None}
+        return strings(self.client)
 
 
 class TestRedisStringsInFewShards(TestRedisStrings):
@@ -50,47 +48,19 @@ class TestRedisSets(TestRedisStrings):
     takes = "nothing"
 
     def record_id(self, name: bytes) -> bytes:
-        return b"%d/%b" % (zlib.crc32(name) % 3, name)
+        return member_id(name)
 
     def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
-        found = {}
-        for key in self.client.scan_iter("conformance*", count=10_000):
-            collection, name = split(key)
-            found |= {(collection, name + b"/" + member): b"" for member in self.client.smembers(key)}
-        return found
-
-
-def split(key: bytes) -> tuple[str, bytes]:
-    collection, _, record = key.partition(b":")
-    return collection.decode(), record
-
-
-def puts(*ids: bytes, seq: int = 5, collection: str = "orders", document: bytes | None = b"x") -> Operations:
-    n = len(ids)
-    return Operations([collection] * n, ids, [document] * n, [seq] * n, range(n))
-
-
-def admit(sink: RedisSink) -> RedisSink:
-    sink.admit(queue_id="q", store_id="s", fence=1)
-    return sink
+        return members(self.client)
 
 
 SECRET = "hunter" + str(2)  # not as one literal: tracebacks show the lines of this file
-Make = Callable[..., RedisSink]
 
 
 @pytest.fixture
 def make(redis_server: RedisServer, redis_client: redis.Redis) -> Iterator[Make]:
-    opened: list[RedisSink] = []
-
-    def make_sink(**options: Any) -> RedisSink:
-        defaults = {"host": redis_server.host, "port": redis_server.port, "password": redis_server.password}
-        opened.append(RedisSink(**{**defaults, **options}))
-        return opened[-1]
-
-    yield make_sink
-    for sink in opened:
-        sink.close()
+    with making(redis_server) as make_sink:
+        yield make_sink
 
 
 @pytest.fixture

@@ -7,28 +7,18 @@ from typing import Any
 
 import pytest
 import redis
-from tests.integration.test_redis_sink import admit, puts
+from tests.redis_records import Make, admit, making, puts
 
 from export_queue.core.errors import SinkBelongsToAnother, SinkRefused
 from export_queue.core.sinks import RedisSink
 from export_queue.core.sinks.redis import sweeping
 from export_queue.core.testing.servers import RedisServer
 
-Make = Callable[..., RedisSink]
-
 
 @pytest.fixture
 def make(redis_server: RedisServer, redis_client: redis.Redis) -> Iterator[Make]:
-    opened: list[RedisSink] = []
-
-    def make_sink(**options: Any) -> RedisSink:
-        defaults = {"host": redis_server.host, "port": redis_server.port, "password": redis_server.password}
-        opened.append(RedisSink(**{**defaults, **options}))
-        return opened[-1]
-
-    yield make_sink
-    for sink in opened:
-        sink.close()
+    with making(redis_server) as make_sink:
+        yield make_sink
 
 
 def ranks(client: redis.Redis) -> dict[bytes, int]:
