@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from export_queue.core.testing.elasticsearch import ElasticsearchServer
+from export_queue.core.testing.mariadb import MariaDbServer
+from export_queue.core.testing.servers import PostgresServer
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef run(quick: bool)" in path.read_text())
+OWN_SERVERS = {"elasticsearch": ElasticsearchServer, "sql": MariaDbServer}
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 
 
@@ -28,11 +31,10 @@ def test_the_page_has_a_place_for_every_benchmark() -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_prints_one_figure_a_line(name: str, postgres_server: object, redis_server: object) -> None:
-    if name == "elasticsearch":
-        try:
-            ElasticsearchServer()  # not started: the benchmark has its own
-        except FileNotFoundError as missing:
-            pytest.skip(str(missing))
+    try:
+        OWN_SERVERS.get(name, PostgresServer)()  # not started: the benchmark has its own
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
     command = [sys.executable, "-m", "benchmarks", name, "--quick", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
