@@ -66,7 +66,7 @@ class SqlTarget:
     def __init__(self, bench: sql_bench.OnPostgresql | sql_bench.OnSqlite) -> None:
         self._bench = bench
         # Named by what the bench of the sink itself compares with.
-        ((self.baseline, self._raw), *_) = bench.baselines("insert").items()
+        ((self.baseline, self._raw), *_) = bench.baselines("insert", "seq").items()
 
     def fresh(self) -> Sink:
         return SqlSink(self._bench.url, table=next(self._bench.tables))

@@ -123,6 +123,23 @@ def test_who_read_before_a_newer_one_wrote_does_not_undo_it(url, make, monkeypat
     assert execute(url, "SELECT * FROM orders_live ORDER BY id") == [("1", "newest"), ("2", "newest")]
 
 
+def test_a_tombstone_that_is_swept_between_reading_and_writing_takes_no_put_along(url, make, monkeypatch):
+    """A change that finds no row is not stale by that: the row may be gone."""
+    sink = admit(make(url))
+    sink.apply(puts(b"1", b"2", seq=1, document=None))
+    read, swept = generic_module._ranks, ["DELETE FROM orders WHERE id = '1'"]
+
+    def read_and_wait(*arguments: Any) -> Any:
+        found = read(*arguments)
+        if swept:
+            execute(url, swept.pop())
+        return found
+
+    monkeypatch.setattr(generic_module, "_ranks", read_and_wait)
+    assert sink.apply(puts(b"1", b"2", seq=5, document=b"new")).written == 2
+    assert execute(url, "SELECT * FROM orders_live ORDER BY id") == [("1", "new"), ("2", "new")]
+
+
 def test_a_row_that_breaks_a_rule_for_good_is_isolated(url, make):
     execute(
         url,

@@ -147,6 +147,8 @@ class Generic:
                 written += connection.execute(guarded, values).rowcount
             else:
                 written += sum(connection.execute(guarded, one).rowcount for one in values)
+            if written < len(newer):
+                _require_newer(_ranks(connection, described, table, newer), table, newer)
         if missing:
             names = table.columns
             connection.execute(sa.insert(described), [dict(zip(names, row, strict=True)) for row in missing])
@@ -237,6 +239,17 @@ def _ranks(connection: sa.Connection, described: sa.Table, table: Table, rows: S
         for row in connection.execute(sa.select(*keys, rank).where(chosen)):
             found[tuple(row)[:width]] = -1 if row[-1] is None else row[-1]
     return found
+
+
+def _require_newer(now: Mapping[Row, int], table: Table, rows: Sequence[Row]) -> None:
+    """See that what could not be changed is newer by now.
+
+    :param now: ranks after the change.
+    :raises TryAgain: a row has gone since it was read, as a tombstone that is swept.
+    """
+    width = len(table.keys)
+    if any(row[:width] not in now or (table.ranked and now[row[:width]] < row[-2]) for row in rows):
+        raise TryAgain("a row was removed as it was about to be changed")
 
 
 def _probe(table: Table, text: str) -> dict[str, Any]:
