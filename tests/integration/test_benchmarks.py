@@ -29,7 +29,11 @@ def test_the_page_has_a_place_for_every_benchmark() -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    # two servers of Elasticsearch, which take longer to start than all others to be measured
+    [pytest.param(name, marks=[pytest.mark.slow] if name == "elasticsearch" else []) for name in NAMES],
+)
 def test_a_benchmark_prints_one_figure_a_line(name: str, postgres_server: object, redis_server: object) -> None:
     try:
         OWN_SERVERS.get(name, PostgresServer)()  # not started: the benchmark has its own

@@ -56,6 +56,7 @@ class TestRedisClusterStringsInOneSlot(TestRedisClusterStrings):
         return {(name, record.removeprefix(b"{one}")): value for (name, record), value in super().read_all().items()}
 
 
+@pytest.mark.slow  # hashes on one server, and other records on a cluster, are tested always
 class TestRedisClusterHashes(TestRedisClusterStrings):
     """Records as hashes."""
 
