@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -104,6 +105,13 @@ def opened_sinks() -> Iterator[Make]:
     yield make_sink
     for sink in opened:
         sink.close()
+
+
+def url_of(request: pytest.FixtureRequest, folder: Path) -> str:
+    """Return the URL of an empty database of the kind that a fixture's parameter names."""
+    if request.param == "sqlite":
+        return f"sqlite:///{folder}/sink.db"
+    return str(request.getfixturevalue({"postgresql": "postgres_url", "mariadb": "mariadb_url"}[request.param]))
 
 
 def execute(url: str, *statements: str) -> list[Any]:

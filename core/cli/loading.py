@@ -9,32 +9,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from export_queue.core.errors import InvalidArgument
+from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.sinks import SinkSpec
-
-_PARTS = {"kind", "options", "secrets", "name"}
 
 
 def load_sink(path: Path) -> SinkSpec:
     """Read the description of a sink from a file: JSON with ``kind``, and perhaps ``options``, ``secrets``, ``name``.
 
-    :raises InvalidArgument: the file cannot be read, or holds something else; what it holds is not shown.
-    :raises SinkConfigurationError: there is no such sink.
+    :raises InvalidArgument: the file cannot be read, or holds no JSON; what it holds is not shown.
+    :raises SinkConfigurationError: it describes no sink.
     """
-    expected = 'expected JSON such as {"kind": "redis", "options": {…}, "secrets": {"password": "env:NAME"}}'
     try:
         found = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise InvalidArgument(f"{path}: {error.strerror}") from None
     except ValueError:
-        raise InvalidArgument(f"{path}: {expected}") from None
-    if not isinstance(found, dict) or "kind" not in found or not found.keys() <= _PARTS:
-        raise InvalidArgument(f"{path}: {expected}")
+        raise InvalidArgument(f"{path}: expected JSON, the description of a sink") from None
     here = str(Path.cwd())
     if here not in sys.path:  # for sinks of the user's own
         sys.path.insert(0, here)
-    options, secrets = found.get("options") or {}, found.get("secrets") or {}
-    return SinkSpec(found["kind"], options, secrets, name=found.get("name") or "")
+    try:
+        return SinkSpec.from_dict(found)
+    except SinkConfigurationError as error:
+        raise SinkConfigurationError(f"{path}: {error.message}", hint=error.hint) from None
 
 
 def load_function(target: str) -> Callable[..., Any]:

@@ -15,8 +15,6 @@ class ControlRecord:
     store_id: str
     fence: int
     """The highest number of the store's id source that a drain has shown."""
-    floor: int = 0
-    """Nothing in the record of a queue: the floor is one for all of them, see :class:`FloorRecord`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def admission(
         )
     if found.fence == fence:
         return found
-    return ControlRecord(store_id, fence, found.floor)
+    return ControlRecord(store_id, fence)
 
 
 def join_feeders(found: FloorRecord, *, store_id: str, sink: str) -> FloorRecord:

@@ -80,6 +80,20 @@ class SinkSpec:
         if not self.name:
             object.__setattr__(self, "name", _default_name(self))
 
+    @classmethod
+    def from_dict(cls, found: object) -> SinkSpec:
+        """Read a description as people write it: ``kind``, and perhaps ``options``, ``secrets`` and ``name``.
+
+        :raises SinkConfigurationError: something else stands there, which is not shown, or there is no such sink.
+        """
+        if not isinstance(found, dict) or "kind" not in found or not found.keys() <= _FIELDS:
+            raise SinkConfigurationError(
+                'the description of a sink: expected JSON such as {"kind": "redis", "options": {…}, '
+                '"secrets": {"password": "env:NAME"}}, and perhaps a name'
+            )
+        options, secrets = found.get("options") or {}, found.get("secrets") or {}
+        return cls(found["kind"], options, secrets, name=found.get("name") or "")
+
     def leaves(self) -> tuple[SinkSpec, ...]:
         """Return the sinks that are written to: the parts of a composite one, else this one."""
         if self.kind != _COMPOSITE:
@@ -164,9 +178,7 @@ def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkS
         )
     found = []
     for part in parts:
-        if not isinstance(part, dict) or "kind" not in part or not part.keys() <= _FIELDS:
-            raise SinkConfigurationError(f"a part of a composite sink: expected {', '.join(sorted(_FIELDS))}")
-        spec = SinkSpec(part["kind"], part.get("options") or {}, part.get("secrets") or {}, name=part.get("name") or "")
+        spec = SinkSpec.from_dict(part)
         if spec.options.get("guard") == "fence":
             # its rank is that of the whole batch: a part that lags behind would take all that is delivered again
             raise SinkConfigurationError(f"part {spec.name!r} of a composite sink needs the guard seq, found fence")

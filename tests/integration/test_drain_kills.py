@@ -151,19 +151,24 @@ class DrainProcess:
         assert self.process.exitcode == -signal.SIGKILL
 
 
-@pytest.fixture
-def drain_process(store_url: str, copies: SinkSpec) -> Iterator[Callable[..., DrainProcess]]:
-    started: list[DrainProcess] = []
+def started(kind: Callable[..., DrainProcess], url: str, copies: SinkSpec) -> Iterator[Callable[..., DrainProcess]]:
+    """Give what starts processes, and end them; the body of a fixture."""
+    running: list[DrainProcess] = []
 
     def start(**options: Any) -> DrainProcess:
-        started.append(DrainProcess(store_url, copies, **options))
-        return started[-1]
+        running.append(kind(url, copies, **options))
+        return running[-1]
 
     yield start
-    for one in started:
+    for one in running:
         if one.process.is_alive():
             one.process.kill()
         one.process.join(30)
+
+
+@pytest.fixture
+def drain_process(store_url: str, copies: SinkSpec) -> Iterator[Callable[..., DrainProcess]]:
+    yield from started(DrainProcess, store_url, copies)
 
 
 # -- several at once -------------------------------------------------------------------------------------------------

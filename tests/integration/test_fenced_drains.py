@@ -15,7 +15,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from tests.fenced_memory import FencedMemory
-from tests.integration.test_drain_kills import DrainProcess
+from tests.integration.test_drain_kills import DrainProcess, add, started, waiting
 
 from export_queue.core.client import Store
 from export_queue.core.drain import (
@@ -73,17 +73,6 @@ def orders(store: Store) -> Store:
 def one_unit(store: Store) -> Store:
     store.configure_queue("orders", buckets=5, buckets_per_range=5)
     return store
-
-
-def add(store: Store, values: dict[str, Any]) -> int:
-    with store.transaction() as tx:
-        for key, value in values.items():
-            tx.queue("orders").add(key, value)
-        return tx.id
-
-
-def waiting(store: Store) -> int:
-    return sum(unit.entries for unit in store.backlog("orders"))
 
 
 def fenced_drain(store: Store, sink: Any, **options: Any) -> DrainReport:
@@ -441,23 +430,13 @@ class FencedDrainProcess(DrainProcess):
 
 
 @pytest.fixture
-def drain_process(store_url: str, copies: SinkSpec) -> Iterator[Callable[..., FencedDrainProcess]]:
-    started: list[FencedDrainProcess] = []
-
-    def start(**options: Any) -> FencedDrainProcess:
-        started.append(FencedDrainProcess(store_url, copies, **options))
-        return started[-1]
-
-    yield start
-    for one in started:
-        if one.process.is_alive():
-            one.process.kill()
-        one.process.join(30)
+def drain_process(store_url: str, copies: SinkSpec) -> Iterator[Callable[..., DrainProcess]]:
+    yield from started(FencedDrainProcess, store_url, copies)
 
 
 @pytest.mark.parametrize("applies_first", [False, True], ids=["before-the-sink", "between-sink-and-removal"])
 def test_a_killed_drain_is_finished_by_the_next_one(
-    orders: Store, copies: SinkSpec, drain_process: Callable[..., FencedDrainProcess], applies_first: bool
+    orders: Store, copies: SinkSpec, drain_process: Callable[..., DrainProcess], applies_first: bool
 ) -> None:
     add(orders, {f"k{i}": i for i in range(100)})
     dying = drain_process(applies_first=applies_first, lease_seconds=1)
@@ -471,7 +450,7 @@ def test_a_killed_drain_is_finished_by_the_next_one(
 
 
 def test_a_drain_that_slept_past_its_lease_writes_nothing_when_it_wakes(
-    orders: Store, copies: SinkSpec, drain_process: Callable[..., FencedDrainProcess]
+    orders: Store, copies: SinkSpec, drain_process: Callable[..., DrainProcess]
 ) -> None:
     add(orders, {f"k{i}": "old" for i in range(100)})
     sleeping = drain_process(applies_first=False, lease_seconds=1, token="sleeping")
@@ -488,7 +467,7 @@ def test_a_drain_that_slept_past_its_lease_writes_nothing_when_it_wakes(
 
 
 def test_two_drains_at_once_share_the_work_and_both_end_green(
-    orders: Store, copies: SinkSpec, drain_process: Callable[..., FencedDrainProcess]
+    orders: Store, copies: SinkSpec, drain_process: Callable[..., DrainProcess]
 ) -> None:
     values = {f"k{i}": i for i in range(400)}
     add(orders, values)

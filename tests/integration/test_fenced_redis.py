@@ -167,22 +167,6 @@ def test_an_answer_that_was_lost_leaves_a_batch_that_may_be_repeated(make, redis
     assert redis_client.get("k:1") == b"x"
 
 
-def test_a_cluster_is_refused(make, monkeypatch):
-    sink = make()
-    answers = {"INFO": b"redis_mode:cluster\r\n"}
-    exchange = Connection.exchange
-    sink.admit(queue_id="q", store_id="s", fence=1)
-    monkeypatch.setattr(
-        Connection,
-        "exchange",
-        lambda self, commands, **how: (
-            [answers[c[0]] for c in commands if c[0] in answers] or exchange(self, commands, **how)
-        ),
-    )
-    with pytest.raises(SinkConfigurationError, match="cluster"):
-        sink.claim([MINE])
-
-
 def test_another_guard_is_refused():
     with pytest.raises(SinkConfigurationError, match="expected 'seq' or 'fence'"):
         RedisSink("nowhere.invalid", guard="none")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import inspect
 from sqlalchemy.engine import make_url
-from tests.sql_targets import Make, OnMariadb, OnPostgresql, OnSqlite, execute, opened_sinks, puts
+from tests.sql_targets import Make, OnMariadb, OnPostgresql, OnSqlite, execute, opened_sinks, puts, url_of
 
 from export_queue.core.errors import LeaseLost, SinkConfigurationError, SinkRefused
 from export_queue.core.sinks import Claim, CompositeSink, SqlSink
@@ -72,9 +72,7 @@ def generic(url: str) -> SqlSink:
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def url(request: pytest.FixtureRequest, tmp_path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/sink.db"
-    return request.getfixturevalue({"postgresql": "postgres_url", "mariadb": "mariadb_url"}[request.param])
+    return url_of(request, tmp_path)
 
 
 @pytest.fixture

@@ -182,6 +182,12 @@ def test_the_least_privileges_suffice(make, redis_cluster, client):
         everything(redis_cluster, "ACL", "DELUSER", "writer")
 
 
+def test_the_guard_fence_is_refused_before_anything_is_written(make, client):
+    with pytest.raises(SinkConfigurationError, match="different nodes"):
+        make(guard="fence")
+    assert list(client.scan_iter("*")) == []
+
+
 # Slots that move
 
 

@@ -18,6 +18,7 @@ from tests.sql_targets import (
     opened_sinks,
     puts,
     read_views,
+    url_of,
 )
 
 from export_queue.core.errors import SinkConfigurationError
@@ -53,9 +54,7 @@ class TestMariadbKeys(OnMariadb, SeveralColumns):
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def url(request: pytest.FixtureRequest, tmp_path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/sink.db"
-    return request.getfixturevalue({"postgresql": "postgres_url", "mariadb": "mariadb_url"}[request.param])
+    return url_of(request, tmp_path)
 
 
 @pytest.fixture

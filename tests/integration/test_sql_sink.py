@@ -27,6 +27,7 @@ from tests.sql_targets import (
     execute,
     opened_sinks,
     puts,
+    url_of,
 )
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
@@ -67,9 +68,7 @@ SECRET = "hunter" + str(2)  # not as one literal: tracebacks show the lines of t
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def url(request: pytest.FixtureRequest, tmp_path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/sink.db"
-    return request.getfixturevalue({"postgresql": "postgres_url", "mariadb": "mariadb_url"}[request.param])
+    return url_of(request, tmp_path)
 
 
 @pytest.fixture

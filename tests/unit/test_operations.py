@@ -191,11 +191,11 @@ def admit(found: ControlRecord | None, store_id: str = "s", fence: int = 5) -> C
 
 @pytest.mark.parametrize("seen", [4, 5])
 def test_a_store_that_went_on_is_admitted_and_the_floor_stays(seen):
-    assert admit(ControlRecord("s", seen, 3)) == ControlRecord("s", 5, 3)
+    assert admit(ControlRecord("s", seen)) == ControlRecord("s", 5)
 
 
 def test_the_first_store_is_admitted():
-    assert admit(None) == ControlRecord("s", 5, 0)
+    assert admit(None) == ControlRecord("s", 5)
 
 
 @pytest.mark.parametrize("found", [ControlRecord("other", 1), ControlRecord("s", 6)])

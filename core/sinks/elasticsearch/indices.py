@@ -121,12 +121,12 @@ def misfits(alias: str, found: Found) -> list[str]:
 
 def read_control(source: Mapping[str, Any]) -> ControlRecord:
     """Read a control record from its document."""
-    return ControlRecord(str(source["store_id"]), int(source["fence"]), int(source["floor"]))
+    return ControlRecord(str(source["store_id"]), int(source["fence"]))
 
 
 def write_control(record: ControlRecord) -> dict[str, Any]:
     """Return the document of a control record."""
-    return {"store_id": record.store_id, "fence": record.fence, "floor": record.floor}
+    return {"store_id": record.store_id, "fence": record.fence}
 
 
 def read_floor(source: Mapping[str, Any]) -> tuple[FloorRecord, int]:

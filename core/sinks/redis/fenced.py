@@ -55,11 +55,6 @@ def claim_units(ask: Ask, claims: Sequence[Claim], sink: object) -> None:
 
     :raises LeaseLost: one of them has a higher fence.
     """
-    if b"redis_mode:cluster" in ask(("INFO", "server"))[0]:
-        raise SinkConfigurationError(
-            f"{sink} is part of a cluster: fence and records of a unit would lie in different nodes",
-            hint="use guard='seq'",
-        )
     keys = [_key(claim.unit) for claim in claims]
     for _ in range(_MAX_COLLISIONS):
         _, *found = ask(("WATCH", *keys), *(("HMGET", key, _FENCE) for key in keys))

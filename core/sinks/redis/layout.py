@@ -179,15 +179,15 @@ def control_key(queue_id: str) -> str:
 
 def read_control(fields: Sequence[bytes | None]) -> ControlRecord | None:
     """Read a control record from the values of ``CONTROL_FIELDS``."""
-    store, fence, floor = fields
+    store, fence = fields
     if store is None or fence is None:
         return None
-    return ControlRecord(store.decode(), int(fence), int(floor or 0))
+    return ControlRecord(store.decode(), int(fence))
 
 
-CONTROL_FIELDS = ("store", "fence", "floor")
+CONTROL_FIELDS = ("store", "fence")
 
 
 def write_control(record: ControlRecord) -> Command:
     """Return the fields of a control record and their values; numbers as decimal text."""
-    return ("store", record.store_id, "fence", str(record.fence), "floor", str(record.floor))
+    return ("store", record.store_id, "fence", str(record.fence))

@@ -297,6 +297,11 @@ class RedisSink:
         """Look at the server, or at all nodes of the cluster, once per connection, and return the number of shards."""
         if self._shards is None:
             if self._nodes is None and self._check_server(self._connection) == "cluster":
+                if self._is_fenced:
+                    raise SinkConfigurationError(
+                        f"{self} is part of a cluster: fence and records of a unit would lie in different nodes",
+                        hint="use guard='seq'",
+                    )
                 self._nodes = Nodes(self._connection, connect=self._connect, check=self._check_server)
             if self._nodes is not None:
                 self._nodes.look()

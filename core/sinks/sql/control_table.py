@@ -53,37 +53,23 @@ def admit(
     :raises SinkBelongsToAnother: the sink was fed by another store, or by a later state of this one.
     :raises SinkLostData: there is no control record though there was one.
     """
-    with held_floor(connection, schema, locks_reads=locks_reads) as floor:
-        _admit(connection, schema, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, drained=drained)
-        join_feeders(_floor_record(connection, schema, floor), store_id=store_id, sink=sink)
-
-
-def _admit(
-    connection: Connection,
-    schema: str | None,
-    *,
-    queue_id: str,
-    store_id: str,
-    fence: int,
-    sink: str,
-    drained: bool,
-) -> None:
     table = control_table(schema)
     mine = table.c.queue_id == queue_id
-    row = connection.execute(select(table).where(mine).with_for_update()).one_or_none()
-    found = None if row is None else ControlRecord(row.store_id, row.fence, row.floor)
-    wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, drained=drained)
-    if found is None:
-        fields = {"queue_id": queue_id, "store_id": store_id, "fence": fence, "floor": wanted.floor}
-        try:
-            connection.execute(insert(table).values(fields))
-        except IntegrityError as error:
-            raise TryAgain(f"another drain of {queue_id!r} was the first one") from error
-    elif wanted != found:
-        # again as a condition: not every database locks a row that is read
-        raised = update(table).where(mine, table.c.fence == found.fence, table.c.store_id == store_id)
-        if connection.execute(raised.values(fence=fence)).rowcount == 0:
-            raise TryAgain(f"another drain of {queue_id!r} began at the same moment")
+    with held_floor(connection, schema, locks_reads=locks_reads) as floor:
+        row = connection.execute(select(table).where(mine).with_for_update()).one_or_none()
+        found = None if row is None else ControlRecord(row.store_id, row.fence)
+        wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, drained=drained)
+        if found is None:
+            try:
+                connection.execute(insert(table).values(queue_id=queue_id, store_id=store_id, fence=fence, floor=0))
+            except IntegrityError as error:
+                raise TryAgain(f"another drain of {queue_id!r} was the first one") from error
+        elif wanted != found:
+            # again as a condition: not every database locks a row that is read
+            raised = update(table).where(mine, table.c.fence == found.fence, table.c.store_id == store_id)
+            if connection.execute(raised.values(fence=fence)).rowcount == 0:
+                raise TryAgain(f"another drain of {queue_id!r} began at the same moment")
+        join_feeders(_floor_record(connection, schema, floor), store_id=store_id, sink=sink)
 
 
 @contextmanager
