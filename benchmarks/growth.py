@@ -75,13 +75,14 @@ def clean_up(url: str) -> None:
 def gone_through(url: str, rows: int, condition: str) -> Iterator[None]:
     """Let a number of cells and entries go through a new store."""
     prepare_store(url)
+    sink = MemorySink()
     with Store.open(url) as store, contextlib.ExitStack() as stack:
         if condition == HELD:
             long = stack.enter_context(store.transaction(long=True))
             long.table("held").set("a", "status", b"open")
             long.flush()
         for first in range(0, rows // 2, ROWS):
-            _pass(store, min(ROWS, rows // 2 - first))
+            _pass(store, sink, min(ROWS, rows // 2 - first))
             if condition == CLEANED:
                 clean_up(url)
         with store.database.begin() as work:
@@ -93,7 +94,7 @@ def gone_through(url: str, rows: int, condition: str) -> Iterator[None]:
         yield
 
 
-def _pass(store: Store, cells: int) -> None:
+def _pass(store: Store, sink: MemorySink, cells: int) -> None:
     keys = all_keys()[:cells]
     for start in range(0, cells, CELLS_A_COMMIT):
         with store.transaction() as tx:
@@ -101,7 +102,7 @@ def _pass(store: Store, cells: int) -> None:
             for key in keys[start : start + CELLS_A_COMMIT]:
                 table.set(key, "status", STATUS)
                 queue.add(key, VALUE)
-    drain(store, "outbox", MemorySink(), sink_name="memory")
+    drain(store, "outbox", sink, sink_name="memory")
 
 
 def _compare(

@@ -37,6 +37,7 @@ from export_queue.core.store.protocol import (
     IdSource,
     Kind,
     Outcome,
+    Place,
     Span,
     Started,
     View,
@@ -247,25 +248,20 @@ class PostgresDialect:
         """Read many cells in one statement."""
         rows, columns = zip(*cells, strict=True)
         seen = (BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded))
-        return self._cells(
-            connection, view, self._read_cells, (ByteaArray.of(rows), ByteaArray.of(columns), table, *seen)
-        )
-
-    def scan_cells(
-        self, connection: Handle, view: View, table: int, span: Span, *, limit: int
-    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
-        """Read the first cells of a span in one statement."""
-        seen = (BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded))
-        arguments = (*sql.of_span(table, span), *seen, limit, table)
-        return self._cells(connection, view, sql.scan(self._s, span), arguments)
-
-    def _cells(
-        self, connection: Handle, view: View, statement: bytes, arguments: Sequence[Any]
-    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
-        found = calls.rows(connection, statement, arguments)
+        found = calls.rows(connection, self._read_cells, (ByteaArray.of(rows), ByteaArray.of(columns), table, *seen))
         if found:
             view.require_above(found[0][0])
         return [(row, column, version, value) for _, row, column, version, value in found if version is not None]
+
+    def scan_versions(
+        self, connection: Handle, view: View, table: int, span: Span, *, after: Place | None, limit: int
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        """Read the first visible versions of a span in order."""
+        seen = (BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded))
+        arguments = (*sql.of_span(table, span, after), *seen, limit)
+        found = calls.rows(connection, sql.scan(self._s, span, after), arguments)
+        view.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
+        return found
 
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
         """Read the active rows."""

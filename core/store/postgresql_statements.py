@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from export_queue.core.store.postgresql_arrays import ByteaArray
-from export_queue.core.store.protocol import Span
+from export_queue.core.store.protocol import Place, Span
 
 _VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
 _WRITES = ", ".join(["%b"] * 10)
@@ -50,46 +50,33 @@ READ_CELLS = (
         order by version desc limit 1) c on true
 """
 )
+HORIZON = "select horizon from {s}.xq_store"
 _SCAN = (
     """
-    select (select horizon from {s}.xq_store), c.row_key, c.column_key, c.version, c.value
-    from (select 1) one left join (
-        select g.row_key, g.column_key, g.version, v.value
-        from (
-            select row_key, column_key, max(version) as version from {s}.xq_cell
-            where table_number = %b and row_key >= %b and {span} and """
+    select row_key, column_key, version, value from {s}.xq_cell
+    where table_number = %b and {span} and """
     + _VISIBLE
     + """
-            group by row_key, column_key order by row_key, column_key limit %b) g
-        join {s}.xq_cell v on v.table_number = %b and v.row_key = g.row_key and v.column_key = g.column_key
-                          and v.version = g.version) c on true
-    order by c.row_key, c.column_key
+    order by row_key, column_key, version limit %b
 """
 )
 
 
-def scan(schema: str, span: Span) -> bytes:
-    """Write the statement that reads the first cells of a span; it takes the arguments of :func:`of_span`.
-
-    The newest version is found by grouping, since that is the index's order: ``distinct on`` would sort the whole rest
-    of the span for every page.
-    """
-    conditions = ["true"]
+def scan(schema: str, span: Span, after: Place | None) -> bytes:
+    """Write the statement that reads the first versions of a span; it takes the arguments of :func:`of_span`."""
+    conditions = ["row_key >= %b" if after is None else "(row_key, column_key, version) > (%b, %b, %b)"]
     if span.end_row is not None:
         conditions.append("row_key < %b")
-    if span.after is not None:
-        conditions.append("(row_key, column_key) > (%b, %b)")
     if span.columns:
         conditions.append("column_key = any(%b)")
     return _SCAN.format(s=schema, span=" and ".join(conditions)).encode()
 
 
-def of_span(table: int, span: Span) -> list[Any]:
+def of_span(table: int, span: Span, after: Place | None) -> list[Any]:
     """Return the arguments for what a span adds to the statement, before those of visibility."""
-    arguments: list[Any] = [table, span.first_row if span.after is None else span.after[0]]
+    arguments: list[Any] = [table, *((span.first_row,) if after is None else after)]
     if span.end_row is not None:
         arguments.append(span.end_row)
-    arguments.extend(span.after or ())
     if span.columns:
         arguments.append(ByteaArray.of(span.columns))
     return arguments

@@ -71,6 +71,10 @@ class View:
         return ",".join(map(str, self.own))
 
 
+Place = tuple[bytes, bytes, int]
+"""Row, column and version: where one version stands."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A run of cells in the order of row and column."""
@@ -80,8 +84,6 @@ class Span:
     """The first row that is not in it; None for all to the end."""
     columns: tuple[bytes, ...] = ()
     """Only these columns; all if empty."""
-    after: tuple[bytes, bytes] | None = None
-    """Only cells behind this row and column."""
 
     def holds(self, row: bytes, column: bytes) -> bool:
         """Tell whether a cell lies in the span."""
@@ -89,7 +91,6 @@ class Span:
             row >= self.first_row
             and (self.end_row is None or row < self.end_row)
             and (not self.columns or column in self.columns)
-            and (self.after is None or (row, column) > self.after)
         )
 
 
@@ -246,11 +247,15 @@ class StoreDialect(Protocol):
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """
 
-    def scan_cells(
-        self, connection: Handle, view: View, table: int, span: Span, *, limit: int
+    def scan_versions(
+        self, connection: Handle, view: View, table: int, span: Span, *, after: Place | None, limit: int
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
-        """Read the first cells of a span in order, tombstones included: row, column, version, value.
+        """Read the first visible versions of a span in the order of row, column and version, tombstones included.
 
+        All versions, not only the newest of each cell: that is the order of the index, so that a page costs what it
+        holds. Grouping on the server costs several times as much.
+
+        :param after: the row, column and version that the last page ended with.
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from export_queue.core.store import sqlite_statements as sql
-from export_queue.core.store.protocol import Handle, Span, View
+from export_queue.core.store.protocol import Handle, Place, Span, View
 
 
 class SqliteReads:
@@ -51,36 +51,20 @@ class SqliteReads:
                 found.append((row, column, version, value))
         return found
 
-    def scan_cells(
-        self, connection: Handle, view: View, table: int, span: Span, *, limit: int
+    def scan_versions(
+        self, connection: Handle, view: View, table: int, span: Span, *, after: Place | None, limit: int
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
-        """Read the first cells of a span; SQLite gives the value of the row that has the maximum."""
+        """Read the first visible versions of a span in order."""
         raw = raw_of(connection)
-        conditions = []
         arguments: dict[str, object] = {"table": table, "pointer": view.read_pointer, "limit": limit}
-        arguments["first"] = span.first_row if span.after is None else span.after[0]
-        if span.end_row is not None:
-            conditions.append("row_key < :end")
-            arguments["end"] = span.end_row
-        if span.after is not None:
-            conditions.append("(row_key, column_key) > (:after_row, :after_column)")
-            arguments["after_row"], arguments["after_column"] = span.after
-        if span.columns:
-            wanted = {f"column{i}": column for i, column in enumerate(span.columns)}
-            conditions.append(f"column_key in ({', '.join(f':{name}' for name in wanted)})")
-            arguments |= wanted
-        hidden = bool(view.own or view.excluded)
-        if hidden:
-            arguments |= {"own": f"[{view.own_text}]", "hidden": f"[{view.excluded_text}]"}
-        own_transaction = not raw.in_transaction
-        if own_transaction:
-            raw.execute("begin")
-        try:
-            view.require_above(raw.execute(sql.HORIZON).fetchone()[0])
-            return raw.execute(sql.scan(conditions, hidden=hidden), arguments).fetchall()
-        finally:
-            if own_transaction:
-                raw.execute("rollback")
+        arguments |= {"own": f"[{view.own_text}]", "hidden": f"[{view.excluded_text}]"}
+        arguments |= {"first": span.first_row, "end": span.end_row}
+        if after is not None:
+            arguments |= dict(zip(("after_row", "after_column", "after_version"), after, strict=True))
+        arguments |= {f"column{i}": column for i, column in enumerate(span.columns)}
+        found = raw.execute(sql.scan(span, after, hidden=bool(view.own or view.excluded)), arguments).fetchall()
+        view.require_above(raw.execute(sql.HORIZON).fetchone()[0])  # read later it is no smaller
+        return found
 
 
 def raw_of(connection: Handle) -> sqlite3.Connection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from export_queue.core.store.protocol import Place, Span
 
 _SEEN = """
     (version in (select value from json_each(:own))
@@ -16,16 +16,22 @@ _READ_CELL = """
 """
 READ_CELL, READ_CELL_UP_TO = _READ_CELL.format(seen=_SEEN), _READ_CELL.format(seen=_UP_TO)
 HORIZON = "select horizon from xq_store"
+_AFTER = "(row_key, column_key, version) > (:after_row, :after_column, :after_version)"
 _SCAN = """
-    select row_key, column_key, max(version), value from xq_cell
-    where table_number = :table and row_key >= :first and {span} and {seen}
-    group by row_key, column_key order by row_key, column_key limit :limit
+    select row_key, column_key, version, value from xq_cell
+    where table_number = :table and {span} and {seen}
+    order by row_key, column_key, version limit :limit
 """
 
 
-def scan(conditions: Sequence[str], *, hidden: bool) -> str:
-    """Write the statement that reads the first cells of a span."""
-    return _SCAN.format(span=" and ".join(conditions) or "true", seen=_SEEN if hidden else _UP_TO)
+def scan(span: Span, after: Place | None, *, hidden: bool) -> str:
+    """Write the statement that reads the first versions of a span."""
+    conditions = ["row_key >= :first" if after is None else _AFTER]
+    if span.end_row is not None:
+        conditions.append("row_key < :end")
+    if span.columns:
+        conditions.append(f"column_key in ({', '.join(f':column{i}' for i in range(len(span.columns)))})")
+    return _SCAN.format(span=" and ".join(conditions), seen=_SEEN if hidden else _UP_TO)
 
 
 TAKE_KEY = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import TypeVar, overload
 
 from export_queue.core.errors import InvalidArgument
@@ -90,8 +89,7 @@ class Table:
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit: expected a whole number of cells, found {limit!r}")
         span = _span(start, stop, prefix, columns)
-        cells = self._transaction.scan_cells(self._options.number, span, ttl_ms=self._options.ttl_ms)
-        return islice(cells, limit)
+        return self._transaction.scan_cells(self._options.number, span, ttl_ms=self._options.ttl_ms, limit=limit)
 
     def delete_row(self, row: str | bytes) -> None:
         """Remove all cells of one row that this transaction sees."""

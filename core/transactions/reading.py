@@ -6,22 +6,24 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
-from operator import itemgetter
+from itertools import chain, islice
 from typing import TypeVar
 
 from export_queue.core.errors import TransactionEnded
-from export_queue.core.store import Database, Handle, Span, Started, View
+from export_queue.core.store import Database, Handle, Place, Span, Started, View
 from export_queue.core.transactions.buffer import Cell, WriteBuffer
 from export_queue.core.transactions.sessions import Session
 from export_queue.core.transactions.snapshot import Level, Transaction
 from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
 
 Answer = TypeVar("Answer")
-Row = tuple[bytes, bytes, int, bytes | None]
-"""Row, column, version, value."""
+Found = tuple[bytes, bytes, bytes]
+"""Row, column, value."""
 
 READ_BLOCK = 1000
-"""Cells that one statement reads at most."""
+"""Cells, or versions of cells, that one statement reads at most."""
+SMALL_BLOCK = 100
+"""What a scan with a small limit reads at once: versions and deleted cells may precede what it looks for."""
 
 
 class ReadingTransaction:
@@ -123,10 +125,12 @@ class ReadingTransaction:
         return {cell: value for cell in wanted if (value := found.get(cell)) is not None}
 
     def scan_cells(
-        self, table: int, span: Span, *, ttl_ms: int | None = None, page: int = READ_BLOCK
-    ) -> Iterator[tuple[bytes, bytes, bytes]]:
+        self, table: int, span: Span, *, ttl_ms: int | None = None, limit: int | None = None, page: int = READ_BLOCK
+    ) -> Iterator[Found]:
         """Read a span in the order of rows and columns, page by page, own writes merged in.
 
+        :param limit: most cells.
+        :param page: versions that one statement reads at most.
         :returns: row, column and value of each cell that has one.
         """
         self.require_open()
@@ -135,25 +139,33 @@ class ReadingTransaction:
             for (number, row, column), value in self.buffer.cells(self._level).items()
             if number == table and span.holds(row, column)
         }
-        stored = ((cell, value) for cell, value in self._stored(table, span, ttl_ms, page) if cell not in mine)
-        for (row, column), value in heapq.merge(stored, sorted(mine.items()), key=itemgetter(0)):
-            if value is not None:
-                yield row, column, value
+        if limit is not None:
+            page = min(page, max(limit + 1, SMALL_BLOCK))
+        stored = chain.from_iterable(self._pages(table, span, ttl_ms, page))
+        if not mine:
+            return islice(stored, limit)
+        others = (found for found in stored if found[:2] not in mine)
+        written = sorted((*cell, value) for cell, value in mine.items() if value is not None)
+        return islice(heapq.merge(others, written), limit)
 
-    def _stored(
-        self, table: int, span: Span, ttl_ms: int | None, page: int
-    ) -> Iterator[tuple[tuple[bytes, bytes], bytes | None]]:
+    def _pages(self, table: int, span: Span, ttl_ms: int | None, page: int) -> Iterator[list[Found]]:
+        after: Place | None = None
+        last: dict[tuple[bytes, bytes], bytes | None] = {}
         while True:
             self.require_open()
-            rows = self._read(partial(self._scan_page, table, span, page))
-            for row, column, version, value in rows:
-                yield (row, column), value if self._lives(version, ttl_ms) else None
+            scan = partial(self.database.dialect.scan_versions, table=table, span=span, after=after, limit=page)
+            rows = self._read(scan)
+            if ttl_ms is not None:
+                rows = [
+                    (r, c, version, value if self._lives(version, ttl_ms) else None) for r, c, version, value in rows
+                ]
+            newest = last | {(row, column): value for row, column, _, value in rows}
+            if len(rows) == page:
+                last = dict([newest.popitem()])  # the next page may begin with newer versions of it
+                after = rows[-1][:3]
+            yield [(row, column, value) for (row, column), value in newest.items() if value is not None]
             if len(rows) < page:
                 return
-            span = replace(span, after=(rows[-1][0], rows[-1][1]))
-
-    def _scan_page(self, table: int, span: Span, page: int, connection: Handle, view: View) -> list[Row]:
-        return self.database.dialect.scan_cells(connection, view, table, span, limit=page)
 
     def read_versions(self, cell: Cell, *, ttl_ms: int | None = None) -> list[bytes | None]:
         """Read a cell's own versions, one a checkpoint, the newest first, and behind them what was committed.

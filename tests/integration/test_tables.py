@@ -81,6 +81,17 @@ def test_reads_of_all_kinds_agree_with_a_dictionary(
         assert all(table.get(*cell) == expected.get(cell) for cell in everything)
 
 
+def test_pages_that_end_between_versions_of_a_cell_give_the_newest_one(store: Store) -> None:
+    for value in (b"1", b"2", b"3"):
+        write(store, "t", [(b"a", b"n", value), (b"b", b"n", value), (b"b", b"o", value)])
+    write(store, "t", [(b"b", b"n", None)])
+    with store.transaction() as tx:
+        number = tx.table("t")._options.number
+        for page in range(1, 12):
+            found = list(tx._transaction.scan_cells(number, Span(), page=page))
+            assert found == [(b"a", b"n", b"3"), (b"b", b"o", b"3")], f"pages of {page} versions"
+
+
 def test_a_deleted_row_is_gone_with_all_its_columns(store: Store) -> None:
     write(store, "t", [(b"r", b"1", b"x"), (b"r", b"2", b"x"), (b"r\x00", b"1", b"kept"), (b"q", b"1", b"kept")])
     with store.transaction() as tx:
@@ -104,6 +115,7 @@ def test_what_is_older_than_its_time_to_live_is_gone(store: Store) -> None:
         assert table.get("b", "n") == b"new"
         assert table.get_many([("a", "n"), ("b", "n")]) == {(b"b", b"n"): b"new"}
         assert list(table.scan()) == [(b"b", b"n", b"new")]
+        assert list(table.scan(limit=1)) == [(b"b", b"n", b"new")]
         table.set("a", "n", b"own")
         assert table.get("a", "n") == b"own"
 
