@@ -86,6 +86,7 @@ class PostgresDialect:
         self._s = '"' + schema.replace('"', '""') + '"'
         self._id_source: str | None = None
         self._read_cell = self._sql(sql.READ_CELL)
+        self._read_cell_up_to = self._sql(sql.READ_CELL_UP_TO)
         self._read_cells = self._sql(sql.READ_CELLS)
         self._start = self._sql(sql.START)
         self._commit = self._sql(sql.COMMIT)
@@ -234,11 +235,12 @@ class PostgresDialect:
         self, connection: Handle, view: View, table: int, row: bytes, column: bytes
     ) -> tuple[int | None, bytes | None]:
         """Read the newest visible version, and the horizon in the same statement."""
-        horizon, version, value = calls.one(
-            connection,
-            self._read_cell,
-            (table, row, column, BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded)),
-        )
+        if view.own or view.excluded:
+            seen = BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded)
+            found = calls.one(connection, self._read_cell, (table, row, column, *seen))
+        else:
+            found = calls.one(connection, self._read_cell_up_to, (table, row, column, view.read_pointer))
+        horizon, version, value = found
         view.require_above(horizon)
         return version, value
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 
 import psycopg
@@ -25,7 +25,7 @@ def raw(connection: Handle) -> psycopg.Connection[Any]:
 
 def rows(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """Run a statement and fetch all of its rows, in binary form."""
-    with translated(), raw(connection).cursor(binary=True, row_factory=tuple_row) as cursor:
+    with Translated(), raw(connection).cursor(binary=True, row_factory=tuple_row) as cursor:
         return cursor.execute(statement, arguments).fetchall()
 
 
@@ -35,29 +35,35 @@ def one(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> 
     if not isinstance(session, BoundedConnection):  # a user's own
         (row,) = rows(connection, statement, arguments)
         return row
-    with translated():
+    with Translated():
         (row,) = session.single.execute(statement, arguments).fetchall()
     return row
 
 
 def run(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> None:
     """Run a statement that gives no rows."""
-    with translated():
+    with Translated():
         raw(connection).execute(statement, arguments)
 
 
-@contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Turn what the functions raise, and what may pass, into errors of ours."""
-    try:
-        yield
-    except psycopg.Error as error:
+class Translated:
+    """A block in which what the functions raise, and what may pass, comes out as errors of ours."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Nothing: only the end counts."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, psycopg.Error):
+            return
         refusal = errors.refusal(error)
-        if refusal is None:
-            if errors.is_transient(error):
-                raise errors.unavailable(error) from error
-            raise
-        raise refusal from error
+        if refusal is None and errors.is_transient(error):
+            refusal = errors.unavailable(error)
+        if refusal is not None:
+            raise refusal from error
 
 
 def cells(notes: Sequence[tuple[int, bytes, bytes]]) -> tuple[IntArray, ByteaArray, ByteaArray]:

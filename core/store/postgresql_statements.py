@@ -8,6 +8,7 @@ from export_queue.core.store.postgresql_arrays import ByteaArray
 from export_queue.core.store.protocol import Place, Span
 
 _VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
+_UP_TO = "version <= %b"  # where nothing below is hidden
 _WRITES = ", ".join(["%b"] * 10)
 _NOTES = "%b, %b, %b"
 
@@ -27,17 +28,14 @@ COMMIT = "select {s}.xq_commit_v1(%s, %b, %b, %b, %b, %b, %s, %b, %s, " + ", ".j
 ABORT = "select {s}.xq_abort_v1(%s, %b)"
 REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"
 OUTCOME = "select status, id from {s}.xq_outcome where request = %b"
-READ_CELL = (
-    """
+_READ_CELL = """
     select s.horizon, c.version, c.value
     from {s}.xq_store s left join (
         select version, value from {s}.xq_cell
-        where table_number = %b and row_key = %b and column_key = %b and """
-    + _VISIBLE
-    + """
+        where table_number = %b and row_key = %b and column_key = %b and ?
         order by version desc limit 1) c on true
 """
-)
+READ_CELL, READ_CELL_UP_TO = _READ_CELL.replace("?", _VISIBLE), _READ_CELL.replace("?", _UP_TO)
 READ_CELLS = (
     """
     select (select horizon from {s}.xq_store), w.r, w.k, c.version, c.value

@@ -114,13 +114,14 @@ class OpenTransaction(ReadingTransaction):
         else:
             if self.kind != "bound":
                 sweep_if_due(self.database, seconds=self._seconds)
-            dialect, client = self.database.dialect, self.database.client
-            kind, request, timeout_ms = self.kind, self.request, self._timeout_ms
             try:
                 started = self._session.call(
-                    lambda connection: dialect.start(
-                        connection, kind=kind, request=request, timeout_ms=timeout_ms, client=client, first=first
-                    )
+                    self.database.dialect.start,
+                    kind=self.kind,
+                    request=self.request,
+                    timeout_ms=self._timeout_ms,
+                    client=self.database.client,
+                    first=first,
                 )
             except BaseException:
                 self._session.drop()  # a cancel may hit after the id was registered: its session must not keep it
@@ -203,7 +204,7 @@ class OpenTransaction(ReadingTransaction):
         if self.kind == "long":
             self.flush()
             own = self.value.id
-            pointer = self._session.call(lambda connection: self.database.dialect.checkpoint(connection, own))
+            pointer = self._session.call(self.database.dialect.checkpoint, own)
             self._become(replace(self.value, own=(*self.value.own, pointer)))
         else:
             self.buffer.checkpoint()
@@ -223,7 +224,7 @@ class OpenTransaction(ReadingTransaction):
         if self.buffer:
             stage, writes = self.database.dialect.stage, self.buffer.writes()
             try:
-                pointers = self._session.call(lambda connection: stage(connection, value.id, writes))
+                pointers = self._session.call(stage, value.id, writes)
             except StoreUnavailable as error:
                 if error.sent:
                     # It may still arrive, behind a later flush that it would undo; after the abort it is refused.
@@ -315,7 +316,7 @@ class OpenTransaction(ReadingTransaction):
     def _send_repeatedly(self, call: CommitCall) -> int:
         for left in range(WRITE_ONLY_TRIES, -1, -1):
             try:
-                return int(self._session.call(lambda c: self.database.dialect.commit(c, call)).id)
+                return int(self._session.call(self.database.dialect.commit, call).id)
             except ConflictError:
                 if call.view is not None or not left:
                     raise
@@ -370,7 +371,7 @@ class OpenTransaction(ReadingTransaction):
         kind, own = self.kind, self._value.id
         # What cannot be undone now becomes invalid at its deadline; the abort itself always succeeds.
         try:
-            self._session.call(lambda connection: self.database.dialect.abort(connection, kind=kind, transaction=own))
+            self._session.call(self.database.dialect.abort, kind=kind, transaction=own)
         except ExportQueueError:
             self._session.drop()  # a lock of its server session goes with it, and does not stay with the pool
 

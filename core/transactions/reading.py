@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from export_queue.core.errors import TransactionEnded
 from export_queue.core.store import Database, Handle, Place, Span, Started, View
@@ -17,6 +17,7 @@ from export_queue.core.transactions.snapshot import Level, Transaction
 from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
 
 Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
 Found = tuple[bytes, bytes, bytes]
 """Row, column, value."""
 
@@ -98,7 +99,7 @@ class ReadingTransaction:
                 return value
         found = self._start(cell).found if self._value is None else None
         if found is None:
-            found = self._read(lambda connection, view: self.database.dialect.read_cell(connection, view, *cell))
+            found = self._read(self.database.dialect.read_cell, *cell)
         version, value = found
         return value if version is not None and self._lives(version, ttl_ms) else None
 
@@ -119,8 +120,7 @@ class ReadingTransaction:
                 found[cell] = value
         unknown = [cell for cell in wanted if cell not in found]
         for start in range(0, len(unknown), READ_BLOCK):
-            read = partial(self.database.dialect.read_cells, table=table, cells=unknown[start : start + READ_BLOCK])
-            rows = self._read(lambda connection, view, read=read: read(connection, view))  # type: ignore[misc]
+            rows = self._read(self.database.dialect.read_cells, table, unknown[start : start + READ_BLOCK])
             found |= {(row, column): value for row, column, version, value in rows if self._lives(version, ttl_ms)}
         return {cell: value for cell in wanted if (value := found.get(cell)) is not None}
 
@@ -153,8 +153,7 @@ class ReadingTransaction:
         last: dict[tuple[bytes, bytes], bytes | None] = {}
         while True:
             self.require_open()
-            scan = partial(self.database.dialect.scan_versions, table=table, span=span, after=after, limit=page)
-            rows = self._read(scan)
+            rows = self._read(self.database.dialect.scan_versions, table, span, after=after, limit=page)
             if ttl_ms is not None:
                 rows = [
                     (r, c, version, value if self._lives(version, ttl_ms) else None) for r, c, version, value in rows
@@ -174,19 +173,19 @@ class ReadingTransaction:
         """
         self.require_open()
         if self.value.kind == "long":
-            self._read(lambda _, view: view)  # the write pointers as they are now
+            self._read(_nothing)  # but the write pointers as they are now
         buffered = list(self.buffer.versions(cell, self._level))
         committed_only = replace(self.view, own=())
         own = [p for p in reversed(self.view.own) if not (buffered and p == self.value.own[-1])]
         views = [replace(committed_only, own=(pointer,)) for pointer in own] + [committed_only]
         found = buffered
         for view in views:
-            version, value = self._read(partial(self._read_in, view, cell))
+            version, value = self._read(self._read_in, view, cell)
             if version is not None and (version in view.own or view is committed_only):
                 found.append(value if self._lives(version, ttl_ms) else None)
         return found if self._level is Level.SNAPSHOT_ALL else found[:1]
 
-    def _read_in(self, view: View, cell: Cell, connection: Handle, _: View) -> tuple[int | None, bytes | None]:
+    def _read_in(self, connection: Handle, _: View, view: View, cell: Cell) -> tuple[int | None, bytes | None]:
         return self.database.dialect.read_cell(connection, view, *cell)
 
     def _lives(self, version: int, ttl_ms: int | None) -> bool:
@@ -202,19 +201,27 @@ class ReadingTransaction:
         # What only reads has drawn no id, and the last one of others may be of long ago.
         return max(value.id, self._session.call(self.database.dialect.now) * 1_000_000)
 
-    def _read(self, read: Callable[[Handle, View], Answer]) -> Answer:
+    def _read(
+        self,
+        read: Callable[Concatenate[Handle, View, Arguments], Answer],
+        *plain: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Answer:
+        view, value = self.view, self.value
+        if value.kind != "long":
+            return self._session.call(read, view, *plain, **named)
+
         def step(connection: Handle) -> Answer:
             while True:
-                found = read(connection, self.view)
-                value = self.value
-                if value.kind != "long":
-                    return found
+                found = read(connection, self.view, *plain, **named)
                 # Afterwards: while it is active nobody removes what it staged, and it read that too (I4).
-                pointers = self.database.dialect.pointers(connection, value.id)
-                if pointers == value.own:
+                pointers = self.database.dialect.pointers(connection, self.value.id)
+                if pointers == self.value.own:
                     return found
-                self._become(replace(value, own=pointers))  # another process has made a checkpoint
+                self._become(replace(self.value, own=pointers))  # another process has made a checkpoint
 
-        if self._value is None:
-            self._start()
         return self._session.call(step)
+
+
+def _nothing(connection: Handle, view: View) -> None:
+    """Read nothing."""

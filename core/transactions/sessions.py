@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
@@ -11,13 +12,16 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.store import Database, Handle
 
 Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
 
 
 class Session(Protocol):
     """Lends a transaction its connection."""
 
-    def call(self, step: Callable[[Handle], Answer]) -> Answer:
-        """Run one step of the dialect."""
+    def call(
+        self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
+    ) -> Answer:
+        """Run one step of the dialect with these arguments."""
 
     def drop(self) -> None:
         """Forget a connection whose answer was lost."""
@@ -36,10 +40,12 @@ class PooledSession:
         self._database = database
         self._seconds = seconds
 
-    def call(self, step: Callable[[Handle], Answer]) -> Answer:
+    def call(
+        self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
+    ) -> Answer:
         """Run one step."""
         with self._database.connect(seconds=self._seconds) as connection:
-            return step(connection)
+            return step(connection, *plain, **named)
 
     def drop(self) -> None:
         """Close all that the pool holds: what cut one connection may have cut the others."""
@@ -59,19 +65,25 @@ class PinnedSession:
         self._database = database
         self._seconds = seconds
         self._connection: sa.PoolProxiedConnection | None = None
+        self._raw: Handle
+        """The driver's own: SQLAlchemy's connection object would cost more than a statement."""
+        self._limit = contextlib.ExitStack()
 
-    def call(self, step: Callable[[Handle], Answer]) -> Answer:
+    def call(
+        self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
+    ) -> Answer:
         """Run one step."""
         if self._connection is None:
-            # The driver's own: SQLAlchemy's connection object would cost more than a statement.
             self._connection = self._database.lend()
-        raw: Handle = self._connection.driver_connection  # type: ignore[assignment]  # what the dialect made
-        with self._database.translated(), self._database.dialect.limited(raw, self._seconds):
-            return step(raw)
+            self._raw = self._connection.driver_connection  # type: ignore[assignment]  # what the dialect made
+            self._limit.enter_context(self._database.dialect.limited(self._raw, self._seconds))
+        with self._database.translated():
+            return step(self._raw, *plain, **named)
 
     def drop(self) -> None:
         """Close the connection, and all that the pool holds: what cut one may have cut the others."""
         connection, self._connection = self._connection, None
+        self._limit.close()
         if connection is not None:
             connection.invalidate()
             connection.close()
@@ -80,6 +92,7 @@ class PinnedSession:
     def close(self) -> None:
         """Give the connection back."""
         connection, self._connection = self._connection, None
+        self._limit.close()
         if connection is not None:
             self._database.give_back(connection)
 
@@ -103,10 +116,12 @@ class BoundSession:
         if found != store_id:
             raise InvalidArgument(f"connection: expected one to store {store_id}, found one to store {found}")
 
-    def call(self, step: Callable[[Handle], Answer]) -> Answer:
+    def call(
+        self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
+    ) -> Answer:
         """Run one step."""
         with self._database.translated():
-            return step(self._raw)
+            return step(self._raw, *plain, **named)
 
     def drop(self) -> None:
         """Nothing: the connection is the user's."""

@@ -47,6 +47,7 @@ class TestRedisClusterStrings(SinkConformance):
         return strings(self.client)
 
 
+@pytest.mark.slow  # a special case of strings on a cluster
 class TestRedisClusterStringsInOneSlot(TestRedisClusterStrings):
     """Keys with a hash tag: appliers meet all the time."""
 
@@ -56,7 +57,7 @@ class TestRedisClusterStringsInOneSlot(TestRedisClusterStrings):
         return {(name, record.removeprefix(b"{one}")): value for (name, record), value in super().read_all().items()}
 
 
-@pytest.mark.slow  # hashes on one server, and other records on a cluster, are tested always
+@pytest.mark.slow  # hashes on one server, and strings on a cluster, are tried always
 class TestRedisClusterHashes(TestRedisClusterStrings):
     """Records as hashes."""
 
@@ -67,6 +68,7 @@ class TestRedisClusterHashes(TestRedisClusterStrings):
         return hashes(self.client)
 
 
+@pytest.mark.slow  # sets on one server, and strings on a cluster, are tried always
 class TestRedisClusterSets(TestRedisClusterStrings):
     """Records as members of sets."""
 

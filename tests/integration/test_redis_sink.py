@@ -35,6 +35,7 @@ class TestRedisStrings(SinkConformance):
         return strings(self.client)
 
 
+@pytest.mark.slow  # the number of shards changes only where ranks lie
 class TestRedisStringsInFewShards(TestRedisStrings):
     """Few shards, so that appliers meet all the time."""
 

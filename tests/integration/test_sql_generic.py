@@ -33,6 +33,7 @@ class GenericDocuments(Documents):
         return generic(self.url, **self.options)
 
 
+@pytest.mark.slow  # the same portable statements as on PostgreSQL
 class TestSqliteDocuments(OnSqlite, GenericDocuments):
     pass
 

@@ -203,13 +203,14 @@ class SqlSink:
 
     def _write(self, write_rows: _WriteRows, operations: Operations) -> ApplyResult:
         """Write operations on distinct records, in one transaction a table."""
-        by_table: dict[str, list[int]] = {}
-        for i, name in enumerate(operations.collections):
-            by_table.setdefault(name, []).append(i)
+        names = sorted(set(operations.collections))
         written, rejected = 0, dict[int, str]()
-        for name, positions in sorted(by_table.items()):
+        for name in names:
             table = self._prepare(name)
-            part = operations if len(by_table) == 1 else operations.take(positions)
+            positions: Sequence[int] = range(len(operations))
+            if len(names) > 1:
+                positions = [i for i in positions if operations.collections[i] == name]
+            part = operations if len(names) == 1 else operations.take(positions)
             rows, unfit = rows_of(part, self._contents, self._dialect.limits, self._key)
             # in the order of the keys, so that two writers cannot lock each other out
             rows.sort(key=itemgetter(*range(len(table.keys))))
