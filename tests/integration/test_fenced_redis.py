@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from tests.redis_records import Make, making, member_id, members, puts, strings
+from tests.redis_records import Make, hashes, making, member_id, members, puts, strings
 
 from export_queue.core.errors import LeaseLost, SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks import Claim, Operations, RedisSink
@@ -48,6 +48,16 @@ class TestSets(TestStrings):
         return members(self.client)
 
 
+class TestHashes(TestStrings):
+    """Records as hashes."""
+
+    options: ClassVar = {"target": "hash"}
+    takes = "json"
+
+    def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
+        return hashes(self.client)
+
+
 @pytest.fixture
 def make(redis_server: RedisServer, redis_client: redis.Redis) -> Iterator[Make]:
     with making(redis_server, guard="fence") as make_sink:
@@ -66,6 +76,17 @@ def test_the_server_holds_no_ranks(make, redis_client):
     sink.apply_under(MINE, puts(b"2", document=None))
     assert sorted(redis_client.keys()) == [b"customer:1", b"xq:control", b"xq:fence:q/1/0", b"xq:queue:q"]
     assert redis_client.hgetall("xq:fence:q/1/0") == {b"fence": b"7"}
+
+
+@pytest.mark.parametrize("target", ["string", "hash"])
+def test_a_put_has_its_own_time_to_live_or_none(make, redis_client, target):
+    sink = claimed(make(key="k:{id}", target=target))
+    batch = Operations(["c"] * 2, [b"1", b"2"], [b'{"a": 1}'] * 2, [5] * 2, range(2), [3600.0, None])
+    assert sink.apply_under(MINE, batch).written == 2
+    assert 0 < redis_client.ttl("k:1") <= 3600
+    assert redis_client.ttl("k:2") == -1
+    assert sink.apply_under(MINE, puts(b"1", document=b'{"a": 2}')).written == 1
+    assert redis_client.ttl("k:1") == -1
 
 
 def test_a_claim_between_look_and_write_keeps_the_batch_out(make, redis_client, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
-from export_queue.core.sinks import ApplyResult, Operations, RedisSink
+from export_queue.core.sinks import ApplyResult, Claim, Operations, RedisSink
 from export_queue.core.testing.redis_cluster import RedisCluster
 from export_queue.core.testing.servers import RedisServer
 
@@ -125,6 +125,17 @@ def test_a_batch_that_comes_again_over_another_connection_is_waited_for_as_well(
     wait_until(lambda: make(wait_replicas=1).apply(puts(2)) == ApplyResult(0, 50))
     with client(replica) as reader:
         assert reader.get("o:49") == b"2"
+
+
+def test_a_batch_under_a_claim_is_waited_for_as_well(make, replica):
+    sink, mine = make(wait_replicas=1, socket_timeout=0.4, guard="fence"), Claim("q/1/0", 1)
+    sink.admit(queue_id="q", store_id="s", fence=1)
+    sink.claim([mine])
+    sink.apply_under(mine, puts(1))
+    with client(replica) as reader:
+        assert reader.get("o:49") == b"1"
+    with frozen(replica), pytest.raises(SinkUnavailable, match="expected 1 .* found 0"):
+        sink.apply_under(mine, puts(2))
 
 
 @pytest.mark.parametrize("wrong", [-1, "1", 1.5])

@@ -1,0 +1,109 @@
+"""The Redis sink over TLS, to one server and to a cluster."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from tests.redis_records import admit, puts
+
+from export_queue.core.errors import SinkUnavailable
+from export_queue.core.sinks import RedisSink
+from export_queue.core.testing.redis_cluster import RedisCluster
+from export_queue.core.testing.servers import HOST, RedisServer, free_port
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for the servers' address that vouches for itself; its key lies beside it."""
+    folder = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "export-queue-tests")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "certificate.pem"
+    path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path.with_suffix(".key").write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+    return path
+
+
+def settings(certificate: Path) -> Mapping[str, str]:
+    return {
+        "tls-port": str(free_port()),
+        "tls-cert-file": str(certificate),
+        "tls-key-file": str(certificate.with_suffix(".key")),
+        "tls-ca-cert-file": str(certificate),
+        "tls-auth-clients": "no",
+    }
+
+
+@pytest.fixture
+def server(certificate: Path) -> Iterator[RedisServer]:
+    try:
+        made = RedisServer(settings(certificate))
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    with made:
+        yield made
+
+
+@pytest.fixture
+def cluster(certificate: Path) -> Iterator[RedisCluster]:
+    try:
+        made = RedisCluster(settings={"tls-cluster": "yes", "tls-replication": "yes"})
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    for node in made.nodes:
+        node.settings |= settings(certificate)
+    with made:
+        yield made
+
+
+def over_tls(server: RedisServer, **options: Any) -> RedisSink:
+    return RedisSink(HOST, int(server.settings["tls-port"]), password=server.password, ssl=True, ssl_options=options)
+
+
+def test_a_server_whose_certificate_is_known_is_written_to(server, certificate):
+    with closing(over_tls(server, ssl_ca_certs=str(certificate))) as sink:
+        assert admit(sink).apply(puts(b"1", b"2")).written == 2
+    with redis.Redis(HOST, server.port, password=server.password) as reader:
+        assert reader.get("orders:1") == b"x"
+
+
+def test_a_server_whose_certificate_nobody_vouches_for_is_not_spoken_to(server):
+    with closing(over_tls(server)) as sink, pytest.raises(SinkUnavailable, match="certificate"):
+        admit(sink)
+
+
+def test_all_nodes_of_a_cluster_are_reached_over_tls(cluster, certificate):
+    ids = [b"%d" % n for n in range(200)]
+    for node in cluster.nodes:  # from now on nobody is heard without TLS
+        cluster.ask(node, "CONFIG", "SET", "port", "0")
+    with closing(over_tls(cluster.nodes[0], ssl_ca_certs=str(certificate))) as sink:
+        assert admit(sink).apply(puts(*ids)).written == 200
+    with redis.RedisCluster(
+        HOST,
+        int(cluster.nodes[0].settings["tls-port"]),
+        password=cluster.password,
+        ssl=True,
+        ssl_ca_certs=str(certificate),
+    ) as reader:
+        assert set(reader.mget_nonatomic([f"orders:{n}" for n in range(200)])) == {b"x"}
