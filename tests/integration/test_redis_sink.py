@@ -35,7 +35,6 @@ class TestRedisStrings(SinkConformance):
         return strings(self.client)
 
 
-@pytest.mark.slow  # the number of shards changes only where ranks lie
 class TestRedisStringsInFewShards(TestRedisStrings):
     """Few shards, so that appliers meet all the time."""
 

@@ -18,14 +18,13 @@ from export_queue.core.sinks.redis.layout import Command
 
 Reply = Any
 
-_LARGE = 1 << 18
-"""Bytes above which a command is packed by hand: the C packer grows its buffer too often for it."""
 _MANY = 64
-"""Parts from which a command is packed by hand, too."""
+"""Parts from which a command is packed here: the C packer takes twice the time for it."""
 _HEADS = [b"$%d\r\n" % length for length in range(4096)]
 """What stands before a part, by its length."""
 _PIECE = 1 << 16
-"""Bytes that are sent at once of a large command: the server reads the first ones while others are packed."""
+"""Bytes that are sent at once, about: in blocks of memory that are used again and again. To fill a new large one costs
+several times as much, and the server reads the first piece while others are sent."""
 _pack_whole = cast(Callable[[Command], bytes], pack_command)
 
 
@@ -36,33 +35,41 @@ def pack(commands: Sequence[Command]) -> list[bytes]:
     """
     pieces: list[bytes] = []
     small: list[bytes] = []
+    size = 0
     for command in commands:
-        if sum(map(len, command)) < _LARGE:
-            small.append(_pack_whole(command) if len(command) < _MANY else _pack_many(command))
-            continue
-        small.append(b"*%d\r\n" % len(command))
-        size = 0
-        for part in command:
-            raw = part.encode() if isinstance(part, str) else part
-            small += (b"$%d\r\n" % len(raw), raw, b"\r\n")
-            size += len(raw)
-            if size > _PIECE:
-                pieces.append(b"".join(small))
-                small, size = [], 0
-    pieces.append(b"".join(small))
+        if len(command) < _MANY and sum(map(len, command)) < _PIECE:
+            packed = [_pack_whole(command)]
+            length = len(packed[0])
+        else:
+            packed, length = _pack_many(command)
+        small += packed
+        size += length
+        if size > _PIECE:
+            pieces += _joined(small, size)
+            small, size = [], 0
+    if size:
+        pieces += _joined(small, size)
     return pieces
 
 
-def _pack_many(command: Command) -> bytes:
-    """Pack a command of many parts, in less than half of the C packer's time."""
+def _joined(parts: Sequence[bytes], size: int) -> list[bytes]:
+    """Join parts to pieces of about the size of one."""
+    step = len(parts) * _PIECE // size + 1
+    return [b"".join(parts[start : start + step]) for start in range(0, len(parts), step)]
+
+
+def _pack_many(command: Command) -> tuple[list[bytes], int]:
+    """Pack a command of many or large parts; returns what is to be joined, and about how many bytes these are."""
     verb, *others = command
     # as a rule only the verb is text; to look at each of thousands of parts would cost as much as to pack them
     rest = [_raw(part) for part in others] if str in set(map(type, others)) else cast(list[bytes], others)
     parts = [_raw(verb), *rest]
-    packed = [b"\r\n"] * (3 * len(parts))
-    packed[0::3] = [_HEADS[length] if length < 4096 else b"$%d\r\n" % length for length in map(len, parts)]
-    packed[1::3] = parts
-    return b"*%d\r\n" % len(parts) + b"".join(packed)
+    packed = [b"\r\n"] * (3 * len(parts) + 1)
+    packed[0] = b"*%d\r\n" % len(parts)
+    lengths = list(map(len, parts))
+    packed[1::3] = [_HEADS[length] if length < 4096 else b"$%d\r\n" % length for length in lengths]
+    packed[2::3] = parts
+    return packed, sum(lengths) + 8 * len(parts)
 
 
 def _raw(part: bytes | str) -> bytes:

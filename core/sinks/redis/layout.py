@@ -111,20 +111,23 @@ def keys_of(templates: Sequence[str], ids: Sequence[bytes]) -> list[bytes]:
     return [affixes[t][0] + record + affixes[t][1] for t, record in zip(templates, ids, strict=True)]
 
 
-def group_by_shard(ids: Sequence[bytes], shards: int, name: bytes) -> dict[bytes, list[int]]:
+def group_by_shard(ids: Sequence[bytes], shards: int, name: bytes) -> dict[bytes, Sequence[int]]:
     """Return the positions of the records of each shard, by the hash that holds their ranks.
 
     :param ids: of the records.
     :param shards: how many there are.
     :param name: of the hashes, with a ``%d`` for the shard.
     """
+    found = buckets_of(ids, shards)
+    if found.count(found[0]) == len(found):  # a drain reads bucket by bucket
+        return {name % found[0]: range(len(ids))}
     groups: dict[int, list[int]] = {}
-    for i, shard in enumerate(buckets_of(ids, shards)):
+    for i, shard in enumerate(found):
         groups.setdefault(shard, []).append(i)
     return {name % shard: positions for shard, positions in groups.items()}
 
 
-def group_by_slot(keys: Sequence[bytes], name: bytes) -> dict[bytes, list[int]]:
+def group_by_slot(keys: Sequence[bytes], name: bytes) -> dict[bytes, Sequence[int]]:
     """Return the positions of the records of each slot of a cluster, by the hash that holds their ranks.
 
     :param keys: of the records; they say where a record lies.
