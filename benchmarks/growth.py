@@ -44,10 +44,9 @@ OUTCOMES = {
 }
 
 
-def run(quick: bool) -> list[Figure]:
+def run(quick: bool) -> Iterator[Figure]:
     """Measure on both databases."""
     sizes, repeats, seconds = ((1_000, 10_000), 1, 0.1) if quick else ((100_000, 10_000_000), 15, 0.3)
-    figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder, PostgresServer() as server:
         for database in ("sqlite", "postgresql"):
             for condition in (CLEANED, HELD):
@@ -60,8 +59,7 @@ def run(quick: bool) -> list[Figure]:
                     )
                     for url, rows in zip((young, old), sizes, strict=True):
                         stack.enter_context(gone_through(url, rows, condition))
-                    figures += _compare(database, condition, young, old, sizes, repeats, seconds)
-    return figures
+                    yield from _compare(database, condition, young, old, sizes, repeats, seconds)
 
 
 def clean_up(url: str) -> None:

@@ -178,7 +178,10 @@ def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkS
         )
     found = []
     for part in parts:
-        spec = SinkSpec.from_dict(part)
+        try:
+            spec = SinkSpec.from_dict(part)
+        except SinkConfigurationError as error:
+            raise SinkConfigurationError(f"a part of a composite sink: {error.message}", hint=error.hint) from None
         if spec.options.get("guard") == "fence":
             # its rank is that of the whole batch: a part that lags behind would take all that is delivered again
             raise SinkConfigurationError(f"part {spec.name!r} of a composite sink needs the guard seq, found fence")

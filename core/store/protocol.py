@@ -252,10 +252,10 @@ class StoreDialect(Protocol):
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read the first visible versions of a span in the order of row, column and version, tombstones included.
 
-        All versions, not only the newest of each cell: that is the order of the index, so that a page costs what it
-        holds. Grouping on the server costs several times as much.
+        All versions, not only the newest of each cell: that is the order of the index. Grouping on the server costs
+        several times as much where cells have few versions, as they do when clean-up runs.
 
-        :param after: the row, column and version that the last page ended with.
+        :param after: only what lies behind this row, column and version.
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """
 

@@ -42,7 +42,8 @@ def has_drained(work: Work, queue_id: str, sink: str) -> bool:
     """Tell whether a drain of a queue has brought entries into a sink, as far as reports are kept."""
     # as save_report writes it: of reports there may be very many, and they stay in the database
     idle = r.c.report.contains('"acknowledged":0,', autoescape=True)
-    into = r.c.report.contains(f'"sink":{orjson.dumps(sink).decode()},', autoescape=True)
+    # not LIKE, which takes A for a in SQLite
+    into = sa.func.replace(r.c.report, f'"sink":{orjson.dumps(sink).decode()},', "") != r.c.report
     statement = sa.select(sa.literal(1)).where(r.c.queue == queue_id, ~idle, into).limit(1)
     return work.connection.execute(statement).scalar() is not None
 

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Concatenate, ParamSpec, TypeVar
 
 from export_queue.core.errors import TransactionEnded
-from export_queue.core.store import Database, Handle, Place, Span, Started, View
+from export_queue.core.store import Database, Handle, Span, Started, View
 from export_queue.core.transactions.buffer import Cell, WriteBuffer
 from export_queue.core.transactions.sessions import Session
 from export_queue.core.transactions.snapshot import Level, Transaction
@@ -25,6 +25,8 @@ READ_BLOCK = 1000
 """Cells, or versions of cells, that one statement reads at most."""
 SMALL_BLOCK = 100
 """What a scan with a small limit reads at once: versions and deleted cells may precede what it looks for."""
+LAST_VERSION = (1 << 63) - 1
+"""No version of a cell lies behind it."""
 
 
 class ReadingTransaction:
@@ -139,32 +141,45 @@ class ReadingTransaction:
             for (number, row, column), value in self.buffer.cells(self._level).items()
             if number == table and span.holds(row, column)
         }
-        if limit is not None:
-            page = min(page, max(limit + 1, SMALL_BLOCK))
-        stored = chain.from_iterable(self._pages(table, span, ttl_ms, page))
+        first = page if limit is None else min(page, max(limit + 1, SMALL_BLOCK))
+        stored = chain.from_iterable(self._pages(table, span, ttl_ms, first, page))
         if not mine:
             return islice(stored, limit)
         others = (found for found in stored if found[:2] not in mine)
         written = sorted((*cell, value) for cell, value in mine.items() if value is not None)
         return islice(heapq.merge(others, written), limit)
 
-    def _pages(self, table: int, span: Span, ttl_ms: int | None, page: int) -> Iterator[list[Found]]:
-        after: Place | None = None
-        last: dict[tuple[bytes, bytes], bytes | None] = {}
+    def _pages(self, table: int, span: Span, ttl_ms: int | None, limit: int, others: int) -> Iterator[list[Found]]:
+        """Read page after page, the first one of so many versions.
+
+        A cell is decided by what one statement found: between two of them, clean-up may remove an old version
+        together with the delete that hides it.
+        """
+        dialect, after = self.database.dialect, None
         while True:
             self.require_open()
-            rows = self._read(self.database.dialect.scan_versions, table, span, after=after, limit=page)
+            rows = self._read(dialect.scan_versions, table, span, after=after, limit=limit)
             if ttl_ms is not None:
-                rows = [
-                    (r, c, version, value if self._lives(version, ttl_ms) else None) for r, c, version, value in rows
-                ]
-            newest = last | {(row, column): value for row, column, _, value in rows}
-            if len(rows) == page:
-                last = dict([newest.popitem()])  # the next page may begin with newer versions of it
-                after = rows[-1][:3]
+                rows = [(r, c, n, value if self._lives(n, ttl_ms) else None) for r, c, n, value in rows]
+            newest = {(row, column): value for row, column, _, value in rows}
+            is_last = len(rows) < limit
+            if not is_last:
+                row, column = rows[-1][:2]
+                if len(newest) > 1:
+                    del newest[row, column]
+                    after = row, column, 0  # the next page begins with all that there is of it
+                else:
+                    newest[row, column] = self._read_stored((table, row, column), ttl_ms)
+                    after = row, column, LAST_VERSION
             yield [(row, column, value) for (row, column), value in newest.items() if value is not None]
-            if len(rows) < page:
+            if is_last:
                 return
+            limit = others
+
+    def _read_stored(self, cell: Cell, ttl_ms: int | None) -> bytes | None:
+        """Read one cell as it is stored."""
+        version, value = self._read(self.database.dialect.read_cell, *cell)
+        return value if version is not None and self._lives(version, ttl_ms) else None
 
     def read_versions(self, cell: Cell, *, ttl_ms: int | None = None) -> list[bytes | None]:
         """Read a cell's own versions, one a checkpoint, the newest first, and behind them what was committed.

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
 from export_queue.core.maintenance import MaintenanceReport, maintain, run, steps
-from export_queue.core.store import cleanup, schema
+from export_queue.core.store import Span, cleanup, schema
 from export_queue.core.transactions import OpenTransaction, sweep
 
 fork = multiprocessing.get_context("fork")
@@ -109,6 +109,21 @@ def test_the_horizon_is_never_lowered(store: Store) -> None:
         work.connection.execute(schema.low_mark.delete())
         cleanup.add_mark(work, before - 5)
         assert cleanup.raise_horizon(work, age_ms=0) == before
+
+
+def test_a_scan_does_not_bring_back_what_clean_up_removes_between_its_pages(store: Store) -> None:
+    for page in range(1, 6):
+        name = f"pages-of-{page}"
+        for row in ("a", "b", "c"):
+            write(store, row, b"there", name)
+        write(store, "b", None, name)
+        with store.transaction(long=True) as tx:
+            table = tx.table(name)
+            assert table.get("b", "n") is None
+            cells = tx._transaction.scan_cells(table._options.number, Span(), page=page)
+            found = [next(cells)]
+            assert clean(store).versions == 2
+            assert [row for row, _, _ in [*found, *cells]] == [b"a", b"c"], name
 
 
 def test_a_short_snapshot_keeps_every_version_that_it_sees(store: Store) -> None:

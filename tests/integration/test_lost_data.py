@@ -185,6 +185,9 @@ def test_another_sink_after_a_rebind_may_be_empty(orders: Store):
     orders.rebind("orders", "other")
     add(orders, "b")
     assert drain(orders, "orders", MemorySink(), sink_name="other").acknowledged == 1
+    orders.rebind("orders", "Cache")
+    add(orders, "c")
+    assert drain(orders, "orders", MemorySink(), sink_name="Cache").acknowledged == 1
     orders.rebind("orders", "cache")
     with pytest.raises(SinkLostData):
         drain(orders, "orders", MemorySink(), sink_name="cache")

@@ -190,7 +190,7 @@ def admit(found: ControlRecord | None, store_id: str = "s", fence: int = 5) -> C
 
 
 @pytest.mark.parametrize("seen", [4, 5])
-def test_a_store_that_went_on_is_admitted_and_the_floor_stays(seen):
+def test_a_store_that_went_on_is_admitted_with_its_new_fence(seen):
     assert admit(ControlRecord("s", seen)) == ControlRecord("s", 5)
 
 

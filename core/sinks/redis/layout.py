@@ -119,7 +119,7 @@ def group_by_shard(ids: Sequence[bytes], shards: int, name: bytes) -> dict[bytes
     :param name: of the hashes, with a ``%d`` for the shard.
     """
     found = buckets_of(ids, shards)
-    if found.count(found[0]) == len(found):  # a drain reads bucket by bucket
+    if found and found.count(found[0]) == len(found):  # a drain reads bucket by bucket
         return {name % found[0]: range(len(ids))}
     groups: dict[int, list[int]] = {}
     for i, shard in enumerate(found):

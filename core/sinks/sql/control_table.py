@@ -30,7 +30,7 @@ def control_table(schema: str | None) -> Table:
         Column("queue_id", Unicode(450), primary_key=True),
         Column("store_id", Unicode(450), nullable=False),
         Column("fence", BigInteger, nullable=False),
-        Column("floor", BigInteger, nullable=False, server_default="0"),
+        Column("floor", BigInteger, nullable=False, server_default="0"),  # of the whole sink's own row
         schema=schema,
     )
 

@@ -203,14 +203,11 @@ class SqlSink:
 
     def _write(self, write_rows: _WriteRows, operations: Operations) -> ApplyResult:
         """Write operations on distinct records, in one transaction a table."""
-        names = sorted(set(operations.collections))
+        by_table = _by_table(operations.collections)
         written, rejected = 0, dict[int, str]()
-        for name in names:
+        for name, positions in sorted(by_table.items()):
             table = self._prepare(name)
-            positions: Sequence[int] = range(len(operations))
-            if len(names) > 1:
-                positions = [i for i in positions if operations.collections[i] == name]
-            part = operations if len(names) == 1 else operations.take(positions)
+            part = operations if len(by_table) == 1 else operations.take(positions)
             rows, unfit = rows_of(part, self._contents, self._dialect.limits, self._key)
             # in the order of the keys, so that two writers cannot lock each other out
             rows.sort(key=itemgetter(*range(len(table.keys))))
@@ -366,6 +363,16 @@ class SqlSink:
 
     def __repr__(self) -> str:
         return f"<SqlSink {self}>"
+
+
+def _by_table(names: Sequence[str]) -> Mapping[str, Sequence[int]]:
+    """Return the positions of each table's operations."""
+    if names.count(names[0]) == len(names):  # as a rule; no need to look at each
+        return {names[0]: range(len(names))}
+    found: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        found.setdefault(name, []).append(i)
+    return found
 
 
 def _script(commands: Sequence[str]) -> str:
