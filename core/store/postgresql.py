@@ -256,12 +256,20 @@ class PostgresDialect:
         return [(row, column, version, value) for _, row, column, version, value in found if version is not None]
 
     def scan_versions(
-        self, connection: Handle, view: View, table: int, span: Span, *, after: Place | None, limit: int
-    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        self,
+        connection: Handle,
+        view: View,
+        table: int,
+        span: Span,
+        *,
+        after: Place | None,
+        limit: int,
+        expired: int | None = None,
+    ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
         seen = (BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded))
-        arguments = (*sql.of_span(table, span, after), *seen, limit)
-        found = calls.rows(connection, sql.scan(self._s, span, after), arguments)
+        arguments = (*sql.of_span(table, span, after, expired=expired), *seen, limit)
+        found = calls.rows(connection, sql.scan(self._s, span, after, expires=expired is not None), arguments)
         view.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
         return found
 

@@ -51,7 +51,7 @@ READ_CELLS = (
 HORIZON = "select horizon from {s}.xq_store"
 _SCAN = (
     """
-    select row_key, column_key, version, value from {s}.xq_cell
+    select row_key, column_key, {value} from {s}.xq_cell
     where table_number = %b and {span} and """
     + _VISIBLE
     + """
@@ -60,19 +60,21 @@ _SCAN = (
 )
 
 
-def scan(schema: str, span: Span, after: Place | None) -> bytes:
+def scan(schema: str, span: Span, after: Place | None, *, expires: bool) -> bytes:
     """Write the statement that reads the first versions of a span; it takes the arguments of :func:`of_span`."""
     conditions = ["row_key >= %b" if after is None else "(row_key, column_key, version) > (%b, %b, %b)"]
     if span.end_row is not None:
         conditions.append("row_key < %b")
     if span.columns:
         conditions.append("column_key = any(%b)")
-    return _SCAN.format(s=schema, span=" and ".join(conditions)).encode()
+    value = "case when version > %b then value end" if expires else "value"
+    return _SCAN.format(s=schema, value=value, span=" and ".join(conditions)).encode()
 
 
-def of_span(table: int, span: Span, after: Place | None) -> list[Any]:
+def of_span(table: int, span: Span, after: Place | None, *, expired: int | None) -> list[Any]:
     """Return the arguments for what a span adds to the statement, before those of visibility."""
-    arguments: list[Any] = [table, *((span.first_row,) if after is None else after)]
+    arguments: list[Any] = [] if expired is None else [expired]
+    arguments += [table, *((span.first_row,) if after is None else after)]
     if span.end_row is not None:
         arguments.append(span.end_row)
     if span.columns:

@@ -248,14 +248,24 @@ class StoreDialect(Protocol):
         """
 
     def scan_versions(
-        self, connection: Handle, view: View, table: int, span: Span, *, after: Place | None, limit: int
-    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        self,
+        connection: Handle,
+        view: View,
+        table: int,
+        span: Span,
+        *,
+        after: Place | None,
+        limit: int,
+        expired: int | None = None,
+    ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in the order of row, column and version, tombstones included.
 
         All versions, not only the newest of each cell: that is the order of the index. Grouping on the server costs
         several times as much where cells have few versions, as they do when clean-up runs.
 
         :param after: only what lies behind this row, column and version.
+        :param expired: up to this version, and with it, all count as deleted.
+        :returns: row, column and value; None is a tombstone.
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """
 

@@ -52,17 +52,26 @@ class SqliteReads:
         return found
 
     def scan_versions(
-        self, connection: Handle, view: View, table: int, span: Span, *, after: Place | None, limit: int
-    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        self,
+        connection: Handle,
+        view: View,
+        table: int,
+        span: Span,
+        *,
+        after: Place | None,
+        limit: int,
+        expired: int | None = None,
+    ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
         raw = raw_of(connection)
         arguments: dict[str, object] = {"table": table, "pointer": view.read_pointer, "limit": limit}
         arguments |= {"own": f"[{view.own_text}]", "hidden": f"[{view.excluded_text}]"}
-        arguments |= {"first": span.first_row, "end": span.end_row}
+        arguments |= {"first": span.first_row, "end": span.end_row, "expired": expired}
         if after is not None:
             arguments |= dict(zip(("after_row", "after_column", "after_version"), after, strict=True))
         arguments |= {f"column{i}": column for i, column in enumerate(span.columns)}
-        found = raw.execute(sql.scan(span, after, hidden=bool(view.own or view.excluded)), arguments).fetchall()
+        statement = sql.scan(span, after, hidden=bool(view.own or view.excluded), expires=expired is not None)
+        found = raw.execute(statement, arguments).fetchall()
         view.require_above(raw.execute(sql.HORIZON).fetchone()[0])  # read later it is no smaller
         return found
 

@@ -18,20 +18,21 @@ READ_CELL, READ_CELL_UP_TO = _READ_CELL.format(seen=_SEEN), _READ_CELL.format(se
 HORIZON = "select horizon from xq_store"
 _AFTER = "(row_key, column_key, version) > (:after_row, :after_column, :after_version)"
 _SCAN = """
-    select row_key, column_key, version, value from xq_cell
+    select row_key, column_key, {value} from xq_cell
     where table_number = :table and {span} and {seen}
     order by row_key, column_key, version limit :limit
 """
 
 
-def scan(span: Span, after: Place | None, *, hidden: bool) -> str:
+def scan(span: Span, after: Place | None, *, hidden: bool, expires: bool) -> str:
     """Write the statement that reads the first versions of a span."""
     conditions = ["row_key >= :first" if after is None else _AFTER]
     if span.end_row is not None:
         conditions.append("row_key < :end")
     if span.columns:
         conditions.append(f"column_key in ({', '.join(f':column{i}' for i in range(len(span.columns)))})")
-    return _SCAN.format(span=" and ".join(conditions), seen=_SEEN if hidden else _UP_TO)
+    value = "case when version > :expired then value end" if expires else "value"
+    return _SCAN.format(value=value, span=" and ".join(conditions), seen=_SEEN if hidden else _UP_TO)
 
 
 TAKE_KEY = """

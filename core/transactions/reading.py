@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Concatenate, ParamSpec, TypeVar
 
 from export_queue.core.errors import TransactionEnded
@@ -27,6 +28,7 @@ SMALL_BLOCK = 100
 """What a scan with a small limit reads at once: versions and deleted cells may precede what it looks for."""
 LAST_VERSION = (1 << 63) - 1
 """No version of a cell lies behind it."""
+_CELL = itemgetter(0, 1)
 
 
 class ReadingTransaction:
@@ -156,22 +158,21 @@ class ReadingTransaction:
         together with the delete that hides it.
         """
         dialect, after = self.database.dialect, None
+        expired = None if ttl_ms is None else self._expired(ttl_ms)
         while True:
             self.require_open()
-            rows = self._read(dialect.scan_versions, table, span, after=after, limit=limit)
-            if ttl_ms is not None:
-                rows = [(r, c, n, value if self._lives(n, ttl_ms) else None) for r, c, n, value in rows]
-            newest = {(row, column): value for row, column, _, value in rows}
+            rows = self._read(dialect.scan_versions, table, span, after=after, limit=limit, expired=expired)
+            newest = dict(zip(map(_CELL, rows), rows, strict=True))  # the last one of each cell
             is_last = len(rows) < limit
             if not is_last:
-                row, column = rows[-1][:2]
+                row, column, _ = rows[-1]
                 if len(newest) > 1:
                     del newest[row, column]
                     after = row, column, 0  # the next page begins with all that there is of it
                 else:
-                    newest[row, column] = self._read_stored((table, row, column), ttl_ms)
+                    newest[row, column] = row, column, self._read_stored((table, row, column), ttl_ms)
                     after = row, column, LAST_VERSION
-            yield [(row, column, value) for (row, column), value in newest.items() if value is not None]
+            yield [found for found in newest.values() if found[2] is not None]
             if is_last:
                 return
             limit = others
@@ -204,8 +205,12 @@ class ReadingTransaction:
         return self.database.dialect.read_cell(connection, view, *cell)
 
     def _lives(self, version: int, ttl_ms: int | None) -> bool:
+        return ttl_ms is None or version > self._expired(ttl_ms)
+
+    def _expired(self, ttl_ms: int) -> int:
+        """The last version that has outlived its time; own ones are younger."""
         # Ids carry the time at which their transactions began, so a version's age needs no column of its own.
-        return ttl_ms is None or version in self.value.own or version > self._aged_from - ttl_ms * 1_000_000
+        return self._aged_from - ttl_ms * 1_000_000
 
     @cached_property
     def _aged_from(self) -> int:
