@@ -338,12 +338,16 @@ def test_a_file_that_somebody_has_locked_ends_in_a_transient_error(tmp_path, mak
 
 
 def test_a_deadlock_is_repeated_until_it_is_gone(postgres_url, make):
-    """Another writer takes the rows the other way round; whoever the server gives up, both end well."""
+    """Another writer takes the rows the other way round; it is the sink that the server gives up."""
+    database = make_url(postgres_url).database
+    # who has waited for so long looks for a deadlock, once: the sink, when the other one waits, too
+    execute(postgres_url, f"ALTER DATABASE \"{database}\" SET deadlock_timeout = '3s'")
     sink = admit(make(postgres_url))
     sink.apply(puts(b"a", b"z", seq=1))
     results: list[ApplyResult] = []
     plain = postgres_url.replace("+psycopg", "")
     with psycopg.connect(plain) as other, psycopg.connect(plain, autocommit=True) as watcher:
+        other.execute("SET deadlock_timeout = '1h'")
         other.execute("UPDATE orders SET document = document WHERE id = 'z'")
         thread = threading.Thread(target=lambda: results.append(sink.apply(puts(b"a", b"z", seq=2, document=b"new"))))
         thread.start()
@@ -351,9 +355,7 @@ def test_a_deadlock_is_repeated_until_it_is_gone(postgres_url, make):
         while not watcher.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
             assert time.monotonic() < limit
             time.sleep(0.005)
-        other.execute(
-            "UPDATE orders SET document = document WHERE id = 'a'"
-        )  # the sink waits longest, so it is given up
+        other.execute("UPDATE orders SET document = document WHERE id = 'a'")
         other.commit()
         thread.join(30)
     assert results == [ApplyResult(2, 0)]
