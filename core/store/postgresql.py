@@ -262,14 +262,14 @@ class PostgresDialect:
         table: int,
         span: Span,
         *,
-        after: Place | None,
+        after: Place,
         limit: int,
         expired: int | None = None,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
         seen = (BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded))
         arguments = (*sql.of_span(table, span, after, expired=expired), *seen, limit)
-        found = calls.rows(connection, sql.scan(self._s, span, after, expires=expired is not None), arguments)
+        found = calls.rows(connection, sql.scan(self._s, span, expires=expired is not None), arguments)
         view.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
         return found
 

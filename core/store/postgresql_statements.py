@@ -52,7 +52,7 @@ HORIZON = "select horizon from {s}.xq_store"
 _SCAN = (
     """
     select row_key, column_key, {value} from {s}.xq_cell
-    where table_number = %b and {span} and """
+    where table_number = %b and (row_key, column_key, version) > (%b, %b, %b) and {span} and """
     + _VISIBLE
     + """
     order by row_key, column_key, version limit %b
@@ -60,9 +60,9 @@ _SCAN = (
 )
 
 
-def scan(schema: str, span: Span, after: Place | None, *, expires: bool) -> bytes:
+def scan(schema: str, span: Span, *, expires: bool) -> bytes:
     """Write the statement that reads the first versions of a span; it takes the arguments of :func:`of_span`."""
-    conditions = ["row_key >= %b" if after is None else "(row_key, column_key, version) > (%b, %b, %b)"]
+    conditions = ["true"]
     if span.end_row is not None:
         conditions.append("row_key < %b")
     if span.columns:
@@ -71,10 +71,10 @@ def scan(schema: str, span: Span, after: Place | None, *, expires: bool) -> byte
     return _SCAN.format(s=schema, value=value, span=" and ".join(conditions)).encode()
 
 
-def of_span(table: int, span: Span, after: Place | None, *, expired: int | None) -> list[Any]:
+def of_span(table: int, span: Span, after: Place, *, expired: int | None) -> list[Any]:
     """Return the arguments for what a span adds to the statement, before those of visibility."""
     arguments: list[Any] = [] if expired is None else [expired]
-    arguments += [table, *((span.first_row,) if after is None else after)]
+    arguments += [table, *after]
     if span.end_row is not None:
         arguments.append(span.end_row)
     if span.columns:

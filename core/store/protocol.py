@@ -254,7 +254,7 @@ class StoreDialect(Protocol):
         table: int,
         span: Span,
         *,
-        after: Place | None,
+        after: Place,
         limit: int,
         expired: int | None = None,
     ) -> list[tuple[bytes, bytes, bytes | None]]:

@@ -58,7 +58,7 @@ class SqliteReads:
         table: int,
         span: Span,
         *,
-        after: Place | None,
+        after: Place,
         limit: int,
         expired: int | None = None,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
@@ -66,11 +66,10 @@ class SqliteReads:
         raw = raw_of(connection)
         arguments: dict[str, object] = {"table": table, "pointer": view.read_pointer, "limit": limit}
         arguments |= {"own": f"[{view.own_text}]", "hidden": f"[{view.excluded_text}]"}
-        arguments |= {"first": span.first_row, "end": span.end_row, "expired": expired}
-        if after is not None:
-            arguments |= dict(zip(("after_row", "after_column", "after_version"), after, strict=True))
+        arguments |= {"end": span.end_row, "expired": expired}
+        arguments |= dict(zip(("after_row", "after_column", "after_version"), after, strict=True))
         arguments |= {f"column{i}": column for i, column in enumerate(span.columns)}
-        statement = sql.scan(span, after, hidden=bool(view.own or view.excluded), expires=expired is not None)
+        statement = sql.scan(span, hidden=bool(view.own or view.excluded), expires=expired is not None)
         found = raw.execute(statement, arguments).fetchall()
         view.require_above(raw.execute(sql.HORIZON).fetchone()[0])  # read later it is no smaller
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from export_queue.core.store.protocol import Place, Span
+from export_queue.core.store.protocol import Span
 
 _SEEN = """
     (version in (select value from json_each(:own))
@@ -16,17 +16,17 @@ _READ_CELL = """
 """
 READ_CELL, READ_CELL_UP_TO = _READ_CELL.format(seen=_SEEN), _READ_CELL.format(seen=_UP_TO)
 HORIZON = "select horizon from xq_store"
-_AFTER = "(row_key, column_key, version) > (:after_row, :after_column, :after_version)"
 _SCAN = """
     select row_key, column_key, {value} from xq_cell
-    where table_number = :table and {span} and {seen}
+    where table_number = :table
+      and (row_key, column_key, version) > (:after_row, :after_column, :after_version) and {span} and {seen}
     order by row_key, column_key, version limit :limit
 """
 
 
-def scan(span: Span, after: Place | None, *, hidden: bool, expires: bool) -> str:
+def scan(span: Span, *, hidden: bool, expires: bool) -> str:
     """Write the statement that reads the first versions of a span."""
-    conditions = ["row_key >= :first" if after is None else _AFTER]
+    conditions = ["true"]
     if span.end_row is not None:
         conditions.append("row_key < :end")
     if span.columns:

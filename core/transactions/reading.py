@@ -157,7 +157,8 @@ class ReadingTransaction:
         A cell is decided by what one statement found: between two of them, clean-up may remove an old version
         together with the delete that hides it.
         """
-        dialect, after = self.database.dialect, None
+        dialect = self.database.dialect
+        after = span.first_row, b"", 0  # before all columns of the first row: none of them has an empty name
         expired = None if ttl_ms is None else self._expired(ttl_ms)
         while True:
             self.require_open()
