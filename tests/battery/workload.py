@@ -276,11 +276,19 @@ class Client:
         self.extras.append((what, value, None))
 
     def balances(self, tx: TransactionContext, accounts: Sequence[int]) -> dict[int, int]:
-        table = tx.table("bank")
-        if self.chance(0.5):
-            return {account: int(table.get(f"a{account}", "balance", b"0")) for account in accounts}
-        found = table.get_many((f"a{account}", "balance") for account in accounts)
-        return {int(row[1:]): int(balance) for (row, _), balance in found.items()}
+        """Read accounts in one of three ways; an empty one is not there."""
+        table, rows = tx.table("bank"), [b"a%d" % account for account in accounts]
+        how = self.generator.choice(("get", "get_many", "scan"))
+        if how == "get":
+            found = {row: table.get(row, "balance", b"0") for row in rows}
+        elif how == "get_many":
+            found = {row: value for (row, _), value in table.get_many((row, "balance") for row in rows).items()}
+        else:
+            found = {}
+            for row, _, value in table.scan():
+                found[row] = value
+                self.pause()
+        return {account: int(found.get(row) or 0) for account, row in zip(accounts, rows, strict=True)}
 
     def audit(self, tx: TransactionContext) -> None:
         total = sum(self.balances(tx, range(ACCOUNTS)).values())
@@ -290,9 +298,12 @@ class Client:
     def transfer(self, tx: TransactionContext) -> None:
         accounts = self.generator.sample(range(ACCOUNTS), 2)
         found = self.balances(tx, accounts)
-        amount = self.generator.randint(1, 9)
+        amount = found[accounts[0]] if self.chance(0.5) else self.generator.randint(1, 9)
         for account, change in zip(accounts, (-amount, amount), strict=True):
-            tx.table("bank").set(f"a{account}", "balance", b"%d" % (found[account] + change))
+            if balance := found[account] + change:
+                tx.table("bank").set(f"a{account}", "balance", b"%d" % balance)
+            else:
+                tx.table("bank").delete(f"a{account}", "balance")
 
     def read_current(self, tx: TransactionContext, slot: int) -> Place:
         """Read the list of a slot that is in use."""

@@ -146,8 +146,10 @@ class Faults:
     def test_a_request_whose_answer_does_not_come_is_sent_once(self, opened, proxy):
         """It may have been applied, as here: only the drain decides to repeat it."""
         direct, sink = opened(), opened(proxy.port, timeout=2.0)
-        sizes = Sizes(proxy, sink, puts(self.fresh(), self.fresh())).by_way
-        batch = puts(self.fresh(), self.fresh())
+        ids = (self.fresh(), self.fresh())
+        assert deliver(sink, puts(*ids, seq=4)) == ApplyResult(2, 0)
+        sizes = Sizes(proxy, sink, puts(*ids, seq=5)).by_way  # of the same records: their shards have names of a length
+        batch = puts(*ids, seq=6)
         last = sizes["to_client"] - self.farewell["to_client"] - 1
         proxy.arm(Cut(direction="to_client", after=last, how="hold"))
         with pytest.raises(SinkUnavailable) as caught:
@@ -157,7 +159,7 @@ class Faults:
         assert proxy.counted("to_server") <= sizes["to_server"], "more was sent than one batch takes"
         assert direct.apply(batch) == ApplyResult(0, 2)
         proxy.drop()
-        assert deliver(sink, puts(*batch.ids, seq=6)) == ApplyResult(2, 0), "it goes on over another connection"
+        assert deliver(sink, puts(*ids, seq=7)) == ApplyResult(2, 0), "it goes on over another connection"
 
     @pytest.mark.parametrize("newer", [large(9), None], ids=["put", "delete"])
     def test_a_write_that_arrives_after_a_newer_one_changes_nothing(self, opened, proxy, newer):

@@ -20,7 +20,7 @@ SPANS: list[dict[str, Any]] = [{}, {"prefix": b"b"}, {"start": b"b"}, {"stop": b
 READS = {
     "get": (cells,),
     "get_many": (tables, st.lists(st.tuples(rows, columns), max_size=3)),
-    "scan": (tables, st.sampled_from(SPANS)),
+    "scan": (tables, st.sampled_from(SPANS), st.integers(1, 3), flags),
     "versions": (cells,),
     "level": (st.sampled_from(list(Level)),),
 }

@@ -18,7 +18,7 @@ from tests.model.world import World
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.maintenance import maintain
-from export_queue.core.transactions import OpenTransaction, prune, sweep
+from export_queue.core.transactions import OpenTransaction
 
 Effect = Callable[[Model, Seen], object]
 """Something that a step may have done before it died; it is False if what is seen rules that out."""
@@ -141,16 +141,21 @@ class CrashingMachine(RuleBasedStateMachine):
             self.world.pass_deadline(self.model, self.watch)
         for again in range(2):
             before = self.everything()
-            assert sweep(store.database) == self.model.sweep(self.world.now())
-            assert prune(store.database) == self.model.prune(1000)
-            maintain(store.database, snapshot_age=0)
-            self.forget(self.model, DAY, 30 * DAY)
+            self.clean_up(store)
             self.check()
             assert not again or self.everything() == before, "recovering twice is not recovering once"
         seen = look(self.watch)
         assert not seen.active
         assert not seen.invalid
         assert not seen.excluded or not self.world.by_row
+
+    def clean_up(self, store: Store) -> None:
+        """Clean up all there is to clean up."""
+        now = self.world.now()
+        report = maintain(store.database, snapshot_age=0)
+        assert report.swept == self.model.sweep(now)
+        assert report.pruned == self.model.prune(1000)
+        assert report.tokens == self.forget(self.model, DAY, 30 * DAY)
 
     def everything(self) -> dict[str, list[Any]]:
         with self.watch.database.read() as work:

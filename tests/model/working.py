@@ -61,7 +61,9 @@ class WorkingMachine(CrashingMachine):
         expected = {place: self.model.value_of(tx, (table, *place)) for place in wanted}
         assert found == {place: value for place, value in expected.items() if value is not None}
 
-    def do_scan(self, tx: Tx, context: TransactionContext, table: str, span: dict[str, Any]) -> None:
+    def do_scan(
+        self, tx: Tx, context: TransactionContext, table: str, span: dict[str, Any], page: int, cleans: bool
+    ) -> None:
         found = list(context.table(table).scan(**span))
         self.sync(tx, context._transaction)
         wanted = [
@@ -74,7 +76,11 @@ class WorkingMachine(CrashingMachine):
         ]
         assert found == wanted[: span.get("limit")]
         options = context.table(table)._options
-        paged = list(context._transaction.scan_cells(options.number, Span(), page=1, ttl_ms=options.ttl_ms))
+        paged = []
+        for cell in context._transaction.scan_cells(options.number, Span(), page=page, ttl_ms=options.ttl_ms):
+            paged.append(cell)
+            if cleans and not any(process.life.is_cut for process in self.processes):  # the cut is for their sessions
+                self.clean_up(self.watch)
         assert paged == list(self.model.scan(tx, table))
 
     def do_versions(self, tx: Tx, context: TransactionContext, cell: Cell) -> None:
