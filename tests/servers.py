@@ -180,6 +180,13 @@ def redis_cluster() -> Iterator[RedisCluster]:
         yield cluster
 
 
+OLDER, NEWER = VERSIONS
+ON_EACH_ELASTICSEARCH = pytest.mark.parametrize(
+    "elasticsearch_server", [OLDER, pytest.param(NEWER, marks=pytest.mark.slow)], indirect=True
+)
+"""For what takes long, and is the same in each version as far as anybody knows."""
+
+
 @pytest.fixture(scope="session", params=VERSIONS)
 def elasticsearch_server(request: pytest.FixtureRequest) -> Iterator[ElasticsearchServer]:
     """One Elasticsearch server for the whole session, once in each version: ``url``, ``user``, ``password``.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers import ON_EACH_ELASTICSEARCH
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError, StoreNotCreated, StoreUnavailable
 from export_queue.core.sinks import SinkSpec, open_sink
@@ -308,6 +309,7 @@ def test_an_elasticsearch_connection_that_cannot_be_used_says_why(
     assert PASSWORD not in str(caught.value)
 
 
+@ON_EACH_ELASTICSEARCH
 def test_the_test_of_an_elasticsearch_connection_names_what_is_wrong(connect: Any, elasticsearch_server: Any) -> None:
     server = elasticsearch_server
     fields = {"conn_type": "elasticsearch", "host": server.host, "port": server.port}

@@ -17,6 +17,8 @@ from export_queue.core.testing.servers import PostgresServer
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef run(quick: bool)" in path.read_text())
 OWN_SERVERS = {"elasticsearch": ElasticsearchServer, "sql": MariaDbServer}
+QUICKEST = {"reads", "redis"}
+"""The others take half a minute each, and two servers of Elasticsearch take longer to start."""
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 
 
@@ -30,9 +32,7 @@ def test_the_page_has_a_place_for_every_benchmark() -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "name",
-    # two servers of Elasticsearch, which take longer to start than all others to be measured
-    [pytest.param(name, marks=[pytest.mark.slow] if name == "elasticsearch" else []) for name in NAMES],
+    "name", [pytest.param(name, marks=[] if name in QUICKEST else [pytest.mark.slow]) for name in NAMES]
 )
 def test_a_benchmark_prints_one_figure_a_line(name: str, postgres_server: object, redis_server: object) -> None:
     try:

@@ -16,7 +16,7 @@ from export_queue.core.testing.proxy import Cut
 
 How = Literal["reset", "close_half", "hold"]
 BROKEN: tuple[How, ...] = ("reset", "close_half")
-FEW = 8
+FEW = 6
 SYNC = 8
 """At most so many of an exchange's last bytes end the statement, after the server has run it."""
 EVERY_BYTE = 10**6

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 import pytest
+from tests.servers import ON_EACH_ELASTICSEARCH
 
 from export_queue.core.errors import (
     ExportQueueError,
@@ -44,6 +45,7 @@ def name(elasticsearch_server: ElasticsearchServer) -> Iterator[str]:
     elasticsearch_server.request("DELETE", "/xq_control/_doc/%2A")
 
 
+@ON_EACH_ELASTICSEARCH
 class TestElasticsearch(SinkConformance):
     """Records as documents."""
 

@@ -55,7 +55,7 @@ def file_world() -> Iterator[FileWorld]:
 
 @pytest.mark.parametrize("many", [SOME, MANY])
 def test_a_file_store_is_its_model_whatever_happens(file_world: FileWorld, many: bool) -> None:
-    explore(file_world, seeds=200 if many else 5, steps=50, look_every=1 if many else 3)
+    explore(file_world, seeds=200 if many else 3, steps=50, look_every=1 if many else 3)
 
 
 @pytest.fixture

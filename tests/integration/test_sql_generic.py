@@ -38,6 +38,7 @@ class TestSqliteDocuments(OnSqlite, GenericDocuments):
     pass
 
 
+@pytest.mark.slow  # as the next one, but for one column instead of many
 class TestPostgresqlDocuments(OnPostgresql, GenericDocuments):
     pass
 
