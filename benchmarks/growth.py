@@ -19,7 +19,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from benchmarks.clients import repeating, run_clients
-from benchmarks.commit import READ, WRITE, prepare_store, read_and_write, transactions, write
+from benchmarks.commit import READ, WRITE, prepare_store, read_and_write, transactions, vacuum, write
 from benchmarks.measuring import Figure, median_ratio, shuffled
 from benchmarks.outbox import ROWS, STATUS, VALUE, all_keys
 from export_queue.core.client import Store
@@ -86,9 +86,7 @@ def gone_through(url: str, rows: int, condition: str) -> Iterator[None]:
         with store.database.begin() as work:
             statement = sa.text(OUTCOMES[store.database.dialect.name])
             work.connection.execute(statement, {"count": rows // ROWS_AN_OUTCOME, "now": work.now()})
-        if store.database.dialect.name == "postgresql":
-            with store.database.connect() as connection:  # so that the server does not choose to while it is measured
-                connection.exec_driver_sql("vacuum analyze")
+        vacuum(store)
         yield
 
 

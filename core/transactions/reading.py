@@ -23,9 +23,11 @@ Found = tuple[bytes, bytes, bytes]
 """Row, column, value."""
 
 READ_BLOCK = 1000
-"""Cells, or versions of cells, that one statement reads at most."""
-SMALL_BLOCK = 100
-"""What a scan with a small limit reads at once: versions and deleted cells may precede what it looks for."""
+"""Cells that one statement looks up at most."""
+FIRST_PAGE, LARGEST_PAGE = 100, 5000
+"""Versions that a scan reads with its first statement, and with a later one at most."""
+PAGE_BYTES = 4 << 20
+"""What the values of a later page may take: it is as long as those of the page before it suggest."""
 LAST_VERSION = (1 << 63) - 1
 """No version of a cell lies behind it."""
 _CELL = itemgetter(0, 1)
@@ -129,7 +131,7 @@ class ReadingTransaction:
         return {cell: value for cell in wanted if (value := found.get(cell)) is not None}
 
     def scan_cells(
-        self, table: int, span: Span, *, ttl_ms: int | None = None, limit: int | None = None, page: int = READ_BLOCK
+        self, table: int, span: Span, *, ttl_ms: int | None = None, limit: int | None = None, page: int = LARGEST_PAGE
     ) -> Iterator[Found]:
         """Read a span in the order of rows and columns, page by page, own writes merged in.
 
@@ -143,16 +145,16 @@ class ReadingTransaction:
             for (number, row, column), value in self.buffer.cells(self._level).items()
             if number == table and span.holds(row, column)
         }
-        first = page if limit is None else min(page, max(limit + 1, SMALL_BLOCK))
-        stored = chain.from_iterable(self._pages(table, span, ttl_ms, first, page))
+        most = page if limit is None else min(page, max(limit + 1, FIRST_PAGE))
+        stored = chain.from_iterable(self._pages(table, span, ttl_ms, most))
         if not mine:
             return islice(stored, limit)
         others = (found for found in stored if found[:2] not in mine)
         written = sorted((*cell, value) for cell, value in mine.items() if value is not None)
         return islice(heapq.merge(others, written), limit)
 
-    def _pages(self, table: int, span: Span, ttl_ms: int | None, limit: int, others: int) -> Iterator[list[Found]]:
-        """Read page after page, the first one of so many versions.
+    def _pages(self, table: int, span: Span, ttl_ms: int | None, most: int) -> Iterator[list[Found]]:
+        """Read page after page, each of so many versions at most.
 
         A cell is decided by what one statement found: between two of them, clean-up may remove an old version
         together with the delete that hides it.
@@ -160,6 +162,7 @@ class ReadingTransaction:
         dialect = self.database.dialect
         after = span.first_row, b"", 0  # before all columns of the first row: none of them has an empty name
         expired = None if ttl_ms is None else self._expired(ttl_ms)
+        limit = min(most, FIRST_PAGE)
         while True:
             self.require_open()
             rows = self._read(dialect.scan_versions, table, span, after=after, limit=limit, expired=expired)
@@ -176,7 +179,8 @@ class ReadingTransaction:
             yield [found for found in newest.values() if found[2] is not None]
             if is_last:
                 return
-            limit = others
+            size = sum(len(value) for _, _, value in rows if value)
+            limit = max(1, min(most, limit * PAGE_BYTES // (size + 1)))
 
     def _read_stored(self, cell: Cell, ttl_ms: int | None) -> bytes | None:
         """Read one cell as it is stored."""

@@ -92,6 +92,34 @@ def test_pages_that_end_between_versions_of_a_cell_give_the_newest_one(store: St
             assert found == [(b"a", b"n", b"3"), (b"b", b"o", b"3")], f"pages of {page} versions"
 
 
+@pytest.mark.parametrize(
+    ("value", "limit", "sizes"),
+    [
+        (b"x", None, [100, 5000]),
+        (b"x", 150, [100, 151]),
+        (b"x", 5, [100]),
+        (b"x" * 20_000, None, [100, 209, 209]),
+        (b"x" * 5_000_000, 3, [100]),
+    ],
+)
+def test_pages_of_a_scan_are_as_long_as_their_values_are_small(
+    store: Store, monkeypatch: pytest.MonkeyPatch, value: bytes, limit: int | None, sizes: list[int]
+) -> None:
+    count = 5 if len(value) > 1_000_000 else 320
+    write(store, "t", [(b"%03d" % number, b"n", value) for number in range(count)])
+    dialect, asked = store.database.dialect, []
+    read = dialect.scan_versions
+
+    def scan_versions(*arguments, limit, **named):  # type: ignore[no-untyped-def]
+        asked.append(limit)
+        return read(*arguments, limit=limit, **named)
+
+    monkeypatch.setattr(dialect, "scan_versions", scan_versions)
+    with store.transaction() as tx:
+        assert [row for row, _, _ in tx.table("t").scan(limit=limit)] == [b"%03d" % n for n in range(limit or count)]
+    assert asked == sizes
+
+
 def test_a_deleted_row_is_gone_with_all_its_columns(store: Store) -> None:
     write(store, "t", [(b"r", b"1", b"x"), (b"r", b"2", b"x"), (b"r\x00", b"1", b"kept"), (b"q", b"1", b"kept")])
     with store.transaction() as tx:
