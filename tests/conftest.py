@@ -6,9 +6,14 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["tests.servers"]
+
+# How long an example takes is the machine's business.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
 MARKED_FOLDERS = {"airflow", "battery", "spark", "teeth"}

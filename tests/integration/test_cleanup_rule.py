@@ -62,7 +62,7 @@ def seen(versions: list[Version], snapshot: Transaction, ttl: int) -> int | None
 
 
 @given(st.data(), CELL, st.integers(1, 30), st.integers(1, 40))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_no_snapshot_above_the_horizon_reads_another_value(
     data: Any, versions: list[Version], horizon: int, ttl: int
 ) -> None:
@@ -110,7 +110,7 @@ def stored(store: Store) -> list[tuple[int, bytes, bytes, Version]]:
     limit=st.integers(1, 7),
     by=st.sampled_from(["rows", "cells", "pages"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_store_deletes_what_the_rule_says_oldest_first(
     any_store: Store, cells: dict[Any, list[Version]], horizon: int, expired: int, limit: int, by: str
 ) -> None:

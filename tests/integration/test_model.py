@@ -34,7 +34,6 @@ def explore(world: World, *, seeds: int, steps: int, look_every: int) -> None:
                 max_examples=EXAMPLES,
                 stateful_step_count=steps,
                 database=None,
-                deadline=None,
                 suppress_health_check=list(HealthCheck),
                 phases=[Phase.generate, Phase.shrink],  # explaining a failure would take longer than finding it
             ),

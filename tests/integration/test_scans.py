@@ -33,7 +33,6 @@ def commit(store: Store, table: str, written: Mapping[tuple[bytes, bytes], bytes
     max_examples=50,
     derandomize=True,
     database=None,
-    deadline=None,
     phases=[Phase.generate],  # examples are small, and making them smaller takes minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # each example has a table of its own
 )

@@ -44,7 +44,7 @@ numbers = iter(range(10**6))
 
 
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(old=writes, staged=writes, own=writes, later=writes, first=keys, end=keys, columns=st.lists(keys, max_size=2))
 def test_reads_of_all_kinds_agree_with_a_dictionary(
     store: Store,

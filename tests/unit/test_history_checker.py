@@ -505,7 +505,7 @@ def weak_history(seed: int) -> list[T]:
     return database.finish()
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.integers(0, 2**32))
 def test_the_verdict_is_that_of_trying_every_schedule(seed: int) -> None:
     history = weak_history(seed)
@@ -538,7 +538,7 @@ def any_history(generator: random.Random) -> list[T]:
     return history
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.integers(0, 2**32))
 def test_what_is_reported_no_schedule_explains_even_where_appends_were_never_read(seed: int) -> None:
     history = any_history(random.Random(seed))
@@ -632,7 +632,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_a_right_history_passes_and_a_changed_one_is_caught(
     change: Callable[[Sequence[T]], Iterator[Change]], seed: int
