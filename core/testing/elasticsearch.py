@@ -143,6 +143,7 @@ class ElasticsearchServer(_Server):
             "ES_JAVA_HOME": self._java,
             "ES_JAVA_OPTS": "-Xms512m -Xmx512m",
             "ES_TMPDIR": self.folder / "tmp",
+            "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={self.folder / 'tmp'}",
         }
         words = [f"{name}={value}" for name, value in variables.items()]
         return ["env", *words, str(self._home / "bin" / "elasticsearch"), "-p", str(self._home / "pid")]
