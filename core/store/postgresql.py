@@ -267,9 +267,11 @@ class PostgresDialect:
         expired: int | None = None,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
+        hidden = bool(view.own or view.excluded)
         seen = (BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded))
-        arguments = (*sql.of_span(table, span, after, expired=expired), *seen, limit)
-        found = calls.rows(connection, sql.scan(self._s, span, expires=expired is not None), arguments)
+        arguments = (*sql.of_span(table, span, after, expired=expired), *(seen if hidden else seen[1:2]), limit)
+        statement = sql.scan(self._s, span, hidden=hidden, expires=expired is not None)
+        found = calls.rows(connection, statement, arguments)
         view.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
         return found
 

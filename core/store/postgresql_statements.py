@@ -8,7 +8,7 @@ from export_queue.core.store.postgresql_arrays import ByteaArray
 from export_queue.core.store.protocol import Place, Span
 
 _VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
-_UP_TO = "version <= %b"  # where nothing below is hidden
+_UP_TO = "version <= %b"  # where nothing below is hidden; half the price
 _WRITES = ", ".join(["%b"] * 10)
 _NOTES = "%b, %b, %b"
 
@@ -49,18 +49,14 @@ READ_CELLS = (
 """
 )
 HORIZON = "select horizon from {s}.xq_store"
-_SCAN = (
-    """
+_SCAN = """
     select row_key, column_key, {value} from {s}.xq_cell
-    where table_number = %b and (row_key, column_key, version) > (%b, %b, %b) and {span} and """
-    + _VISIBLE
-    + """
+    where table_number = %b and (row_key, column_key, version) > (%b, %b, %b) and {span} and {seen}
     order by row_key, column_key, version limit %b
 """
-)
 
 
-def scan(schema: str, span: Span, *, expires: bool) -> bytes:
+def scan(schema: str, span: Span, *, hidden: bool, expires: bool) -> bytes:
     """Write the statement that reads the first versions of a span; it takes the arguments of :func:`of_span`."""
     conditions = ["true"]
     if span.end_row is not None:
@@ -68,7 +64,8 @@ def scan(schema: str, span: Span, *, expires: bool) -> bytes:
     if span.columns:
         conditions.append("column_key = any(%b)")
     value = "case when version > %b then value end" if expires else "value"
-    return _SCAN.format(s=schema, value=value, span=" and ".join(conditions)).encode()
+    seen = _VISIBLE if hidden else _UP_TO
+    return _SCAN.format(s=schema, value=value, span=" and ".join(conditions), seen=seen).encode()
 
 
 def of_span(table: int, span: Span, after: Place, *, expired: int | None) -> list[Any]:

@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from operator import itemgetter
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from export_queue.core.errors import TransactionEnded
 from export_queue.core.store import Database, Handle, Span, Started, View
@@ -30,7 +30,8 @@ PAGE_BYTES = 4 << 20
 """What the values of a later page may take: it is as long as those of the page before it suggest."""
 LAST_VERSION = (1 << 63) - 1
 """No version of a cell lies behind it."""
-_CELL = itemgetter(0, 1)
+_VALUE = itemgetter(2)
+_END = b"", b"", None  # no cell: a column's name is not empty
 
 
 class ReadingTransaction:
@@ -166,20 +167,19 @@ class ReadingTransaction:
         while True:
             self.require_open()
             rows = self._read(dialect.scan_versions, table, span, after=after, limit=limit, expired=expired)
-            newest = dict(zip(map(_CELL, rows), rows, strict=True))  # the last one of each cell
+            newest = [one for one, next_ in pairwise((*rows, _END)) if one[0] != next_[0] or one[1] != next_[1]]
             is_last = len(rows) < limit
             if not is_last:
-                row, column, _ = rows[-1]
-                if len(newest) > 1:
-                    del newest[row, column]
+                row, column, _ = newest.pop()
+                if newest:
                     after = row, column, 0  # the next page begins with all that there is of it
                 else:
-                    newest[row, column] = row, column, self._read_stored((table, row, column), ttl_ms)
+                    newest = [(row, column, self._read_stored((table, row, column), ttl_ms))]
                     after = row, column, LAST_VERSION
-            yield [found for found in newest.values() if found[2] is not None]
+            yield cast("list[Found]", [found for found in newest if found[2] is not None])
             if is_last:
                 return
-            size = sum(len(value) for _, _, value in rows if value)
+            size = sum(map(len, filter(None, map(_VALUE, rows))))
             limit = max(1, min(most, limit * PAGE_BYTES // (size + 1)))
 
     def _read_stored(self, cell: Cell, ttl_ms: int | None) -> bytes | None:
