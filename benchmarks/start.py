@@ -7,6 +7,7 @@ transactions that run, or that timed out and await their pruning.
 from __future__ import annotations
 
 import contextlib
+import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -50,10 +51,12 @@ def _store(url: str, ids: str) -> Iterator[Store]:
         store.create()
         with store.transaction() as tx:
             tx.table("business").set("a", "status", b"paid")
-            first = tx.id - 10 * IDS * 1_000_000  # ten milliseconds from one to the next, before the store's first
+            last = tx.id
         with store.database.begin() as work:
             now = work.now()
-            old = [first + 10 * number * 1_000_000 for number in range(IDS)]
+            # Ten milliseconds apart on average; even distances would pack into nothing.
+            ages_ms = random.Random(IDS).sample(range(1, 10 * IDS), IDS)
+            old = sorted(last - age * 1_000_000 for age in ages_ms)
             if ids == "active":
                 work.connection.execute(active.insert(), [_active(number, now) for number in old])
             if ids == "invalid":
