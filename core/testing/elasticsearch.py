@@ -141,7 +141,8 @@ class ElasticsearchServer(_Server):
     def _command(self) -> list[str]:
         variables = {
             "ES_JAVA_HOME": self._java,
-            "ES_JAVA_OPTS": "-Xms512m -Xmx512m",
+            # Its launcher hands JAVA_TOOL_OPTIONS to no Java.
+            "ES_JAVA_OPTS": f"-Xms512m -Xmx512m {os.environ.get('JAVA_TOOL_OPTIONS', '')}",
             "ES_TMPDIR": self.folder / "tmp",
             "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={self.folder / 'tmp'}",
         }
