@@ -23,7 +23,11 @@ EVERY_BYTE = 10**6
 """How many places of each way of an exchange are tried, beside its beginning and its end."""
 
 few_or_all = pytest.mark.parametrize(
-    "places", [FEW, pytest.param(EVERY_BYTE, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+    "places",
+    [
+        pytest.param(FEW, id="few"),
+        pytest.param(EVERY_BYTE, id="every", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    ],
 )
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.teeth.planting import ROOT, Bug, load
+from tests.teeth.planting import ROOT, Bug, copied, load, run
 
 BUGS = load()
 bugs = pytest.mark.parametrize("bug", [pytest.param(bug, id=bug.name) for bug in BUGS])
@@ -34,6 +34,14 @@ def names_in(path: Path) -> set[str]:
     suite = [*(ROOT / "core" / "testing").glob("sink_*.py"), *(ROOT / "core" / "testing").glob("fenced_*.py")]
     trees = [ast.parse(one.read_text("utf-8")) for one in (path, *suite)]
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+@pytest.mark.parametrize("environment", sorted({bug.environment for bug in BUGS}))
+def test_the_tests_of_all_bugs_are_found_by_pytest(environment: str) -> None:
+    tests = dict.fromkeys(test for bug in BUGS if bug.environment == environment for test in bug.tests)
+    with copied() as tree:
+        code, _, output = run(tree, tests, environment, "--collect-only")
+    assert code == 0, output[-2000:]
 
 
 def test_every_invariant_has_a_bug_that_breaks_it() -> None:
