@@ -276,6 +276,7 @@ class RedisSink:
         """Wait for replicas, where that is asked for."""
         if not self._wait_replicas:
             return
+        self._prepare()
         with self._looking_again():
             keys = {self._connection: layout.WAITED}
             if self._nodes is not None:
@@ -289,8 +290,6 @@ class RedisSink:
             yield
         except Exception:
             self._shards = None
-            if self._nodes is not None:
-                self._nodes.forget()
             raise
 
     def _prepare(self) -> int:
