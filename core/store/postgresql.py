@@ -235,11 +235,8 @@ class PostgresDialect:
         self, connection: Handle, view: View, table: int, row: bytes, column: bytes
     ) -> tuple[int | None, bytes | None]:
         """Read the newest visible version, and the horizon in the same statement."""
-        if view.own or view.excluded:
-            seen = BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded)
-            found = calls.one(connection, self._read_cell, (table, row, column, *seen))
-        else:
-            found = calls.one(connection, self._read_cell_up_to, (table, row, column, view.read_pointer))
+        statement = self._read_cell_up_to if view.is_prefix else self._read_cell
+        found = calls.one(connection, statement, (table, row, column, *sql.of_view(view)))
         horizon, version, value = found
         view.require_above(horizon)
         return version, value
@@ -267,10 +264,8 @@ class PostgresDialect:
         expired: int | None = None,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
-        hidden = bool(view.own or view.excluded)
-        seen = (BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded))
-        arguments = (*sql.of_span(table, span, after, expired=expired), *(seen if hidden else seen[1:2]), limit)
-        statement = sql.scan(self._s, span, hidden=hidden, expires=expired is not None)
+        statement = sql.scan(self._s, span, view, expires=expired is not None)
+        arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_view(view), limit)
         found = calls.rows(connection, statement, arguments)
         view.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
         return found

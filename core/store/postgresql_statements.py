@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from export_queue.core.store.postgresql_arrays import ByteaArray
-from export_queue.core.store.protocol import Place, Span
+from export_queue.core.store.postgresql_arrays import BigintArray, ByteaArray
+from export_queue.core.store.protocol import Place, Span, View
 
 _VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
-_UP_TO = "version <= %b"  # where nothing below is hidden; half the price
+_UP_TO = "version <= %b"  # of a view that is a prefix
 _WRITES = ", ".join(["%b"] * 10)
 _NOTES = "%b, %b, %b"
 
@@ -56,16 +56,26 @@ _SCAN = """
 """
 
 
-def scan(schema: str, span: Span, *, hidden: bool, expires: bool) -> bytes:
-    """Write the statement that reads the first versions of a span; it takes the arguments of :func:`of_span`."""
+def scan(schema: str, span: Span, view: View, *, expires: bool) -> bytes:
+    """Write the statement that reads the first versions of a span.
+
+    It takes the arguments of :func:`of_span`, those of :func:`of_view`, and how many versions.
+    """
     conditions = ["true"]
     if span.end_row is not None:
         conditions.append("row_key < %b")
     if span.columns:
         conditions.append("column_key = any(%b)")
     value = "case when version > %b then value end" if expires else "value"
-    seen = _VISIBLE if hidden else _UP_TO
+    seen = _UP_TO if view.is_prefix else _VISIBLE
     return _SCAN.format(s=schema, value=value, span=" and ".join(conditions), seen=seen).encode()
+
+
+def of_view(view: View) -> tuple[Any, ...]:
+    """Return the arguments for what a view adds to the statement that reads one cell, or a span."""
+    if view.is_prefix:
+        return (view.read_pointer,)
+    return BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded)
 
 
 def of_span(table: int, span: Span, after: Place, *, expired: int | None) -> list[Any]:

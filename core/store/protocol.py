@@ -52,6 +52,11 @@ class View:
         """The smallest id that this snapshot does not see; it reaches down to here."""
         return min((*self.excluded[:1], *self.own[:1], self.read_pointer + 1))
 
+    @property
+    def is_prefix(self) -> bool:
+        """Whether it is just everything up to the read pointer, which reads may be told for half the price."""
+        return not (self.own or self.excluded)
+
     def require_above(self, horizon: int) -> None:
         """Check what a read or commit has found the horizon to be.
 

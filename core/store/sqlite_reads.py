@@ -30,11 +30,11 @@ class SqliteReads:
         """Read the newest visible version, and the horizon in the same statement."""
         raw = raw_of(connection)
         arguments = {"table": table, "row": row, "column": column, "pointer": view.read_pointer}
-        if view.own or view.excluded:
+        if view.is_prefix:
+            found = raw.execute(sql.READ_CELL_UP_TO, arguments).fetchone()
+        else:
             arguments |= {"own": f"[{view.own_text}]", "hidden": f"[{view.excluded_text}]"}
             found = raw.execute(sql.READ_CELL, arguments).fetchone()
-        else:
-            found = raw.execute(sql.READ_CELL_UP_TO, arguments).fetchone()
         # Where nothing was found the horizon may be read later: it only grows.
         horizon, version, value = found or (*raw.execute(sql.HORIZON).fetchone(), None, None)
         view.require_above(horizon)
@@ -69,7 +69,7 @@ class SqliteReads:
         arguments |= {"end": span.end_row, "expired": expired}
         arguments |= dict(zip(("after_row", "after_column", "after_version"), after, strict=True))
         arguments |= {f"column{i}": column for i, column in enumerate(span.columns)}
-        statement = sql.scan(span, hidden=bool(view.own or view.excluded), expires=expired is not None)
+        statement = sql.scan(span, hidden=not view.is_prefix, expires=expired is not None)
         found = raw.execute(statement, arguments).fetchall()
         view.require_above(raw.execute(sql.HORIZON).fetchone()[0])  # read later it is no smaller
         return found

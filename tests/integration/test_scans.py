@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -61,3 +62,15 @@ def test_a_scan_reads_its_snapshot_whatever_happens_between_its_pages(
                 else:
                     commit(store, name, act)
     assert found == sorted((*cell, value) for cell, value in expected.items() if value is not None)
+
+
+def test_a_scan_sees_nothing_of_what_was_in_progress_when_it_began_and_commits_meanwhile(store: Store) -> None:
+    commit(store, "t", {(b"a", b"n"): b"old", (b"b", b"n"): b"old"})
+    with ExitStack() as others, store.transaction() as reader:
+        other = others.enter_context(store.transaction())
+        other.table("t").set(b"a", b"n", b"new")
+        assert other.id < reader.id
+        others.close()
+        assert list(reader.table("t").scan()) == [(b"a", b"n", b"old"), (b"b", b"n", b"old")]
+    with store.transaction() as later:
+        assert list(later.table("t").scan()) == [(b"a", b"n", b"new"), (b"b", b"n", b"old")]

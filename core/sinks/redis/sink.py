@@ -276,7 +276,7 @@ class RedisSink:
         """Wait for replicas, where that is asked for."""
         if not self._wait_replicas:
             return
-        self._prepare()
+        self._prepare()  # where nothing was written, nobody has looked since the last error
         with self._looking_again():
             keys = {self._connection: layout.WAITED}
             if self._nodes is not None:
