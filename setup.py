@@ -23,6 +23,6 @@ for name, folder in FOLDERS.items():
 setup(
     packages=packages,
     package_dir=package_dir,
-    package_data={ROOT: ["py.typed"], f"{ROOT}.core.store": ["*.sql"]},
+    package_data={ROOT: ["py.typed"], f"{ROOT}.core.store.postgresql": ["sql/*.sql"]},
     include_package_data=False,
 )

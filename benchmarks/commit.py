@@ -16,11 +16,12 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+from tests.support.servers import PostgresServer
+
 from benchmarks.clients import Way, run_clients
 from benchmarks.measuring import Figure, median_ratio, shuffled
 from benchmarks.outbox import STATUS, VALUE, Step, all_keys, create, key_of, outbox
 from export_queue.core.client import Store, TransactionContext
-from export_queue.core.testing.servers import PostgresServer
 
 CLIENTS = (1, 8, 32)
 SLOW_FLUSH = {"commit_delay": "2000", "commit_siblings": "0"}

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.servers import PostgresServer, RedisServer
+
 from benchmarks import redis as redis_bench
 from benchmarks import sql as sql_bench
 from benchmarks.measuring import Contestant, Figure, Watch, alternate, rate, speed
@@ -18,7 +20,6 @@ from export_queue.core.drain import drain, readmit
 from export_queue.core.drain.chunk import CHUNK_BYTES, CHUNK_ROWS
 from export_queue.core.queue import Entries, Position, read_entries, remove_span
 from export_queue.core.sinks import Operations, RedisSink, Sink, SqlSink
-from export_queue.core.testing.servers import PostgresServer, RedisServer
 from export_queue.core.transactions import observe
 
 DOCUMENT = b"x" * 100

@@ -13,11 +13,11 @@ from typing import Any
 
 import elastic_transport
 from elasticsearch import Elasticsearch, helpers
+from tests.support.elasticsearch import ElasticsearchServer
 
 from benchmarks.measuring import Figure, Watch, alternate, median_ratio, rate, speed
 from export_queue.core.sinks import ElasticsearchSink, Operations
 from export_queue.core.sinks.elasticsearch.indices import definition
-from export_queue.core.testing.elasticsearch import ElasticsearchServer
 
 RAW, HELPER = "raw bulk with ids", "streaming_bulk"
 BATCH = 1000

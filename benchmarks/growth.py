@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import sqlalchemy as sa
+from tests.support.servers import PostgresServer
 
 from benchmarks.clients import repeating, run_clients
 from benchmarks.commit import READ, WRITE, prepare_store, read_and_write, transactions, vacuum, write
@@ -26,7 +27,6 @@ from export_queue.core.client import Store
 from export_queue.core.drain import drain
 from export_queue.core.maintenance import maintain
 from export_queue.core.sinks import MemorySink
-from export_queue.core.testing.servers import PostgresServer
 
 FLAT = 1.2
 CLEANED, HELD = "clean-up running", "a long transaction open"

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from export_queue.core.testing.servers import find_postgres_programs
+from tests.support.servers import find_postgres_programs
 
 
 def describe_machine() -> str:

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+from tests.support.servers import PostgresServer
 
 from benchmarks.commit import vacuum
 from benchmarks.measuring import Figure, Watch, alternate, speed
 from export_queue.core.client import Store, TransactionContext
-from export_queue.core.testing.servers import PostgresServer
 
 COLUMN = b"status"
 VALUE = b"paid" * 20

@@ -17,11 +17,11 @@ from typing import ClassVar, Literal
 import psycopg
 import pymysql
 import sqlalchemy as sa
+from tests.support.mariadb import MariaDbServer
+from tests.support.servers import PostgresServer
 
 from benchmarks.measuring import Figure, Watch, alternate, rate, speed
 from export_queue.core.sinks import Claim, Operations, Sink, SqlSink, UnderClaim
-from export_queue.core.testing.mariadb import MariaDbServer
-from export_queue.core.testing.servers import PostgresServer
 
 COPY, UPSERT = "raw COPY into the same table", "executemany of a guarded upsert, psycopg"
 INSERT = "raw executemany INSERT"

@@ -15,11 +15,11 @@ from typing import Any
 from uuid import UUID
 
 import orjson
+from tests.support.servers import PostgresServer
 
 from benchmarks.measuring import Figure, Watch, alternate, speed
 from export_queue.core.client import Store
 from export_queue.core.store.schema import active, invalid
-from export_queue.core.testing.servers import PostgresServer
 
 IDS = 10_000
 START_GOAL = 2.0

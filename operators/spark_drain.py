@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from export_queue.core.errors import ConfigurationError, DrainError, ExportQueueError, InvalidArgument
-from export_queue.core.secrets import is_reference
+from export_queue.core.references import is_reference
 from export_queue.hooks import ExportQueueHook, StoreAddress, resolve_sink
 from export_queue.hooks.arguments import join_ranges, one_of, parse_ranges, whole_number
 from export_queue.hooks.connections import environment, find_connection

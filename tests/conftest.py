@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.servers"]
+pytest_plugins = ["tests.support.fixtures"]
 
 # How long an example takes is the machine's business.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

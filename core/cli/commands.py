@@ -22,7 +22,7 @@ from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.locks import holders
 from export_queue.core.observers import Processed, work
-from export_queue.core.secrets import resolve_secret
+from export_queue.core.references import resolve_secret
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at a store of export queues and set it up.")
 

@@ -30,10 +30,7 @@ from export_queue.core.queue import (
     waiting_ranges,
 )
 from export_queue.core.sinks import Sink, SinkSpec
-from export_queue.core.store import Database, Limits
-from export_queue.core.store.creation import Identity, check, create
-from export_queue.core.store.protocol import Clock
-from export_queue.core.store.reports import find_reports
+from export_queue.core.store import Clock, Database, Identity, Limits, check, create, queries
 from export_queue.core.tables import ObservedColumns, TableOptions, configure_table, find_or_add_table
 from export_queue.core.transactions import OpenTransaction, observe
 
@@ -272,4 +269,4 @@ class Store(Transacting, Letters):
     ) -> list[dict[str, Any]]:
         """Read reports of drains, newest first."""
         with self.database.read() as work:
-            return find_reports(work, token=token, queue_id=queue_id, limit=limit)
+            return queries.reports.find_reports(work, token=token, queue_id=queue_id, limit=limit)

@@ -9,10 +9,7 @@ from uuid import UUID
 
 from export_queue.core.client.context import TransactionContext
 from export_queue.core.errors import AlreadyCommitted, InvalidArgument
-from export_queue.core.store import Database, Outcome
-from export_queue.core.store.creation import Identity
-from export_queue.core.store.invalid import KeptInvalid, forget_invalid, kept_invalid
-from export_queue.core.store.reports import close_token
+from export_queue.core.store import Database, Identity, Outcome, queries
 from export_queue.core.transactions import (
     BoundSession,
     OpenKind,
@@ -153,10 +150,10 @@ class Transacting:
         """
         return outcome(self.database, UUID(str(request)))
 
-    def kept_invalid(self) -> list[KeptInvalid]:
+    def kept_invalid(self) -> list[queries.invalid.KeptInvalid]:
         """Read the ids that stay invalid since a participant could not undo what it wrote under them."""
         with self.database.read() as work:
-            return kept_invalid(work)
+            return queries.invalid.kept_invalid(work)
 
     def forget_invalid(self, transaction: int) -> bool:
         """Say that nothing is left of such an id, so that clean-up forgets it.
@@ -166,7 +163,7 @@ class Transacting:
         :returns: False if no such id is kept.
         """
         with self.database.begin() as work:
-            return forget_invalid(work, transaction)
+            return queries.invalid.forget_invalid(work, transaction)
 
     def token(self, token: str) -> TokenState:
         """Tell where a unit of work stands: whether it has taken effect, and with which result."""
@@ -179,7 +176,7 @@ class Transacting:
         :returns: False if there was none to close.
         """
         with self.database.begin() as work:
-            return close_token(work, token, generation)
+            return queries.reports.close_token(work, token, generation)
 
 
 def _kind(*, long: bool, bound: bool, read: bool) -> OpenKind:

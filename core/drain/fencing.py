@@ -21,8 +21,7 @@ from export_queue.core.errors import ConfigurationError, EntriesNotSettled
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue, WhichLetters, count_dead
 from export_queue.core.sinks import Claim, FencedSink, Sink, UnderClaim
-from export_queue.core.store import Database
-from export_queue.core.store.monitoring import holders
+from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Snapshot
 
 _NAMED = 5
@@ -83,7 +82,9 @@ def not_settled(database: Database, queue: Queue, since: Snapshot, ranges: str) 
     :param ranges: where entries wait.
     """
     with database.read() as work:
-        found = [one for one in holders(work) if one.kind != "invalid" and one.id <= since.read_pointer]
+        found = [
+            one for one in queries.monitoring.holders(work) if one.kind != "invalid" and one.id <= since.read_pointer
+        ]
     named = [
         f"{one.id} ({one.kind}, since {datetime.fromtimestamp(one.started_ms / 1e3, UTC):%Y-%m-%d %H:%M:%S} UTC"
         f"{f', of {one.client}' if one.client else ''})"

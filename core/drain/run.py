@@ -20,8 +20,7 @@ from export_queue.core.drain.report import DrainReport, Problem, RangeReport, jo
 from export_queue.core.errors import ExportQueueError, InvalidArgument, LockNotAvailable, SinkBelongsToAnother
 from export_queue.core.locks import Lease, Owner, claim, holders, release
 from export_queue.core.queue import Queue, Range, backlog, bind_sink, find_queue, waiting_ranges
-from export_queue.core.store import Database
-from export_queue.core.store.reports import has_drained, save_report
+from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Snapshot, observe, settled_snapshot, sweep_if_due
 
 IfLocked = Literal["wait", "skip", "fail"]
@@ -140,7 +139,7 @@ def _tidy(database: Database, report: DrainReport) -> None:
 
 def _save(database: Database, report: DrainReport) -> None:
     with database.begin() as work:
-        save_report(work, report.to_dict(), token=report.token, queue_id=report.queue)
+        queries.reports.save_report(work, report.to_dict(), token=report.token, queue_id=report.queue)
 
 
 def _shown(units: Sequence[Range]) -> str:
@@ -196,7 +195,7 @@ class _Run:
         if queue.sink is not None:
             self._bind(queue)
         with self.database.read() as work:
-            drained = queue.sink is not None and has_drained(work, queue.id, self.request.sink_name)
+            drained = queue.sink is not None and queries.reports.has_drained(work, queue.id, self.request.sink_name)
         admit(
             self.database,
             lambda fence: engine.admit(queue_id=queue.id, store_id=self.store_id, fence=fence, drained=drained),

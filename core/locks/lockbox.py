@@ -15,8 +15,7 @@ from typing import Any
 
 from export_queue.core.errors import LeaseLost
 from export_queue.core.queue import Queue, Range
-from export_queue.core.store import Database, Work
-from export_queue.core.store import locks as sql
+from export_queue.core.store import Database, Work, queries
 
 DRAIN_PRIORITY = 75
 
@@ -86,15 +85,15 @@ def claim(
     """
     granted: list[Lease] = []
     with database.begin() as work:
-        sql.serialise_requests(work, queue.number)
+        queries.locks.serialise_requests(work, queue.number)
         now = work.now()
         for unit in ranges:
-            meeting = sql.overlapping(work, queue.number, queue.layout, first=unit.first, end=unit.end)
+            meeting = queries.locks.overlapping(work, queue.number, queue.layout, first=unit.first, end=unit.end)
             if any(_stands(row, owner, now) for row in meeting):
                 continue
-            sql.delete(work, [row["fence"] for row in meeting])
+            queries.locks.delete(work, [row["fence"] for row in meeting])
             fence = database.dialect.draw(work.connection)
-            sql.insert(
+            queries.locks.insert(
                 work,
                 {
                     "fence": fence,
@@ -132,7 +131,7 @@ def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) 
         return
     with database.begin() as work:
         _require(work, leases, shared=False)
-        sql.extend(work, [lease.fence for lease in leases], lease_ms=work.now() + int(lease_seconds * 1000))
+        queries.locks.extend(work, [lease.fence for lease in leases], lease_ms=work.now() + int(lease_seconds * 1000))
 
 
 def hold(work: Work, lease: Lease) -> None:
@@ -144,7 +143,7 @@ def hold(work: Work, lease: Lease) -> None:
 
 
 def _require(work: Work, leases: Sequence[Lease], *, shared: bool) -> None:
-    held = sql.select_held(work, [lease.fence for lease in leases], now=work.now(), shared=shared)
+    held = queries.locks.select_held(work, [lease.fence for lease in leases], now=work.now(), shared=shared)
     for lease in leases:
         if lease.fence not in held:
             raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired or was taken over")
@@ -154,13 +153,13 @@ def release(database: Database, leases: Sequence[Lease]) -> None:
     """Give locks back; those that are gone already are passed over."""
     if leases:
         with database.begin() as work:
-            sql.delete(work, [lease.fence for lease in leases])
+            queries.locks.delete(work, [lease.fence for lease in leases])
 
 
 def revoke(database: Database, task: str) -> int:
     """Make all locks of a task worthless; returns how many."""
     with database.begin() as work:
-        return sql.revoke_task(work, task)
+        return queries.locks.revoke_task(work, task)
 
 
 def holders(work: Work, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
@@ -173,6 +172,6 @@ def holders(work: Work, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
             row["fence"],
             row["lease_ms"],
         )
-        for row in sql.of_queue(work, queue.number, now=work.now())
+        for row in queries.locks.of_queue(work, queue.number, now=work.now())
     ]
     return [holder for holder in found if holder.range in wanted]

@@ -9,7 +9,7 @@ below the horizon is refused. Their age sees to it that no live transaction meet
 
 from __future__ import annotations
 
-from export_queue.core.store import Database, Work, cleanup
+from export_queue.core.store import Database, Work, queries
 
 MARKS_PER_AGE = 60
 """Marks that are kept at most; more would not let the horizon follow any closer."""
@@ -18,15 +18,15 @@ MARKS_PER_AGE = 60
 def note_low(database: Database, *, age_ms: int) -> None:
     """Record a low-water mark, unless there is a young one."""
     with database.read() as work:
-        last, now = cleanup.last_mark(work), work.now()
+        last, now = queries.cleanup.last_mark(work), work.now()
     if last is not None and 0 <= now - last < age_ms / MARKS_PER_AGE:
         return
     with database.connect() as connection:
         low = database.dialect.observe(connection).low
     with database.begin() as work:  # its time is later than what it tells, never earlier
-        cleanup.add_mark(work, low)
+        queries.cleanup.add_mark(work, low)
 
 
 def raise_horizon(work: Work, *, age_ms: int) -> int:
     """Raise the horizon as far as is safe, and return it."""
-    return cleanup.raise_horizon(work, age_ms=age_ms)
+    return queries.cleanup.raise_horizon(work, age_ms=age_ms)

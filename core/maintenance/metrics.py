@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from export_queue.core.maintenance.openmetrics import Metric, Sample
-from export_queue.core.store import Database, monitoring
-from export_queue.core.store.outcomes import count_decided
+from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Counters
 
 DAY_MS = 24 * 3600 * 1000
@@ -21,12 +20,12 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
     """
     with database.read() as work:
         now = work.now()
-        horizon, marked_ms = monitoring.horizon_and_mark(work)
-        holders = monitoring.holders(work)
-        decided = count_decided(work, since_ms=now - DAY_MS)
-        entries = monitoring.count_entries(work)
-        dead = monitoring.count_dead_letters(work)
-        locks = monitoring.count_locks(work, now=now)
+        horizon, marked_ms = queries.monitoring.horizon_and_mark(work)
+        holders = queries.monitoring.holders(work)
+        decided = queries.outcomes.count_decided(work, since_ms=now - DAY_MS)
+        entries = queries.monitoring.count_entries(work)
+        dead = queries.monitoring.count_dead_letters(work)
+        locks = queries.monitoring.count_locks(work, now=now)
     running = [holder for holder in holders if holder.kind != "invalid"]
     active = Counter({"short": 0, "long": 0})
     active.update(holder.kind for holder in running)

@@ -11,7 +11,7 @@ from typing import Any
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.maintenance import steps
 from export_queue.core.maintenance.horizon import note_low, raise_horizon
-from export_queue.core.store import Database, cleanup
+from export_queue.core.store import Database, queries
 from export_queue.core.transactions import MAX_SHORT_SECONDS, prune, sweep
 
 DAY = 24 * 3600.0
@@ -89,7 +89,7 @@ def maintain(
     run.repeat(partial(steps.forget_tokens, keep_ms=int(keep_tokens * 1000)))
     run.tidy()
     with database.read() as work:
-        horizon = cleanup.horizon(work)
+        horizon = queries.cleanup.horizon(work)
     deleted = run.deleted
     return MaintenanceReport(
         swept=swept,
@@ -126,8 +126,8 @@ class _Run:
         # The horizon is raised before anything is deleted, in a SQL transaction of its own: whoever sees a deletion
         # sees the horizon, too.
         with self._database.begin() as work:
-            cleanup.add_subjects(work, steps.SUBJECTS)
-            if cleanup.take_turn(work):
+            queries.cleanup.add_subjects(work, steps.SUBJECTS)
+            if queries.cleanup.take_turn(work):
                 raise_horizon(work, age_ms=age_ms)
             else:
                 self.busy = True
@@ -136,7 +136,7 @@ class _Run:
         left = self._limit
         while left > 0:
             with self._database.begin() as work:
-                if not cleanup.take_turn(work):
+                if not queries.cleanup.take_turn(work):
                     self.busy = True
                     return
                 page = step(work, left)
@@ -150,4 +150,4 @@ class _Run:
         for subject, table in _TABLES.items():
             if self.deleted[subject] > VACUUM_AFTER:
                 with contextlib.suppress(Exception):  # the work is done, come what may
-                    cleanup.vacuum(self._database, table, deleted=self.deleted[subject])
+                    queries.cleanup.vacuum(self._database, table, deleted=self.deleted[subject])

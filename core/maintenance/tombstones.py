@@ -9,7 +9,7 @@ from typing import Any
 from export_queue.core.drain import opened_sink
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks import Sink, SinkSpec, SweepableSink
-from export_queue.core.store import Database, floors
+from export_queue.core.store import Database, queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def safe_floor(database: Database) -> SafeFloor:
     with database.connect() as connection:
         view = database.dialect.observe(connection)
     with database.read() as work:
-        locked = floors.oldest_lock(work, view.read_pointer)
-        queued, dead = floors.lowest_waiting(work)
+        locked = queries.floors.oldest_lock(work, view.read_pointer)
+        queued, dead = queries.floors.lowest_waiting(work)
     in_progress = min(view.low, view.low if locked is None else locked)
     bounds = {"queued": queued, "a dead letter": dead}
     if in_progress <= view.read_pointer:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from export_queue.core.store import Work
-from export_queue.core.store import notifications as sql
+from export_queue.core.store import Work, queries
 
 MOST_TEXT = 2_000
 """Characters that are kept of an error."""
@@ -29,7 +28,7 @@ def observer_failures(work: Work, *, limit: int) -> list[ObserverFailure]:
     """Read what failed and still waits, the next to be tried first."""
     return [
         ObserverFailure(row["name"], row["row_key"], row["column_key"], row["attempts"], row["next_ms"], row["error"])
-        for row in sql.failures(work, limit=limit)
+        for row in queries.notifications.failures(work, limit=limit)
     ]
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from export_queue.core.errors import InvalidArgument, OptionsDiffer
 from export_queue.core.observers.failures import ObserverFailure, observer_failures
 from export_queue.core.observers.rounds import Observation, Observer, Processed, Round
-from export_queue.core.store import Database
-from export_queue.core.store.notifications import add_observed
+from export_queue.core.store import Database, queries
 from export_queue.core.tables import ObserverKind, TableOptions, as_key
 from export_queue.core.transactions import OpenTransaction
 
@@ -54,7 +53,7 @@ class Observers:
                 hint="a column has one observer; call both functions from one",
             )
         with self._database.begin() as work:
-            found = add_observed(work, table.number, key, wanted.value)
+            found = queries.notifications.add_observed(work, table.number, key, wanted.value)
         if found != wanted:
             raise OptionsDiffer(
                 f"column {key!r} of table {table.name!r} is observed in another kind: "

@@ -13,9 +13,7 @@ from typing import Any
 from export_queue.core.errors import ConflictError
 from export_queue.core.observers.backoff import delay_ms
 from export_queue.core.observers.failures import describe
-from export_queue.core.store import Database, View
-from export_queue.core.store import notifications as sql
-from export_queue.core.store.conflict_keys import note_key
+from export_queue.core.store import Database, View, note_key, queries
 from export_queue.core.tables import ObserverKind, TableOptions
 from export_queue.core.transactions import OpenTransaction, observe
 
@@ -85,7 +83,7 @@ class _Lane:
     """How far one column has been gone through."""
 
     observation: Observation
-    after: sql.Place | None = None
+    after: queries.notifications.Place | None = None
     tried: set[bytes] = field(default_factory=set)
     """Rows that were tried and still wait: each is tried once in a round."""
 
@@ -141,7 +139,7 @@ class Round:
         """Work off a page of one column; False if nothing is behind it."""
         one = lane.observation
         with self._database.read() as work:
-            page = sql.due(work, one.table.number, one.column, view, after=lane.after, limit=PAGE)
+            page = queries.notifications.due(work, one.table.number, one.column, view, after=lane.after, limit=PAGE)
         attempts = {row: failed for _, row, failed in page if row not in lane.tried}
         for row in self._random.sample(list(attempts), len(attempts)):
             if self._ended():
@@ -171,7 +169,7 @@ class Round:
             self._record(one, cell, attempts + 1, error)
         elif attempts and end is _End.DONE:
             with self._database.begin() as work:
-                sql.clear_failure(work, cell)
+                queries.notifications.clear_failure(work, cell)
         return end
 
     def _attempt(self, one: Observation, opened: OpenTransaction, row: bytes) -> tuple[_End, Exception | None]:
@@ -187,15 +185,15 @@ class Round:
             return _End.FAILED, error
         return _End.DONE, None
 
-    def _is_set(self, cell: sql.Cell, view: View) -> bool:
+    def _is_set(self, cell: queries.notifications.Cell, view: View) -> bool:
         with self._database.read() as work:
-            return sql.is_set(work, cell, view)
+            return queries.notifications.is_set(work, cell, view)
 
-    def _record(self, one: Observation, cell: sql.Cell, attempts: int, error: Exception) -> None:
+    def _record(self, one: Observation, cell: queries.notifications.Cell, attempts: int, error: Exception) -> None:
         wait = delay_ms(attempts, self._random.random())
         with self._database.begin() as work:
             told = describe(error)
-            sql.record_failure(work, cell, attempts=attempts, next_ms=work.now() + wait, error=told)
+            queries.notifications.record_failure(work, cell, attempts=attempts, next_ms=work.now() + wait, error=told)
         log.warning(
             "the observer of %s failed on row %s, attempt %d, next in %.1f s: %s",
             one.name,
@@ -213,5 +211,5 @@ class Round:
             for one in observations:
                 if left < MOST_COUNTED:
                     limit = MOST_COUNTED - left
-                    left += sql.count_due(work, one.table.number, one.column, view, limit=limit)
+                    left += queries.notifications.count_due(work, one.table.number, one.column, view, limit=limit)
         return left

@@ -8,7 +8,7 @@ from typing import Any
 from export_queue.core.errors import EntryError
 from export_queue.core.queue.buckets import bucket
 from export_queue.core.queue.options import Queue
-from export_queue.core.store.conflict_keys import entry_key
+from export_queue.core.store import entry_key
 from export_queue.core.transactions import OpenTransaction
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue.options import Queue
 from export_queue.core.queue.read import Position
-from export_queue.core.store import Work
-from export_queue.core.store import dead_letters as sql
+from export_queue.core.store import Work, queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ ALL_LETTERS = WhichLetters()
 
 def bury(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> None:
     """Keep entries as dead letters, in the SQL transaction that removes them from the queue (I6)."""
-    sql.insert_dead(
+    queries.dead_letters.insert_dead(
         work,
         [
             {
@@ -133,13 +132,15 @@ def dead_letters(
             row["value_bytes"],
             row["buried_ms"],
         )
-        for row in sql.select_dead(work, queue.number, which.columns(), after=after, limit=limit, values=values)
+        for row in queries.dead_letters.select_dead(
+            work, queue.number, which.columns(), after=after, limit=limit, values=values
+        )
     ]
 
 
 def count_dead(work: Work, queue: Queue, which: WhichLetters = ALL_LETTERS) -> int:
     """Count a queue's dead letters."""
-    return sql.count_dead(work, queue.number, which.columns())
+    return queries.dead_letters.count_dead(work, queue.number, which.columns())
 
 
 def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str, which: WhichLetters) -> int:
@@ -152,7 +153,9 @@ def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str
     :param which: what was asked for, for the record.
     :returns: how many; those that are gone already are passed over.
     """
-    moved = sql.requeue_dead(work, queue.number, [(position.seq, position.key) for position in positions])
+    moved = queries.dead_letters.requeue_dead(
+        work, queue.number, [(position.seq, position.key) for position in positions]
+    )
     _record(work, queue, "retry", who, moved, which)
     return moved
 
@@ -168,7 +171,7 @@ def drop_dead_letters(work: Work, queue: Queue, which: WhichLetters, *, who: str
     if not who:
         raise InvalidArgument("who drops dead letters? expected a name, found nothing")
     letters = dead_letters(work, queue, which, limit=limit)
-    dropped = sql.delete_dead(work, queue.number, [letter.place for letter in letters])
+    dropped = queries.dead_letters.delete_dead(work, queue.number, [letter.place for letter in letters])
     _record(work, queue, "drop", who, dropped, which)
     return dropped
 
@@ -177,7 +180,7 @@ def dead_letter_acts(work: Work, queue: Queue, *, limit: int = 100) -> list[Dead
     """Read who retried and dropped a queue's dead letters, newest first."""
     return [
         DeadLetterAct(row["act"], row["who"], row["letters"], row["selection"], row["at_ms"])
-        for row in sql.select_acts(work, queue.id, limit=limit)
+        for row in queries.dead_letters.select_acts(work, queue.id, limit=limit)
     ]
 
 
@@ -189,4 +192,6 @@ def check_limit(limit: int) -> None:
 
 def _record(work: Work, queue: Queue, act: str, who: str, letters: int, which: WhichLetters) -> None:
     if letters:
-        sql.record_act(work, queue_id=queue.id, act=act, who=who, letters=letters, selection=which.shown())
+        queries.dead_letters.record_act(
+            work, queue_id=queue.id, act=act, who=who, letters=letters, selection=which.shown()
+        )

@@ -9,8 +9,7 @@ from typing import Any
 from export_queue.core.errors import InvalidArgument, OptionsDiffer, SinkBindingError, UnknownQueue
 from export_queue.core.queue import codecs
 from export_queue.core.queue.buckets import Range, split, units_of
-from export_queue.core.store import Database, Work
-from export_queue.core.store.queues import add_queue, bind_queue, queue_row, queue_rows
+from export_queue.core.store import Database, Work, queries
 from export_queue.core.tables.options import check_name
 
 FIRST_LAYOUT = 1
@@ -103,11 +102,11 @@ def configure_queue(
         "exclusive": exclusive,
     }
     with database.read() as work:
-        row = queue_row(work, queue_id)
+        row = queries.queues.queue_row(work, queue_id)
     if row is None:
         with database.begin() as work:
-            add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **wanted})
-            row = queue_row(work, queue_id)
+            queries.queues.add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **wanted})
+            row = queries.queues.queue_row(work, queue_id)
     assert row is not None
     differences = [
         f"{name}: expected {wanted[name]!r}, found {row[name]!r}" for name in wanted if row[name] != wanted[name]
@@ -132,7 +131,7 @@ def find_queue(work: Work, queue_id: str) -> Queue:
 
     :raises UnknownQueue: naming those that exist.
     """
-    row = queue_row(work, queue_id)
+    row = queries.queues.queue_row(work, queue_id)
     if row is None:
         known = ", ".join(q.id for q in list_queues(work)) or "none"
         raise UnknownQueue(f"the store has no queue {queue_id!r}; it has: {known}")
@@ -141,7 +140,7 @@ def find_queue(work: Work, queue_id: str) -> Queue:
 
 def list_queues(work: Work) -> list[Queue]:
     """Read all queues, by name."""
-    return [_queue(row) for row in queue_rows(work)]
+    return [_queue(row) for row in queries.queues.queue_rows(work)]
 
 
 def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> None:
@@ -152,7 +151,7 @@ def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> N
     """
     if queue.sink == sink:
         return
-    bind_queue(work, queue.number, sink, rebind=rebind)
+    queries.queues.bind_queue(work, queue.number, sink, rebind=rebind)
     found = find_queue(work, queue.id).sink
     if found != sink:
         raise SinkBindingError(f"queue {queue.id!r} drains into sink {found!r}, found a drain into {sink!r}")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from export_queue.core.queue.buckets import Range
 from export_queue.core.queue.options import Queue
-from export_queue.core.store import Work
-from export_queue.core.store import entries as sql
+from export_queue.core.store import Work, queries
 from export_queue.core.transactions import Snapshot
 
 
@@ -21,7 +20,7 @@ class Position:
     seq: int
 
     @property
-    def _sql(self) -> sql.Key:
+    def _sql(self) -> queries.entries.Key:
         return self.bucket, self.key, self.seq
 
 
@@ -77,7 +76,7 @@ def read_entries(
     :param whole_keys: whether all entries of a key belong into one chunk, however many they are.
     :returns: the chunk; empty at the end.
     """
-    found = sql.select_entries(
+    found = queries.entries.select_entries(
         work,
         queue.number,
         queue.layout,
@@ -119,7 +118,7 @@ def _whole_keys(work: Work, queue: Queue, snapshot: Snapshot, found: list[_Row],
         return found[:start]
     taken = found[:end]
     while True:
-        more = sql.select_entries(
+        more = queries.entries.select_entries(
             work,
             queue.number,
             queue.layout,
@@ -140,12 +139,12 @@ def remove_span(work: Work, queue: Queue, snapshot: Snapshot, first: Position, l
     An older transaction may have committed into the span meanwhile: its entries are not visible in the
     snapshot and stay.
     """
-    return sql.delete_span(work, queue.number, queue.layout, snapshot.view, first._sql, last._sql)
+    return queries.entries.delete_span(work, queue.number, queue.layout, snapshot.view, first._sql, last._sql)
 
 
 def remove_entries(work: Work, queue: Queue, positions: Sequence[Position]) -> int:
     """Remove single entries."""
-    return sql.delete_entries(work, queue.number, queue.layout, [position._sql for position in positions])
+    return queries.entries.delete_entries(work, queue.number, queue.layout, [position._sql for position in positions])
 
 
 def backlog(work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Backlog]:
@@ -154,7 +153,7 @@ def backlog(work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range
     wanted = set(units if within is None else within)
     if not wanted:
         return []
-    counted = sql.count_by_unit(
+    counted = queries.entries.count_by_unit(
         work,
         queue.number,
         queue.layout,
@@ -173,7 +172,7 @@ def waiting_ranges(work: Work, queue: Queue, snapshot: Snapshot, within: Sequenc
     found: list[Range] = []
     at = 0
     while at < len(units):
-        hit = sql.first_bucket(
+        hit = queries.entries.first_bucket(
             work, queue.number, queue.layout, snapshot.view, first=units[at].first, end=units[-1].end
         )
         if hit is None:

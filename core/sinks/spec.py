@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
-from export_queue.core.secrets import is_reference, resolve_secret
+from export_queue.core.references import is_reference, resolve_secret
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.protocol import Sink
 

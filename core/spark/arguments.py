@@ -11,7 +11,7 @@ from typing import Self
 from export_queue.core.drain import DrainRequest, IfLocked, OnError, Rules
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import Owner
-from export_queue.core.secrets import is_reference
+from export_queue.core.references import is_reference
 from export_queue.core.sinks import SinkSpec, has_password
 
 

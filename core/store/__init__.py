@@ -1,8 +1,15 @@
-"""The store: one schema of a SQL database, and all SQL that is spoken to it."""
+"""The store: one schema of a SQL database, and all SQL that is spoken to it.
 
+Other rooms speak SQL through ``queries``, whose functions they hand an open SQL transaction, and through the
+dialect's steps of a transaction.
+"""
+
+from export_queue.core.store import queries
+from export_queue.core.store.counters import Counters, Counts, Histogram
+from export_queue.core.store.creation import Identity, check, create
 from export_queue.core.store.database import Database, Work
-from export_queue.core.store.limits import Limits
-from export_queue.core.store.protocol import (
+from export_queue.core.store.dialect import (
+    Clock,
     CommitCall,
     Committed,
     Handle,
@@ -13,12 +20,28 @@ from export_queue.core.store.protocol import (
     View,
     Writes,
 )
+from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
+from export_queue.core.store.queries.conflict_keys import (
+    cell_key,
+    cells_of_key,
+    entry_key,
+    note_key,
+    participant_key,
+    row_key,
+)
+from export_queue.core.store.queries.outcomes import new_request
 
 __all__ = [
+    "MAX_SHORT_SECONDS",
+    "Clock",
     "CommitCall",
     "Committed",
+    "Counters",
+    "Counts",
     "Database",
     "Handle",
+    "Histogram",
+    "Identity",
     "Limits",
     "Outcome",
     "Span",
@@ -27,4 +50,14 @@ __all__ = [
     "View",
     "Work",
     "Writes",
+    "cell_key",
+    "cells_of_key",
+    "check",
+    "create",
+    "entry_key",
+    "new_request",
+    "note_key",
+    "participant_key",
+    "queries",
+    "row_key",
 ]

@@ -23,7 +23,7 @@ from export_queue.core.store.counters import Counters
 from export_queue.core.store.limits import Limits
 
 if TYPE_CHECKING:
-    from export_queue.core.store.protocol import Clock, StoreDialect
+    from export_queue.core.store.dialect import Clock, StoreDialect
 
 
 _POOLER = "behind_pooler"
@@ -115,8 +115,8 @@ class Database:
         backend = parsed.get_backend_name()
         shown = parsed.render_as_string(hide_password=True)
         if backend == "sqlite":
-            from export_queue.core.store.sqlite import SqliteDialect
-            from export_queue.core.store.sqlite_file import open_engine
+            from export_queue.core.store.sqlite.dialect import SqliteDialect
+            from export_queue.core.store.sqlite.file import open_engine
 
             if not parsed.database or parsed.database == ":memory:":
                 raise InvalidArgument(f"a store needs a file that processes can share, found {shown}")
@@ -124,8 +124,8 @@ class Database:
             engine, dialect = open_engine(parsed), SqliteDialect(parsed.database, clock or _host_clock)
             return cls(engine, dialect, shown_url=shown, client=client, limits=limits)
         if backend in ("postgresql", "postgres"):
-            from export_queue.core.store.postgresql import PostgresDialect
-            from export_queue.core.store.postgresql import open_engine as open_postgres
+            from export_queue.core.store.postgresql.dialect import PostgresDialect
+            from export_queue.core.store.postgresql.dialect import open_engine as open_postgres
 
             try:
                 postgres = open_postgres(parsed, schema, behind_pooler=behind_pooler)

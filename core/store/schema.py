@@ -1,6 +1,6 @@
 """The tables and views of a store; their names and columns are a contract.
 
-The tables are portable; PostgreSQL adds the functions of ``functions.sql``.
+The tables are portable; PostgreSQL adds the functions of ``postgresql/sql``.
 """
 
 from __future__ import annotations

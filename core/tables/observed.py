@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-from export_queue.core.store import Database
-from export_queue.core.store.notifications import observed_columns
+from export_queue.core.store import Database, queries
 
 OBSERVED_SECONDS = 3.0
 """How long a process trusts what it has read; a column that is observed from now on is known to all after that."""
@@ -44,7 +43,7 @@ class ObservedColumns:
         """Read the store."""
         now = self._clock()
         with self._database.read() as work:
-            rows = observed_columns(work)
+            rows = queries.notifications.observed_columns(work)
         kinds: dict[int, dict[bytes, ObserverKind]] = {}
         for table, column, kind in rows:
             kinds.setdefault(table, {})[column] = ObserverKind(kind)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from export_queue.core.errors import InvalidArgument, OptionsDiffer
-from export_queue.core.store import Database, Work
-from export_queue.core.store.queues import add_table, table_row
+from export_queue.core.store import Database, Work, queries
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 
@@ -87,14 +86,14 @@ def find_or_add_table(
         return found
     check_name("table name", name)
     with database.begin() as work:
-        add_table(work, name, conflict.value, ttl_ms)
+        queries.queues.add_table(work, name, conflict.value, ttl_ms)
         added = _read(work, name)
     assert added is not None
     return added
 
 
 def _read(work: Work, name: str) -> TableOptions | None:
-    row = table_row(work, name)
+    row = queries.queues.table_row(work, name)
     if row is None:
         return None
     return TableOptions(row["name"], row["number"], ConflictLevel(row["conflict"]), row["ttl_ms"])

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar, overload
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.store import Span
-from export_queue.core.store.conflict_keys import cell_key, row_key
+from export_queue.core.store import Span, cell_key, row_key
 from export_queue.core.tables.observed import ObservedColumns, ObserverKind
 from export_queue.core.tables.options import ConflictLevel, TableOptions
 from export_queue.core.transactions import OpenTransaction

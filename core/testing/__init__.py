@@ -1,7 +1,7 @@
 """What users and their tests may import: the memory sink, a check of exporters, the sinks'
 conformance suite, servers.
 
-Servers are imported from :mod:`export_queue.core.testing.servers`.
+Servers are imported from :mod:`tests.support.servers`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Snapshot isolation above the SQL database: values, buffers, the life of a transaction."""
 
-from export_queue.core.store.counters import Counters, Counts, Histogram
-from export_queue.core.store.limits import MAX_SHORT_SECONDS
+from export_queue.core.store import MAX_SHORT_SECONDS, Counters, Counts, Histogram
 from export_queue.core.transactions.open import OpenKind, OpenTransaction
 from export_queue.core.transactions.participants import Participant
 from export_queue.core.transactions.retrying import Retry

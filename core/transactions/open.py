@@ -19,8 +19,7 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionTimeout,
 )
-from export_queue.core.store import CommitCall, Database, Started
-from export_queue.core.store.outcomes import new_request
+from export_queue.core.store import CommitCall, Database, Started, new_request
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.reading import ReadingTransaction

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from export_queue.core.store.conflict_keys import participant_key
+from export_queue.core.store import participant_key
 from export_queue.core.transactions.snapshot import Transaction
 
 

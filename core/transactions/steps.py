@@ -11,10 +11,7 @@ from uuid import UUID
 import orjson
 
 from export_queue.core.errors import CommitOutcomeUnknown
-from export_queue.core.store import Database, Outcome
-from export_queue.core.store.invalid import invalid_ids, keep_invalid
-from export_queue.core.store.outcomes import may_be_forgotten
-from export_queue.core.store.reports import latest_token
+from export_queue.core.store import Database, Outcome, queries
 from export_queue.core.transactions.snapshot import Snapshot
 
 SWEEP_SECONDS = 10.0
@@ -38,7 +35,7 @@ def settled_snapshot(database: Database) -> Snapshot:
     with database.connect() as connection:
         view = database.dialect.observe(connection)
     with database.read() as work:
-        invalid = invalid_ids(work)
+        invalid = queries.invalid.invalid_ids(work)
     low = min((own for own in view.excluded if own not in invalid), default=view.read_pointer + 1)
     return Snapshot(low - 1, tuple(own for own in view.excluded if own < low))
 
@@ -46,7 +43,7 @@ def settled_snapshot(database: Database) -> Snapshot:
 def invalidate(database: Database, pointers: Sequence[int], *, left_to: str) -> None:
     """Hide write pointers for good, since participants could not undo what they wrote under them."""
     with database.begin() as work:
-        keep_invalid(work, pointers, left_to)
+        queries.invalid.keep_invalid(work, pointers, left_to)
 
 
 def outcome(database: Database, request: UUID, *, seconds: float = ASK_SECONDS) -> Outcome:
@@ -60,7 +57,7 @@ def outcome(database: Database, request: UUID, *, seconds: float = ASK_SECONDS) 
         decided = database.dialect.decide(connection, request)
     if decided.status == "refused":
         with database.read(seconds=seconds) as work:
-            if may_be_forgotten(work, request):
+            if queries.outcomes.may_be_forgotten(work, request):
                 raise CommitOutcomeUnknown(
                     f"the outcome of request {request} is not known any more",
                     hint="clean-up forgets outcomes after a day; `export-queue maintain --keep-outcomes` says when",
@@ -86,7 +83,7 @@ def token_state(database: Database, token: str, *, seconds: float | None = None)
     :param seconds: how long the answer is waited for; an hour.
     """
     with database.read(seconds=seconds) as work:
-        row = latest_token(work, token)
+        row = queries.reports.latest_token(work, token)
     if row is None:
         return TokenState(1, committed=False)
     if row["closed_ms"] is not None:

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from export_queue.dags_examples.flights_demo.proof import compare
+from demo.proof import compare
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 420
@@ -64,7 +63,7 @@ def test_the_demo_proves_every_store_and_shows_no_password(tmp_path: Path) -> No
         pytest.skip("Spark is missing: ./run setup builds .venv-spark")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
     environment |= {"EXPORT_QUEUE_DEMO_DAYS": "1", "EXPORT_QUEUE_SPARK_HOME": str(ROOT / ".venv-spark")}
-    command = [sys.executable, "-P", "-m", "export_queue.dags_examples.flights_demo"]
+    command = [sys.executable, "-P", "-m", "demo"]
     seen: set[bytes] = set()
     password = None
     with (tmp_path / "output").open("w+b") as output:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers import ON_EACH_ELASTICSEARCH
+from tests.support.fixtures import ON_EACH_ELASTICSEARCH
+from tests.support.servers import free_port
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError, StoreNotCreated, StoreUnavailable
 from export_queue.core.sinks import SinkSpec, open_sink
-from export_queue.core.testing.servers import free_port
 from export_queue.hooks import (
     ElasticsearchSinkHook,
     ExportQueueHook,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
+from tests.support.servers import free_port
 
 from export_queue.core.errors import (
     ConfigurationError,
@@ -25,7 +26,6 @@ from export_queue.core.errors import (
     UnknownQueue,
 )
 from export_queue.core.locks import Owner, claim
-from export_queue.core.testing.servers import free_port
 from export_queue.hooks.arguments import join_ranges, parse_ranges
 from export_queue.hooks.connections import MissingConnection
 from export_queue.hooks.tasks import task_name

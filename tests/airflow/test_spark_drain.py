@@ -45,7 +45,7 @@ if mode == "broken":
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
 from export_queue.core.locks import Owner, claim
-from export_queue.core.secrets import resolve_secret
+from export_queue.core.references import resolve_secret
 from export_queue.core.spark import DrainArguments
 job = DrainArguments.from_json(sys.argv[-1])
 secret = job.store_secret and resolve_secret(job.store_secret)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
+from tests.support.histories.checker import Append, HistoryTransaction, Operation, Read, ReadList, Write
 
 from export_queue.core.client import Store
 from export_queue.core.errors import StoreError
-from export_queue.core.testing.histories import Append, HistoryTransaction, Operation, Read, ReadList, Write
 
 TAIL = 1 << 16
 

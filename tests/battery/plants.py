@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from export_queue.core.store.postgresql_statements import NOW
+from export_queue.core.store.postgresql.statements import NOW
 
 SCHEMA = "export_queue"
 PAUSE, LONG_PAUSE = (f"perform pg_sleep(random() * {seconds});" for seconds in (0.005, 0.03))

@@ -17,7 +17,7 @@ from tests.battery.workload import Client
 from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.maintenance import maintain
-from export_queue.core.store.sqlite import SqliteDialect
+from export_queue.core.store.sqlite.dialect import SqliteDialect
 from export_queue.core.transactions import OpenTransaction, sweep
 
 JANITOR_PAUSE = 0.01

@@ -19,11 +19,11 @@ from tests.battery.processes import clean_up, run_client, run_janitor
 from tests.battery.shared import STAGES, Shared, configure, fork
 from tests.battery.ways import Way
 from tests.battery.workload import Client
+from tests.support.histories.checker import HistoryTransaction, Verdict, check_history
 
 from export_queue.core.client import Store
 from export_queue.core.store import schema
-from export_queue.core.store.postgresql import WRITE_ONLY_MS
-from export_queue.core.testing.histories import HistoryTransaction, Verdict, check_history
+from export_queue.core.store.postgresql.dialect import WRITE_ONLY_MS
 from export_queue.core.transactions import observe
 
 CLIENTS, JANITORS = 10, 2

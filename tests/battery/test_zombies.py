@@ -18,7 +18,7 @@ from tests.battery.ways import Way
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import RegistrationLost, TransactionError, TransactionTimeout
 from export_queue.core.store import Span, schema
-from export_queue.core.store.protocol import Writes
+from export_queue.core.store.dialect import Writes
 from export_queue.core.transactions import OpenTransaction, Transaction, observe, sweep
 
 ROWS = [f"row {i}" for i in range(9)]

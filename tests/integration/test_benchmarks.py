@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from export_queue.core.testing.elasticsearch import ElasticsearchServer
-from export_queue.core.testing.mariadb import MariaDbServer
-from export_queue.core.testing.servers import PostgresServer
+from tests.support.elasticsearch import ElasticsearchServer
+from tests.support.mariadb import MariaDbServer
+from tests.support.servers import PostgresServer
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef run(quick: bool)" in path.read_text())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from export_queue.core.client import Store
 from export_queue.core.store import schema
-from export_queue.core.store import versions as sql
+from export_queue.core.store.queries import versions as sql
 from export_queue.core.transactions import Transaction
 
 IDS = st.integers(1, 30)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 from sqlalchemy import create_engine, inspect, text
+from tests.support.servers import RedisServer
 
 from export_queue.core.client import Store
 from export_queue.core.drain import Patience, drain
@@ -26,7 +27,6 @@ from export_queue.core.sinks import (
     open_sink,
 )
 from export_queue.core.testing import SinkConformance
-from export_queue.core.testing.servers import RedisServer
 from export_queue.core.testing.sink_histories import Delivery, expected, visible
 
 Records = Mapping[tuple[str, bytes], bytes]

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import pytest
-from tests.cuts import COMMITS, OTHERS, Cutter
-
-from export_queue.core.testing.proxy import Cut
+from tests.support.cuts import COMMITS, OTHERS, Cutter
+from tests.support.proxy import Cut
 
 How = Literal["reset", "close_half", "hold"]
 BROKEN: tuple[How, ...] = ("reset", "close_half")

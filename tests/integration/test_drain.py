@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.support.servers import RedisServer
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, Entry, Patience, Progress, drain
@@ -43,7 +44,6 @@ from export_queue.core.sinks import (
     open_sink,
 )
 from export_queue.core.store import Work
-from export_queue.core.testing.servers import RedisServer
 
 IMPATIENT = Patience(attempts=3, sleep=lambda seconds: None)
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+from tests.support.servers import PostgresServer, RedisServer
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, Patience, Progress, Rules, drain
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Capabilities, MemorySink, Operations, SinkSpec, SqlSink
-from export_queue.core.testing.servers import PostgresServer, RedisServer
 
 ENTRIES = 400
 CHUNK = 40
@@ -156,7 +156,7 @@ def test_a_postgresql_that_hangs_is_unavailable_after_the_time_out(
     postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped server keeps its end of the connection alive: neither TCP nor its own limits end the waiting."""
-    monkeypatch.setattr("export_queue.core.sinks.sql.postgresql._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("export_queue.core.sinks.sql.dialects.postgresql._GRACE_SECONDS", 0.5)
     sink = SqlSink(postgres_url, table="copies", timeout=1.0)
     sink.admit(queue_id="q", store_id="s", fence=1)
 

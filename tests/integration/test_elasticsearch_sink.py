@@ -13,7 +13,9 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.servers import ON_EACH_ELASTICSEARCH
+from tests.support.elasticsearch import ElasticsearchServer
+from tests.support.fixtures import ON_EACH_ELASTICSEARCH
+from tests.support.servers import free_port
 
 from export_queue.core.errors import (
     ExportQueueError,
@@ -26,8 +28,6 @@ from export_queue.core.sinks import MAX_SEQ, ApplyResult, ElasticsearchSink, Ope
 from export_queue.core.sinks.elasticsearch import sink as sink_module
 from export_queue.core.sinks.elasticsearch import sweeping
 from export_queue.core.testing import SinkConformance
-from export_queue.core.testing.elasticsearch import ElasticsearchServer
-from export_queue.core.testing.servers import free_port
 from export_queue.core.testing.sink_histories import apply_patiently
 
 pytestmark = pytest.mark.timeout(240)  # the first test of a version waits for its server

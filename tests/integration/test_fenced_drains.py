@@ -14,8 +14,8 @@ import orjson
 import pytest
 import redis
 import sqlalchemy as sa
-from tests.fenced_memory import FencedMemory
 from tests.integration.test_drain_kills import DrainProcess, add, started, waiting
+from tests.support.fenced_memory import FencedMemory
 
 from export_queue.core.client import Store
 from export_queue.core.drain import (

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from tests.redis_records import Make, hashes, making, member_id, members, puts, strings
+from tests.support.redis_records import Make, hashes, making, member_id, members, puts, strings
+from tests.support.servers import RedisServer
 
 from export_queue.core.errors import LeaseLost, SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks import Claim, Operations, RedisSink
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.testing import FencedConformance
-from export_queue.core.testing.servers import RedisServer
 
 MINE = Claim("q/1/0", 7)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import inspect
 from sqlalchemy.engine import make_url
-from tests.sql_targets import Make, OnMariadb, OnPostgresql, OnSqlite, execute, opened_sinks, puts, url_of
+from tests.support.sql_targets import Make, OnMariadb, OnPostgresql, OnSqlite, execute, opened_sinks, puts, url_of
 
 from export_queue.core.errors import LeaseLost, SinkConfigurationError, SinkRefused
 from export_queue.core.sinks import Claim, CompositeSink, SqlSink
@@ -60,7 +60,7 @@ class TestGeneric(OnGeneric, Plain):
 
 
 def generic(url: str) -> SqlSink:
-    from export_queue.core.sinks.sql.generic import Generic
+    from export_queue.core.sinks.sql.dialects.generic import Generic
 
     sink = SqlSink(url, guard="fence")
     sink._engine.dispose()

@@ -13,7 +13,7 @@ from export_queue.core.client import Store
 from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused
 from export_queue.core.maintenance import maintain
 from export_queue.core.store import schema
-from export_queue.core.store.outcomes import new_request
+from export_queue.core.store.queries.outcomes import new_request
 
 DAY_MS = 24 * 3600 * 1000
 

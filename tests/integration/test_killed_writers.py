@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from export_queue.core.client import Store
 from export_queue.core.errors import CommitOutcomeUnknown, TransactionError
 from export_queue.core.store import schema
-from export_queue.core.store.sqlite import SqliteDialect
+from export_queue.core.store.sqlite.dialect import SqliteDialect
 from export_queue.core.transactions import observe, prune, sweep
 
 EVERY_WAY = True

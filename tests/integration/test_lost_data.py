@@ -10,14 +10,14 @@ import pytest
 import redis
 import sqlalchemy as sa
 from redis.crc import key_slot
+from tests.support.redis_cluster import RedisCluster
+from tests.support.servers import RedisServer
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, drain, readmit
 from export_queue.core.errors import SinkLostData, UnknownQueue
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations, RedisSink, SinkSpec
-from export_queue.core.store.reports import find_reports, save_report
-from export_queue.core.testing.redis_cluster import RedisCluster
-from export_queue.core.testing.servers import RedisServer
+from export_queue.core.store.queries.reports import find_reports, save_report
 
 
 def puts(seq: int, count: int = 60) -> Operations:

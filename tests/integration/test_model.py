@@ -14,7 +14,7 @@ from tests.model.machine import StoreMachine
 from tests.model.mortal import MortalSession
 from tests.model.world import FileWorld, ServerWorld, World, in_memory
 
-from export_queue.core.store import bounded
+from export_queue.core.store.postgresql import connection as bounded
 
 EXAMPLES = 10
 """Of each seed; from this number on hypothesis would vary the last ones instead of drawing new ones."""

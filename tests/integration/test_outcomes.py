@@ -14,11 +14,11 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
-from tests.cuts import Truth, fill, wait_until
+from tests.support.cuts import Truth, fill, wait_until
+from tests.support.servers import PostgresServer
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused, StoreUnavailable, TransactionEnded
-from export_queue.core.testing.servers import PostgresServer
 from export_queue.core.transactions import observe, outcome
 
 fork = multiprocessing.get_context("fork")

@@ -7,7 +7,7 @@ from tests.integration.test_transactions import begin, read, wait_past, write
 
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.store.invalid import keep_invalid
+from export_queue.core.store.queries.invalid import keep_invalid
 from export_queue.core.transactions import observe, prune, sweep
 
 

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import pytest
 import redis
 from redis.crc import key_slot
-from tests.redis_records import Make, admit, hashes, making, member_id, members, puts, strings
+from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_records import Make, admit, hashes, making, member_id, members, puts, strings
 
 from export_queue.core.client import Store
 from export_queue.core.drain import Progress, Rules, drain
@@ -20,7 +21,6 @@ from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUn
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec
 from export_queue.core.sinks.redis import slots
 from export_queue.core.testing import SinkConformance
-from export_queue.core.testing.redis_cluster import RedisCluster
 
 
 @pytest.fixture

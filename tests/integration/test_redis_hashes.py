@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import pytest
 import redis
-from tests.redis_records import hashes
+from tests.support.redis_records import hashes
+from tests.support.servers import RedisServer
 
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink
 from export_queue.core.testing import SinkConformance
-from export_queue.core.testing.servers import RedisServer
 
 
 class TestRedisHashes(SinkConformance):

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import redis
+from tests.support.redis_cluster import RedisCluster
+from tests.support.servers import RedisServer
 
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Claim, Operations, RedisSink
-from export_queue.core.testing.redis_cluster import RedisCluster
-from export_queue.core.testing.servers import RedisServer
 
 
 def puts(seq: int, count: int = 50) -> Operations:

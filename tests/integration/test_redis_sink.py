@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from tests.redis_records import Make, admit, making, member_id, members, puts, strings
+from tests.support.redis_records import Make, admit, making, member_id, members, puts, strings
+from tests.support.servers import RedisServer, free_port
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec, open_sink
 from export_queue.core.testing import SinkConformance
-from export_queue.core.testing.servers import RedisServer, free_port
 
 
 class TestRedisStrings(SinkConformance):

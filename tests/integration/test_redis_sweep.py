@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import redis
-from tests.redis_records import Make, admit, making, puts
+from tests.support.redis_records import Make, admit, making, puts
+from tests.support.servers import RedisServer
 
 from export_queue.core.errors import SinkBelongsToAnother, SinkRefused
 from export_queue.core.sinks import RedisSink
 from export_queue.core.sinks.redis import sweeping
-from export_queue.core.testing.servers import RedisServer
 
 
 @pytest.fixture

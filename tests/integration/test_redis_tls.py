@@ -15,12 +15,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.redis_records import admit, puts
+from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_records import admit, puts
+from tests.support.servers import HOST, RedisServer, free_port
 
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks import RedisSink
-from export_queue.core.testing.redis_cluster import RedisCluster
-from export_queue.core.testing.servers import HOST, RedisServer, free_port
 
 
 @pytest.fixture(scope="module")

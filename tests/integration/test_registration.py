@@ -14,6 +14,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.servers import PostgresServer
 
 from export_queue.core.client import Store
 from export_queue.core.errors import (
@@ -25,9 +26,8 @@ from export_queue.core.errors import (
     TransactionError,
 )
 from export_queue.core.store import CommitCall, Started, View, Writes, schema
-from export_queue.core.store.conflict_keys import row_key
 from export_queue.core.store.creation import create
-from export_queue.core.testing.servers import PostgresServer
+from export_queue.core.store.queries.conflict_keys import row_key
 from export_queue.core.transactions import observe, sweep
 
 sequence_ways = pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler"], indirect=True)

@@ -13,7 +13,10 @@ from typing import Any, TypeVar
 import orjson
 import pytest
 from sqlalchemy import make_url
-from tests.sql_targets import execute
+from tests.support.elasticsearch import ElasticsearchServer
+from tests.support.proxy import Cut, CuttingProxy, Direction
+from tests.support.servers import RedisServer
+from tests.support.sql_targets import execute
 
 from export_queue.core.client import Store
 from export_queue.core.drain import Patience, Rules, drain
@@ -28,9 +31,6 @@ from export_queue.core.sinks import (
     Sink,
     SqlSink,
 )
-from export_queue.core.testing.elasticsearch import ElasticsearchServer
-from export_queue.core.testing.proxy import Cut, CuttingProxy, Direction
-from export_queue.core.testing.servers import RedisServer
 
 pytestmark = pytest.mark.timeout(240)  # the first test of a version of Elasticsearch waits for its server
 WAYS: tuple[Direction, ...] = ("to_server", "to_client")

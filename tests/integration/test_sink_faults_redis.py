@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 import redis
+from tests.support.servers import RedisServer
 
 from export_queue.core.errors import SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink
-from export_queue.core.testing.servers import RedisServer
 
 PATIENCE = 60.0
 """Seconds that even a slow machine does not need."""

@@ -12,16 +12,16 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import create_engine, make_url
-from tests.sql_targets import Documents, Fields, Make, admit, execute, opened_sinks, puts
+from tests.support.mariadb import MariaDbServer
+from tests.support.pgbouncer import PgBouncer
+from tests.support.proxy import Cut, CuttingProxy
+from tests.support.servers import PostgresServer
+from tests.support.sql_targets import Documents, Fields, Make, admit, execute, opened_sinks, puts
 
 from export_queue.core.client import Store
 from export_queue.core.drain import Patience, Progress, Rules, drain
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks import ApplyResult
-from export_queue.core.testing.mariadb import MariaDbServer
-from export_queue.core.testing.pgbouncer import PgBouncer
-from export_queue.core.testing.proxy import Cut, CuttingProxy
-from export_queue.core.testing.servers import PostgresServer
 
 KINDS = ["sqlite", "postgresql", "mariadb"]
 
@@ -151,7 +151,7 @@ def test_a_statement_that_takes_too_long_on_postgresql_is_ended_and_transient(po
 
 
 def test_a_statement_that_takes_too_long_on_mariadb_is_given_up_and_transient(mariadb_url, make, monkeypatch):
-    monkeypatch.setattr("export_queue.core.sinks.sql.mysql._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("export_queue.core.sinks.sql.dialects.mysql._GRACE_SECONDS", 0.5)
     sink = admit(make(mariadb_url, timeout=1))
     sink.create("orders")
     execute(

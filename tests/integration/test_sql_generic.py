@@ -9,13 +9,13 @@ from unittest import mock
 import orjson
 import pytest
 from sqlalchemy import make_url
-from tests.sql_targets import Documents, Fields, OnPostgresql, OnSqlite, admit, execute, puts
+from tests.support.servers import free_port
+from tests.support.sql_targets import Documents, Fields, OnPostgresql, OnSqlite, admit, execute, puts
 
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, SqlSink
-from export_queue.core.sinks.sql import generic as generic_module
-from export_queue.core.sinks.sql.generic import Generic
-from export_queue.core.testing.servers import free_port
+from export_queue.core.sinks.sql.dialects import generic as generic_module
+from export_queue.core.sinks.sql.dialects.generic import Generic
 
 
 def open_generic(url: str, password: Any, timeout: float) -> Generic:

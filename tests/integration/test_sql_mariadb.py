@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pymysql
 import pytest
 from sqlalchemy import make_url
-from tests.sql_targets import Make, admit, execute, opened_sinks, puts
+from tests.support.mariadb import MariaDbServer
+from tests.support.servers import free_port
+from tests.support.sql_targets import Make, admit, execute, opened_sinks, puts
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, SqlSink
-from export_queue.core.sinks.sql.mysql import MySQL, _written
-from export_queue.core.testing.mariadb import MariaDbServer
-from export_queue.core.testing.servers import free_port
+from export_queue.core.sinks.sql.dialects.mysql import MySQL, _written
 
 TABLE = (
     "CREATE TABLE orders (id varchar(99) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PRIMARY KEY, "

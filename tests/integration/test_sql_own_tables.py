@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import orjson
 import pytest
-from tests.sql_targets import (
+from tests.support.sql_targets import (
     Documents,
     Make,
     OnMariadb,

@@ -15,7 +15,8 @@ import orjson
 import psycopg
 import pytest
 from sqlalchemy import make_url
-from tests.sql_targets import (
+from tests.support.servers import free_port
+from tests.support.sql_targets import (
     Documents,
     Fields,
     Make,
@@ -32,7 +33,6 @@ from tests.sql_targets import (
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, SinkSpec, SqlSink, open_sink
-from export_queue.core.testing.servers import free_port
 
 
 class TestSqliteDocuments(OnSqlite, Documents):

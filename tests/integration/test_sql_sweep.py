@@ -10,12 +10,12 @@ from unittest import mock
 
 import pytest
 from sqlalchemy import make_url
-from tests.sql_targets import admit, execute, puts
+from tests.support.sql_targets import admit, execute, puts
 
 from export_queue.core.errors import SinkRefused
 from export_queue.core.sinks import Operations, SqlSink
 from export_queue.core.sinks.sql import sweeping
-from export_queue.core.sinks.sql.generic import Generic
+from export_queue.core.sinks.sql.dialects.generic import Generic
 
 WAYS = ["sqlite", "postgresql", "mariadb", "generic-sqlite", "generic-postgresql"]
 

@@ -19,7 +19,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
-from tests.cuts import fill, wait_until
+from tests.support.cuts import fill, wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.errors import StoreError, StoreUnavailable
@@ -275,7 +275,7 @@ def test_a_file_held_by_another_program_is_refused_in_time_with_a_hint(
     sqlite_url: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(sqlite_url)
-    monkeypatch.setattr("export_queue.core.store.sqlite_file.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("export_queue.core.store.sqlite.file.LOCK_SECONDS", 0.2)
     with Store.open(sqlite_url) as store:
         other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
         other.execute("begin immediate")

@@ -20,7 +20,7 @@ from export_queue.core.drain import drain
 from export_queue.core.errors import InvalidArgument, SinkBelongsToAnother, SinkConfigurationError
 from export_queue.core.maintenance import safe_floor, tombstones
 from export_queue.core.sinks import ApplyResult, CompositeSink, MemorySink, Operations, SinkSpec
-from export_queue.core.store import floors
+from export_queue.core.store.queries import floors
 
 EVERY_WAY = True
 

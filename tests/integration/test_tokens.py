@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.cuts import DIRECTIONS, Cutter, Truth, fill
+from tests.support.cuts import DIRECTIONS, Cutter, Truth, fill
+from tests.support.proxy import Cut
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import CommitOutcomeUnknown, ExportQueueError, InvalidArgument
 from export_queue.core.store import schema
-from export_queue.core.testing.proxy import Cut
 
 fork = multiprocessing.get_context("fork")
 TOKENS = 12

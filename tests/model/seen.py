@@ -14,7 +14,7 @@ from tests.model.expected import CONFLICT, Cell, Layer, Model, Registered, Tx
 from export_queue.core.client import Store
 from export_queue.core.queue import Queue, Range, read_entries
 from export_queue.core.store import Work, cleanup, schema
-from export_queue.core.store.conflict_keys import cell_key, entry_key, row_key
+from export_queue.core.store.queries.conflict_keys import cell_key, entry_key, row_key
 from export_queue.core.transactions import Snapshot, observe
 
 

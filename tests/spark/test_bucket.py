@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.golden import GOLDEN_HASHES
+from tests.support.golden import GOLDEN_HASHES
 
 from export_queue.core.queue import bucket
 from export_queue.core.spark.archive import package_archive

@@ -15,10 +15,10 @@ import pytest
 import sqlalchemy as sa
 from tests.spark.conftest import Submit, wait_until
 from tests.spark.test_drain_job import add, job_for, report_of, waiting
+from tests.support.servers import free_port
 
 from export_queue.core.client import Store
 from export_queue.core.sinks import SinkSpec
-from export_queue.core.testing.servers import free_port
 
 HERE = Path(__file__).parent
 

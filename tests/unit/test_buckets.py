@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 # Key and XXH64 with seed 42 as a signed number, as Spark's xxhash64 gives it; tests/spark compares the same list.
-from tests.golden import GOLDEN_HASHES
+from tests.support.golden import GOLDEN_HASHES
 
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import Range, bucket, buckets_of

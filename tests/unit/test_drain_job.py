@@ -84,7 +84,7 @@ def test_the_archive_is_the_library_without_the_parts_that_need_airflow():
     names = zipfile.ZipFile(package_archive()).namelist()
     assert "export_queue/__init__.py" in names
     assert "export_queue/core/spark/driver.py" in names
-    assert "export_queue/core/store/functions.sql" in names
+    assert "export_queue/core/store/postgresql/sql/transactions.sql" in names
     assert not [name for name in names if not name.startswith(("export_queue/core/", "export_queue/__init__"))]
     assert package_archive() == package_archive()
 
@@ -95,7 +95,7 @@ def test_the_archive_works_where_nothing_else_of_the_library_is(tmp_path):
         "sys.path[:] = [sys.argv[1]] + [p for p in sys.path if p]\n"
         "import export_queue.core.client, export_queue.core.spark.tasks as tasks\n"
         "from importlib.resources import files\n"
-        "assert (files('export_queue.core.store') / 'functions.sql').read_text()\n"
+        "assert (files('export_queue.core.store.postgresql') / 'sql' / 'transactions.sql').read_text()\n"
         "print(tasks.__file__)"
     )
     archive = package_archive()

@@ -11,7 +11,7 @@ from export_queue.core.errors import SinkRefused, SinkUnavailable
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.redis.errors import explain
 from export_queue.core.sinks.sql.dialect import Poison, TryAgain
-from export_queue.core.sinks.sql.postgresql import PostgreSQL
+from export_queue.core.sinks.sql.dialects.postgresql import PostgreSQL
 
 TABLE = ErrorTable(
     "Some",

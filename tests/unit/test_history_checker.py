@@ -10,9 +10,8 @@ from itertools import product
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-
-from export_queue.core.testing.anomalies import AnomalyKind
-from export_queue.core.testing.histories import (
+from tests.support.histories.anomalies import AnomalyKind
+from tests.support.histories.checker import (
     Append,
     HistoryTransaction,
     Operation,

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from export_queue.core.errors import InvalidArgument, SecretNotFound
-from export_queue.core.secrets import is_reference, resolve_secret
+from export_queue.core.references import is_reference, resolve_secret
 
 
 @pytest.fixture

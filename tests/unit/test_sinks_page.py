@@ -12,10 +12,10 @@ from typing import Any
 from export_queue.core import sinks
 from export_queue.core.sinks import ElasticsearchSink, MemorySink, RedisSink
 from export_queue.core.sinks.error_table import ErrorTable
-from export_queue.core.sinks.sql.generic import Generic
-from export_queue.core.sinks.sql.mysql import MySQL
-from export_queue.core.sinks.sql.postgresql import PostgreSQL
-from export_queue.core.sinks.sql.sqlite import SQLite
+from export_queue.core.sinks.sql.dialects.generic import Generic
+from export_queue.core.sinks.sql.dialects.mysql import MySQL
+from export_queue.core.sinks.sql.dialects.postgresql import PostgreSQL
+from export_queue.core.sinks.sql.dialects.sqlite import SQLite
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "sinks.md"

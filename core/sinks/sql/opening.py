@@ -27,17 +27,17 @@ def open_dialect(url: str, password: Password, timeout: float) -> Dialect:
         ) from None
     kind = parsed.get_backend_name()
     if kind == "sqlite":
-        from export_queue.core.sinks.sql.sqlite import SQLite
+        from export_queue.core.sinks.sql.dialects.sqlite import SQLite
 
         return SQLite(parsed, timeout=timeout)
     found = password if password is not None else parsed.password
     try:
         if kind in ("postgresql", "postgres"):
-            from export_queue.core.sinks.sql.postgresql import PostgreSQL
+            from export_queue.core.sinks.sql.dialects.postgresql import PostgreSQL
 
             return PostgreSQL(_bare(parsed, "postgresql+psycopg"), password=found, timeout=timeout)
         if kind in ("mysql", "mariadb"):
-            from export_queue.core.sinks.sql.mysql import MySQL
+            from export_queue.core.sinks.sql.dialects.mysql import MySQL
 
             return MySQL(_bare(parsed, "mysql+pymysql"), password=found, timeout=timeout)
     except ModuleNotFoundError as error:
@@ -46,7 +46,7 @@ def open_dialect(url: str, password: Password, timeout: float) -> Dialect:
             f"a sink on {kind} needs the module {error.name}",
             hint=f"pip install 'airflow-provider-export-queue[{extra}]'",
         ) from None
-    from export_queue.core.sinks.sql.generic import Generic
+    from export_queue.core.sinks.sql.dialects.generic import Generic
 
     return Generic(_bare(parsed, parsed.drivername), password=found, timeout=timeout)
 

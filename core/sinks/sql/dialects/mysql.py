@@ -1,0 +1,229 @@
+"""MySQL and MariaDB: guarded upserts of many rows in one statement, sent as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pymysql
+from pymysql.converters import escape_string
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+
+from export_queue.core.errors import ExportQueueError, SinkConfigurationError
+from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
+from export_queue.core.sinks.protocol import Capabilities
+from export_queue.core.sinks.sql import statements
+from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.dialects import mysql_statements
+from export_queue.core.sinks.sql.fitting import merging
+from export_queue.core.sinks.sql.tables import Limits, Row, Table, as_utc
+
+ERRORS = ErrorTable(
+    "MySQL",
+    [
+        ErrorRow("1020, 1213", Fate.AGAIN, "deadlock, or a record that changed since it was read"),
+        ErrorRow("no answer", Fate.LATER, "the server is not there, or the connection broke"),
+        ErrorRow(
+            "1047, 1053, 1129, 1158, 1159, 1160, 1161, 1927, 4031",
+            Fate.LATER,
+            "the server stops, has ended an idle session, or packets were lost",
+        ),
+        ErrorRow("1021, 1040, 1180, 1203, 1226", Fate.LATER, "the server lacks disk, memory or connections"),
+        ErrorRow("1205, 1317, 1969, 3024", Fate.LATER, "a lock or a statement took longer than the sink's timeout"),
+        ErrorRow("1290, 1792, 1836", Fate.LATER, "the server became a replica: connect to the new primary"),
+        ErrorRow("3100, 3101", Fate.LATER, "a member of the group did not agree; try again"),
+        ErrorRow(
+            "1048, 1264, 1265, 1292, 1366, 1367, 1406, 1411, 1690", Fate.REJECTED, "data that the column does not take"
+        ),
+        ErrorRow("1062, 1216, 1452, 3819, 4025", Fate.REJECTED, "a constraint of the table"),
+        ErrorRow("3140, 3141, 3156, 4038", Fate.REJECTED, "no JSON"),
+        ErrorRow("1118, 1153", Fate.REJECTED, "a row that is too large"),
+        ErrorRow("*", Fate.REFUSED, "password, rights, a missing table: the server's own words say what"),
+    ],
+)
+_GRACE_SECONDS = 5.0
+"""The server gives up first, and says on what."""
+_STATEMENT_BYTES = 1 << 20
+_SLACK = 1 << 10
+"""For what stands before and after the rows of a statement, beside its names."""
+
+
+class MySQL:
+    """A database of a MySQL or MariaDB server.
+
+    :param url: with user, without password.
+    :param password: the password, or what finds it.
+    :param timeout: seconds to wait for a lock and for an answer.
+    """
+
+    name = "mysql"
+    capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
+    limits = Limits(id_bytes=4 * mysql_statements.KEY_CHARACTERS, values_as_text=False, convert=as_utc)
+    folds_names = False
+    locks_reads = True
+    driver_error: type[Exception] = pymysql.Error
+
+    def __init__(self, url: URL, *, password: Password, timeout: float) -> None:
+        if not url.database:
+            raise SinkConfigurationError("url: names no database; expected mysql://user@host/database")
+        self.server = f"MySQL at {url.host or 'localhost'}:{url.port or 3306}, database {url.database}"
+        self._url = url
+        self._password = password
+        self._timeout = timeout
+
+    def engine(self) -> Engine:
+        """Make the engine; the password is looked up at each connection and is not part of its URL."""
+        settings = {
+            "charset": "utf8mb4",
+            "client_flag": 0,  # rows that are only found are not counted
+            "connect_timeout": 10,
+            "read_timeout": self._timeout + _GRACE_SECONDS,
+            "write_timeout": self._timeout + _GRACE_SECONDS,
+        }
+        engine = create_engine(
+            self._url,
+            isolation_level="READ COMMITTED",
+            hide_parameters=True,
+            pool_size=2,
+            max_overflow=2,
+            pool_recycle=self._timeout / 2,  # before the server ends a session for its idleness
+            connect_args=settings,
+        )
+
+        @event.listens_for(engine, "do_connect")
+        def give_password(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+            password = self._password() if callable(self._password) else self._password
+            if password is not None:
+                parameters["password"] = password
+
+        @event.listens_for(engine, "connect")
+        def learn_packet(connection: Any, record: Any) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(mysql_statements.PACKET)
+                record.info["packet"] = int(cursor.fetchone()[0])
+
+        return engine
+
+    def begin(self, connection: Connection) -> None:
+        """Be strict, wait for locks no longer than wanted, and keep none for ever if this process stands still."""
+        seconds = max(1, int(self._timeout))
+        connection.execute(text(mysql_statements.SET_LIMITS), {"lock": seconds, "idle": seconds})
+
+    def create_control(self, connection: Connection, schema: str | None) -> str:
+        """Return the statement that creates the control table."""
+        return statements.create_control(schema, _syntax(connection))
+
+    def create_table(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that create a table and its view."""
+        return statements.create_table(table, _syntax(connection, table))
+
+    def add_columns(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that make a table of somebody's a sink."""
+        return statements.add_columns(table, _syntax(connection, table))
+
+    def problems(self, connection: Connection, table: Table) -> list[str]:
+        """Look at the session, the table's engine, its character sets and the collations of the key."""
+        where = {"schema": table.schema, "table": table.name}
+        session = connection.execute(text(mysql_statements.SESSION)).one()
+        problems: list[str] = []
+        if "STRICT_ALL_TABLES" not in session.mode or "NO_BACKSLASH_ESCAPES" in session.mode:
+            problems.append(f"the session's sql_mode is {session.mode}, though it was set to be strict")
+        if (session.charset, session.connection_charset) != ("utf8mb4", "utf8mb4"):
+            problems.append(f"the session's character set is {session.charset}: expected utf8mb4")
+        isolation = connection.get_isolation_level()
+        if isolation != "READ COMMITTED":
+            problems.append(f"the session's isolation level is {isolation}, though it was set to READ COMMITTED")
+        engine = connection.execute(text(mysql_statements.TABLE_ENGINE), where).scalar()
+        if str(engine).lower() != "innodb":
+            problems.append(f"its engine is {engine}: expected InnoDB, which has transactions")
+        written = {*table.keys, *(column.name for column in table.contents.columns)}
+        collations = {row.name: row for row in connection.execute(text(mysql_statements.COLLATIONS), where)}
+        problems += [
+            f"column {name} has the character set {found.charset}, which does not hold all text: expected utf8mb4"
+            for name, found in collations.items()
+            if name in written and not found.charset.startswith("utf8mb4") and not _is_uuid(table, name)
+        ]
+        # what is bytewise and does not pad: else 'a', 'A' and 'a ' are one id
+        exact = ("_nopad_bin", "_0900_bin")
+        problems += merging(
+            table, {name: row.collation for name, row in collations.items() if not row.collation.endswith(exact)}
+        )
+        cut = [row.name for row in connection.execute(text(mysql_statements.CUT_KEYS), where)]
+        if cut:
+            problems.append(f"the primary key takes only the beginning of {', '.join(cut)}")
+        return problems
+
+    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Send the rows in their order, which is the order in which their locks are taken."""
+        driver: Any = connection.connection.driver_connection
+        syntax = _syntax(connection)
+        head = mysql_statements.insert_into(table, syntax).encode()
+        tail = mysql_statements.where_newer(table, syntax).encode()
+        longest = connection.info["packet"] - len(head) - len(tail) - _SLACK
+        written = 0
+        for part in _parts(rows, longest):
+            changed = driver.query(head + b",\n".join(part) + tail)
+            written += _written(changed, driver._result.message, len(part))
+        return written
+
+    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
+        """Send the keys in their order."""
+        driver: Any = connection.connection.driver_connection
+        head = mysql_statements.delete_from(table, _syntax(connection)).encode()
+        for part in _parts(keys, connection.info["packet"] - len(head) - _SLACK):
+            driver.query(head + b",\n".join(part) + b")")
+
+    def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
+        """Judge by the error's number; those of the client itself, and none, mean a lost connection."""
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        words = f"{code}: {error.args[1]}" if len(error.args) > 1 else str(error)
+        lost = isinstance(error, pymysql.OperationalError | pymysql.InterfaceError) and (
+            code == 0 or 2000 <= code < 3000
+        )
+        return judged(ERRORS.find("no answer" if lost else str(code)), words, self.server)
+
+
+def _syntax(connection: Connection, table: Table | None = None) -> statements.Syntax:
+    return mysql_statements.syntax(table, is_mariadb=bool(getattr(connection.dialect, "is_mariadb", False)))
+
+
+def _is_uuid(table: Table, name: str) -> bool:
+    return any(key.name == name and key.type in ("uuid", "date") for key in table.key.columns)
+
+
+def _parts(rows: Sequence[Row], longest: int) -> Iterator[list[bytes]]:
+    """Write rows as SQL, in parts that are statements of a good size, and none that the server refuses."""
+    part, size = list[bytes](), 0
+    for row in rows:
+        one = f"({','.join(map(_literal, row))})".encode()
+        if len(one) > longest:
+            raise Poison(
+                f"the row takes {len(one)} bytes, more than max_allowed_packet of the server leaves: {longest}"
+            )
+        if part and size + len(one) > min(longest, _STATEMENT_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(one)
+        size += len(one) + 2
+    if part:
+        yield part
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        return f"'{escape_string(value)}'"
+    return str(int(value)) if isinstance(value, bool) else repr(value)
+
+
+def _written(changed: int, message: bytes | None, rows: int) -> int:
+    """Count what a statement wrote: an inserted row counts as one change, an updated one as two."""
+    if rows == 1:
+        return min(changed, 1)
+    # "Records: 3  Duplicates: 1  Warnings: 0", in the server's language; duplicates are what was updated
+    numbers = re.findall(rb"\d+", message or b"")
+    if len(numbers) < 3:
+        raise SinkConfigurationError("the server, or a proxy before it, does not say how many rows a statement updated")
+    return changed - int(numbers[1])

@@ -1,0 +1,158 @@
+"""PostgreSQL: COPY into a temporary table, then one guarded upsert from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+
+from export_queue.core.errors import ExportQueueError
+from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
+from export_queue.core.sinks.protocol import Capabilities
+from export_queue.core.sinks.sql import statements
+from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.fitting import merging
+from export_queue.core.sinks.sql.tables import Limits, Row, Table
+from export_queue.core.store.postgresql.connection import BoundedConnection
+
+_GRACE_SECONDS = 5.0
+"""By how much a statement's end may be late before the server counts as hanging."""
+
+ERRORS = ErrorTable(
+    "PostgreSQL",
+    [
+        ErrorRow("40001", Fate.AGAIN, "serialization failure"),
+        ErrorRow("40P01", Fate.AGAIN, "deadlock with another writer of the table"),
+        ErrorRow("40*", Fate.LATER, "the transaction was rolled back; try again"),
+        ErrorRow("no answer", Fate.LATER, "the server is not there, lets us not in, or the connection broke"),
+        ErrorRow("08*", Fate.LATER, "the connection broke"),
+        ErrorRow("25006", Fate.LATER, "the server is a standby: after a fail-over, connect to the new primary"),
+        ErrorRow("25P03, 25P04", Fate.LATER, "this process stood still for longer than the sink's timeout"),
+        ErrorRow("53*", Fate.LATER, "the server lacks memory, disk or connections"),
+        ErrorRow("55P03", Fate.LATER, "somebody holds a lock on the table for longer than the sink's timeout"),
+        ErrorRow("57*", Fate.LATER, "the server stops, or the statement took longer than the sink's timeout"),
+        ErrorRow("58*", Fate.LATER, "an error of the server's system; see its log"),
+        ErrorRow("XX*", Fate.LATER, "an internal error of the server; see its log"),
+        ErrorRow("22*", Fate.REJECTED, "data that the column's type does not take"),
+        ErrorRow("23*", Fate.REJECTED, "a constraint of the table"),
+        ErrorRow("54*", Fate.REJECTED, "more than the server can hold in a row or an index"),
+        ErrorRow("not data", Fate.REJECTED, "what the driver cannot send"),
+        ErrorRow("*", Fate.REFUSED, "rights, a missing table or column: the server's own words say what"),
+    ],
+)
+
+
+class PostgreSQL:
+    """A database of a PostgreSQL server.
+
+    :param url: with user, without password.
+    :param password: the password, or what finds it.
+    :param timeout: seconds that a statement may take, and that an answer may be late.
+    """
+
+    name = "postgresql"
+    capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
+    limits = Limits(id_bytes=2600, values_as_text=True)  # a row of a B-tree has 2704 bytes at most
+    folds_names = False
+    locks_reads = True
+    driver_error: type[Exception] = psycopg.Error
+
+    def __init__(self, url: URL, *, password: Password, timeout: float) -> None:
+        self.server = f"PostgreSQL at {url.host or 'the local socket'}:{url.port or 5432}, database {url.database}"
+        self._url = url
+        self._password = password
+        self._timeout = timeout
+
+    def engine(self) -> Engine:
+        """Make the engine; the password is looked up at each connection and is not part of its URL."""
+        settings = {
+            "application_name": "export_queue",
+            "client_encoding": "UTF8",  # what the database cannot hold is then its own error, about one row
+            "connect_timeout": 10,
+            "keepalives_idle": 30,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+            "tcp_user_timeout": int(self._timeout * 1000),
+            "prepare_threshold": None,  # poolers hand sessions around
+        }
+        engine = create_engine(
+            self._url,
+            isolation_level="READ COMMITTED",
+            hide_parameters=True,
+            pool_size=2,
+            max_overflow=2,
+            connect_args={name: value for name, value in settings.items() if name not in self._url.query},
+        )
+
+        @event.listens_for(engine, "do_connect")
+        def connect(_dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> BoundedConnection:
+            password = self._password() if callable(self._password) else self._password
+            if password is not None:
+                parameters["password"] = password
+            raw = BoundedConnection.connect(*arguments, **parameters)
+            raw.answer_seconds = self._timeout + _GRACE_SECONDS
+            return raw
+
+        return engine
+
+    def begin(self, connection: Connection) -> None:
+        """Set limits: a session that hangs must not hold its locks for ever."""
+        limit = f"{int(self._timeout * 1000)}ms"
+        connection.execute(text(statements.SET_LIMITS), {"lock": limit, "statement": limit, "idle": limit})
+
+    def create_control(self, connection: Connection, schema: str | None) -> str:
+        """Return the statement that creates the control table."""
+        return statements.create_control(schema, statements.POSTGRESQL)
+
+    def create_table(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that create a table and its view."""
+        return statements.create_table(table, statements.POSTGRESQL)
+
+    def add_columns(self, connection: Connection, table: Table) -> list[str]:
+        """Return the statements that make a table of somebody's a sink."""
+        return statements.add_columns(table, statements.POSTGRESQL)
+
+    def problems(self, connection: Connection, table: Table) -> list[str]:
+        """Look at the collations of the key."""
+        name = statements.POSTGRESQL.name(table)
+        found = connection.execute(text(statements.MERGING_COLLATION_POSTGRESQL), {"table": name})
+        return merging(table, {row.attname: row.collname for row in found})
+
+    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Copy the rows in their order, which is the order in which their locks are taken."""
+        create, copy = statements.create_batch(table), statements.copy_batch(table)
+        return _copy_and_run(connection, rows, create, copy, statements.upsert_batch(table))
+
+    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
+        """Copy the keys, and delete what has one of them."""
+        _copy_and_run(connection, keys, *statements.delete_keys(table))
+
+    def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
+        """Judge by SQLSTATE; without one the connection failed."""
+        code = getattr(error, "sqlstate", None)
+        primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+        # the detail is left out: it repeats the row
+        words = f"{code}: {primary or error}" if code else str(error).strip()
+        return judged(ERRORS.find(code or _without_code(error)), words, self.server)
+
+
+def _copy_and_run(connection: Connection, rows: Sequence[Row], create: str, copy_in: str, run: str) -> int:
+    """Make a temporary table, copy rows into it, and run a statement that reads it."""
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    with driver.cursor() as cursor:
+        cursor.execute(create.encode())
+        with cursor.copy(copy_in.encode()) as copy:
+            for row in rows:
+                copy.write_row(row)
+        cursor.execute(run.encode())
+        return cursor.rowcount
+
+
+def _without_code(error: Exception) -> str:
+    if isinstance(error, psycopg.DataError):  # of the driver itself
+        return "not data"
+    lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return "no answer" if lost else ""

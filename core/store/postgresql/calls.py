@@ -1,0 +1,91 @@
+"""One call to a PostgreSQL server: its arguments, its answer, and what its errors mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.rows import tuple_row
+
+from export_queue.core.store.dialect import Handle, Writes
+from export_queue.core.store.postgresql import errors as errors
+from export_queue.core.store.postgresql.arrays import NO_BYTEAS, NO_INTS, ByteaArray, IntArray
+from export_queue.core.store.postgresql.connection import BoundedConnection
+
+
+def raw(connection: Handle) -> psycopg.Connection[Any]:
+    """Return the driver's connection."""
+    found = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
+    assert isinstance(found, psycopg.Connection)
+    return found
+
+
+def rows(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """Run a statement and fetch all of its rows, in binary form."""
+    with Translated(), raw(connection).cursor(binary=True, row_factory=tuple_row) as cursor:
+        return cursor.execute(statement, arguments).fetchall()
+
+
+def one(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> tuple[Any, ...]:
+    """Run a statement that gives one row."""
+    session = raw(connection)
+    if not isinstance(session, BoundedConnection):  # a user's own
+        (row,) = rows(connection, statement, arguments)
+        return row
+    with Translated():
+        (row,) = session.single.execute(statement, arguments).fetchall()
+    return row
+
+
+def run(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> None:
+    """Run a statement that gives no rows."""
+    with Translated():
+        raw(connection).execute(statement, arguments)
+
+
+class Translated:
+    """A block in which what the functions raise, and what may pass, comes out as errors of ours."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Nothing: only the end counts."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, psycopg.Error):
+            return
+        refusal = errors.refusal(error)
+        if refusal is None and errors.is_transient(error):
+            refusal = errors.unavailable(error)
+        if refusal is not None:
+            raise refusal from error
+
+
+def cells(notes: Sequence[tuple[int, bytes, bytes]]) -> tuple[IntArray, ByteaArray, ByteaArray]:
+    """Turn rows of table, row and column into columns."""
+    if not notes:
+        return NO_INTS, NO_BYTEAS, NO_BYTEAS
+    tables, row_keys, columns = zip(*notes, strict=True)
+    return IntArray.of(tables), ByteaArray.of(row_keys), ByteaArray.of(columns)
+
+
+def columns(writes: Writes) -> list[IntArray | ByteaArray]:
+    """Turn keys, cells and entries into columns, as the functions take them."""
+    found: list[IntArray | ByteaArray] = [ByteaArray.of(writes.keys) if writes.keys else NO_BYTEAS]
+    if writes.cells:
+        tables, row_keys, column_keys, values = zip(*writes.cells, strict=True)
+        found += (IntArray.of(tables), ByteaArray.of(row_keys), ByteaArray.of(column_keys), ByteaArray.of(values))
+    else:
+        found += (NO_INTS, NO_BYTEAS, NO_BYTEAS, NO_BYTEAS)
+    if writes.entries:
+        queues, layouts, buckets, keys, payloads = zip(*writes.entries, strict=True)
+        found += (IntArray.of(queues), IntArray.of(layouts), IntArray.of(buckets))
+        found += (ByteaArray.of(keys), ByteaArray.of(payloads))
+    else:
+        found += (NO_INTS, NO_INTS, NO_INTS, NO_BYTEAS, NO_BYTEAS)
+    return found

@@ -1,0 +1,349 @@
+"""The store on PostgreSQL: one function call per step."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from typing import Any, ClassVar
+from uuid import UUID
+
+import psycopg
+import sqlalchemy as sa
+
+from export_queue.core.errors import (
+    AlreadyCommitted,
+    ExportQueueError,
+    InvalidArgument,
+    RegistrationLost,
+    StoreUnavailable,
+)
+from export_queue.core.store.dialect import (
+    CommitCall,
+    Committed,
+    Handle,
+    IdSource,
+    Kind,
+    Outcome,
+    Place,
+    Span,
+    Started,
+    View,
+    Writes,
+)
+from export_queue.core.store.postgresql import calls as calls
+from export_queue.core.store.postgresql import errors as errors
+from export_queue.core.store.postgresql import statements as sql
+from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray
+from export_queue.core.store.postgresql.connection import (
+    CLIENT_DEFAULTS,
+    BoundedConnection,
+    bound_connections,
+    limited,
+    rests,
+)
+
+WRITE_ONLY_MS = 60_000
+"""How long a transaction that never read stays registered while its commit is on its way, where that takes a row."""
+
+
+def open_engine(url: sa.URL, schema: str, *, behind_pooler: bool = False) -> sa.Engine:
+    """Make an engine on psycopg 3 whose connections begin no SQL transaction by themselves."""
+    # A pooler hands the next SQL transaction to another server session, which lacks what this one has prepared.
+    prepare: dict[str, Any] = {"prepare_threshold": None} if behind_pooler else {}
+    engine = sa.create_engine(
+        url.set(drivername="postgresql+psycopg"),
+        isolation_level="AUTOCOMMIT",
+        connect_args={**{name: url.query.get(name, value) for name, value in CLIENT_DEFAULTS.items()}, **prepare},
+        pool_size=8,
+        max_overflow=56,
+        pool_pre_ping=False,
+        pool_use_lifo=True,
+        pool_reset_on_return=None,
+    )
+    bound_connections(engine, settings=not behind_pooler)
+    return engine.execution_options(schema_translate_map={None: schema})
+
+
+class PostgresDialect:
+    """Transaction steps in PostgreSQL; the functions stand in ``sql/``.
+
+    How ids are registered follows from the store, which has a sequence and advisory locks or a clock, and, for short
+    transactions, from the way to it: behind a pooler no session belongs to a client, so a row registers them.
+
+    :param engine: for what must not be part of a SQL transaction of the user's.
+    :param behind_pooler: whether connections lead to a pooler in transaction mode.
+    """
+
+    name = "postgresql"
+    driver_error: ClassVar[type[Exception]] = psycopg.Error
+
+    def __init__(self, schema: str, engine: sa.Engine, *, behind_pooler: bool = False) -> None:
+        self.schema = schema
+        self.pins_connection = not behind_pooler
+        self._engine = engine
+        self._s = '"' + schema.replace('"', '""') + '"'
+        self._id_source: str | None = None
+        self._read_cell = self._sql(sql.READ_CELL)
+        self._read_cell_up_to = self._sql(sql.READ_CELL_UP_TO)
+        self._read_cells = self._sql(sql.READ_CELLS)
+        self._start = self._sql(sql.START)
+        self._commit = self._sql(sql.COMMIT)
+        self._abort = self._sql(sql.ABORT)
+
+    def is_missing_table(self, error: BaseException) -> bool:
+        """Tell whether the error says that the store's schema, tables or functions are not there."""
+        return errors.is_missing_table(error)
+
+    def now(self, connection: Handle) -> int:
+        """Read the server's clock."""
+        return int(calls.one(connection, b"select " + sql.NOW.encode())[0])
+
+    def explain(self, error: BaseException, url: str) -> StoreUnavailable | None:
+        """Name the database."""
+        return errors.unavailable(error, where=f"store {url}") if errors.is_transient(error) else None
+
+    def rests(self, raw: object) -> bool:
+        """Look at the connection."""
+        return isinstance(raw, BoundedConnection) and rests(raw)
+
+    def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
+        """Give each answer a time limit."""
+        return limited(calls.raw(connection), seconds)
+
+    @contextlib.contextmanager
+    def transaction(self, connection: Handle, *, durable: bool = True) -> Iterator[None]:
+        """Open one READ COMMITTED transaction."""
+        raw = calls.raw(connection)
+        raw.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        with raw.transaction():
+            yield
+
+    def id_source(self, connection: Handle) -> IdSource:
+        """Take an advisory lock and look for it in the list: some engines have the function and do nothing in it."""
+        raw = calls.raw(connection)
+        try:
+            with raw.transaction():
+                raw.execute("select pg_try_advisory_xact_lock(%s)", (secrets.randbits(62),))
+                seen = raw.execute(
+                    "select 1 from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+                ).fetchone()
+        except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedTable):
+            seen = None
+        return "clock" if seen is None else "sequence"
+
+    def create(self, connection: Handle) -> None:
+        """Create the id source and the functions."""
+        raw = calls.raw(connection)
+        mask, source = calls.one(connection, self._sql("select mask, id_source from {s}.xq_store"))
+        if source == "sequence":
+            calls.run(connection, self._sql("create sequence if not exists {s}.xq_id as bigint minvalue 0 start 1"))
+        for name in ("ids_by_clock.sql" if source == "clock" else "ids_by_locks.sql", "transactions.sql"):
+            text = (files("export_queue.core.store.postgresql") / "sql" / name).read_text("utf-8")
+            for placeholder, value in {"{s}": self._s, "{mask}": f"'{mask}'::bigint", "{now}": sql.NOW}.items():
+                text = text.replace(placeholder, value)
+            raw.execute(text.encode())
+
+    def set_floor(self, connection: Handle, floor: int) -> None:
+        """Make all ids to come greater than a number."""
+        if self._uses_clock(connection):
+            statement = "update {s}.xq_clock set last_id = greatest(last_id, %s)"
+        else:
+            statement = "select setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0), %s))"
+        calls.run(connection, self._sql(statement), (floor,))
+
+    def _uses_clock(self, connection: Handle) -> bool:
+        if self._id_source is None:
+            self._id_source = str(calls.one(connection, self._sql("select id_source from {s}.xq_store"))[0])
+        return self._id_source == "clock"
+
+    def _by_row(self, connection: Handle, kind: Kind) -> bool:
+        """Tell whether an active row registers such a transaction."""
+        return kind == "long" or self._uses_clock(connection) or (kind == "short" and not self.pins_connection)
+
+    @contextlib.contextmanager
+    def _own(self, connection: Handle) -> Iterator[Handle]:
+        """Lend a connection that is in no SQL transaction of the user's."""
+        if calls.raw(connection).info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            yield connection
+        else:
+            with self._engine.connect() as own:
+                yield own
+
+    def _sql(self, statement: str) -> bytes:
+        return statement.format(s=self._s).encode()
+
+    def draw(self, connection: Handle) -> int:
+        """Draw a number from the id source; nothing stays registered after the SQL transaction."""
+        return int(calls.one(connection, self._sql("select id from {s}.xq_draw_v1(false, false)"))[0])
+
+    def check_bound(self, raw: object) -> None:
+        """Check a driver's own connection."""
+        if not isinstance(raw, psycopg.Connection):
+            raise InvalidArgument(
+                f"expected a connection of psycopg 3 to the store's database, found {type(raw).__name__}"
+            )
+        if raw.autocommit and raw.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            raise InvalidArgument("connection: expected an open SQL transaction, found autocommit")
+
+    def store_id(self, connection: Handle) -> str:
+        """Read the store's identity."""
+        return str(calls.one(connection, self._sql("select store_id from {s}.xq_store"))[0])
+
+    def start(
+        self,
+        connection: Handle,
+        *,
+        kind: Kind,
+        request: UUID,
+        timeout_ms: int,
+        client: str,
+        first: tuple[int, bytes, bytes] | None = None,
+    ) -> Started:
+        """Draw an id, register it, list what is in progress and read the first cell, in one call."""
+        by_row = self._by_row(connection, kind)
+        relaxed = kind == "short" or self._uses_clock(connection)
+        arguments = (kind, by_row, relaxed, request, timeout_ms, client, *(first or (None, None, None)))
+        if kind == "bound" and by_row:
+            # In the user's SQL transaction the clock would stay locked until the user ends that.
+            with self._own(connection) as own:
+                row = calls.one(own, self._start, arguments)
+        else:
+            row = calls.one(connection, self._start, arguments)
+        tx, excluded, deadline, version, value = row
+        if kind == "long" and relaxed:
+            self._settle(connection, tx)
+        return Started(tx, tuple(excluded), deadline, None if first is None else (version, value))
+
+    def _settle(self, connection: Handle, transaction: int) -> None:
+        """Make a long transaction's rows durable, after the gate or the clock has been released."""
+        calls.run(connection, self._sql(sql.SETTLE), (transaction,))
+
+    def checkpoint(self, connection: Handle, transaction: int) -> int:
+        """Add a second active row; commit, abort and sweep take all rows of a transaction."""
+        pointer = int(calls.one(connection, self._sql(sql.CHECKPOINT), (transaction,))[0])
+        self._settle(connection, transaction)
+        return pointer
+
+    def observe(self, connection: Handle) -> View:
+        """Read the id source, under the gate if it has one, then what is in progress."""
+        read_pointer, excluded = calls.one(connection, self._sql(sql.OBSERVE))
+        return View(read_pointer, tuple(excluded))
+
+    def read_cell(
+        self, connection: Handle, view: View, table: int, row: bytes, column: bytes
+    ) -> tuple[int | None, bytes | None]:
+        """Read the newest visible version, and the horizon in the same statement."""
+        statement = self._read_cell_up_to if view.is_prefix else self._read_cell
+        found = calls.one(connection, statement, (table, row, column, *sql.of_view(view)))
+        horizon, version, value = found
+        view.require_above(horizon)
+        return version, value
+
+    def read_cells(
+        self, connection: Handle, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        """Read many cells in one statement."""
+        rows, columns = zip(*cells, strict=True)
+        seen = (BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded))
+        found = calls.rows(connection, self._read_cells, (ByteaArray.of(rows), ByteaArray.of(columns), table, *seen))
+        if found:
+            view.require_above(found[0][0])
+        return [(row, column, version, value) for _, row, column, version, value in found if version is not None]
+
+    def scan_versions(
+        self,
+        connection: Handle,
+        view: View,
+        table: int,
+        span: Span,
+        *,
+        after: Place,
+        limit: int,
+        expired: int | None = None,
+    ) -> list[tuple[bytes, bytes, bytes | None]]:
+        """Read the first visible versions of a span in order."""
+        statement = sql.scan(self._s, span, view, expires=expired is not None)
+        arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_view(view), limit)
+        found = calls.rows(connection, statement, arguments)
+        view.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
+        return found
+
+    def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
+        """Read the active rows."""
+        found = calls.one(connection, self._sql(sql.POINTERS), (transaction,))[0]
+        if not found:
+            raise RegistrationLost(f"transaction {transaction} has ended")
+        return tuple(found)
+
+    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+        """Write rows of a long transaction early, in one call."""
+        arguments = (transaction, *calls.columns(writes), *calls.cells(writes.notes))
+        return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0])
+
+    def commit(self, connection: Handle, call: CommitCall) -> Committed:
+        """Check, write and publish: one call, one round trip, one flush."""
+        if self._by_row(connection, call.kind):
+            if call.transaction is None:
+                return self._commit_write_by_row(connection, call)
+            return self._send(connection, call, "long" if call.kind == "long" else "row", call.transaction)
+        return self._send(connection, call, call.kind, call.transaction)
+
+    def _commit_write_by_row(self, connection: Handle, call: CommitCall) -> Committed:
+        """Register first: drawn inside the commit, the id would keep the clock locked while the commit flushes."""
+        arguments = ("write", True, True, call.request, WRITE_ONLY_MS, "", None, None, None)
+        with self._own(connection) as own:
+            transaction = int(calls.one(own, self._start, arguments)[0])
+        try:
+            return self._send(connection, call, "row", transaction)
+        except BaseException:
+            with contextlib.suppress(ExportQueueError, psycopg.Error), self._own(connection) as own:
+                calls.one(own, self._abort, ("row", transaction))
+            raise
+
+    def _send(self, connection: Handle, call: CommitCall, registered: str, transaction: int | None) -> Committed:
+        view = call.view
+        arguments = (
+            registered,
+            call.request,
+            transaction,
+            BigintArray.of(view.excluded if view else ()),
+            view.low if view else None,
+            call.deadline_ms,
+            call.token,
+            call.generation,
+            call.result,
+            *calls.columns(call.writes),
+            *calls.cells(call.writes.notes),
+            *calls.cells(call.writes.acknowledged),
+        )
+        try:
+            return Committed(int(calls.one(connection, self._commit, arguments)[0]))
+        except AlreadyCommitted as error:
+            raise AlreadyCommitted(call.token or "", None) from error.__cause__
+
+    def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
+        """Free the registration and delete what was staged."""
+        by_row = self._by_row(connection, kind)
+        if kind == "bound" and not by_row:
+            return  # registered by a lock of the user's SQL transaction, which goes with it
+        with self._own(connection) as own:
+            calls.one(own, self._abort, ("row" if by_row and kind != "long" else kind, transaction))
+
+    def decide(self, connection: Handle, request: UUID) -> Outcome:
+        """Insert a refusal unless the request has an outcome; waits for a commit in flight."""
+        calls.run(connection, self._sql(sql.REFUSE), (request,))
+        return Outcome(*calls.one(connection, self._sql(sql.OUTCOME), (request,)))
+
+    def tidy_entries(self, connection: Handle) -> None:
+        """Vacuum the entries; who does not own the table gets a warning that nobody reads."""
+        calls.run(connection, self._sql("vacuum (index_cleanup on) {s}.xq_entry"))
+
+    def sweep(self, connection: Handle) -> int:
+        """Make transactions past their deadline invalid; a commit in flight keeps its row."""
+        return int(calls.one(connection, self._sql("select {s}.xq_sweep_v1()"))[0])
+
+    def prune(self, connection: Handle, *, limit: int) -> int:
+        """Delete what invalid transactions left and forget them."""
+        return int(calls.one(connection, self._sql("select {s}.xq_prune_v1(%b)"), (limit,))[0])

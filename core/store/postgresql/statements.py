@@ -1,0 +1,89 @@
+"""The statements of a transaction's steps in PostgreSQL; ``{s}`` is the quoted schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from export_queue.core.store.dialect import Place, Span, View
+from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray
+
+_VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
+_UP_TO = "version <= %b"  # of a view that is a prefix
+_WRITES = ", ".join(["%b"] * 10)
+_NOTES = "%b, %b, %b"
+
+NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
+"""The store's clock, in milliseconds since the epoch."""
+START = """
+    select id, excluded, deadline_ms, found_version, found_value
+    from {s}.xq_start_v1(%s, %b, %b, %b, %b, %s, %b, %b, %b)
+"""
+SETTLE = "update {s}.xq_active set client = client where owner = %b"
+"""Its durable commit makes durable what has been written before it."""
+CHECKPOINT = "select {s}.xq_checkpoint_v1(%b)"
+OBSERVE = "select read_pointer, excluded from {s}.xq_observe_v1()"
+POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
+STAGE = "select {s}.xq_stage_v1(%b, " + _WRITES + ", " + _NOTES + ")"
+COMMIT = "select {s}.xq_commit_v1(%s, %b, %b, %b, %b, %b, %s, %b, %s, " + ", ".join([_WRITES, _NOTES, _NOTES]) + ")"
+ABORT = "select {s}.xq_abort_v1(%s, %b)"
+REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"
+OUTCOME = "select status, id from {s}.xq_outcome where request = %b"
+_READ_CELL = """
+    select s.horizon, c.version, c.value
+    from {s}.xq_store s left join (
+        select version, value from {s}.xq_cell
+        where table_number = %b and row_key = %b and column_key = %b and ?
+        order by version desc limit 1) c on true
+"""
+READ_CELL, READ_CELL_UP_TO = _READ_CELL.replace("?", _VISIBLE), _READ_CELL.replace("?", _UP_TO)
+READ_CELLS = (
+    """
+    select (select horizon from {s}.xq_store), w.r, w.k, c.version, c.value
+    from unnest(%b, %b) as w(r, k)
+    left join lateral (
+        select version, value from {s}.xq_cell
+        where table_number = %b and row_key = w.r and column_key = w.k and """
+    + _VISIBLE
+    + """
+        order by version desc limit 1) c on true
+"""
+)
+HORIZON = "select horizon from {s}.xq_store"
+_SCAN = """
+    select row_key, column_key, {value} from {s}.xq_cell
+    where table_number = %b and (row_key, column_key, version) > (%b, %b, %b) and {span} and {seen}
+    order by row_key, column_key, version limit %b
+"""
+
+
+def scan(schema: str, span: Span, view: View, *, expires: bool) -> bytes:
+    """Write the statement that reads the first versions of a span.
+
+    It takes the arguments of :func:`of_span`, those of :func:`of_view`, and how many versions.
+    """
+    conditions = ["true"]
+    if span.end_row is not None:
+        conditions.append("row_key < %b")
+    if span.columns:
+        conditions.append("column_key = any(%b)")
+    value = "case when version > %b then value end" if expires else "value"
+    seen = _UP_TO if view.is_prefix else _VISIBLE
+    return _SCAN.format(s=schema, value=value, span=" and ".join(conditions), seen=seen).encode()
+
+
+def of_view(view: View) -> tuple[Any, ...]:
+    """Return the arguments for what a view adds to the statement that reads one cell, or a span."""
+    if view.is_prefix:
+        return (view.read_pointer,)
+    return BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded)
+
+
+def of_span(table: int, span: Span, after: Place, *, expired: int | None) -> list[Any]:
+    """Return the arguments for what a span adds to the statement, before those of visibility."""
+    arguments: list[Any] = [] if expired is None else [expired]
+    arguments += [table, *after]
+    if span.end_row is not None:
+        arguments.append(span.end_row)
+    if span.columns:
+        arguments.append(ByteaArray.of(span.columns))
+    return arguments

@@ -1,0 +1,33 @@
+"""The store's portable statements: one module a subject, whose functions run in an open SQL transaction."""
+
+from export_queue.core.store.queries import (
+    cleanup,
+    conflict_keys,
+    dead_letters,
+    entries,
+    floors,
+    invalid,
+    locks,
+    monitoring,
+    notifications,
+    outcomes,
+    queues,
+    reports,
+    versions,
+)
+
+__all__ = [
+    "cleanup",
+    "conflict_keys",
+    "dead_letters",
+    "entries",
+    "floors",
+    "invalid",
+    "locks",
+    "monitoring",
+    "notifications",
+    "outcomes",
+    "queues",
+    "reports",
+    "versions",
+]

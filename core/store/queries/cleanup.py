@@ -1,0 +1,141 @@
+"""SQL of clean-up: the horizon, and what may go below it.
+
+Below the horizon nothing is in progress and nothing is invalid: every version there is committed, and every
+snapshot that may still read sees all of them. Reads and commits look at the horizon, see ``postgresql.py`` and
+``postgresql/sql``; it is raised before anything is deleted, so nobody sees a deletion and not the horizon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from export_queue.core.store.database import Database, Work, prefix_of
+from export_queue.core.store.schema import active, cleanup, invalid, low_mark, store, token
+from export_queue.core.store.schema import table as t
+
+TURN = "turn"
+"""The row that is locked by the process whose turn it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one subject has come."""
+
+    reached: int
+    place: bytes | None
+
+
+def add_subjects(work: Work, subjects: Sequence[str]) -> None:
+    """Make sure that there is a row for the turn and for each subject."""
+    known = set(work.connection.scalars(sa.select(cleanup.c.subject)))
+    for subject in sorted({TURN, *subjects} - known):
+        work.connection.execute(_insert(work, cleanup).values(subject=subject, reached=0).on_conflict_do_nothing())
+
+
+def take_turn(work: Work) -> bool:
+    """Make this the one SQL transaction that cleans up; False if another one does.
+
+    Two at once would wait for each other's rows, and not always in the same order.
+    """
+    mine = sa.select(cleanup.c.subject).where(cleanup.c.subject == TURN).with_for_update(skip_locked=True)
+    return work.connection.execute(mine).first() is not None
+
+
+def progress(work: Work, subject: str) -> Progress:
+    """Read how far a subject has come."""
+    row = work.connection.execute(
+        sa.select(cleanup.c.reached, cleanup.c.place).where(cleanup.c.subject == subject)
+    ).one()
+    return Progress(int(row.reached), row.place)
+
+
+def save_progress(work: Work, subject: str, state: Progress) -> None:
+    """Note how far a subject has come."""
+    work.connection.execute(
+        cleanup.update().where(cleanup.c.subject == subject).values(reached=state.reached, place=state.place)
+    )
+
+
+def horizon(work: Work) -> int:
+    """Read the horizon."""
+    return int(work.connection.execute(sa.select(store.c.horizon)).scalar_one())
+
+
+def last_mark(work: Work) -> int | None:
+    """Read when the last low-water mark was recorded, in milliseconds."""
+    return work.connection.execute(sa.select(sa.func.max(low_mark.c.at_ms))).scalar()
+
+
+def add_mark(work: Work, low: int) -> None:
+    """Record the smallest id that a snapshot did not see which was taken before this call."""
+    statement = _insert(work, low_mark).values(at_ms=work.now(), low=low)
+    # Either of two in one millisecond is right.
+    work.connection.execute(statement.on_conflict_do_update(index_elements=[low_mark.c.at_ms], set_={"low": low}))
+
+
+def raise_horizon(work: Work, *, age_ms: int) -> int:
+    """Raise the horizon as far as no live snapshot reaches, and return it.
+
+    :param age_ms: the longest that a transaction may read which has no active row: only marks so old count.
+    """
+    old = low_mark.c.at_ms <= work.now() - age_ms
+    bounds = work.connection.execute(
+        sa.select(
+            sa.select(sa.func.max(low_mark.c.low)).where(old).scalar_subquery(),
+            sa.select(sa.func.min(active.c.low)).scalar_subquery(),
+            sa.select(sa.func.min(invalid.c.id)).scalar_subquery(),
+        )
+    ).one()
+    if bounds[0] is not None:
+        highest = min(bound for bound in bounds if bound is not None)
+        work.connection.execute(store.update().where(store.c.horizon < highest).values(horizon=highest))
+        newest_old = sa.select(sa.func.max(low_mark.c.at_ms)).where(old).scalar_subquery()
+        work.connection.execute(low_mark.delete().where(low_mark.c.at_ms < newest_old))
+    return horizon(work)
+
+
+def tables_without_keys(work: Work) -> list[tuple[int, int | None]]:
+    """Read the tables whose cells no conflict key leads to, or which expire: number, time to live in milliseconds."""
+    statement = (
+        sa.select(t.c.number, t.c.ttl_ms)
+        .where(sa.or_(t.c.conflict == "none", t.c.ttl_ms.is_not(None)))
+        .order_by(t.c.number)
+    )
+    return [(number, ttl_ms) for number, ttl_ms in work.connection.execute(statement)]
+
+
+def delete_tokens(work: Work, *, before_ms: int, limit: int) -> int:
+    """Delete tokens that were committed before a time."""
+    doomed = (
+        sa.select(token.c.token, token.c.generation)
+        .where(token.c.committed_ms < before_ms)
+        .order_by(token.c.committed_ms)
+        .limit(limit)
+    )
+    return work.connection.execute(
+        token.delete().where(sa.tuple_(token.c.token, token.c.generation).in_(doomed))
+    ).rowcount
+
+
+def vacuum(database: Database, name: str, *, deleted: int) -> None:
+    """Reclaim what deleted rows left, where they are many for the table's size and the database does not by itself.
+
+    Needs the owner's rights; without them, or while somebody else vacuums, nothing happens.
+    """
+    if database.dialect.name != "postgresql":
+        return
+    with database.connect() as connection:
+        table = prefix_of(connection) + name
+        rows = connection.exec_driver_sql("select reltuples from pg_class where oid = %s::regclass", (table,)).scalar()
+        if deleted > float(rows or 0) / 20:
+            connection.exec_driver_sql(f"vacuum (index_cleanup on, skip_locked) {table}")
+
+
+def _insert(work: Work, table: sa.Table) -> Any:
+    # The same words in both dialects, which SQLAlchemy keeps apart.
+    return (postgresql if work.connection.dialect.name == "postgresql" else sqlite).insert(table)

@@ -1,0 +1,105 @@
+"""SQL about entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Work
+from export_queue.core.store.dialect import View
+from export_queue.core.store.schema import entry as e
+
+Key = tuple[int, bytes, int]
+"""Bucket, key, seq: the order of entries."""
+
+_REMOVE_BLOCK = 300
+"""Entries per statement where they are removed one by one: 3 parameters each, well below SQLite's limit."""
+
+_bytes_of = sa.func.length(e.c.key) + sa.func.coalesce(sa.func.length(e.c.value), 0)
+
+
+def visible(view: View) -> sa.ColumnElement[bool]:
+    """Say which entries a snapshot sees; every read and every removal uses this one predicate."""
+    seen: sa.ColumnElement[bool] = e.c.seq <= view.read_pointer
+    return sa.and_(seen, e.c.seq.not_in(view.excluded)) if view.excluded else seen
+
+
+def _of(queue: int, layout: int) -> sa.ColumnElement[bool]:
+    return sa.and_(e.c.queue_number == queue, e.c.layout == layout)
+
+
+def select_entries(
+    work: Work, queue: int, layout: int, view: View, *, first: int, end: int, after: Key | None, rows: int
+) -> list[tuple[int, bytes, int, bytes | None]]:
+    """Read visible entries of a bucket interval in the order of their keys, from after a position on."""
+    order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
+    statement = (
+        sa.select(e.c.bucket, e.c.key, e.c.seq, e.c.value)
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(view))
+        .order_by(e.c.bucket, e.c.key, e.c.seq)
+        .limit(rows)
+    )
+    if after is not None:
+        statement = statement.where(e.c.bucket >= after[0], order > _key(after))
+    # The driver's own rows: making SQLAlchemy's of them would cost as much again as reading.
+    cursor = work.connection.execute(statement).cursor
+    assert cursor is not None
+    return list(cursor.fetchall())
+
+
+def delete_span(work: Work, queue: int, layout: int, view: View, first: Key, last: Key) -> int:
+    """Remove what the snapshot sees between two positions, both included."""
+    order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
+    statement = e.delete().where(
+        _of(queue, layout),
+        e.c.bucket >= first[0],
+        e.c.bucket <= last[0],
+        order >= _key(first),
+        order <= _key(last),
+        visible(view),
+    )
+    return work.connection.execute(statement).rowcount
+
+
+def delete_entries(work: Work, queue: int, layout: int, keys: Sequence[Key]) -> int:
+    """Remove entries one by one."""
+    removed = 0
+    order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
+    for start in range(0, len(keys), _REMOVE_BLOCK):
+        block = list(keys[start : start + _REMOVE_BLOCK])
+        removed += work.connection.execute(e.delete().where(_of(queue, layout), order.in_(block))).rowcount
+    return removed
+
+
+def _key(key: Key) -> Any:
+    return sa.tuple_(
+        sa.literal(key[0], sa.Integer), sa.literal(key[1], sa.LargeBinary), sa.literal(key[2], sa.BigInteger)
+    )
+
+
+def count_by_unit(
+    work: Work, queue: int, layout: int, view: View, *, first: int, end: int, buckets_per_range: int
+) -> list[tuple[int, int, int, int]]:
+    """Sum up visible entries of a bucket interval per unit: unit number, entries, bytes, lowest seq."""
+    unit = e.c.bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
+    statement = (
+        sa.select(unit, sa.func.count(), sa.func.sum(_bytes_of), sa.func.min(e.c.seq))
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(view))
+        .group_by(unit)
+        .order_by(unit)
+    )
+    return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in work.connection.execute(statement)]
+
+
+def first_bucket(work: Work, queue: int, layout: int, view: View, *, first: int, end: int) -> int | None:
+    """Find the first bucket of an interval that has a visible entry."""
+    statement = (
+        sa.select(e.c.bucket)
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(view))
+        .order_by(e.c.bucket, e.c.key, e.c.seq)
+        .limit(1)
+    )
+    found = work.connection.execute(statement).scalar()
+    return None if found is None else int(found)

@@ -1,0 +1,135 @@
+"""SQL about notifications, the columns that have observers, and observers that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from export_queue.core.store.database import Work
+from export_queue.core.store.dialect import View
+from export_queue.core.store.schema import notification as n
+from export_queue.core.store.schema import observed as o
+from export_queue.core.store.schema import observer_failure as f
+from export_queue.core.store.schema import table as t
+
+Cell = tuple[int, bytes, bytes]
+"""Table number, row, column."""
+Place = tuple[int, bytes]
+"""Version and row: the order of one column's notifications, oldest first."""
+
+
+def observed_columns(work: Work) -> list[tuple[int, bytes, str]]:
+    """Read table number, column and kind of all columns that have observers."""
+    return [tuple(row) for row in work.connection.execute(sa.select(o.c.table_number, o.c.column_key, o.c.kind))]
+
+
+def add_observed(work: Work, table: int, column: bytes, kind: str) -> str:
+    """Store that a column has observers, unless it is stored; returns the kind that is stored."""
+    values = {"table_number": table, "column_key": column, "kind": kind}
+    work.connection.execute(_insert(work, o).values(values).on_conflict_do_nothing())
+    statement = sa.select(o.c.kind).where(o.c.table_number == table, o.c.column_key == column)
+    return str(work.connection.execute(statement).scalar_one())
+
+
+def due(
+    work: Work, table: int, column: bytes, view: View, *, after: Place | None, limit: int
+) -> list[tuple[int, bytes, int]]:
+    """Read the next notifications of one column that a snapshot sees, oldest first, from after a place on.
+
+    Those whose observer failed and backs off are left out.
+
+    :returns: version, row and failed attempts of each; a row that was written often comes more than once.
+    """
+    order = sa.tuple_(n.c.version, n.c.row_key)
+    statement = (
+        sa.select(n.c.version, n.c.row_key, sa.func.coalesce(f.c.attempts, 0))
+        .where(_due(work, table, column, view))
+        .select_from(_WITH_FAILURES)
+        .order_by(n.c.version, n.c.row_key)
+        .limit(limit)
+    )
+    if after is not None:
+        place = sa.tuple_(sa.literal(after[0], sa.BigInteger), sa.literal(after[1], sa.LargeBinary))
+        statement = statement.where(order > place)
+    return [tuple(row) for row in work.connection.execute(statement)]
+
+
+def count_due(work: Work, table: int, column: bytes, view: View, *, limit: int) -> int:
+    """Count the rows of one column that have notifications due in a snapshot, among the first ``limit`` of these."""
+    # The limit is inside: a database that makes rows distinct first would read them all.
+    some = sa.select(n.c.row_key).select_from(_WITH_FAILURES).where(_due(work, table, column, view)).limit(limit)
+    rows = some.subquery()
+    return int(work.connection.execute(sa.select(sa.func.count(rows.c.row_key.distinct()))).scalar_one())
+
+
+def is_set(work: Work, cell: Cell, view: View) -> bool:
+    """Tell whether a snapshot sees a notification on a cell."""
+    statement = sa.select(n.c.version).where(_on(n, cell), _visible(view)).limit(1)
+    return work.connection.execute(statement).first() is not None
+
+
+def record_failure(work: Work, cell: Cell, *, attempts: int, next_ms: int, error: str) -> None:
+    """Note that an observer failed, and when it is called again; nothing if the notification is gone."""
+    told = {"attempts": attempts, "next_ms": next_ms, "error": error}
+    row = sa.select(
+        *(sa.literal(part, column.type) for part, column in zip((*cell, *told.values()), f.c, strict=True))
+    ).where(sa.exists().where(_on(n, cell)))
+    statement = _insert(work, f).from_select(f.c.keys(), row)
+    work.connection.execute(statement.on_conflict_do_update(index_elements=f.primary_key.columns, set_=told))
+
+
+def clear_failure(work: Work, cell: Cell) -> None:
+    """Forget that an observer failed."""
+    work.connection.execute(f.delete().where(_on(f, cell)))
+
+
+def failures(work: Work, *, limit: int) -> list[Mapping[str, Any]]:
+    """Read failures whose notifications still wait, the next to be tried first."""
+    waits = sa.exists().where(
+        n.c.table_number == f.c.table_number, n.c.row_key == f.c.row_key, n.c.column_key == f.c.column_key
+    )
+    statement = (
+        sa.select(t.c.name, f)
+        .join_from(f, t, t.c.number == f.c.table_number)
+        .where(waits)
+        .order_by(f.c.next_ms, f.c.table_number, f.c.row_key)
+        .limit(limit)
+    )
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+_WITH_FAILURES = n.outerjoin(
+    f,
+    sa.and_(
+        f.c.table_number == n.c.table_number,
+        f.c.row_key == n.c.row_key,
+        f.c.column_key == n.c.column_key,
+    ),
+)
+
+
+def _due(work: Work, table: int, column: bytes, view: View) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        n.c.table_number == table,
+        n.c.column_key == column,
+        _visible(view),
+        sa.or_(f.c.next_ms.is_(None), f.c.next_ms <= work.now()),
+    )
+
+
+def _visible(view: View) -> sa.ColumnElement[bool]:
+    seen: sa.ColumnElement[bool] = n.c.version <= view.read_pointer
+    return sa.and_(seen, n.c.version.not_in(view.excluded)) if view.excluded else seen
+
+
+def _on(table: sa.Table, cell: Cell) -> sa.ColumnElement[bool]:
+    number, row, column = cell
+    return sa.and_(table.c.table_number == number, table.c.row_key == row, table.c.column_key == column)
+
+
+def _insert(work: Work, table: sa.Table) -> Any:
+    # The same words in both dialects, which SQLAlchemy keeps apart.
+    return (postgresql if work.connection.dialect.name == "postgresql" else sqlite).insert(table)

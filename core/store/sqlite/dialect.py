@@ -1,0 +1,330 @@
+"""The store on SQLite: one file, one writer at a time, a clock row and active rows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+from uuid import UUID
+
+from export_queue.core.errors import (
+    AlreadyCommitted,
+    CommitRefused,
+    InvalidArgument,
+    RegistrationLost,
+    StoreError,
+    TransactionTimeout,
+)
+from export_queue.core.store.dialect import (
+    Clock,
+    CommitCall,
+    Committed,
+    Handle,
+    IdSource,
+    Kind,
+    Outcome,
+    Started,
+    View,
+    Writes,
+)
+from export_queue.core.store.queries.conflict_keys import conflict_error
+from export_queue.core.store.sqlite import statements as sql
+from export_queue.core.store.sqlite.file import LOCK_SECONDS, explain, undone
+from export_queue.core.store.sqlite.filelock import FileLock
+from export_queue.core.store.sqlite.reads import SqliteReads, raw_of, unfinished
+
+
+class SqliteDialect(SqliteReads):
+    """Transaction steps in SQLite.
+
+    Ids are registered by rows (the portable way of ``docs/transactions.md``): a start writes the clock and
+    an active row, a commit deletes the row. Writers queue at a file lock, since SQLite's own waiting is
+    a sleep with growing pauses that leaves some writers without a turn for seconds.
+    """
+
+    name = "sqlite"
+    driver_error: ClassVar[type[Exception]] = sqlite3.Error
+    pins_connection = True
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+
+    def is_missing_table(self, error: BaseException) -> bool:
+        """Tell whether the error says that the store's tables are not there."""
+        return "no such table: xq_" in str(error)
+
+    def explain(self, error: BaseException, url: str) -> StoreError | None:
+        """Name the file and what to do."""
+        return explain(error, url)
+
+    def rests(self, raw: object) -> bool:
+        """Look at the connection."""
+        return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
+
+    def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
+        """Nothing to limit: the only long waits are those for the write lock, which have their own."""
+        return contextlib.nullcontext()
+
+    def now(self, connection: Handle) -> int:
+        """Read the host's clock."""
+        return self._clock()
+
+    @contextlib.contextmanager
+    def transaction(self, connection: Handle, *, durable: bool = True) -> Iterator[None]:
+        """Hold the writers' queue and one immediate SQL transaction.
+
+        :param durable: whether the commit is flushed; a start need not be.
+        """
+        raw = raw_of(connection)
+        if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
+            yield
+            return
+        with FileLock(self._path + ".lock", seconds=LOCK_SECONDS):
+            if not durable:
+                raw.execute("pragma synchronous = normal")
+            try:
+                try:
+                    with undone(self._path):  # nobody has tried to commit
+                        raw.execute("begin immediate")
+                        yield
+                    # Where the log had no space for the end of a transaction, no recovery will find one.
+                    with undone(self._path, sqlite3.SQLITE_FULL):
+                        raw.execute("commit")
+                except BaseException:
+                    if raw.in_transaction:
+                        raw.execute("rollback")
+                    raise
+            finally:
+                if not durable:
+                    raw.execute("pragma synchronous = full")
+
+    def id_source(self, connection: Handle) -> IdSource:
+        """SQLite has no sequences."""
+        return "clock"
+
+    def create(self, connection: Handle) -> None:
+        """Add what SQLite needs beside the tables: nothing."""
+
+    def set_floor(self, connection: Handle, floor: int) -> None:
+        """Make all ids to come greater than a number."""
+        raw_of(connection).execute("update xq_clock set last_id = max(last_id, ?)", (floor,))
+
+    def _draw(self, raw: sqlite3.Connection) -> int:
+        return int(
+            raw.execute(
+                "update xq_clock set last_id = max(last_id + 1, ?) returning last_id", (self._clock() * 1_000_000,)
+            ).fetchone()[0]
+        )
+
+    def draw(self, connection: Handle) -> int:
+        """Draw a number from the id source; inside or outside of a SQL transaction."""
+        raw = raw_of(connection)
+        if raw.in_transaction:
+            return self._draw(raw)
+        with self.transaction(connection, durable=False):
+            return self._draw(raw)
+
+    def check_bound(self, raw: object) -> None:
+        """Check a driver's own connection."""
+        if not isinstance(raw, sqlite3.Connection):
+            raise InvalidArgument(f"expected a connection of sqlite3 to the store's file, found {type(raw).__name__}")
+        if raw.isolation_level is None and not raw.in_transaction:
+            raise InvalidArgument("connection: expected an open SQL transaction, found autocommit; run BEGIN IMMEDIATE")
+
+    def store_id(self, connection: Handle) -> str:
+        """Read the store's identity."""
+        return str(raw_of(connection).execute("select store_id from xq_store").fetchone()[0])
+
+    def start(
+        self,
+        connection: Handle,
+        *,
+        kind: Kind,
+        request: UUID,
+        timeout_ms: int,
+        client: str,
+        first: tuple[int, bytes, bytes] | None = None,
+    ) -> Started:
+        """Draw an id, list what is in progress and add an active row, in one SQL transaction."""
+        raw = raw_of(connection)
+        if kind == "bound" and not raw.in_transaction:
+            raw.execute("begin immediate")
+        with self.transaction(connection, durable=kind == "long"):
+            own = self._draw(raw)
+            excluded = unfinished(raw, own)
+            now = self._clock()
+            low = excluded[0] if excluded else own
+            raw.execute(sql.REGISTER, (own, request.hex, kind, now, now + timeout_ms, low, own, client))
+        view = View(own - 1, excluded)
+        found = None if first is None else self.read_cell(connection, view, *first)
+        return Started(own, excluded, now + timeout_ms, found)
+
+    def checkpoint(self, connection: Handle, transaction: int) -> int:
+        """Add a second active row; commit, abort and sweep take all rows of a transaction."""
+        raw = raw_of(connection)
+        with self.transaction(connection, durable=True):
+            self.pointers(connection, transaction)
+            pointer = self._draw(raw)
+            raw.execute(sql.REGISTER_POINTER, (pointer, transaction))
+        return pointer
+
+    def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
+        """Read the active rows."""
+        rows = raw_of(connection).execute(sql.POINTERS, (transaction,)).fetchall()
+        if not rows:
+            raise RegistrationLost(f"transaction {transaction} has ended")
+        return tuple(row[0] for row in rows)
+
+    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+        """Write rows of a long transaction early."""
+        raw = raw_of(connection)
+        with self.transaction(connection):
+            pointers = self.pointers(connection, transaction)
+            pointer = pointers[-1]
+            raw.executemany(sql.STAGE_KEY, [(pointer, key) for key in writes.keys])
+            raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3]) for cell in writes.cells])
+            raw.executemany(sql.STAGE_ENTRY, [(pointer, *entry[:4]) for entry in writes.entries])
+            self._write(raw, pointer, writes)
+            raw.executemany(sql.PUT_NOTE, [(*note, pointer) for note in writes.notes])
+        return pointers
+
+    def _write(self, raw: sqlite3.Connection, own: int, writes: Writes) -> None:
+        if writes.cells:
+            raw.executemany(sql.PUT_CELL, [(t, r, c, own, v) for t, r, c, v in writes.cells])
+        if writes.entries:
+            raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, own, v) for q, la, b, k, v in writes.entries])
+
+    def commit(self, connection: Handle, call: CommitCall) -> Committed:
+        """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
+        raw = raw_of(connection)
+        with self.transaction(connection):
+            decided = raw.execute(sql.OUTCOME, (call.request.hex,)).fetchone()
+            if decided is not None:
+                if decided[0] == "committed":
+                    return Committed(decided[1])
+                raise CommitRefused(f"the commit of request {call.request} was refused before")
+            pointers = self._end_registration(raw, call)
+            own = pointers[0]
+            raw.execute(sql.COMMITTED, (call.request.hex, own, self._clock()))
+            if call.token is not None:
+                self._take_token(raw, call, own)
+            self._take_keys(raw, call, pointers)
+            self._write(raw, own, call.writes)
+            self._notify(raw, call, own)
+            if call.kind == "long":
+                self._run_for_each(raw, sql.FORGET_STAGED, pointers)
+            if call.view is not None:
+                call.view.require_above(raw.execute(sql.HORIZON).fetchone()[0])
+            return Committed(own)
+
+    def _end_registration(self, raw: sqlite3.Connection, call: CommitCall) -> tuple[int, ...]:
+        """Prove that the transaction is in progress and end that; returns its write pointers, its id first."""
+        if call.transaction is None:
+            return (self._draw(raw),)
+        pointers = self._forget(raw, call.transaction)
+        if not pointers:
+            raise RegistrationLost(f"transaction {call.transaction} is no longer in progress")
+        now = self._clock()
+        if now > call.deadline_ms:
+            raise TransactionTimeout(
+                f"transaction {call.transaction} ran {now - call.deadline_ms} ms past its deadline"
+            )
+        return pointers
+
+    def _forget(self, raw: sqlite3.Connection, transaction: int) -> tuple[int, ...]:
+        rows = raw.execute("delete from xq_active where owner = ? returning id", (transaction,)).fetchall()
+        return tuple(sorted(row[0] for row in rows))
+
+    def _take_token(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
+        taken = raw.execute(
+            "insert or ignore into xq_token (token, generation, id, result, committed_ms) values (?, ?, ?, ?, ?)",
+            (call.token, call.generation, own, call.result, self._clock()),
+        )
+        if taken.rowcount == 0:
+            raise AlreadyCommitted(call.token or "", None)
+
+    def _take_keys(self, raw: sqlite3.Connection, call: CommitCall, pointers: tuple[int, ...]) -> None:
+        keys = set(call.writes.keys)
+        if call.kind == "long":
+            for pointer in pointers:
+                keys |= {row[0] for row in raw.execute("select key from xq_staged_key where id = ?", (pointer,))}
+        if not keys:
+            return
+        own, view = pointers[0], call.view
+        arguments = {
+            "own": own,
+            # The last one: what commits after this must have a greater id than any version written here.
+            "writer": pointers[-1],
+            "reads": int(view is not None),
+            "low": view.low if view else 0,
+            "hidden": json.dumps(view.excluded if view else ()),
+        }
+        for key in sorted(keys):
+            if raw.execute(sql.TAKE_KEY, {**arguments, "key": key}).rowcount == 0:
+                writer = raw.execute("select writer from xq_conflict_key where key = ?", (key,)).fetchone()[0]
+                raise conflict_error(own, key, writer)
+
+    def _notify(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
+        writes, view = call.writes, call.view
+        if writes.notes:
+            raw.executemany(sql.PUT_NOTE, [(*note, own) for note in writes.notes])
+        if writes.acknowledged and view is not None:
+            # Exactly what this transaction saw: a notification that an older one sets meanwhile stays.
+            seen = (view.read_pointer, json.dumps(view.excluded))
+            raw.executemany(sql.ACKNOWLEDGE, [(*note, *seen) for note in writes.acknowledged])
+
+    def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
+        """Delete the active row and what was staged under it."""
+        raw = raw_of(connection)
+        if kind == "bound" and not raw.in_transaction:
+            return  # the user's SQL transaction has ended; if it committed, the row goes at its deadline
+        with self.transaction(connection, durable=kind == "long"):
+            pointers = self._forget(raw, transaction)
+            if kind == "long":
+                self._run_for_each(raw, sql.ROLLBACK, pointers)
+
+    def _run_for_each(self, raw: sqlite3.Connection, statements: Sequence[str], pointers: Sequence[int]) -> None:
+        for pointer in pointers:
+            for statement in statements:
+                raw.execute(statement, {"id": pointer})
+
+    def decide(self, connection: Handle, request: UUID) -> Outcome:
+        """Insert a refusal unless the request has an outcome, then read it."""
+        raw = raw_of(connection)
+        with self.transaction(connection):
+            raw.execute(
+                "insert or ignore into xq_outcome (request, status, id, decided_ms) values (?, 'refused', null, ?)",
+                (request.hex, self._clock()),
+            )
+            status, own = raw.execute(sql.OUTCOME, (request.hex,)).fetchone()
+        return Outcome(status, own)
+
+    def tidy_entries(self, connection: Handle) -> None:
+        """Nothing: SQLite uses the pages of removed rows again at once."""
+
+    def sweep(self, connection: Handle) -> int:
+        """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""
+        raw = raw_of(connection)
+        now = self._clock()
+        late = raw.execute("select 1 from xq_active where deadline_ms < ? limit 1", (now,)).fetchone()
+        if late is None:
+            return 0
+        with self.transaction(connection):
+            raw.execute(
+                "insert into xq_invalid (id, since_ms) select id, ? from xq_active "
+                "where deadline_ms < ? and kind = 'long'",
+                (now, now),
+            )
+            late = raw.execute("delete from xq_active where deadline_ms < ? returning id = owner", (now,)).fetchall()
+        return sum(is_first for (is_first,) in late)
+
+    def prune(self, connection: Handle, *, limit: int) -> int:
+        """Delete what invalid transactions left and forget them."""
+        raw = raw_of(connection)
+        with self.transaction(connection):
+            ids = [row[0] for row in raw.execute(sql.PRUNABLE, (limit,))]
+            self._run_for_each(raw, (*sql.ROLLBACK, "delete from xq_invalid where id = :id"), ids)
+        return len(ids)

@@ -1,0 +1,83 @@
+"""The statements of a transaction's steps in SQLite."""
+
+from __future__ import annotations
+
+from export_queue.core.store.dialect import Span
+
+_SEEN = """
+    (version in (select value from json_each(:own))
+     or (version <= :pointer and version not in (select value from json_each(:hidden))))
+"""
+_UP_TO = "version <= :pointer"  # where nothing below is hidden; half the price
+_READ_CELL = """
+    select (select horizon from xq_store), version, value from xq_cell
+    where table_number = :table and row_key = :row and column_key = :column and {seen}
+    order by version desc limit 1
+"""
+READ_CELL, READ_CELL_UP_TO = _READ_CELL.format(seen=_SEEN), _READ_CELL.format(seen=_UP_TO)
+HORIZON = "select horizon from xq_store"
+_SCAN = """
+    select row_key, column_key, {value} from xq_cell
+    where table_number = :table
+      and (row_key, column_key, version) > (:after_row, :after_column, :after_version) and {span} and {seen}
+    order by row_key, column_key, version limit :limit
+"""
+
+
+def scan(span: Span, *, hidden: bool, expires: bool) -> str:
+    """Write the statement that reads the first versions of a span."""
+    conditions = ["true"]
+    if span.end_row is not None:
+        conditions.append("row_key < :end")
+    if span.columns:
+        conditions.append(f"column_key in ({', '.join(f':column{i}' for i in range(len(span.columns)))})")
+    value = "case when version > :expired then value end" if expires else "value"
+    return _SCAN.format(value=value, span=" and ".join(conditions), seen=_SEEN if hidden else _UP_TO)
+
+
+TAKE_KEY = """
+    insert into xq_conflict_key (key, writer) values (:key, :writer)
+    on conflict (key) do update set writer = :writer
+    where writer < :own and (:reads = 0 or writer < :low or writer not in (select value from json_each(:hidden)))
+"""
+PUT_CELL = """
+    insert into xq_cell (table_number, row_key, column_key, version, value) values (?, ?, ?, ?, ?)
+    on conflict do update set value = excluded.value
+"""
+PUT_ENTRY = """
+    insert into xq_entry (queue_number, layout, bucket, key, seq, value) values (?, ?, ?, ?, ?, ?)
+    on conflict do update set value = excluded.value
+"""
+PUT_NOTE = """
+    insert or ignore into xq_notification (table_number, row_key, column_key, version) values (?, ?, ?, ?)
+"""
+ACKNOWLEDGE = """
+    delete from xq_notification where table_number = ? and row_key = ? and column_key = ?
+      and version <= ? and version not in (select value from json_each(?))
+"""
+STAGE_KEY = "insert or ignore into xq_staged_key (id, key) values (?, ?)"
+STAGE_CELL = "insert or ignore into xq_staged_cell (id, table_number, row_key, column_key) values (?, ?, ?, ?)"
+STAGE_ENTRY = "insert or ignore into xq_staged_entry (id, queue_number, layout, bucket, key) values (?, ?, ?, ?, ?)"
+OUTCOME = "select status, id from xq_outcome where request = ?"
+COMMITTED = "insert into xq_outcome (request, status, id, decided_ms) values (?, 'committed', ?, ?)"
+POINTERS = "select id from xq_active where owner = ? order by id"
+PRUNABLE = "select id from xq_invalid where left_to is null order by id limit ?"
+REGISTER = """
+    insert into xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
+    values (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+REGISTER_POINTER = """
+    insert into xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
+    select ?, request, kind, started_ms, deadline_ms, low, owner, client from xq_active where id = ?
+"""
+FORGET_STAGED = tuple(f"delete from xq_staged_{what} where id = :id" for what in ("key", "cell", "entry"))
+ROLLBACK = (
+    """delete from xq_cell where version = :id and (table_number, row_key, column_key) in
+       (select table_number, row_key, column_key from xq_staged_cell where id = :id)""",
+    """delete from xq_entry where seq = :id and (queue_number, layout, bucket, key) in
+       (select queue_number, layout, bucket, key from xq_staged_entry where id = :id)""",
+    # by index: a notification is on an observed column
+    """delete from xq_notification where version = :id and (table_number, column_key) in
+       (select table_number, column_key from xq_observed)""",
+    *FORGET_STAGED,
+)

@@ -1,0 +1,1 @@
+"""Histories of transactions, and a checker that finds anomalies in them."""
