@@ -89,15 +89,15 @@ def submit_twice(queue_id: str, options: dict[str, Any]) -> None:
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     environment.pop("SPARK_HOME", None)
-    tokens = [f"twice/{uuid.uuid4().hex}" for _ in range(2)]
+    drain_ids = [f"twice/{uuid.uuid4().hex}" for _ in range(2)]
     drains = []
-    for token in tokens:
+    for drain_id in drain_ids:
         job = drain_job(
             queue_id=queue_id,
             sink=spec,
             store_url=settings.store_url(),
-            token=token,
-            owner_task=token,
+            drain_id=drain_id,
+            owner_task=drain_id,
             master="local[1]",
         )
         command = [str(home / "bin" / "spark-submit"), "--master", "local[1]"]
@@ -114,8 +114,8 @@ def submit_twice(queue_id: str, options: dict[str, Any]) -> None:
         for drain in drains:
             drain.kill()
     with Store.open(settings.store_url()) as store:
-        for token in tokens:
-            log.info("%s", DrainReport.from_dict(store.reports(token=token)[0]).line())
+        for drain_id in drain_ids:
+            log.info("%s", DrainReport.from_dict(store.reports(drain_id=drain_id)[0]).line())
 
 
 def prove_all() -> list[dict[str, Any]]:

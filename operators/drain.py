@@ -122,7 +122,7 @@ class ExportQueueDrainOperator(BaseOperator):
                 on_error=one_of(self.on_error, ON_ERROR, what="on_error"),
                 max_dead=whole_number(self.max_dead, what="max_dead"),
                 owner=Owner(task=task, attempt=attempt),
-                token=f"{task}#{attempt}",
+                drain_id=f"{task}#{attempt}",
                 on_progress=self._go_on,
             )
         self.log.info("%s", report.line())

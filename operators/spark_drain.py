@@ -156,11 +156,11 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         with self._address.open() as store:
             report = self._nothing_to_drain(store, spec, ranges)
             if report is None:
-                token = f"{self._task}#{uuid.uuid4().hex}"
-                self._describe_job(spec, ranges, rules, token)
+                drain_id = f"{self._task}#{uuid.uuid4().hex}"
+                self._describe_job(spec, ranges, rules, drain_id)
                 with environment({**variables, **passwords}):
-                    self._submit(store, context, token)
-                report = self._report(store, token)
+                    self._submit(store, context, drain_id)
+                report = self._report(store, drain_id)
         self.log.info("%s", report.line())
         if report.problem is not None:
             raise report.problem.to_error()
@@ -243,10 +243,12 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         self.log.info("Nothing waits in queue %s; nothing is submitted", self.queue_id)
         joined = join_ranges((unit.first, unit.end) for unit in units)
         return DrainReport(
-            queue=self.queue_id, sink=spec.name, token="", ranges=tuple(Range(first, end) for first, end in joined)
+            queue=self.queue_id, sink=spec.name, drain_id="", ranges=tuple(Range(first, end) for first, end in joined)
         )
 
-    def _describe_job(self, spec: SinkSpec, ranges: list[list[int]] | None, rules: dict[str, Any], token: str) -> None:
+    def _describe_job(
+        self, spec: SinkSpec, ranges: list[list[int]] | None, rules: dict[str, Any], drain_id: str
+    ) -> None:
         from export_queue.core.spark import drain_job
 
         assert self._address is not None
@@ -258,7 +260,7 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             store_secret=self.store_secret or self._address.secret,
             exporter=self.exporter or None,
             ranges=ranges,
-            token=token,
+            drain_id=drain_id,
             owner_task=self._task,
             **rules,
         )
@@ -269,21 +271,21 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
 
     # -- after ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, store: Store, context: Context, token: str) -> None:
+    def _submit(self, store: Store, context: Context, drain_id: str) -> None:
         self._hook = None
         try:
             super().execute(context)
         except Exception:
             # The driver knows better than its exit code what went wrong, if it came to say so.
-            if not store.reports(token=token):
+            if not store.reports(drain_id=drain_id):
                 raise
 
-    def _report(self, store: Store, token: str) -> DrainReport:
+    def _report(self, store: Store, drain_id: str) -> DrainReport:
         from export_queue.core.drain import DrainReport
 
-        found = store.reports(token=token)
+        found = store.reports(drain_id=drain_id)
         if not found:
-            raise DrainError(f"the Spark driver ended without a report; its log is above, its token is {token}")
+            raise DrainError(f"the Spark driver ended without a report; its log is above, its id is {drain_id}")
         return DrainReport.from_dict(found[0])
 
 

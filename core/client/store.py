@@ -265,8 +265,8 @@ class Store(Transacting, Letters):
         return render(read_metrics(self.database, counters=self.database.counters))
 
     def reports(
-        self, *, token: str | None = None, queue_id: str | None = None, limit: int = 100
+        self, *, drain_id: str | None = None, queue_id: str | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
         """Read reports of drains, newest first."""
         with self.database.read() as work:
-            return queries.reports.find_reports(work, token=token, queue_id=queue_id, limit=limit)
+            return queries.reports.find_reports(work, drain_id=drain_id, queue_id=queue_id, limit=limit)

@@ -25,7 +25,7 @@ CHUNK_BYTES = 16 << 20
 class Rules:
     """How a drain treats what goes wrong, and how much it holds in memory.
 
-    :param drain: token of the drain; dead letters name it.
+    :param drain: id of the drain; dead letters name it.
     :param on_error: set rejected entries aside, or stop at the first.
     :param max_dead: more rejected entries than this are a bug, not data.
     :param chunk_rows: most entries per chunk.

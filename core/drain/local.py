@@ -44,7 +44,7 @@ def drain(
     on_error: OnError = "dead_letter",
     max_dead: int = 1000,
     owner: Owner | None = None,
-    token: str | None = None,
+    drain_id: str | None = None,
     lease_seconds: float = LEASE_SECONDS,
     patience: Patience | None = None,
     on_progress: OnProgress | None = None,
@@ -69,7 +69,7 @@ def drain(
     :param on_error: ``"dead_letter"`` sets rejected entries aside, ``"fail"`` stops at the first.
     :param max_dead: the most entries that may be set aside; one more stops the drain.
     :param owner: who claims; a new attempt of the same task takes over from the older one.
-    :param token: name of this drain, under which its report is stored; a new one for each attempt.
+    :param drain_id: name of this drain, under which its report is stored; a new one for each attempt.
     :param lease_seconds: how long a dead drain keeps others out.
     :param patience: how transient errors are met.
     :param on_progress: called after each chunk.
@@ -88,10 +88,10 @@ def drain(
         if_locked=if_locked,
         lock_timeout=lock_timeout,
         owner=owner or anybody(),
-        token=token or uuid.uuid4().hex,
+        drain_id=drain_id or uuid.uuid4().hex,
         lease_seconds=lease_seconds,
     )
-    rules = Rules(drain=request.token, on_error=on_error, max_dead=max_dead, patience=patience or Patience())
+    rules = Rules(drain=request.drain_id, on_error=on_error, max_dead=max_dead, patience=patience or Patience())
 
     @contextlib.contextmanager
     def local_engine() -> Iterator[Engine]:

@@ -115,12 +115,12 @@ class RangeReport(Counts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainReport(Counts):
-    """What one drain came to: returned, stored under its token, and one line of the log."""
+    """What one drain came to: returned, stored under its id, and one line of the log."""
 
     queue: str
     sink: str
     """The name of the sink that the queue is bound to."""
-    token: str
+    drain_id: str
     ranges: tuple[Range, ...] = ()
     """What was asked for and is now drained; neighbours are joined."""
     skipped: tuple[Range, ...] = ()

@@ -52,7 +52,7 @@ class DrainRequest:
         before anything is done.
     :param lock_timeout: seconds to wait for others.
     :param owner: who claims; a new attempt of the same task takes over from the older one.
-    :param token: name of this drain, under which its report is stored; a new one for each attempt.
+    :param drain_id: name of this drain, under which its report is stored; a new one for each attempt.
     :param lease_seconds: how long a dead drain keeps others out.
     """
 
@@ -62,7 +62,7 @@ class DrainRequest:
     if_locked: IfLocked = "wait"
     lock_timeout: float = 600.0
     owner: Owner = field(default_factory=anybody)
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    drain_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     lease_seconds: float = LEASE_SECONDS
 
     def __post_init__(self) -> None:
@@ -70,8 +70,8 @@ class DrainRequest:
             raise InvalidArgument(f"if_locked is 'wait', 'skip' or 'fail', found {self.if_locked!r}")
         if self.lock_timeout < 0:
             raise InvalidArgument(f"lock_timeout is a number of seconds, found {self.lock_timeout!r}")
-        if not self.token:
-            raise InvalidArgument("a drain's token is not empty")
+        if not self.drain_id:
+            raise InvalidArgument("a drain's id is not empty")
 
 
 def run_drain(
@@ -139,7 +139,7 @@ def _tidy(database: Database, report: DrainReport) -> None:
 
 def _save(database: Database, report: DrainReport) -> None:
     with database.begin() as work:
-        queries.reports.save_report(work, report.to_dict(), token=report.token, queue_id=report.queue)
+        queries.reports.save_report(work, report.to_dict(), drain_id=report.drain_id, queue_id=report.queue)
 
 
 def _shown(units: Sequence[Range]) -> str:
@@ -277,7 +277,7 @@ class _Run:
         return DrainReport(
             queue=self.request.queue_id,
             sink=self.request.sink_name,
-            token=self.request.token,
+            drain_id=self.request.drain_id,
             ranges=join_ranges(self.done),
             skipped=join_ranges(set(self.wanted) - self.done),
             oldest_left_seconds=round(self.oldest_left_seconds, 3),

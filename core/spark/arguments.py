@@ -25,7 +25,7 @@ class DrainArguments:
     queue_id: str
     sink: SinkSpec
     store_url: str
-    token: str
+    drain_id: str
     owner_task: str
     store_schema: str = "export_queue"
     store_secret: str | None = None
@@ -62,13 +62,13 @@ class DrainArguments:
             if_locked=self.if_locked,
             lock_timeout=self.lock_timeout,
             owner=Owner(self.owner_task, uuid.uuid4().hex),
-            token=self.token,
+            drain_id=self.drain_id,
             lease_seconds=self.lease_seconds,
         )
 
     def rules(self) -> Rules:
         """Say what is done about rejected entries."""
-        return Rules(drain=self.token, on_error=self.on_error, max_dead=self.max_dead)
+        return Rules(drain=self.drain_id, on_error=self.on_error, max_dead=self.max_dead)
 
     def to_json(self) -> str:
         """Return one text; it holds no secret."""

@@ -45,7 +45,7 @@ class DrainJob:
     """Arguments of the program; they hold no secret."""
     conf: dict[str, str] = field(default_factory=lambda: dict(CONF))
     """Settings of Spark; a submitter may add to them."""
-    token: str = ""
+    drain_id: str = ""
     """Under which the report is found in the store."""
 
 
@@ -54,7 +54,7 @@ def drain_job(
     queue_id: str,
     sink: SinkSpec,
     store_url: str,
-    token: str,
+    drain_id: str,
     owner_task: str,
     store_schema: str = "export_queue",
     store_secret: str | None = None,
@@ -73,7 +73,7 @@ def drain_job(
     :param queue_id: the queue.
     :param sink: description of the sink, with references in the place of secrets.
     :param store_url: the store, without a password.
-    :param token: name of this drain, under which its report is stored; a new one for each attempt.
+    :param drain_id: name of this drain, under which its report is stored; a new one for each attempt.
     :param owner_task: who claims; a new submission of the same task takes over from an older one.
     :param store_schema: the PostgreSQL schema that is the store.
     :param store_secret: reference to the store's password: ``env:NAME``, ``file:/PATH`` or ``module:callable``,
@@ -97,7 +97,7 @@ def drain_job(
         queue_id=queue_id,
         sink=sink,
         store_url=store_url,
-        token=token,
+        drain_id=drain_id,
         owner_task=owner_task,
         store_schema=store_schema,
         store_secret=store_secret,
@@ -114,7 +114,7 @@ def drain_job(
         application=str(APPLICATION),
         py_files=str(package_archive()),
         arguments=[arguments.to_json()],
-        token=token,
+        drain_id=drain_id,
     )
 
 

@@ -59,7 +59,7 @@ def drain_on_spark(arguments: DrainArguments) -> DrainReport:
     configuration, command line or plan.
 
     :param arguments: what was asked for.
-    :returns: the report; it is stored under the token, also when the drain fails.
+    :returns: the report; it is stored under the id of the drain, also when the drain fails.
     """
     password = None if arguments.store_secret is None else resolve_secret(arguments.store_secret)
     access = StoreAccess(arguments.store_url, arguments.store_schema, password)

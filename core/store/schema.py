@@ -198,11 +198,11 @@ lock = _table(
 drain_report = _table(
     "xq_drain_report",
     _id("id", primary_key=True),
-    _text("token"),
+    _text("drain_id"),
     _text("queue"),
     _id("finished_ms"),
     _text("report"),
-    sa.Index("xq_drain_report_token", "token"),
+    sa.Index("xq_drain_report_drain_id", "drain_id"),
 )
 
 low_mark = _table("xq_low_mark", _id("at_ms", primary_key=True), _id("low"))
@@ -240,7 +240,7 @@ VIEWS = {
         select q.id as queue, d.key, d.seq, d.error_class, d.reason, d.buried_ms
         from {s}xq_dead_letter d join {s}xq_queue q on q.number = d.queue_number""",
     "dead_letter_acts": "select id, queue, act, who, letters, selection, at_ms from {s}xq_dead_letter_act",
-    "drain_reports": "select id, token, queue, finished_ms, report from {s}xq_drain_report",
+    "drain_reports": "select id, drain_id, queue, finished_ms, report from {s}xq_drain_report",
     "horizon": """
         select s.horizon, s.horizon / 1000000 as horizon_ms,
                (select max(m.at_ms) from {s}xq_low_mark m) as marked_ms

@@ -109,7 +109,7 @@ def test_a_drain_brings_everything_into_the_sink_and_reports(airflow_store: Any,
     assert airflow_store.backlog("orders") == []
     (stored,) = airflow_store.reports(queue_id="orders")
     assert stored == result
-    assert stored["token"].startswith("one_task/manual__")
+    assert stored["drain_id"].startswith("one_task/manual__")
 
 
 def test_arguments_are_templated(airflow_store: Any, run_task: Any, copies: Any, monkeypatch: Any) -> None:

@@ -135,7 +135,7 @@ def test_one_submission_drains_all_ranges_and_returns_the_report(
     add(airflow_store, 20)
     report = run_drain()
     assert report["read"] == report["acknowledged"] == 20
-    assert report["token"].startswith("spark_drain/manual__")
+    assert report["drain_id"].startswith("spark_drain/manual__")
     assert json.loads(json.dumps(report)) == report
     assert waiting(airflow_store) == 0
     (call,) = spark.calls()
@@ -144,7 +144,7 @@ def test_one_submission_drains_all_ranges_and_returns_the_report(
     assert call["environment"]["SPARK_LOCAL_IP"] == "127.0.0.1"
     job = json.loads(given[-1])
     assert (job["queue_id"], job["ranges"]) == ("orders", None)
-    assert report["token"].startswith(job["owner_task"] + "#")
+    assert report["drain_id"].startswith(job["owner_task"] + "#")
 
 
 def test_arguments_are_templated_and_reach_the_job(
@@ -207,15 +207,15 @@ def test_it_is_mapped_over_groups_of_ranges(airflow_store: Any, run_dag: Any, sp
 def test_two_attempts_of_a_task_share_the_owner_but_not_the_token(
     airflow_store: Any, spark: FakeSpark, copies: None
 ) -> None:
-    tokens = set()
+    drain_ids = set()
     for _ in range(2):
         add(airflow_store, 1)
         operator = ExportQueueSparkDrainOperator(task_id="it", queue_id="orders", sink_conn_id="copies")
-        tokens.add(operator.execute(fake_context())["token"])
+        drain_ids.add(operator.execute(fake_context())["drain_id"])
     jobs = [json.loads(call["arguments"][-1]) for call in spark.calls()]
     assert {job["owner_task"] for job in jobs} == {"d/r/it"}
-    assert {job["token"] for job in jobs} == tokens
-    assert len(tokens) == 2
+    assert {job["drain_id"] for job in jobs} == drain_ids
+    assert len(drain_ids) == 2
 
 
 def test_the_driver_gets_the_python_beside_spark_submit(

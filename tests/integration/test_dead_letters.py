@@ -56,9 +56,9 @@ def keys(store: Store, **which: Any) -> list[str]:
 def test_letters_are_found_by_key_sequence_error_and_drain(orders: Store) -> None:
     sink = MemorySink()
     first = add(orders, {"anna": "x", "ben": 1})
-    bury_all(orders, sink, token="monday")
+    bury_all(orders, sink, drain_id="monday")
     second = add(orders, {"anna": 2})
-    bury_all(orders, sink, token="tuesday")
+    bury_all(orders, sink, drain_id="tuesday")
     assert keys(orders) == ["anna", "ben", "anna"]
     assert keys(orders, key="ben") == ["ben"]
     assert [letter.position.seq for letter in orders.dead_letters("orders", key="anna")] == [first, second]
@@ -137,12 +137,12 @@ def test_a_retried_letter_keeps_its_sequence_so_that_newer_data_stays(orders: St
 def test_what_is_refused_again_is_a_letter_again_with_the_newer_reason(orders: Store) -> None:
     sink = MemorySink()
     seq = add(orders, {"anna": "x"})
-    bury_all(orders, sink, token="one")
-    for token in ("two", "three"):
+    bury_all(orders, sink, drain_id="one")
+    for drain_id in ("two", "three"):
         assert orders.retry_dead_letters("orders") == 1
-        assert bury_all(orders, sink, token=token).dead == 1
+        assert bury_all(orders, sink, drain_id=drain_id).dead == 1
         (letter,) = orders.dead_letters("orders", values=True)
-        assert (letter.position.seq, letter.value, letter.drain) == (seq, b'"x"', token)
+        assert (letter.position.seq, letter.value, letter.drain) == (seq, b'"x"', drain_id)
 
 
 def test_only_so_many_are_retried_as_was_said_oldest_first(orders: Store) -> None:

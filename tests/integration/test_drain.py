@@ -101,7 +101,7 @@ def waiting(store: Store) -> int:
 
 
 def stored(store: Store, report: DrainReport) -> DrainReport:
-    (found,) = store.reports(token=report.token)
+    (found,) = store.reports(drain_id=report.drain_id)
     return DrainReport.from_dict(found)
 
 
@@ -305,7 +305,7 @@ def test_a_rejected_entry_is_a_dead_letter_with_the_sinks_own_words_and_the_rest
         (b"k7", seq, "poison at k7"),
         (b"bad", seq, "poison at bad"),
     }
-    assert {letter.drain for letter in letters} == {report.token}
+    assert {letter.drain for letter in letters} == {report.drain_id}
     assert {letter.value for letter in letters} == {b'"poison"'}
     assert sink.inner.records()["orders", b"k7"] == b"7", "what had given way to the rejected entry is there"
     assert waiting(orders) == 0
@@ -339,11 +339,11 @@ def test_a_sink_of_the_users_that_raises_costs_only_the_entry_that_it_raises_at(
 def test_more_refusals_than_max_dead_stop_the_drain_and_leave_the_rest_queued(orders: Store) -> None:
     add(orders, {f"k{i}": "poison" for i in range(100)})
     with pytest.raises(TooManyDeadLetters, match="max_dead=10"):
-        drain(orders, "orders", PickySink(), max_dead=10, token="t")
+        drain(orders, "orders", PickySink(), max_dead=10, drain_id="t")
     dead = orders.count_dead("orders")
     assert dead <= 10
     assert waiting(orders) + dead == 100
-    (report,) = map(DrainReport.from_dict, orders.reports(token="t"))
+    (report,) = map(DrainReport.from_dict, orders.reports(drain_id="t"))
     report.check()
     assert report.dead == dead
     assert report.problem is not None
@@ -364,9 +364,9 @@ def test_max_dead_counts_over_all_ranges_of_a_drain(orders: Store) -> None:
 def test_on_error_fail_stops_at_the_first_refusal_and_buries_nothing(orders: Store) -> None:
     add(orders, {"a": 1, "b": "poison"})
     with pytest.raises(EntryRejected, match="b'b' of orders .*poison at b"):
-        drain(orders, "orders", PickySink(), on_error="fail", token="t")
+        drain(orders, "orders", PickySink(), on_error="fail", drain_id="t")
     assert orders.count_dead("orders") == 0
-    (report,) = map(DrainReport.from_dict, orders.reports(token="t"))
+    (report,) = map(DrainReport.from_dict, orders.reports(drain_id="t"))
     report.check()
     assert report.left == waiting(orders) == 2 - report.acknowledged
 
@@ -413,8 +413,8 @@ def test_a_sink_that_stays_away_fails_the_drain_and_everything_stays_queued(orde
 
     add(orders, {f"k{i}": i for i in range(20)})
     with pytest.raises(SinkUnavailable):
-        drain(orders, "orders", SinkInFront(before=fail), patience=IMPATIENT, token="t")
-    (report,) = map(DrainReport.from_dict, orders.reports(token="t"))
+        drain(orders, "orders", SinkInFront(before=fail), patience=IMPATIENT, drain_id="t")
+    (report,) = map(DrainReport.from_dict, orders.reports(drain_id="t"))
     report.check()
     assert (report.acknowledged, report.dead) == (0, 0)
     assert waiting(orders) == 20
@@ -435,8 +435,8 @@ def test_what_was_acknowledged_before_a_failure_stays_removed(orders: Store, mon
     add(orders, {f"k{i}": i for i in range(300)})
     sink = SinkInFront(before=fail_late)
     with pytest.raises(SinkRefused):
-        drain(orders, "orders", sink, token="t")
-    (report,) = map(DrainReport.from_dict, orders.reports(token="t"))
+        drain(orders, "orders", sink, drain_id="t")
+    (report,) = map(DrainReport.from_dict, orders.reports(drain_id="t"))
     report.check()
     assert report.acknowledged == sum(batches[:3])
     assert waiting(orders) == 300 - report.acknowledged
@@ -499,8 +499,8 @@ def test_whatever_fails_counts_reconcile_and_in_the_end_every_entry_is_in_the_si
         if not waiting(orders):
             break
         with suppress(SinkUnavailable, SinkRefused, ConnectionError):
-            drain(orders, "orders", sink, patience=patience, token=f"{attempt}")
-        reports += map(DrainReport.from_dict, orders.reports(token=f"{attempt}"))
+            drain(orders, "orders", sink, patience=patience, drain_id=f"{attempt}")
+        reports += map(DrainReport.from_dict, orders.reports(drain_id=f"{attempt}"))
     assert waiting(orders) == 0
     for report in reports:
         report.check()
@@ -556,26 +556,26 @@ def test_a_dead_server_fails_the_drain_and_the_next_one_brings_everything(
 
 
 def _drain_unknown_queue(store: Store) -> None:
-    drain(store, "oders", MemorySink(), token="t")
+    drain(store, "oders", MemorySink(), drain_id="t")
 
 
 def _drain_broken_range(store: Store) -> None:
-    drain(store, "orders", MemorySink(), ranges=[[0, 3]], token="t")
+    drain(store, "orders", MemorySink(), ranges=[[0, 3]], drain_id="t")
 
 
 def _drain_unknown_exporter(store: Store) -> None:
-    drain(store, "orders", MemorySink(), exporter="no_such_module:export", token="t")
+    drain(store, "orders", MemorySink(), exporter="no_such_module:export", drain_id="t")
 
 
 def _drain_unreachable_sink(store: Store) -> None:
     spec = SinkSpec("redis", {"host": "127.0.0.1", "port": 1})
-    drain(store, "orders", spec, patience=IMPATIENT, token="t")
+    drain(store, "orders", spec, patience=IMPATIENT, drain_id="t")
 
 
 def _drain_another_sink(store: Store) -> None:
     drain(store, "orders", MemorySink(), sink_name="first")
     add(store, {"b": 2})
-    drain(store, "orders", MemorySink(), sink_name="second", token="t")
+    drain(store, "orders", MemorySink(), sink_name="second", drain_id="t")
 
 
 @pytest.mark.parametrize(
@@ -595,7 +595,7 @@ def test_bad_input_is_named_and_reported_and_loses_nothing(
     with pytest.raises(error, match=message):
         act(orders)
     assert waiting(orders) == 1
-    (report,) = map(DrainReport.from_dict, orders.reports(token="t"))
+    (report,) = map(DrainReport.from_dict, orders.reports(drain_id="t"))
     report.check()
     assert report.problem is not None
     assert report.problem.error_class == error.__name__

@@ -261,7 +261,7 @@ def test_a_drain_that_waited_brings_what_was_committed_meanwhile(orders: Store) 
 def drain_with(store: Store, sink: Sink, *, sleep: Callable[[float], None]) -> DrainReport:
     """Drain, and do something else where a drain would sleep."""
     request = DrainRequest(queue_id="orders", sink_name="s")
-    engine = LocalEngine(store.database, sink, load_exporter(None), Rules(drain=request.token))
+    engine = LocalEngine(store.database, sink, load_exporter(None), Rules(drain=request.drain_id))
     return run_drain(store.database, store.id, request, nullcontext(engine), sleep=sleep)
 
 
@@ -269,7 +269,7 @@ def test_a_retry_takes_over_from_an_older_attempt_of_its_task(
     orders: Store, copies: SinkSpec, drain_process: Callable[..., DrainProcess]
 ) -> None:
     add(orders, {f"k{i}": i for i in range(100)})
-    older = drain_process(owner=Owner("dag/run/task", "1"), token="older")
+    older = drain_process(owner=Owner("dag/run/task", "1"), drain_id="older")
     older.wait_at_gate()
     report = drain(orders, "orders", copies, owner=Owner("dag/run/task", "2"))
     assert report.problem is None
@@ -277,7 +277,7 @@ def test_a_retry_takes_over_from_an_older_attempt_of_its_task(
     older.go_on()
     assert older.outcome() == "LeaseLost"
     assert waiting(orders) == 100, "the older attempt removed what it has not read"
-    (left,) = map(DrainReport.from_dict, orders.reports(token="older"))
+    (left,) = map(DrainReport.from_dict, orders.reports(drain_id="older"))
     left.check()
     assert left.acknowledged == 0
 
@@ -308,7 +308,7 @@ def test_a_holder_that_was_stopped_past_its_lease_removes_nothing(
 ) -> None:
     """SIGSTOP between the sink's acknowledgement and the removal; meanwhile somebody else claims, then SIGCONT."""
     add(orders, {f"k{i}": i for i in range(100)})
-    sleeping = drain_process(lease_seconds=1, token="sleeping")
+    sleeping = drain_process(lease_seconds=1, drain_id="sleeping")
     sleeping.wait_at_gate()
     sleeping.signal(signal.SIGSTOP)
     queue = orders.queue("orders")
@@ -323,7 +323,7 @@ def test_a_holder_that_was_stopped_past_its_lease_removes_nothing(
     sleeping.signal(signal.SIGCONT)
     assert sleeping.outcome() == "LeaseLost"
     assert waiting(orders) == 100
-    (report,) = map(DrainReport.from_dict, orders.reports(token="sleeping"))
+    (report,) = map(DrainReport.from_dict, orders.reports(drain_id="sleeping"))
     report.check()
     assert (report.acknowledged, report.left) == (0, report.read)
     with orders.database.read() as work:
@@ -354,9 +354,9 @@ def test_a_revoked_drain_removes_nothing_more(orders: Store) -> None:
     add(orders, {f"k{i}": i for i in range(100)})
     sink = Gate(MemorySink(), lambda: revoke(orders.database, "dag/run/task"), applies_first=False)
     with pytest.raises(LeaseLost):
-        drain(orders, "orders", sink, owner=Owner("dag/run/task", uuid.uuid4().hex), token="t")
+        drain(orders, "orders", sink, owner=Owner("dag/run/task", uuid.uuid4().hex), drain_id="t")
     assert waiting(orders) == 100
-    (report,) = map(DrainReport.from_dict, orders.reports(token="t"))
+    (report,) = map(DrainReport.from_dict, orders.reports(drain_id="t"))
     assert (report.ranges, report.left) == ((), report.read), "a range is done only when its removal has succeeded"
 
 

@@ -74,9 +74,9 @@ def kill(server: RedisServer) -> None:
     server.stop()
 
 
-def failed(store: Store, token: str) -> DrainReport:
+def failed(store: Store, drain_id: str) -> DrainReport:
     """Check what a drain that failed at its sink has left, and return its report."""
-    (found,) = store.reports(token=token)
+    (found,) = store.reports(drain_id=drain_id)
     report = DrainReport.from_dict(found)
     report.check()
     assert report.problem is not None
@@ -106,7 +106,9 @@ def test_a_server_killed_in_the_middle_ends_the_drain_and_the_next_one_brings_th
 ) -> None:
     patience = Patience(attempts=3, sleep=lambda seconds: None)
     with pytest.raises(SinkUnavailable, match=f"{server.host}:{server.port}"):
-        drain(orders, "orders", cache, token="t", patience=patience, on_progress=after_chunks(2, lambda: kill(server)))
+        drain(
+            orders, "orders", cache, drain_id="t", patience=patience, on_progress=after_chunks(2, lambda: kill(server))
+        )
     report = failed(orders, "t")
     server.start()
     assert arrived(server) >= report.acknowledged, "what was acknowledged is there"
@@ -133,7 +135,7 @@ def test_a_server_that_hangs_ends_the_drain_by_the_time_outs_and_the_next_one_br
     hang = after_chunks(2, lambda: os.kill(server.pid, signal.SIGSTOP))
     try:
         with pytest.raises(SinkUnavailable, match="does not answer"):
-            drain(orders, "orders", cache, token="t", patience=patience, on_progress=hang)
+            drain(orders, "orders", cache, drain_id="t", patience=patience, on_progress=hang)
         report = failed(orders, "t")
     finally:
         os.kill(server.pid, signal.SIGCONT)

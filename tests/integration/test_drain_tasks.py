@@ -113,8 +113,8 @@ def test_tasks_that_follow_one_whose_patience_ended_look_once_and_do_not_wait(or
     down = SinkSpec("redis", {"host": "127.0.0.1", "port": 1})
     leases = claimed(orders)
     waits: list[float] = []
-    token = uuid.uuid4().hex
-    rules = Rules(drain=token, patience=Patience(attempts=4, sleep=waits.append))
+    drain_id = uuid.uuid4().hex
+    rules = Rules(drain=drain_id, patience=Patience(attempts=4, sleep=waits.append))
     prepared = replace(setup(orders, store_url, down), rules=rules)
     problems = [prepared.run([lease])[0].problem for lease in leases]
     assert {(problem.error_class, problem.transient) for problem in problems if problem} == {("SinkUnavailable", True)}

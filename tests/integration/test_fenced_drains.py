@@ -84,7 +84,7 @@ def drain_with(
 ) -> DrainReport:
     """Drain, and do something else where a drain would sleep."""
     request = DrainRequest(queue_id="orders", sink_name="s", **options)
-    rules = Rules(drain=request.token, on_error="fail", chunk_rows=chunk_rows, patience=IMPATIENT)
+    rules = Rules(drain=request.drain_id, on_error="fail", chunk_rows=chunk_rows, patience=IMPATIENT)
     engine = LocalEngine(store.database, sink, load_exporter(None), rules)
     return run_drain(store.database, store.id, request, nullcontext(engine), sleep=sleep)
 
@@ -172,11 +172,11 @@ def test_nothing_is_taken_behind_a_transaction_in_progress(one_unit: Store) -> N
         assert began < newer
         sink = FencedMemory()
         with pytest.raises(EntriesNotSettled, match=rf"orders \[0, 5\).*{began} \(short") as caught:
-            fenced_drain(one_unit, sink, lock_timeout=0, token="early")
+            fenced_drain(one_unit, sink, lock_timeout=0, drain_id="early")
         assert caught.value.transient
         assert "lock_timeout" in caught.value.hint
         assert (waiting(one_unit), sink.records()) == (1, {"settled": b"1"})
-        (early,) = map(DrainReport.from_dict, one_unit.reports(token="early"))
+        (early,) = map(DrainReport.from_dict, one_unit.reports(drain_id="early"))
         assert (early.acknowledged, early.ranges) == (1, ()), "a range is done when all of it has arrived"
     fenced_drain(one_unit, sink, lock_timeout=0)
     assert sink.records() == {"settled": b"1", "a": b'"new"'}, "the older transaction came later, and undid the newer"
@@ -334,10 +334,10 @@ def test_an_overtaken_drain_is_shut_out_by_the_sink_itself(one_unit: Store) -> N
 
     sink._before = overtake
     with pytest.raises(LeaseLost, match="taken over"):
-        fenced_drain(one_unit, sink, sink_name="s", owner=Owner("dag/run/task", "1"), token="older")
+        fenced_drain(one_unit, sink, sink_name="s", owner=Owner("dag/run/task", "1"), drain_id="older")
     assert [sink.records()] == states
     assert "k0" not in sink.records()
-    (left,) = map(DrainReport.from_dict, one_unit.reports(token="older"))
+    (left,) = map(DrainReport.from_dict, one_unit.reports(drain_id="older"))
     assert (left.acknowledged, left.left) == (0, 50)
 
 
@@ -453,7 +453,7 @@ def test_a_drain_that_slept_past_its_lease_writes_nothing_when_it_wakes(
     orders: Store, copies: SinkSpec, drain_process: Callable[..., DrainProcess]
 ) -> None:
     add(orders, {f"k{i}": "old" for i in range(100)})
-    sleeping = drain_process(applies_first=False, lease_seconds=1, token="sleeping")
+    sleeping = drain_process(applies_first=False, lease_seconds=1, drain_id="sleeping")
     sleeping.wait_at_gate()
     sleeping.signal(signal.SIGSTOP)
     add(orders, {f"k{i}": "new" if i % 2 else None for i in range(100)})
@@ -462,7 +462,7 @@ def test_a_drain_that_slept_past_its_lease_writes_nothing_when_it_wakes(
     sleeping.signal(signal.SIGCONT)
     assert sleeping.outcome() == "LeaseLost"
     assert read(copies) == {f"k{i}": '"new"' for i in range(1, 100, 2)}
-    (report,) = map(DrainReport.from_dict, orders.reports(token="sleeping"))
+    (report,) = map(DrainReport.from_dict, orders.reports(drain_id="sleeping"))
     assert report.acknowledged == 0
 
 

@@ -174,7 +174,7 @@ def test_idle_drains_do_not_hide_that_there_was_a_busy_one(orders: Store):
     with orders.database.begin() as work:
         busy = find_reports(work, queue_id="orders")[0]
         for n in range(20):
-            save_report(work, busy | {"acknowledged": 0}, token=f"idle {n}", queue_id="orders")
+            save_report(work, busy | {"acknowledged": 0}, drain_id=f"idle {n}", queue_id="orders")
     with pytest.raises(SinkLostData):
         drain(orders, "orders", MemorySink(), sink_name="cache")
 

@@ -33,8 +33,8 @@ def waiting(store: Store) -> int:
     return sum(unit.entries for unit in store.backlog("orders"))
 
 
-def report_of(store: Store, token: str) -> DrainReport:
-    (found,) = store.reports(token=token)
+def report_of(store: Store, drain_id: str) -> DrainReport:
+    (found,) = store.reports(drain_id=drain_id)
     report = DrainReport.from_dict(found)
     report.check()
     return report
@@ -62,7 +62,7 @@ def redis_spec(redis_server: Any, redis_client: Any) -> SinkSpec:
 
 def job_for(store_url: str, sink: SinkSpec, **options: Any) -> Any:
     url = sa.make_url(store_url)._replace(password=None)
-    options = {"token": uuid.uuid4().hex, "owner_task": "dag/run/task", "store_secret": "env:XQ_STORE", **options}
+    options = {"drain_id": uuid.uuid4().hex, "owner_task": "dag/run/task", "store_secret": "env:XQ_STORE", **options}
     return drain_job(queue_id="orders", sink=sink, store_url=url.render_as_string(), **options)
 
 
@@ -84,7 +84,7 @@ def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_
     submission = submit(job, variables={**MODULES, **passwords}, conf=conf)
     assert submission.wait() == 0, submission.output()
 
-    report = report_of(orders, job.token)
+    report = report_of(orders, job.drain_id)
     assert (report.read, report.acknowledged, report.dead, report.left) == (502, 501, 1, 0)
     assert waiting(orders) == 0
     assert f"{report.line()}\n" in submission.output()
@@ -94,7 +94,7 @@ def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_
     }
     assert {document["library"].partition(".zip")[1] for document in documents.values()} == {".zip"}
     (letter,) = orders.dead_letters("orders")
-    assert (letter.position.key, letter.reason, letter.drain) == (b"bad", "refused by the exporter", job.token)
+    assert (letter.position.key, letter.reason, letter.drain) == (b"bad", "refused by the exporter", job.drain_id)
 
     shown = "\n".join(
         [submission.output(), *submission.command, *(path.read_text() for path in events.rglob("*") if path.is_file())]
@@ -128,7 +128,7 @@ def test_a_job_that_fails_says_why_and_whether_trying_again_may_help(
     job = job_for(store_url, redis_spec, **options)
     submission = submit(job, variables=passwords)
     assert submission.wait() == status, submission.output()
-    report = report_of(orders, job.token)
+    report = report_of(orders, job.drain_id)
     assert report.problem is not None
     assert (report.problem.error_class, report.problem.transient) == (error, status == 75)
     assert message in report.problem.message
@@ -143,8 +143,8 @@ def test_a_job_that_fails_says_why_and_whether_trying_again_may_help(
 class Stopped:
     """A job whose workers have applied their first batches and wait before they remove anything."""
 
-    def __init__(self, submission: Submission, folder: Path, token: str) -> None:
-        self.submission, self.folder, self.token = submission, folder, token
+    def __init__(self, submission: Submission, folder: Path, drain_id: str) -> None:
+        self.submission, self.folder, self.drain_id = submission, folder, drain_id
         wait_until(lambda: len(self.workers()) >= 2 or self.submission.process.poll() is not None, "no worker came")
         assert self.submission.process.poll() is None, self.submission.output()
 
@@ -167,7 +167,7 @@ def stopped_job(
     def start(*, master: str, lease_seconds: float, gate: str = "GatedSink", **options: Any) -> Stopped:
         sink = SinkSpec(f"gated_sink:{gate}", {"folder": str(tmp_path), "url": copies}, name="copies")
         job = job_for(store_url, sink, lease_seconds=lease_seconds, **options)
-        return Stopped(submit(job, master=master, variables={**MODULES, **passwords}), tmp_path, job.token)
+        return Stopped(submit(job, master=master, variables={**MODULES, **passwords}), tmp_path, job.drain_id)
 
     return start
 
@@ -190,7 +190,7 @@ def test_a_python_worker_killed_between_sink_and_removal_is_repeated(
     os.kill(job.workers()[0], signal.SIGKILL)
     job.let_go()
     assert job.submission.wait() == 0, job.submission.output()
-    report = report_of(orders, job.token)
+    report = report_of(orders, job.drain_id)
     assert (report.acknowledged, report.left) == (200, 0), "nothing had been removed before the kill"
     assert report.stale > 0, "the killed worker had applied its batch"
     assert waiting(orders) == 0
@@ -229,7 +229,7 @@ def test_an_orphaned_driver_gives_its_leases_back_and_ends_itself(
     job.let_go()
     wait_until(lambda: not any(map(is_running, job.workers())), "workers outlive their driver")
     assert waiting(orders) == 200, "something was removed without a lease"
-    report = report_of(orders, job.token)
+    report = report_of(orders, job.drain_id)
     assert report.problem is not None
     report = drain(orders, "orders", SinkSpec("sql", {"url": copies}, name="copies"), if_locked="fail")
     assert (report.acknowledged, waiting(orders)) == (200, 0)
@@ -257,7 +257,7 @@ def test_an_orphaned_driver_that_waits_for_others_does_not_wait_on(
     os.kill(submission.process.pid, number)
     submission.wait()
     wait_until(lambda: not is_running(driver), "the orphaned driver goes on", seconds=60)
-    assert report_of(orders, job.token).problem is not None
+    assert report_of(orders, job.drain_id).problem is not None
     assert waiting(orders) == 200
 
 
@@ -270,7 +270,7 @@ def test_a_job_whose_leases_were_revoked_removes_nothing_more_and_ends(
     assert revoke(orders.database, "dag/run/task") == 4
     job.let_go()
     assert job.submission.wait() == 75, job.submission.output()
-    report = report_of(orders, job.token)
+    report = report_of(orders, job.drain_id)
     assert (report.acknowledged, waiting(orders)) == (0, 200)
     assert report.problem is not None
     assert report.problem.error_class == "LeaseLost"
@@ -297,7 +297,7 @@ def test_a_worker_of_a_fenced_drain_that_is_killed_is_repeated_under_its_claim(
     os.kill(job.workers()[0], signal.SIGKILL)
     job.let_go()
     assert job.submission.wait() == 0, job.submission.output()
-    report = report_of(orders, job.token)
+    report = report_of(orders, job.drain_id)
     assert (report.acknowledged, report.left, waiting(orders)) == (200, 0, 0)
     assert read_plain(copies) == EXPECTED
 
@@ -314,5 +314,5 @@ def test_tasks_of_a_fenced_drain_that_was_taken_over_are_shut_out_by_the_sink(
     job.let_go()
     assert job.submission.wait() == 75, job.submission.output()
     assert "taken over" in job.submission.output()
-    assert report_of(orders, job.token).acknowledged == 0
+    assert report_of(orders, job.drain_id).acknowledged == 0
     assert read_plain(copies) == {key: '"new"' for key, value in VALUES.items() if value % 2 == 0}

@@ -106,7 +106,7 @@ def test_a_cluster_drains_with_the_shipped_library_and_secrets_of_the_driver_and
     job = dataclasses.replace(job, py_files=f"{job.py_files},{HERE / 'exports.py'}")
     submission = submit(job, master=cluster, variables=passwords)
     assert submission.wait() == 0, submission.output()
-    report = report_of(orders, job.token)
+    report = report_of(orders, job.drain_id)
     assert (report.acknowledged, report.dead, waiting(orders)) == (300, 0, 0)
     documents = {key: orjson.loads(redis_client.get(key)) for key in redis_client.scan_iter("orders:*")}
     assert {key.decode(): document["value"] for key, document in documents.items()} == {

@@ -22,7 +22,7 @@ MINIMUM = {
     "queue_id": "orders",
     "sink": SINK,
     "store_url": "postgresql+psycopg://user@host/db",
-    "token": "t",
+    "drain_id": "t",
     "owner_task": "dag/run/task",
 }
 
@@ -31,7 +31,7 @@ def test_a_job_is_a_program_an_archive_and_one_text_of_arguments():
     job = drain_job(**MINIMUM, ranges=[Range(0, 101), [202, 303]], store_secret="env:XQ_STORE")
     assert Path(job.application).name == "drain_main.py"
     assert Path(job.application).exists()
-    assert job.token == "t"
+    assert job.drain_id == "t"
     (text,) = job.arguments
     arguments = DrainArguments.from_json(text)
     assert arguments.sink == SINK

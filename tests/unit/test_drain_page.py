@@ -31,4 +31,4 @@ def test_every_code_block_of_the_page_about_drains_runs(tmp_path, monkeypatch):
 def test_the_page_about_drains_explains_every_field_of_the_report():
     table = PAGE.read_text().partition("## The report")[2].partition("## What happens inside")[0]
     explained = set(re.findall(r"`(\w+)`", table))
-    assert {f.name for f in fields(DrainReport)} - explained <= {"queue", "sink", "token", "seconds"}
+    assert {f.name for f in fields(DrainReport)} - explained <= {"queue", "sink", "drain_id", "seconds"}

@@ -17,7 +17,7 @@ from export_queue.core.queue import Range
 REPORT = DrainReport(
     queue="orders",
     sink="redis_default",
-    token="t",
+    drain_id="t",
     ranges=(Range(0, 101),),
     read=12345,
     acknowledged=12340,
@@ -40,10 +40,10 @@ def test_the_line_of_the_log_reads_as_documented():
 
 
 def test_the_line_says_what_was_skipped_and_what_stopped_the_drain():
-    skipped = DrainReport(queue="q", sink="s", token="t", ranges=(Range(0, 5),), skipped=(Range(5, 10),))
+    skipped = DrainReport(queue="q", sink="s", drain_id="t", ranges=(Range(0, 5),), skipped=(Range(5, 10),))
     assert "q [0, 10) → s" in skipped.line()
     assert skipped.line().endswith("; skipped [5, 10), which others hold")
-    stopped = DrainReport(queue="q", sink="s", token="t", problem=Problem("SinkUnavailable", "down", True))
+    stopped = DrainReport(queue="q", sink="s", drain_id="t", problem=Problem("SinkUnavailable", "down", True))
     assert stopped.line().endswith("; stopped by SinkUnavailable")
 
 

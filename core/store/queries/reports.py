@@ -13,12 +13,12 @@ from export_queue.core.store.schema import drain_report as r
 from export_queue.core.store.schema import token as t
 
 
-def save_report(work: Work, report: Mapping[str, Any], *, token: str, queue_id: str) -> None:
-    """Keep a drain's report under its token."""
+def save_report(work: Work, report: Mapping[str, Any], *, drain_id: str, queue_id: str) -> None:
+    """Keep a drain's report under its id."""
     work.connection.execute(
         r.insert().values(
             id=work.database.dialect.draw(work.connection),
-            token=token,
+            drain_id=drain_id,
             queue=queue_id,
             finished_ms=work.now(),
             report=orjson.dumps(report).decode(),
@@ -27,12 +27,12 @@ def save_report(work: Work, report: Mapping[str, Any], *, token: str, queue_id: 
 
 
 def find_reports(
-    work: Work, *, token: str | None = None, queue_id: str | None = None, limit: int = 100
+    work: Work, *, drain_id: str | None = None, queue_id: str | None = None, limit: int = 100
 ) -> list[dict[str, Any]]:
     """Read reports, newest first."""
     statement = sa.select(r.c.report).order_by(r.c.id.desc()).limit(limit)
-    if token is not None:
-        statement = statement.where(r.c.token == token)
+    if drain_id is not None:
+        statement = statement.where(r.c.drain_id == drain_id)
     if queue_id is not None:
         statement = statement.where(r.c.queue == queue_id)
     return [orjson.loads(text) for text in work.connection.execute(statement).scalars()]
