@@ -26,7 +26,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   ├── AfterCommitFailed         it has committed; a participant failed afterwards
     │   ├── ChangeSetTooLarge
     │   ├── TransactionEnded
-    │   └── AlreadyCommitted          the token has taken effect; carries the stored result
+    │   └── AlreadyCommitted          the idempotency key has taken effect; carries the stored result
     ├── LockError
     │   ├── LockNotAvailable          transient
     │   └── LeaseLost                 transient
@@ -217,17 +217,17 @@ class TransactionEnded(TransactionError):
 
 
 class AlreadyCommitted(TransactionError):
-    """A transaction with this token has committed before.
+    """A transaction with this idempotency key has committed before.
 
-    :param token: the token.
+    :param idempotency_key: the idempotency key.
     :param result: the JSON result stored with that commit.
     """
 
     default_hint = "nothing is to be done: the work has taken effect"
 
-    def __init__(self, token: str, result: Any) -> None:
-        super().__init__(f"token {token!r} has already committed")
-        self.token = token
+    def __init__(self, idempotency_key: str, result: Any) -> None:
+        super().__init__(f"idempotency key {idempotency_key!r} has already committed")
+        self.idempotency_key = idempotency_key
         self.result = result
 
 

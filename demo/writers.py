@@ -73,7 +73,11 @@ def write(work: list[Batch], first: int, journal: Path) -> None:
             batch = work[i]
             if i % GIVEN_UP_EVERY == 7 or i >= len(work) - WRITERS:
                 give_up(store, batch, naive)
-            store.run(partial(bring_in, batch=batch, naive=naive), token=batch.token, retry=Retry(attempts=50))
+            store.run(
+                partial(bring_in, batch=batch, naive=naive),
+                idempotency_key=batch.idempotency_key,
+                retry=Retry(attempts=50),
+            )
             noted.seek(0)
             noted.write(b"%12d" % (i + WRITERS))
 

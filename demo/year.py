@@ -47,7 +47,7 @@ class Batch:
     flights: tuple[Flight, ...]
 
     @property
-    def token(self) -> str:
+    def idempotency_key(self) -> str:
         """The name of this unit of work: it takes effect once."""
         return f"2013-{self.month:02}-{self.day:02}/{self.group}"
 

@@ -9,7 +9,7 @@ from typing import Any
 def task_name(context: Mapping[str, Any]) -> str:
     """Name the task of a context: ``dag/run/task``, and ``/map index`` of a mapped one, without the try.
 
-    It is the token of what takes effect once, and the owner of leases that a retry takes over.
+    It is the idempotency key of what takes effect once, and the owner of leases that a retry takes over.
     """
     instance = context["ti"]
     name = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}"

@@ -27,7 +27,7 @@ PARAMETER = "tx"
 class ExportTransactionOperator(DecoratedOperator, PythonOperator):
     """Run a function in a transaction that takes effect once, however often the task is retried.
 
-    The transaction carries the task's name as its token. If an earlier try has committed already, the function is not
+    The transaction carries the task's name as its idempotency key. If an earlier try has committed already, the function is not
     called, and the stored result is returned. Once Airflow has accepted the task's success, clearing the task is new
     work, and runs.
 
@@ -59,7 +59,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
         self.export_queue_conn_id = export_queue_conn_id
         self.transaction_timeout = transaction_timeout
         self.attempts = attempts
-        self._token = ""
+        self._idempotency_key = ""
         self._generation = 0
         self._address: StoreAddress | None = None
 
@@ -68,7 +68,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
 
         :returns: its result, as it reads back from JSON.
         """
-        self._token = task_name(context)
+        self._idempotency_key = task_name(context)
         return super().execute(context)
 
     def execute_callable(self) -> Any:
@@ -84,15 +84,18 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
         self._address = ExportQueueHook(self.export_queue_conn_id).get_address()
         with self._address.open() as store:
             result = store.run(
-                work, token=self._token, timeout=self.transaction_timeout, retry=Retry(attempts=self.attempts)
+                work,
+                idempotency_key=self._idempotency_key,
+                timeout=self.transaction_timeout,
+                retry=Retry(attempts=self.attempts),
             )
-            self._generation = store.token(self._token).generation
+            self._generation = store.idempotency(self._idempotency_key).generation
         if not calls:
             self.log.warning(
                 "Transaction %r committed in an earlier try, so the function was not called; returning the stored "
-                "result. To run it anew, run `export-queue token --close %s` and clear the task.",
-                self._token,
-                shlex.quote(self._token),
+                "result. To run it anew, run `export-queue idempotency key --close %s` and clear the task.",
+                self._idempotency_key,
+                shlex.quote(self._idempotency_key),
             )
         return result
 
@@ -118,7 +121,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
             self.log.warning("Airflow records the state %r; clearing this task will count as a retry", state)
             return
         with self._address.open() as store:
-            store.close_token(self._token, generation=self._generation)
+            store.close_idempotency_key(self._idempotency_key, generation=self._generation)
 
 
 def export_transaction_task(

@@ -110,7 +110,7 @@ def locks(store: Url, password: Password = None, schema: Schema = "export_queue"
 
 
 @app.command()
-def token(
+def idempotency(
     name: Annotated[str, typer.Argument(help="the unit of work; of a task: dag/run/task or dag/run/task/map index")],
     store: Url,
     password: Password = None,
@@ -120,10 +120,10 @@ def token(
 ) -> None:
     """Show whether a unit of work has taken effect, and with which result."""
     with _open(store, password, schema) as opened:
-        if close and not opened.close_token(name):
-            sys.exit(f"token {name!r} has not taken effect, so there is nothing to close")
-        state = opened.token(name)
-    _show([{"token": name, **asdict(state)}], as_json)
+        if close and not opened.close_idempotency_key(name):
+            sys.exit(f"idempotency key {name!r} has not taken effect, so there is nothing to close")
+        state = opened.idempotency(name)
+    _show([{"idempotency_key": name, **asdict(state)}], as_json)
 
 
 @app.command()

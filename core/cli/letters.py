@@ -21,7 +21,7 @@ Key = Annotated[str | None, typer.Option(help="only entries of this key")]
 KeyHex = Annotated[str | None, typer.Option(help="the same, for keys that are not text: as hexadecimal digits")]
 Seq = Annotated[int | None, typer.Option(help="only the entry of this sequence")]
 Error = Annotated[str | None, typer.Option(help="only what was rejected with this class of error")]
-OfDrain = Annotated[str | None, typer.Option("--drain", help="only what the drain of this token set aside")]
+OfDrain = Annotated[str | None, typer.Option("--drain", help="only what the drain of this idempotency key set aside")]
 Limit = Annotated[int, typer.Option(min=1, help="how many at most, oldest entries first")]
 Who = Annotated[str | None, typer.Option(help="who does it, for the record; else user and host")]
 

@@ -24,7 +24,7 @@ def maintain(
     once: Annotated[bool, typer.Option("--once", help="stop at the limit, even if more is left")] = False,
     limit: Annotated[int, typer.Option(min=1, help="rows of each subject that are looked at in one go")] = 100_000,
     keep_outcomes: Annotated[float, typer.Option(help="hours for which a commit's outcome can be asked")] = 24,
-    keep_tokens: Annotated[
+    keep_idempotency_keys: Annotated[
         float, typer.Option(help="days for which a unit of work is known to have taken effect")
     ] = 30,
     as_json: AsJson = False,
@@ -38,7 +38,7 @@ def maintain(
                 opened.database,
                 limit=limit,
                 keep_outcomes=keep_outcomes * 3600,
-                keep_tokens=keep_tokens * DAY,
+                keep_idempotency_keys=keep_idempotency_keys * DAY,
             )
             reports.append(report)
             print(orjson.dumps(report.to_json()).decode() if as_json else report.line(), flush=True)

@@ -30,7 +30,7 @@ class Letters:
     """The part of :class:`Store` that is about entries which were set aside.
 
     Which letters a call means is said by the entry's ``key`` and ``seq``, the ``error_class`` that it was
-    rejected with, and the token of the ``drain`` that set it aside; a letter must have all that is given.
+    rejected with, and the idempotency key of the ``drain`` that set it aside; a letter must have all that is given.
     """
 
     database: Database

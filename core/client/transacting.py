@@ -12,13 +12,13 @@ from export_queue.core.errors import AlreadyCommitted, InvalidArgument
 from export_queue.core.store import Database, Identity, Outcome, queries
 from export_queue.core.transactions import (
     BoundSession,
+    IdempotencyState,
     OpenKind,
     OpenTransaction,
     Retry,
-    TokenState,
     Transaction,
+    idempotency_state,
     outcome,
-    token_state,
 )
 
 Result = TypeVar("Result")
@@ -43,7 +43,7 @@ class Transacting:
         *,
         timeout: float | None = None,
         long: bool = False,
-        token: str | None = None,
+        idempotency_key: str | None = None,
         connection: object = None,
         read_only: bool = False,
         settled: bool = False,
@@ -52,7 +52,7 @@ class Transacting:
 
         :param timeout: seconds from the first read until a commit is refused; 30, or 24 hours if long.
         :param long: stage writes in the store, for work that takes long or spans processes.
-        :param token: the unit of work; if it has committed before, the block is not entered (I14).
+        :param idempotency_key: the unit of work; if it has committed before, the block is not entered (I14).
         :param connection: a connection of the user's to the store's database, SQLAlchemy's or the driver's, with a
             SQL transaction open: leaving the block checks and writes into that SQL transaction, and the user commits
             it. Business rows and entries are then one.
@@ -64,10 +64,12 @@ class Transacting:
         """
         _ = self.identity
         kind = _kind(long=long, bound=connection is not None, read=read_only or settled)
-        if kind == "read" and token is not None:
-            raise InvalidArgument("a token is for work that writes, found one with read_only or settled")
+        if kind == "read" and idempotency_key is not None:
+            raise InvalidArgument("an idempotency key is for work that writes, found one with read_only or settled")
         bound = None if connection is None else BoundSession(self.database, connection, store_id=self.identity.store_id)
-        opened = OpenTransaction(self.database, kind=kind, settled=settled, timeout=timeout, token=token, bound=bound)
+        opened = OpenTransaction(
+            self.database, kind=kind, settled=settled, timeout=timeout, idempotency_key=idempotency_key, bound=bound
+        )
         with _ending(opened):
             yield self._context(opened)
             opened.commit()
@@ -116,21 +118,21 @@ class Transacting:
         self,
         function: Callable[[TransactionContext], Result],
         *,
-        token: str | None = None,
+        idempotency_key: str | None = None,
         timeout: float | None = None,
         retry: Retry | None = None,
     ) -> Result:
         """Run a function in a transaction, again from its start if the commit meets a conflict.
 
-        :param function: called with the transaction; with a token it must return a JSON value.
-        :param token: the unit of work: it takes effect once, and later calls return the stored result (I14).
+        :param function: called with the transaction; with an idempotency key it must return a JSON value.
+        :param idempotency_key: the unit of work: it takes effect once, and later calls return the stored result (I14).
         :param retry: how often and after which pauses; ``Retry()``.
         :returns: what the function returned.
         """
         _ = self.identity
 
         def attempt() -> Result:
-            opened = OpenTransaction(self.database, timeout=timeout, token=token)
+            opened = OpenTransaction(self.database, timeout=timeout, idempotency_key=idempotency_key)
             with _ending(opened):
                 result = function(self._context(opened))
                 opened.commit(result)
@@ -139,7 +141,7 @@ class Transacting:
         try:
             return (retry or Retry()).run(attempt)
         except AlreadyCommitted as error:
-            if error.token != token:
+            if error.idempotency_key != idempotency_key:
                 raise
             return error.result  # type: ignore[no-any-return]
 
@@ -165,18 +167,18 @@ class Transacting:
         with self.database.begin() as work:
             return queries.invalid.forget_invalid(work, transaction)
 
-    def token(self, token: str) -> TokenState:
+    def idempotency(self, idempotency_key: str) -> IdempotencyState:
         """Tell where a unit of work stands: whether it has taken effect, and with which result."""
-        return token_state(self.database, token)
+        return idempotency_state(self.database, idempotency_key)
 
-    def close_token(self, token: str, *, generation: int | None = None) -> bool:
+    def close_idempotency_key(self, idempotency_key: str, *, generation: int | None = None) -> bool:
         """Let the same unit of work take effect anew.
 
         :param generation: close only this generation, so that a late caller cannot close a younger one.
         :returns: False if there was none to close.
         """
         with self.database.begin() as work:
-            return queries.reports.close_token(work, token, generation)
+            return queries.reports.close_idempotency_key(work, idempotency_key, generation)
 
 
 def _kind(*, long: bool, bound: bool, read: bool) -> OpenKind:

@@ -37,7 +37,7 @@ class MaintenanceReport:
     """Versions of cells that were deleted, tombstones included."""
     conflict_keys: int
     outcomes: int
-    tokens: int
+    idempotency_keys: int
     more: bool
     """Whether a subject came to the limit, so that another run would go on with it."""
     busy: bool
@@ -51,7 +51,7 @@ class MaintenanceReport:
         """Say it in one line."""
         return (
             f"{self.swept} swept, {self.pruned} pruned, {self.versions} versions, {self.conflict_keys} conflict keys, "
-            f"{self.outcomes} outcomes, {self.tokens} tokens"
+            f"{self.outcomes} outcomes, {self.idempotency_keys} idempotency keys"
             + ("; more is left" if self.more else "")
             + ("; another process is cleaning up" if self.busy else "")
         )
@@ -62,7 +62,7 @@ def maintain(
     *,
     limit: int = 100_000,
     keep_outcomes: float = DAY,
-    keep_tokens: float = 30 * DAY,
+    keep_idempotency_keys: float = 30 * DAY,
     snapshot_age: float = MAX_SHORT_SECONDS,
 ) -> MaintenanceReport:
     """Delete what nobody can read or ask for any more; safe beside everything, and if it is interrupted.
@@ -74,7 +74,7 @@ def maintain(
     :param keep_tokens: seconds for which a unit of work is known to have taken effect.
     :param snapshot_age: seconds for which a short transaction may read; shorter only where none takes so long.
     """
-    for name, value in (("limit", limit), ("keep_outcomes", keep_outcomes), ("keep_tokens", keep_tokens)):
+    for name, value in (("limit", limit), ("keep_outcomes", keep_outcomes), ("keep_tokens", keep_idempotency_keys)):
         if not value > 0:
             raise InvalidArgument(f"{name}: expected more than 0, found {value}")
     age_ms = int(snapshot_age * 1000)
@@ -86,7 +86,7 @@ def maintain(
     run.repeat(steps.clean_by_keys)
     run.repeat(steps.clean_cells)
     run.repeat(partial(steps.forget_outcomes, keep_ms=int(keep_outcomes * 1000)))
-    run.repeat(partial(steps.forget_tokens, keep_ms=int(keep_tokens * 1000)))
+    run.repeat(partial(steps.forget_idempotency_keys, keep_ms=int(keep_idempotency_keys * 1000)))
     run.tidy()
     with database.read() as work:
         horizon = queries.cleanup.horizon(work)
@@ -98,7 +98,7 @@ def maintain(
         versions=deleted["versions"],
         conflict_keys=deleted["conflict_keys"],
         outcomes=deleted["outcomes"],
-        tokens=deleted["tokens"],
+        idempotency_keys=deleted["idempotency_keys"],
         more=run.more or pruned >= limit,
         busy=run.busy,
     )

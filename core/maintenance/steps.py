@@ -100,11 +100,11 @@ def forget_outcomes(work: Work, limit: int, *, keep_ms: int) -> Page:
     return Page(deleted, Counter(outcomes=deleted), more=deleted == most)
 
 
-def forget_tokens(work: Work, limit: int, *, keep_ms: int) -> Page:
-    """Delete tokens of work that nobody retries any more."""
+def forget_idempotency_keys(work: Work, limit: int, *, keep_ms: int) -> Page:
+    """Delete idempotency keys of work that nobody retries any more."""
     most = min(limit, MOST_ROWS)
-    deleted = queries.cleanup.delete_tokens(work, before_ms=work.now() - keep_ms, limit=most)
-    return Page(deleted, Counter(tokens=deleted), more=deleted == most)
+    deleted = queries.cleanup.delete_idempotency_keys(work, before_ms=work.now() - keep_ms, limit=most)
+    return Page(deleted, Counter(idempotency_keys=deleted), more=deleted == most)
 
 
 def _pass(work: Work, subject: str, horizon: int) -> queries.cleanup.Progress | None:

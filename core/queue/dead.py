@@ -23,7 +23,7 @@ class DeadLetter:
     reason: str
     """The exporter's or sink's own words."""
     drain: str
-    """Token of the drain that set it aside."""
+    """The ``drain_id`` of the drain that set it aside."""
     value_bytes: int | None = None
     """Length of the value; None where the entry had none."""
     buried_ms: int = 0
@@ -45,7 +45,7 @@ class WhichLetters:
     :param key: the entry's key, as bytes.
     :param seq: the entry's sequence.
     :param error_class: what kind of error it was rejected with.
-    :param drain: token of the drain that set it aside.
+    :param drain: idempotency key of the drain that set it aside.
     """
 
     key: bytes | None = None

@@ -24,7 +24,7 @@ from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
 
 _given_up: set[str] = set()
-"""Tokens of drains whose patience with the sink has ended in this process: Spark lends its workers to many tasks."""
+"""Ids of drains whose patience with the sink has ended in this process: Spark lends its workers to many tasks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,10 +139,10 @@ class CommitCall:
     """Its snapshot; None if it never read."""
     deadline_ms: int = 0
     writes: Writes = field(default_factory=Writes)
-    token: str | None = None
+    idempotency_key: str | None = None
     generation: int = 1
     result: str | None = None
-    """JSON, stored with the token."""
+    """JSON, stored with the idempotency key."""
 
 
 @dataclass(frozen=True, slots=True)

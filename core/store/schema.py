@@ -75,15 +75,15 @@ outcome = _table(
     # For snapshots: which of the ids whose locks are listed have committed.
     sa.Index("xq_outcome_id", "id").ddl_if(dialect="postgresql"),
 )
-token = _table(
-    "xq_token",
-    _text("token", primary_key=True),
+idempotency = _table(
+    "xq_idempotency",
+    _text("idempotency_key", primary_key=True),
     _int("generation", primary_key=True),
     _id("id"),
     _text("result", nullable=True),
     _id("committed_ms"),
     _id("closed_ms", nullable=True),
-    sa.Index("xq_token_committed", "committed_ms"),
+    sa.Index("xq_idempotency_committed", "committed_ms"),
 )
 table = _table(
     "xq_table", _text("name", primary_key=True), _int("number"), _text("conflict"), _id("ttl_ms", nullable=True)

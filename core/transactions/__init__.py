@@ -7,14 +7,14 @@ from export_queue.core.transactions.retrying import Retry
 from export_queue.core.transactions.sessions import BoundSession
 from export_queue.core.transactions.snapshot import Level, Snapshot, Transaction
 from export_queue.core.transactions.steps import (
-    TokenState,
+    IdempotencyState,
+    idempotency_state,
     observe,
     outcome,
     prune,
     settled_snapshot,
     sweep,
     sweep_if_due,
-    token_state,
 )
 
 __all__ = [

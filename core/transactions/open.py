@@ -21,6 +21,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.store import CommitCall, Database, Started, new_request
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
+from export_queue.core.transactions.idempotency_keys import as_json, check_idempotency_key
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.reading import ReadingTransaction
 from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
@@ -28,14 +29,13 @@ from export_queue.core.transactions.snapshot import Transaction
 from export_queue.core.transactions.states import OPEN, State
 from export_queue.core.transactions.steps import (
     ASK_SECONDS,
+    idempotency_state,
     invalidate,
     observe,
     outcome,
     settled_snapshot,
     sweep_if_due,
-    token_state,
 )
-from export_queue.core.transactions.tokens import as_json, check_token
 
 ANSWER_SECONDS = 10.0
 """How long beyond its time-out a transaction waits for an answer before it takes the connection for dead."""
@@ -57,7 +57,7 @@ class OpenTransaction(ReadingTransaction):
         ``read``: it writes nothing and has no id.
     :param settled: for ``read``: a snapshot below every id in progress, which no commit to come can reach into.
     :param timeout: seconds from the first read until the commit is refused.
-    :param token: the unit of work; a second commit under it is refused (I14).
+    :param idempotency_key: the unit of work; a second commit under it is refused (I14).
     :param bound: the user's own SQL transaction, for that kind.
     """
 
@@ -68,7 +68,7 @@ class OpenTransaction(ReadingTransaction):
         kind: OpenKind = "short",
         settled: bool = False,
         timeout: float | None = None,
-        token: str | None = None,
+        idempotency_key: str | None = None,
         bound: BoundSession | None = None,
     ) -> None:
         self._timeout_ms = database.limits.timeout_ms(timeout, long=kind == "long")
@@ -78,16 +78,16 @@ class OpenTransaction(ReadingTransaction):
         super().__init__(database, session, WriteBuffer(database.limits))
         self.kind: OpenKind = kind
         self.request: UUID = new_request()
-        self.token = token
+        self.idempotency_key = idempotency_key
         self._settled = settled
         self._generation = 1
         self._participants = Participants()
         self._is_resumed = False
-        if token is not None:
-            check_token(token)
-            state = token_state(database, token, seconds=self._seconds)
+        if idempotency_key is not None:
+            check_idempotency_key(idempotency_key)
+            state = idempotency_state(database, idempotency_key, seconds=self._seconds)
             if state.committed:
-                raise AlreadyCommitted(token, state.result)
+                raise AlreadyCommitted(idempotency_key, state.result)
             self._generation = state.generation
 
     @classmethod
@@ -235,11 +235,11 @@ class OpenTransaction(ReadingTransaction):
     def commit(self, result: Any = None) -> int | None:
         """Commit, or find out truthfully what became of it.
 
-        :param result: a JSON value that is stored with the token.
+        :param result: a JSON value that is stored with the idempotency key.
         :returns: the transaction's id; None if there was nothing to commit.
         :raises ConflictError: another transaction wrote a key of this one; run the function again.
         :raises CommitOutcomeUnknown: the connection broke and the store cannot be asked.
-        :raises AlreadyCommitted: the token has been committed meanwhile.
+        :raises AlreadyCommitted: the idempotency key has been committed meanwhile.
         :raises AfterCommitFailed: it has committed, and a participant failed when it was told.
         """
         self.require_open()
@@ -263,7 +263,7 @@ class OpenTransaction(ReadingTransaction):
 
     def _has_nothing_to_commit(self) -> bool:
         only_read = self.kind in ("read", "short") or self._value is None
-        return only_read and not self.buffer and self.token is None and not self._participants
+        return only_read and not self.buffer and self.idempotency_key is None and not self._participants
 
     def _end_reading(self) -> int | None:
         own = None if self._value is None or self.kind == "read" else self._value.id
@@ -282,9 +282,9 @@ class OpenTransaction(ReadingTransaction):
             view=self._view,
             deadline_ms=0 if value is None else value.deadline_ms,
             writes=self.buffer.writes(),
-            token=self.token,
+            idempotency_key=self.idempotency_key,
             generation=self._generation,
-            result=None if self.token is None else as_json(result, self.token),
+            result=None if self.idempotency_key is None else as_json(result, self.idempotency_key),
         )
 
     def _send(self, call: CommitCall) -> int:
@@ -304,8 +304,8 @@ class OpenTransaction(ReadingTransaction):
         try:
             return self._send_repeatedly(call)
         except AlreadyCommitted as error:
-            state = token_state(self.database, error.token, seconds=self._seconds)
-            raise AlreadyCommitted(error.token, state.result) from error
+            state = idempotency_state(self.database, error.idempotency_key, seconds=self._seconds)
+            raise AlreadyCommitted(error.idempotency_key, state.result) from error
         except (StoreUnavailable, RegistrationLost) as error:
             # Neither is a verdict: the same commit may have taken effect before its answer was lost.
             if self.kind == "bound" or (isinstance(error, StoreUnavailable) and not error.sent):

@@ -1,4 +1,4 @@
-"""The steps that belong to no single transaction: snapshots, outcomes, tokens, sweeping."""
+"""The steps that belong to no single transaction: snapshots, outcomes, idempotency keys, sweeping."""
 
 from __future__ import annotations
 
@@ -66,30 +66,30 @@ def outcome(database: Database, request: UUID, *, seconds: float = ASK_SECONDS) 
 
 
 @dataclass(frozen=True, slots=True)
-class TokenState:
+class IdempotencyState:
     """Where a unit of work stands."""
 
     generation: int
-    """How often its token has been closed, plus one."""
+    """How often its idempotency key has been closed, plus one."""
     committed: bool
     """Whether the work has taken effect in this generation."""
     result: Any = None
     """What was stored with the commit."""
 
 
-def token_state(database: Database, token: str, *, seconds: float | None = None) -> TokenState:
-    """Look a token up.
+def idempotency_state(database: Database, idempotency_key: str, *, seconds: float | None = None) -> IdempotencyState:
+    """Look an idempotency key up.
 
     :param seconds: how long the answer is waited for; an hour.
     """
     with database.read(seconds=seconds) as work:
-        row = queries.reports.latest_token(work, token)
+        row = queries.reports.latest_idempotency(work, idempotency_key)
     if row is None:
-        return TokenState(1, committed=False)
+        return IdempotencyState(1, committed=False)
     if row["closed_ms"] is not None:
-        return TokenState(int(row["generation"]) + 1, committed=False)
+        return IdempotencyState(int(row["generation"]) + 1, committed=False)
     result = None if row["result"] is None else orjson.loads(row["result"])
-    return TokenState(int(row["generation"]), committed=True, result=result)
+    return IdempotencyState(int(row["generation"]), committed=True, result=result)
 
 
 def sweep(database: Database, *, seconds: float | None = None) -> int:

@@ -216,7 +216,7 @@ def test_a_generation_is_closed_only_if_airflow_recorded_the_success(
     )
     operator.execute({"ti": instance, "outlet_events": {}})
     operator.accept_success(instance)
-    assert airflow_store.token("transaction_listener/r/totals").committed is not closed
+    assert airflow_store.idempotency("transaction_listener/r/totals").committed is not closed
 
 
 def test_the_listener_survives_a_store_that_is_gone(caplog: pytest.LogCaptureFixture) -> None:

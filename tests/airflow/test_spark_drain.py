@@ -56,7 +56,7 @@ with Store.open(job.store_url, password=secret, schema=job.store_schema) as stor
         (here / "hangs").touch()
         import time; time.sleep(100)
     drain(store, job.queue_id, job.sink, exporter=job.exporter, ranges=job.ranges, if_locked=job.if_locked,
-          lock_timeout=job.lock_timeout, on_error=job.on_error, max_dead=job.max_dead, token=job.token,
+          lock_timeout=job.lock_timeout, on_error=job.on_error, max_dead=job.max_dead, drain_id=job.drain_id,
           owner=Owner(job.owner_task, "driver"))
 """
 

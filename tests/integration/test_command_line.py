@@ -34,7 +34,7 @@ def test_a_store_is_set_up_and_looked_at(sqlite_url: str) -> None:
     assert "nothing to show" in run("status", url=sqlite_url)
     with Store.open(sqlite_url) as store:
         queue = store.configure_queue("orders", buckets=16, buckets_per_range=4)
-        store.run(lambda tx: tx.queue("orders").add("anna", {"secret value": 1}), token="dag/run/task")
+        store.run(lambda tx: tx.queue("orders").add("anna", {"secret value": 1}), idempotency_key="dag/run/task")
         claim(store.database, queue, queue.units()[:1], owner=Owner("somebody", "1"), lease_seconds=600)
         with store.database.begin() as work:
             bury(
@@ -50,11 +50,11 @@ def test_a_store_is_set_up_and_looked_at(sqlite_url: str) -> None:
     dead = run("dead", "list", "orders", url=sqlite_url)
     assert "not today" in dead
     assert "secret value" not in dead
-    (token,) = json.loads(run("token", "dag/run/task", "--json", url=sqlite_url))
-    assert (token["committed"], token["generation"]) == (True, 1)
-    (closed,) = json.loads(run("token", "dag/run/task", "--close", "--json", url=sqlite_url))
+    (idempotency_key,) = json.loads(run("idempotency", "dag/run/task", "--json", url=sqlite_url))
+    assert (idempotency_key["committed"], idempotency_key["generation"]) == (True, 1)
+    (closed,) = json.loads(run("idempotency", "dag/run/task", "--close", "--json", url=sqlite_url))
     assert (closed["committed"], closed["generation"]) == (False, 2)
-    assert "nothing to close" in run("token", "dag/run/task", "--close", url=sqlite_url, status=1)
+    assert "nothing to close" in run("idempotency", "dag/run/task", "--close", url=sqlite_url, status=1)
 
 
 def test_an_error_is_one_message_with_a_hint(sqlite_url: str) -> None:

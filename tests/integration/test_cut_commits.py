@@ -82,7 +82,7 @@ def test_a_network_that_swallows_all_that_is_connected_is_asked_anew(cutter: Cut
     for lent in [engine.connect() for _ in range(3)]:  # idle in the pool when the network fails
         lent.close()
     attempt = cutter.attempt(kind, None, timeout=0.3, before_commit=cutter.proxy.hold)
-    # A token's retry has a connection again, and a long transaction stages before it commits.
+    # An idempotency key's retry has a connection again, and a long transaction stages before it commits.
     assert attempt.told == ("committed" if kind == "run" else "refused")
     errors = {"run": "NoneType", "long": "StoreUnavailable"}
     assert type(attempt.error).__name__ == errors.get(kind, "CommitRefused")

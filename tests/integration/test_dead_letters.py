@@ -265,7 +265,7 @@ def test_nothing_but_a_drop_makes_a_letter_go(orders: Store) -> None:
     everything = keys(orders)
     add(orders, {f"k{n}": "y" for n in range(30)})
     drain(orders, "orders", sink, sink_name="s")  # newer entries of the same keys
-    maintain(orders.database, snapshot_age=0.0, keep_outcomes=0.001, keep_tokens=0.001)
+    maintain(orders.database, snapshot_age=0.0, keep_outcomes=0.001, keep_idempotency_keys=0.001)
     orders.create()
     observe(orders.database)
     assert keys(orders) == everything

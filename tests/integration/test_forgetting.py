@@ -1,4 +1,4 @@
-"""Outcomes and tokens are kept for a while, and what is forgotten is never told wrongly (I12, I14)."""
+"""Outcomes and idempotency keys are kept for a while, and what is forgotten is never told wrongly (I12, I14)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from export_queue.core.store.queries.outcomes import new_request
 DAY_MS = 24 * 3600 * 1000
 
 
-def write(store: Store, token: str | None = None) -> UUID:
-    with store.transaction(token=token) as tx:
+def write(store: Store, idempotency_key: str | None = None) -> UUID:
+    with store.transaction(idempotency_key=idempotency_key) as tx:
         tx.table("t").set("a", "n", b"1")
     return tx.request
 
@@ -114,11 +114,11 @@ def test_a_commit_of_today_is_kept_though_its_request_is_old(store: Store) -> No
 
 
 def test_how_long_outcomes_and_tokens_are_kept_can_be_said(store: Store) -> None:
-    make_old(store, write(store, token="work"), 0.2)
-    age(store, schema.token, "committed_ms", 5)
-    assert maintain(store.database).tokens == 0
-    report = maintain(store.database, keep_outcomes=3600, keep_tokens=4 * 24 * 3600)
-    assert (report.outcomes, report.tokens) == (1, 1)
+    make_old(store, write(store, idempotency_key="work"), 0.2)
+    age(store, schema.idempotency, "committed_ms", 5)
+    assert maintain(store.database).idempotency_keys == 0
+    report = maintain(store.database, keep_outcomes=3600, keep_idempotency_keys=4 * 24 * 3600)
+    assert (report.outcomes, report.idempotency_keys) == (1, 1)
 
 
 def test_a_token_is_known_for_a_month(store: Store) -> None:
@@ -129,13 +129,13 @@ def test_a_token_is_known_for_a_month(store: Store) -> None:
         tx.table("t").set("a", "n", b"1")
         return len(calls)
 
-    assert store.run(work, token="nightly") == 1
-    age(store, schema.token, "committed_ms", 29)
-    assert maintain(store.database).tokens == 0
-    assert store.run(work, token="nightly") == 1
-    age(store, schema.token, "committed_ms", 2)
-    assert maintain(store.database).tokens == 1
-    assert not store.token("nightly").committed
+    assert store.run(work, idempotency_key="nightly") == 1
+    age(store, schema.idempotency, "committed_ms", 29)
+    assert maintain(store.database).idempotency_keys == 0
+    assert store.run(work, idempotency_key="nightly") == 1
+    age(store, schema.idempotency, "committed_ms", 2)
+    assert maintain(store.database).idempotency_keys == 1
+    assert not store.idempotency("nightly").committed
 
 
 def test_forgetting_is_bounded_and_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,13 +298,13 @@ def test_a_token_whose_commit_is_still_in_flight_is_waited_for(
         patched.setattr("export_queue.core.transactions.open.ANSWER_SECONDS", 0.2)
         patched.setattr("export_queue.core.transactions.open.ASK_SECONDS", 0.3)
         with pytest.raises(CommitOutcomeUnknown):
-            store.run(work("first"), token="load/1", timeout=0.2)
-    with in_background(lambda: store.run(work("second"), token="load/1")) as (second,):
+            store.run(work("first"), idempotency_key="load/1", timeout=0.2)
+    with in_background(lambda: store.run(work("second"), idempotency_key="load/1")) as (second,):
         wait_until(lambda: "second" in called, "the second attempt does not begin")
         release(holder)
         assert second.result(60) == "first"
     assert (rows_of(postgres_url, "first"), rows_of(postgres_url, "second")) == ((1, 1), (0, 0))
-    assert store.run(work("third"), token="load/1") == "first"
+    assert store.run(work("third"), idempotency_key="load/1") == "first"
     assert called == ["first", "second"]
 
 

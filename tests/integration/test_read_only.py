@@ -60,7 +60,10 @@ def test_kinds_that_exclude_each_other_are_refused(store: Store) -> None:
     for options in ({"long": True, "read_only": True}, {"settled": True, "connection": object()}):
         with pytest.raises(InvalidArgument, match="at once"), store.transaction(**options):  # type: ignore[arg-type]
             pass
-    with pytest.raises(InvalidArgument, match="token"), store.transaction(read_only=True, token="t"):
+    with (
+        pytest.raises(InvalidArgument, match="idempotency key"),
+        store.transaction(read_only=True, idempotency_key="t"),
+    ):
         pass
 
 

@@ -776,7 +776,7 @@ def test_everything_else_works_behind_pgbouncer(pooled_url: str) -> None:
         for _ in range(10):  # more often than a statement is run before psycopg prepares it
             with store.transaction() as tx:
                 assert tx.table("t").get("b", "n") == b"1"
-        assert store.run(lambda tx: tx.table("t").set("c", "n", b"1"), token="once") is None
+        assert store.run(lambda tx: tx.table("t").set("c", "n", b"1"), idempotency_key="once") is None
         with pytest.raises(TransactionError), store.transaction() as tx:
             tx.table("t").set("d", "n", b"1")
             store.outcome(tx.request)

@@ -70,7 +70,7 @@ def everything(receiver: Any) -> list[Any]:
 
 
 def commit(store: Store, kind: str, name: str, tell: Callable[[UUID], object], begin: Callable[[], object]) -> None:
-    with store.transaction(long=kind == "long", timeout=0.3, token=name if kind == "token" else None) as tx:
+    with store.transaction(long=kind == "long", timeout=0.3, idempotency_key=name if kind == "keyed" else None) as tx:
         if kind == "short":
             assert tx.table("t").get(name, "n") is None
         if kind == "long":
@@ -101,7 +101,7 @@ def kill_at_statement(url: str, kind: str, name: str, nth: int, sender: Any) -> 
         sender.send("committed")
 
 
-@pytest.mark.parametrize("kind", ["write_only", "short", "long", "token"])
+@pytest.mark.parametrize("kind", ["write_only", "short", "long", "keyed"])
 def test_a_writer_killed_at_any_statement_of_its_commit_leaves_all_or_nothing(sqlite_url: str, kind: str) -> None:
     create(sqlite_url)
     killed = 0
@@ -118,7 +118,7 @@ def test_a_writer_killed_at_any_statement_of_its_commit_leaves_all_or_nothing(sq
             status = store.outcome(request).status
             assert found == ((1, 1) if status == "committed" else (0, 0)), nth
             assert status == "committed" or not told, nth
-            assert store.token(name).committed == (status == "committed" and kind == "token")
+            assert store.idempotency(name).committed == (status == "committed" and kind == "keyed")
             killed += child.exitcode == -signal.SIGKILL
             if child.exitcode == 0:
                 break
@@ -193,7 +193,7 @@ def refuse(store: Store, kind: str, name: str) -> StoreError:
     return refused.value
 
 
-@pytest.mark.parametrize("kind", ["write_only", "short", "long", "token"])
+@pytest.mark.parametrize("kind", ["write_only", "short", "long", "keyed"])
 def test_a_full_database_refuses_and_says_where_space_is_missing(sqlite_url: str, tmp_path: Path, kind: str) -> None:
     create(sqlite_url)
     with Store.open(sqlite_url) as store:
@@ -270,7 +270,7 @@ def test_a_full_disk_loses_nothing_that_was_committed(small_disk: Path, kind: st
             assert work.connection.exec_driver_sql("pragma integrity_check").scalar() == "ok"
 
 
-@pytest.mark.parametrize("kind", ["write_only", "short", "long", "token"])
+@pytest.mark.parametrize("kind", ["write_only", "short", "long", "keyed"])
 def test_a_file_held_by_another_program_is_refused_in_time_with_a_hint(
     sqlite_url: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Transactions on both stores: snapshots, conflicts, outcomes, tokens, time-outs (I1-I5, I12, I14)."""
+"""Transactions on both stores: snapshots, conflicts, outcomes, idempotency keys, time-outs (I1-I5, I12, I14)."""
 
 from __future__ import annotations
 
@@ -437,10 +437,10 @@ def test_a_token_takes_effect_once(store: Store) -> None:
         tx.table("t").set(f"r{len(calls)}", "n", b"1")  # type: ignore[attr-defined]
         return {"n": len(calls)}
 
-    assert store.run(work, token="load/1") == {"n": 1}
-    assert store.run(work, token="load/1") == {"n": 1}
+    assert store.run(work, idempotency_key="load/1") == {"n": 1}
+    assert store.run(work, idempotency_key="load/1") == {"n": 1}
     assert len(calls) == 1
-    with pytest.raises(AlreadyCommitted) as again, store.transaction(token="load/1"):
+    with pytest.raises(AlreadyCommitted) as again, store.transaction(idempotency_key="load/1"):
         raise AssertionError("the block is not entered")
     assert again.value.result == {"n": 1}
 
@@ -448,23 +448,23 @@ def test_a_token_takes_effect_once(store: Store) -> None:
 def test_two_attempts_under_one_token_at_once_take_effect_once(store: Store) -> None:
     def attempt(tx: object) -> str:
         tx.table("t").set("mine", "n", b"1")  # type: ignore[attr-defined]
-        if not store.token("t").committed:
-            store.run(lambda other: other.table("t").set("theirs", "n", b"1") or "theirs", token="t")
+        if not store.idempotency("t").committed:
+            store.run(lambda other: other.table("t").set("theirs", "n", b"1") or "theirs", idempotency_key="t")
         return "mine"
 
-    assert store.run(attempt, token="t") == "theirs"
+    assert store.run(attempt, idempotency_key="t") == "theirs"
     assert read(store, "mine") is None
 
 
 def test_a_closed_token_is_new_work(store: Store) -> None:
     results = iter("ab")
-    assert store.run(lambda tx: next(results), token="t") == "a"
-    assert store.close_token("t")
-    assert not store.close_token("t")
-    assert store.token("t").generation == 2
-    assert not store.close_token("t", generation=1)
-    assert store.run(lambda tx: next(results), token="t") == "b"
-    assert store.run(lambda tx: next(results), token="t") == "b"
+    assert store.run(lambda tx: next(results), idempotency_key="t") == "a"
+    assert store.close_idempotency_key("t")
+    assert not store.close_idempotency_key("t")
+    assert store.idempotency("t").generation == 2
+    assert not store.close_idempotency_key("t", generation=1)
+    assert store.run(lambda tx: next(results), idempotency_key="t") == "b"
+    assert store.run(lambda tx: next(results), idempotency_key="t") == "b"
 
 
 def test_run_repeats_the_function_not_its_writes(store: Store) -> None:

@@ -69,12 +69,15 @@ STEPS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
         },
     ),
     "end": (4, {"number": numbers, "how": st.sampled_from(["commit", "commit", "commit", "commit again", "abort"])}),
-    "run": (2, {"token": st.sampled_from([None, "t", "u"]), "work": works}),
+    "run": (2, {"idempotency_key": st.sampled_from([None, "t", "u"]), "work": works}),
     "process_notifications": (2, {}),
     "drain": (1, {"number": numbers, "some": flags}),
     "hold_snapshot": (1, {}),
     "ask": (1, {"number": numbers}),
-    "close_token": (1, {"token": st.sampled_from(["t", "u"]), "generation": st.sampled_from([None, 1, 2])}),
+    "close_idempotency_key": (
+        1,
+        {"idempotency_key": st.sampled_from(["t", "u"]), "generation": st.sampled_from([None, 1, 2])},
+    ),
     "time_passes": (
         3,
         {

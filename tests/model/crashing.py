@@ -155,7 +155,7 @@ class CrashingMachine(RuleBasedStateMachine):
         report = maintain(store.database, snapshot_age=0)
         assert report.swept == self.model.sweep(now)
         assert report.pruned == self.model.prune(1000)
-        assert report.tokens == self.forget(self.model, DAY, 30 * DAY)
+        assert report.idempotency_keys == self.forget(self.model, DAY, 30 * DAY)
 
     def everything(self) -> dict[str, list[Any]]:
         with self.watch.database.read() as work:
@@ -211,10 +211,14 @@ class CrashingMachine(RuleBasedStateMachine):
         if self.watch is not None and self.looked % self.look_every == 0:
             self.check()
 
-    def forget(self, model: Model, keep_outcomes: float, keep_tokens: float) -> int:
+    def forget(self, model: Model, keep_outcomes: float, keep_idempotency_keys: float) -> int:
         now = self.world.now()
         model.forget_outcomes(now - int(keep_outcomes * 1000))
-        return 0 if math.isinf(keep_tokens) else model.forget_tokens(now - int(keep_tokens * 1000))
+        return (
+            0
+            if math.isinf(keep_idempotency_keys)
+            else model.forget_idempotency_keys(now - int(keep_idempotency_keys * 1000))
+        )
 
     def observer(self, table: str) -> Callable[[TransactionContext, bytes, bytes], None]:
         """Make the observer of a column."""

@@ -62,7 +62,7 @@ class Tx:
     process: int | None = None
     """Who holds its writes; None for a long one, which is held by the store."""
     request: UUID | None = None
-    token: tuple[str, int] | None = None
+    idempotency_key: tuple[str, int] | None = None
     ttl_from: int = 0
     """The id that ages count from."""
     pointers: list[int] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Tx:
 
     def has_written(self) -> bool:
         """Tell whether there is anything to commit."""
-        return any(self.layers) or bool(self.acknowledged) or self.token is not None
+        return any(self.layers) or bool(self.acknowledged) or self.idempotency_key is not None
 
 
 @dataclass
@@ -110,8 +110,8 @@ class Registered:
 
 
 @dataclass
-class Token:
-    """One generation of a token."""
+class UnitOfWork:
+    """One generation of an idempotency key."""
 
     result: Any
     committed_ms: int
@@ -132,7 +132,7 @@ class Model:
         self.entries: dict[tuple[bytes, int], bytes | None] = {}
         self.notes: set[tuple[Cell, int]] = set()
         self.writers: dict[tuple[Any, ...], int] = {}
-        self.tokens: dict[tuple[str, int], Token] = {}
+        self.idempotency_keys: dict[tuple[str, int], UnitOfWork] = {}
         self.outcomes: dict[UUID, int | None] = {}
         """Of requests that have ended: the id that committed, or None."""
         self.forgotten_ms = 0
@@ -246,7 +246,7 @@ class Model:
         found: set[type[Exception]] = set()
         if tx.refused_ms is not None:
             found.add(CommitRefused)
-        if tx.token in self.tokens:
+        if tx.idempotency_key in self.idempotency_keys:
             found.add(AlreadyCommitted)
         if tx.snapshot is None:
             return found
@@ -279,8 +279,8 @@ class Model:
             self.writers |= dict.fromkeys(layer.keys, 0)
         for layer in layers.values():
             self.writers |= dict.fromkeys(layer.keys, pointers[-1])
-        if tx.token is not None:
-            self.tokens[tx.token] = Token(result, now)
+        if tx.idempotency_key is not None:
+            self.idempotency_keys[tx.idempotency_key] = UnitOfWork(result, now)
         self.committed |= set(pointers)
         self._end(tx, own)
 
@@ -340,20 +340,22 @@ class Model:
             if max(tx.request.int >> 80, tx.refused_ms) < before_ms:
                 tx.refused_ms = None
 
-    def forget_tokens(self, before_ms: int) -> int:
+    def forget_idempotency_keys(self, before_ms: int) -> int:
         """Forget work that was done before a time."""
-        doomed = [key for key, token in self.tokens.items() if token.committed_ms < before_ms]
+        doomed = [
+            key for key, idempotency_key in self.idempotency_keys.items() if idempotency_key.committed_ms < before_ms
+        ]
         for key in doomed:
-            del self.tokens[key]
+            del self.idempotency_keys[key]
         return len(doomed)
 
-    def token_state(self, name: str) -> tuple[int, bool, Any]:
+    def idempotency_state(self, name: str) -> tuple[int, bool, Any]:
         """Tell generation, whether the work has taken effect in it, and its result."""
-        generation = max((g for known, g in self.tokens if known == name), default=0)
-        token = self.tokens.get((name, generation))
-        if token is None or token.is_closed:
+        generation = max((g for known, g in self.idempotency_keys if known == name), default=0)
+        idempotency_key = self.idempotency_keys.get((name, generation))
+        if idempotency_key is None or idempotency_key.is_closed:
             return generation + 1, False, None
-        return generation, True, token.result
+        return generation, True, idempotency_key.result
 
     def remove(self, snapshot: frozenset[int], keys: Iterable[tuple[bytes, int]]) -> int:
         """Remove entries that a snapshot shows."""

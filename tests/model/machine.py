@@ -45,7 +45,7 @@ class StoreMachine(WorkingMachine):
     # --- beginning
 
     def _begin(
-        self, process: int, kind: Kind, seconds: float, token: str | None, settled: bool, crash: CrashPlan
+        self, process: int, kind: Kind, seconds: float, idempotency_key: str | None, settled: bool, crash: CrashPlan
     ) -> None:
         with self.in_process(process, crash) as store:
             if kind == "long":
@@ -54,18 +54,18 @@ class StoreMachine(WorkingMachine):
                 opened = OpenTransaction(store.database, kind="read", settled=settled)
                 self.handles[self.new_tx("read", process=process).number] = TransactionContext(store, opened)
             else:
-                self._begin_short(process, store, seconds, token)
+                self._begin_short(process, store, seconds, idempotency_key)
 
-    def _begin_short(self, process: int, store: Store, seconds: float, token: str | None) -> None:
-        generation, has_committed, result = self.model.token_state(token or "")
+    def _begin_short(self, process: int, store: Store, seconds: float, idempotency_key: str | None) -> None:
+        generation, has_committed, result = self.model.idempotency_state(idempotency_key or "")
         if has_committed:
             with pytest.raises(AlreadyCommitted) as refused:
-                OpenTransaction(store.database, timeout=seconds, token=token)
+                OpenTransaction(store.database, timeout=seconds, idempotency_key=idempotency_key)
             assert refused.value.result == result
             return
-        opened = OpenTransaction(store.database, timeout=seconds, token=token)
-        chosen = None if token is None else (token, generation)
-        tx = self.new_tx("short", process=process, seconds=seconds, token=chosen, request=opened.request)
+        opened = OpenTransaction(store.database, timeout=seconds, idempotency_key=idempotency_key)
+        chosen = None if idempotency_key is None else (idempotency_key, generation)
+        tx = self.new_tx("short", process=process, seconds=seconds, idempotency_key=chosen, request=opened.request)
         self.handles[tx.number] = TransactionContext(store, opened)
 
     def _begin_long(self, store: Store, seconds: float) -> None:
@@ -210,14 +210,14 @@ class StoreMachine(WorkingMachine):
 
     # --- work that is one call
 
-    def run(self, process: int, token: str | None, work: list[Any], crash: CrashPlan) -> None:
-        generation, has_committed, stored = self.model.token_state(token or "")
-        chosen = None if token is None else (token, generation)
+    def run(self, process: int, idempotency_key: str | None, work: list[Any], crash: CrashPlan) -> None:
+        generation, has_committed, stored = self.model.idempotency_state(idempotency_key or "")
+        chosen = None if idempotency_key is None else (idempotency_key, generation)
         called: list[Tx] = []
         result = {"n": self.written}
 
         def function(context: TransactionContext) -> Any:
-            tx = self.new_tx("short", process=process, token=chosen, request=context.request)
+            tx = self.new_tx("short", process=process, idempotency_key=chosen, request=context.request)
             called.append(tx)
             assert self.do(tx, context, work)
             at = tx.number
@@ -228,7 +228,7 @@ class StoreMachine(WorkingMachine):
             return result
 
         with self.in_process(process, crash) as store:
-            found = store.run(function, token=token, retry=Retry(attempts=1))
+            found = store.run(function, idempotency_key=idempotency_key, retry=Retry(attempts=1))
             self.doubt = []
             if has_committed:
                 assert (called, found) == ([], stored)
@@ -308,7 +308,7 @@ class StoreMachine(WorkingMachine):
                     removed = remove_span(work, queue, snapshot, places[0], places[-1])
             assert removed == self.model.remove(seen, gone) == len(gone)
 
-    # --- outcomes and tokens
+    # --- outcomes and idempotency keys
 
     def ask(self, number: int, process: int, crash: CrashPlan) -> None:
         if not self.model.txs:
@@ -338,24 +338,26 @@ class StoreMachine(WorkingMachine):
             if tx.is_open and tx.refused_ms is None:
                 tx.refused_ms = now
 
-    def close_token(self, token: str, process: int, generation: int | None, crash: CrashPlan) -> None:
-        now = self.model.token_state(token)
+    def close_idempotency_key(
+        self, idempotency_key: str, process: int, generation: int | None, crash: CrashPlan
+    ) -> None:
+        now = self.model.idempotency_state(idempotency_key)
 
         def close(model: Model, seen: Seen) -> bool:
             closed = [
                 one
-                for (name, g), one in model.tokens.items()
-                if name == token and not one.is_closed and generation in (None, g)
+                for (name, g), one in model.idempotency_keys.items()
+                if name == idempotency_key and not one.is_closed and generation in (None, g)
             ]
             for one in closed:
                 one.is_closed = True
             return bool(closed)
 
         with self.in_process(process, crash) as store:
-            state = store.token(token)
+            state = store.idempotency(idempotency_key)
             assert (state.generation, state.committed, state.result) == now
             self.doubt = [close]
-            found = store.close_token(token, generation=generation)
+            found = store.close_idempotency_key(idempotency_key, generation=generation)
             assert found == close(self.model, None)  # type: ignore[arg-type]
 
     # --- time and clean-up
@@ -373,18 +375,20 @@ class StoreMachine(WorkingMachine):
 
     def maintain(self, process: int, age: float, keep: tuple[float, float], crash: CrashPlan) -> None:
         now = self.world.now()
-        outcomes, tokens = keep if self.world.has_clock else (DAY, 30 * DAY)
+        outcomes, idempotency_keys = keep if self.world.has_clock else (DAY, 30 * DAY)
         with self.in_process(process, crash) as store:
             forget = self.forget
             self.doubt = [
                 lambda model, _: model.sweep(now),
                 lambda model, _: model.prune(1000),
                 lambda model, _: forget(model, outcomes, math.inf),
-                lambda model, _: forget(model, outcomes, tokens),
+                lambda model, _: forget(model, outcomes, idempotency_keys),
             ]
-            report = maintain(store.database, snapshot_age=age, keep_outcomes=outcomes, keep_tokens=tokens)
+            report = maintain(
+                store.database, snapshot_age=age, keep_outcomes=outcomes, keep_idempotency_keys=idempotency_keys
+            )
             assert report.swept == self.model.sweep(now)
             assert report.pruned == self.model.prune(1000)
-            assert report.tokens == self.forget(self.model, outcomes, tokens)
+            assert report.idempotency_keys == self.forget(self.model, outcomes, idempotency_keys)
             assert not report.busy
             assert not report.more

@@ -30,7 +30,7 @@ class Seen:
     active: dict[int, Registered]
     invalid: set[int]
     outcomes: dict[UUID, int | None]
-    tokens: dict[tuple[str, int], tuple[Any, bool]]
+    idempotency_keys: dict[tuple[str, int], tuple[Any, bool]]
     versions: dict[tuple[Cell, int], bytes | None]
     entries: dict[tuple[bytes, int], bytes | None]
     notes: set[tuple[Cell, int]]
@@ -77,9 +77,9 @@ def look(store: Store) -> Seen:
             },
             invalid={row.id for row in rows(schema.invalid)},
             outcomes={row.request: row.id for row in rows(schema.outcome)},
-            tokens={
-                (row.token, row.generation): (orjson.loads(row.result), row.closed_ms is not None)
-                for row in rows(schema.token)
+            idempotency_keys={
+                (row.idempotency_key, row.generation): (orjson.loads(row.result), row.closed_ms is not None)
+                for row in rows(schema.idempotency)
             },
             versions={
                 ((names[row.table_number], row.row_key, row.column_key), row.version): row.value
@@ -131,7 +131,13 @@ def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict
         "entries that wait": (model.entries_in(frozenset(model.committed)), seen.queued),
         "entries": (model.entries, {one: value for one, value in seen.entries.items() if one[1] in model.committed}),
         "notifications": (model.notes, {one for one in seen.notes if one[1] in model.committed}),
-        "tokens": ({key: (token.result, token.is_closed) for key, token in model.tokens.items()}, seen.tokens),
+        "idempotency_keys": (
+            {
+                key: (idempotency_key.result, idempotency_key.is_closed)
+                for key, idempotency_key in model.idempotency_keys.items()
+            },
+            seen.idempotency_keys,
+        ),
         "commits that took effect": (
             {request: own for request, own in lasting.items() if own is not None},
             {request: own for request, own in seen.outcomes.items() if own is not None and request in lasting},

@@ -33,7 +33,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 @dataclass
 class Attempt:
-    """One unit of work: its name is its row, the key of its entry and its token."""
+    """One unit of work: its name is its row, the key of its entry and its idempotency key."""
 
     name: str
     timeout: float | None = None
@@ -213,7 +213,7 @@ def long(store: Store, attempt: Attempt, arm: Arm) -> None:
 
 
 def with_token(store: Store, attempt: Attempt, arm: Arm) -> None:
-    with store.transaction(timeout=attempt.timeout, token=attempt.name) as tx:
+    with store.transaction(timeout=attempt.timeout, idempotency_key=attempt.name) as tx:
         attempt.request = tx.request
         fill(tx, attempt.name)
         arm()
@@ -231,7 +231,7 @@ def run(store: Store, attempt: Attempt, arm: Arm) -> None:
             arm()
         return attempt.name
 
-    assert store.run(function, token=attempt.name, timeout=attempt.timeout) == attempt.name
+    assert store.run(function, idempotency_key=attempt.name, timeout=attempt.timeout) == attempt.name
 
 
 def start(store: Store, attempt: Attempt, arm: Arm) -> None:

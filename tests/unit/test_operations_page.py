@@ -33,7 +33,7 @@ def test_the_page_about_operations_has_the_right_figures():
     assert "at least one hour" in PAGE
     assert DAY == 24 * 3600
     assert "| outcomes of commits | 24 hours;" in PAGE
-    assert "| tokens | 30 days;" in PAGE
+    assert "| idempotency keys | 30 days;" in PAGE
 
 
 def test_the_page_about_operations_explains_every_metric(tmp_path):

@@ -9,8 +9,8 @@ from export_queue.core.client import Level, Limits, Participant, Retry
 from export_queue.core.maintenance.run import DAY
 from export_queue.core.tables.options import ConflictLevel
 from export_queue.core.tables.table import MAX_KEY_BYTES
+from export_queue.core.transactions.idempotency_keys import MAX_IDEMPOTENCY_KEY_BYTES
 from export_queue.core.transactions.open import ANSWER_SECONDS, ASK_SECONDS
-from export_queue.core.transactions.tokens import MAX_TOKEN_BYTES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "transactions.md").read_text()
 
@@ -30,7 +30,7 @@ def test_every_code_block_of_the_page_about_transactions_runs(tmp_path, monkeypa
 
 def test_the_page_about_transactions_has_the_right_figures():
     assert f"up to {MAX_KEY_BYTES} bytes" in PAGE
-    assert f"A token is text of up to {MAX_TOKEN_BYTES} bytes" in PAGE
+    assert f"An idempotency key is text of up to {MAX_IDEMPOTENCY_KEY_BYTES} bytes" in PAGE
     assert DAY == 24 * 3600
     assert (ANSWER_SECONDS, ASK_SECONDS) == (10, 20)
     assert "time-out and ten\nseconds more" in PAGE

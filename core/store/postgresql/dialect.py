@@ -311,7 +311,7 @@ class PostgresDialect:
             BigintArray.of(view.excluded if view else ()),
             view.low if view else None,
             call.deadline_ms,
-            call.token,
+            call.idempotency_key,
             call.generation,
             call.result,
             *calls.columns(call.writes),
@@ -321,7 +321,7 @@ class PostgresDialect:
         try:
             return Committed(int(calls.one(connection, self._commit, arguments)[0]))
         except AlreadyCommitted as error:
-            raise AlreadyCommitted(call.token or "", None) from error.__cause__
+            raise AlreadyCommitted(call.idempotency_key or "", None) from error.__cause__
 
     def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
         """Free the registration and delete what was staged."""

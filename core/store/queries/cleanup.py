@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from export_queue.core.store.database import Database, Work, prefix_of
-from export_queue.core.store.schema import active, cleanup, invalid, low_mark, store, token
+from export_queue.core.store.schema import active, cleanup, invalid, low_mark, store
 from export_queue.core.store.schema import table as t
 
 TURN = "turn"
@@ -109,16 +109,16 @@ def tables_without_keys(work: Work) -> list[tuple[int, int | None]]:
     return [(number, ttl_ms) for number, ttl_ms in work.connection.execute(statement)]
 
 
-def delete_tokens(work: Work, *, before_ms: int, limit: int) -> int:
-    """Delete tokens that were committed before a time."""
+def delete_idempotency_keys(work: Work, *, before_ms: int, limit: int) -> int:
+    """Delete idempotency keys that were committed before a time."""
     doomed = (
-        sa.select(token.c.token, token.c.generation)
-        .where(token.c.committed_ms < before_ms)
-        .order_by(token.c.committed_ms)
+        sa.select(idempotency.c.idempotency_key, idempotency.c.generation)
+        .where(idempotency.c.committed_ms < before_ms)
+        .order_by(idempotency.c.committed_ms)
         .limit(limit)
     )
     return work.connection.execute(
-        token.delete().where(sa.tuple_(token.c.token, token.c.generation).in_(doomed))
+        idempotency.delete().where(sa.tuple_(idempotency.c.idempotency_key, idempotency.c.generation).in_(doomed))
     ).rowcount
 
 

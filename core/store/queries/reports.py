@@ -1,4 +1,4 @@
-"""SQL about reports of drains and tokens of work."""
+"""SQL about reports of drains and idempotency keys of work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Work
 from export_queue.core.store.schema import drain_report as r
-from export_queue.core.store.schema import token as t
+from export_queue.core.store.schema import idempotency as t
 
 
 def save_report(work: Work, report: Mapping[str, Any], *, drain_id: str, queue_id: str) -> None:
@@ -48,16 +48,18 @@ def has_drained(work: Work, queue_id: str, sink: str) -> bool:
     return work.connection.execute(statement).scalar() is not None
 
 
-def latest_token(work: Work, token: str) -> Mapping[str, Any] | None:
-    """Read the newest generation of a token."""
-    statement = sa.select(t).where(t.c.token == token).order_by(t.c.generation.desc()).limit(1)
+def latest_idempotency(work: Work, idempotency_key: str) -> Mapping[str, Any] | None:
+    """Read the newest generation of an idempotency key."""
+    statement = sa.select(t).where(t.c.idempotency_key == idempotency_key).order_by(t.c.generation.desc()).limit(1)
     row = work.connection.execute(statement).mappings().first()
     return dict(row) if row else None
 
 
-def close_token(work: Work, token: str, generation: int | None) -> bool:
-    """End a token's generation, so that the same work may take effect anew; False if it was not open."""
-    statement = t.update().where(t.c.token == token, t.c.closed_ms.is_(None)).values(closed_ms=work.now())
+def close_idempotency_key(work: Work, idempotency_key: str, generation: int | None) -> bool:
+    """End an idempotency key's generation, so that the same work may take effect anew; False if it was not open."""
+    statement = (
+        t.update().where(t.c.idempotency_key == idempotency_key, t.c.closed_ms.is_(None)).values(closed_ms=work.now())
+    )
     if generation is not None:
         statement = statement.where(t.c.generation == generation)
     return work.connection.execute(statement).rowcount > 0

@@ -209,8 +209,8 @@ class SqliteDialect(SqliteReads):
             pointers = self._end_registration(raw, call)
             own = pointers[0]
             raw.execute(sql.COMMITTED, (call.request.hex, own, self._clock()))
-            if call.token is not None:
-                self._take_token(raw, call, own)
+            if call.idempotency_key is not None:
+                self._take_idempotency_key(raw, call, own)
             self._take_keys(raw, call, pointers)
             self._write(raw, own, call.writes)
             self._notify(raw, call, own)
@@ -238,13 +238,13 @@ class SqliteDialect(SqliteReads):
         rows = raw.execute("delete from xq_active where owner = ? returning id", (transaction,)).fetchall()
         return tuple(sorted(row[0] for row in rows))
 
-    def _take_token(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
+    def _take_idempotency_key(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
         taken = raw.execute(
-            "insert or ignore into xq_token (token, generation, id, result, committed_ms) values (?, ?, ?, ?, ?)",
-            (call.token, call.generation, own, call.result, self._clock()),
+            "insert or ignore into xq_idempotency (idempotency_key, generation, id, result, committed_ms) values (?, ?, ?, ?, ?)",
+            (call.idempotency_key, call.generation, own, call.result, self._clock()),
         )
         if taken.rowcount == 0:
-            raise AlreadyCommitted(call.token or "", None)
+            raise AlreadyCommitted(call.idempotency_key or "", None)
 
     def _take_keys(self, raw: sqlite3.Connection, call: CommitCall, pointers: tuple[int, ...]) -> None:
         keys = set(call.writes.keys)

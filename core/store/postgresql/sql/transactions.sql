@@ -3,7 +3,7 @@
 -- A version is part of each name: a later release adds functions and leaves these to running clients.
 -- Where plans are generic by order: the server would choose anew at each call, and find the same.
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
---         XQ005 token has committed, XQ006 snapshot too old, XQ007 wrong isolation level.
+--         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level.
 
 -- by_row: registered by an active row, which any session may end; else a short one by a lock of its session,
 -- and one that is bound to a SQL transaction of the user's by a lock of that.
@@ -139,7 +139,7 @@ end $body$;
 -- transaction, 'row' by an active row, 'long' by one for each of its write pointers. low is null if it never read.
 create or replace function {s}.xq_commit_v1(
   kind text, request uuid, own bigint, hidden bigint[], low bigint, deadline bigint,
-  token text, generation int, result text, keys bytea[],
+  idempotency_key text, generation int, result text, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
   note_table int[], note_row bytea[], note_column bytea[], seen_table int[], seen_row bytea[], seen_column bytea[])
@@ -193,10 +193,10 @@ begin
     end if;
     raise exception using errcode = 'XQ004', message = 'refused before';
   end if;
-  if token is not null then
-    insert into {s}.xq_token values (token, generation, tx, result, {now}, null) on conflict do nothing;
+  if idempotency_key is not null then
+    insert into {s}.xq_idempotency values (idempotency_key, generation, tx, result, {now}, null) on conflict do nothing;
     if not found then
-      raise exception using errcode = 'XQ005', message = 'token has committed';
+      raise exception using errcode = 'XQ005', message = 'idempotency key has committed';
     end if;
   end if;
 

@@ -1,4 +1,4 @@
-"""A unit of work with a token takes effect once, also when connections are cut and attempts race (I14)."""
+"""A unit of work with an idempotency key takes effect once, also when connections are cut and attempts race (I14)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from export_queue.core.errors import CommitOutcomeUnknown, ExportQueueError, Inv
 from export_queue.core.store import schema
 
 fork = multiprocessing.get_context("fork")
-TOKENS = 12
+UNITS = 12
 
 
 def race(url: str, seed: int, start: Any, answers: Any) -> None:
-    """Run all tokens while the connection is cut here and there; tell what each call returned."""
+    """Run all idempotency keys while the connection is cut here and there; tell what each call returned."""
     chosen = random.Random(seed)
     told: dict[str, list[int]] = {}
     with Cutter.on(url) as cutter:
-        for number in range(TOKENS):
-            token = f"token-{number:03d}"
+        for number in range(UNITS):
+            idempotency_key = f"unit-{number:03d}"
 
-            def work(tx: TransactionContext, token: str = token) -> int:
-                fill(tx, token)
+            def work(tx: TransactionContext, idempotency_key: str = idempotency_key) -> int:
+                fill(tx, idempotency_key)
                 direction = chosen.choice(DIRECTIONS)
                 after = chosen.randrange(900 if direction == "to_server" else 90)
                 how = chosen.choice(("reset", "close_half"))
@@ -39,7 +39,7 @@ def race(url: str, seed: int, start: Any, answers: Any) -> None:
             start.wait(60)
             for _ in range(20):
                 try:
-                    told.setdefault(token, []).append(cutter.store.run(work, token=token))
+                    told.setdefault(idempotency_key, []).append(cutter.store.run(work, idempotency_key=idempotency_key))
                     break
                 except ExportQueueError as error:
                     if not (error.transient or isinstance(error, CommitOutcomeUnknown)):
@@ -63,13 +63,13 @@ def test_two_processes_race_under_one_token_with_cuts(postgres_url: str) -> None
     for racer in racers:
         racer.join(60)
     truth = Truth(postgres_url)
-    for number in range(TOKENS):
-        token = f"token-{number:03d}"
-        assert truth.rows_of(token) == (1, 1), token
-        assert truth.one("select count(*) from xq_token where token = %s", token) == 1
-        stored = int(str(truth.one("select result from xq_token where token = %s", token)))
-        heard = {answer for answers_of in told.values() for answer in answers_of.get(token, [])}
-        assert heard == {stored}, token
+    for number in range(UNITS):
+        idempotency_key = f"unit-{number:03d}"
+        assert truth.rows_of(idempotency_key) == (1, 1), idempotency_key
+        assert truth.one("select count(*) from xq_idempotency where idempotency_key = %s", idempotency_key) == 1
+        stored = int(str(truth.one("select result from xq_idempotency where idempotency_key = %s", idempotency_key)))
+        heard = {answer for answers_of in told.values() for answer in answers_of.get(idempotency_key, [])}
+        assert heard == {stored}, idempotency_key
     truth.close()
 
 
@@ -93,12 +93,14 @@ def test_a_result_that_is_no_json_is_refused_before_anything_is_committed(store:
         return NOT_JSON[what]()
 
     for _ in range(2):
-        with pytest.raises(InvalidArgument, match="token 'load/1': its result must be a JSON value") as refused:
-            store.run(work, token="load/1")
+        with pytest.raises(
+            InvalidArgument, match="idempotency key 'load/1': its result must be a JSON value"
+        ) as refused:
+            store.run(work, idempotency_key="load/1")
     assert "lists and dicts" in refused.value.hint
-    assert not store.token("load/1").committed
+    assert not store.idempotency("load/1").committed
     with store.database.read() as work_:
-        for table in (schema.cell, schema.token, schema.outcome, schema.active):
+        for table in (schema.cell, schema.idempotency, schema.outcome, schema.active):
             assert work_.connection.execute(table.select()).all() == []
 
 
@@ -106,25 +108,25 @@ def test_a_result_that_is_no_json_is_refused_before_anything_is_committed(store:
     "result", [None, 0, 1.5, -(2**63), 2**64 - 1, "", "\x00ü\U0001f600", [], {"a": [None, True, {}]}]
 )
 def test_the_stored_result_is_the_value_that_was_returned(store: Store, result: object) -> None:
-    assert store.run(lambda tx: result, token="t") == result
-    assert store.run(lambda tx: pytest.fail("called again"), token="t") == result
+    assert store.run(lambda tx: result, idempotency_key="t") == result
+    assert store.run(lambda tx: pytest.fail("called again"), idempotency_key="t") == result
 
 
 def test_a_very_large_result_is_stored_as_a_whole(store: Store) -> None:
     large = [f"{i:07d}" * 10 for i in range(100_000)]
-    assert store.run(lambda tx: large, token="t") is large
-    assert store.run(lambda tx: [], token="t") == large
+    assert store.run(lambda tx: large, idempotency_key="t") is large
+    assert store.run(lambda tx: [], idempotency_key="t") == large
 
 
-@pytest.mark.parametrize("token", ["", "x" * 1025, "a\x00b", 7, "\ud800"])
-def test_a_bad_token_is_refused_at_once(store: Store, token: Any) -> None:
-    with pytest.raises(InvalidArgument, match="token"):
-        store.run(lambda tx: None, token=token)
-    with pytest.raises(InvalidArgument, match="token"), store.transaction(token=token):
+@pytest.mark.parametrize("idempotency_key", ["", "x" * 1025, "a\x00b", 7, "\ud800"])
+def test_a_bad_token_is_refused_at_once(store: Store, idempotency_key: Any) -> None:
+    with pytest.raises(InvalidArgument, match="idempotency key"):
+        store.run(lambda tx: None, idempotency_key=idempotency_key)
+    with pytest.raises(InvalidArgument, match="idempotency key"), store.transaction(idempotency_key=idempotency_key):
         pass
 
 
 def test_the_longest_token_is_stored(store: Store) -> None:
-    token = "ü" * 512
-    assert store.run(lambda tx: 1, token=token) == 1
-    assert store.run(lambda tx: 2, token=token) == 1
+    idempotency_key = "ü" * 512
+    assert store.run(lambda tx: 1, idempotency_key=idempotency_key) == 1
+    assert store.run(lambda tx: 2, idempotency_key=idempotency_key) == 1
