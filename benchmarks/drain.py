@@ -20,7 +20,7 @@ from export_queue.core.drain import drain, readmit
 from export_queue.core.drain.chunk import CHUNK_BYTES, CHUNK_ROWS
 from export_queue.core.queue import Entries, Position, read_entries, remove_span
 from export_queue.core.sinks import Operations, RedisSink, Sink, SqlSink
-from export_queue.core.transactions import observe
+from export_queue.core.transactions import take_snapshot
 
 DOCUMENT = b"x" * 100
 PARTS = ("reading", "applying", "removing")
@@ -150,7 +150,7 @@ class Bench:
 
     def removing(self, watch: Watch) -> None:
         self.fill()
-        snapshot = observe(self.store.database)
+        snapshot = take_snapshot(self.store.database)
         spans = [(chunk.position(0), chunk.position(len(chunk) - 1)) for chunk in self.chunks()]
         with watch.running():
             for first, last in spans:
@@ -158,7 +158,7 @@ class Bench:
                     remove_span(work, self.queue, snapshot, first, last)
 
     def chunks(self) -> Iterator[Entries]:
-        snapshot = observe(self.store.database)
+        snapshot = take_snapshot(self.store.database)
         for unit in self.queue.units():
             after: Position | None = None
             while True:

@@ -27,9 +27,9 @@ PARAMETER = "tx"
 class ExportTransactionOperator(DecoratedOperator, PythonOperator):
     """Run a function in a transaction that takes effect once, however often the task is retried.
 
-    The transaction carries the task's name as its idempotency key. If an earlier try has committed already, the function is not
-    called, and the stored result is returned. Once Airflow has accepted the task's success, clearing the task is new
-    work, and runs.
+    The transaction carries the task's name as its idempotency key. If an earlier try has committed already, the
+    function is not called, and the stored result is returned. Once Airflow has accepted the task's success, clearing
+    the task is new work, and runs.
 
     :param python_callable: the function, as :func:`export_transaction_task` prepared it.
     :param op_args: its positional arguments. (templated)

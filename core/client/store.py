@@ -32,7 +32,7 @@ from export_queue.core.queue import (
 from export_queue.core.sinks import Sink, SinkSpec
 from export_queue.core.store import Clock, Database, Identity, Limits, check, create, queries
 from export_queue.core.tables import ObservedColumns, TableOptions, configure_table, find_or_add_table
-from export_queue.core.transactions import OpenTransaction, observe
+from export_queue.core.transactions import OpenTransaction, take_snapshot
 
 
 class Store(Transacting, Letters):
@@ -231,14 +231,14 @@ class Store(Transacting, Letters):
     def backlog(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Backlog]:
         """Count what waits, unit by unit."""
         queue = self.queue(queue_id)
-        snapshot = observe(self.database)
+        snapshot = take_snapshot(self.database)
         with self.database.read() as work:
             return backlog(work, queue, snapshot, None if ranges is None else queue.split(ranges))
 
     def waiting_ranges(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Range]:
         """Say which units have work; cheaper than counting it."""
         queue = self.queue(queue_id)
-        snapshot = observe(self.database)
+        snapshot = take_snapshot(self.database)
         with self.database.read() as work:
             return waiting_ranges(work, queue, snapshot, None if ranges is None else queue.split(ranges))
 

@@ -100,7 +100,7 @@ class Transacting:
 
         :returns: its id.
         :raises ConflictError: another transaction wrote a key of this one.
-        :raises RegistrationLost: it was aborted, or swept after its time-out.
+        :raises RegistrationLost: it was aborted, or expired after its time-out.
         """
         committed = self._resumed(transaction).commit()
         assert committed is not None

@@ -21,7 +21,7 @@ from export_queue.core.errors import ExportQueueError, InvalidArgument, LockNotA
 from export_queue.core.locks import Lease, Owner, claim, holders, release
 from export_queue.core.queue import Queue, Range, backlog, bind_sink, find_queue, waiting_ranges
 from export_queue.core.store import Database, queries
-from export_queue.core.transactions import Snapshot, observe, settled_snapshot, sweep_if_due
+from export_queue.core.transactions import Snapshot, expire_if_due, settled_snapshot, take_snapshot
 
 IfLocked = Literal["wait", "skip", "fail"]
 Ranges = Sequence[Range | Sequence[int]]
@@ -161,7 +161,7 @@ class _Run:
 
     def work(self, engine: Engine) -> None:
         """Claim what is free and drain it, again and again, until nothing that the call must bring is left."""
-        started = observe(self.database)  # what the promise of drain() speaks of
+        started = take_snapshot(self.database)  # what the promise of drain() speaks of
         with self.database.read() as work:
             queue = self.queue = find_queue(work, self.request.queue_id)
         self.wanted = queue.split(self.request.ranges)
@@ -215,7 +215,7 @@ class _Run:
 
     def _settled(self, queue: Queue, units: Sequence[Range]) -> list[Range]:
         """Say which units have entries that no older one can follow."""
-        sweep_if_due(self.database, seconds=_ANSWER_SECONDS)  # one past its deadline would hold them back
+        expire_if_due(self.database, seconds=_ANSWER_SECONDS)  # one past its deadline would hold them back
         snapshot = settled_snapshot(self.database)
         with self.database.read() as work:
             return waiting_ranges(work, queue, snapshot, units)
@@ -246,7 +246,7 @@ class _Run:
                 engine.claim(queue, leases)  # before the snapshot, or an older drain could write what is above it
                 snapshot = settled_snapshot(self.database)
             else:
-                snapshot = observe(self.database)
+                snapshot = take_snapshot(self.database)
             for part in engine.work_off(queue, leases, snapshot, keeper):
                 self.parts.append(part)
                 if part.problem is not None:
@@ -266,7 +266,7 @@ class _Run:
         """Find out how old the oldest entry is that still waits."""
         if self.queue is None:
             return
-        snapshot = observe(self.database)
+        snapshot = take_snapshot(self.database)
         with self.database.read() as work:
             oldest = min((unit.oldest_seq for unit in backlog(work, self.queue, snapshot, self.wanted)), default=None)
             if oldest is not None:

@@ -22,7 +22,7 @@ def note_low(database: Database, *, age_ms: int) -> None:
     if last is not None and 0 <= now - last < age_ms / MARKS_PER_AGE:
         return
     with database.connect() as connection:
-        low = database.dialect.observe(connection).low
+        low = database.dialect.take_snapshot(connection).low
     with database.begin() as work:  # its time is later than what it tells, never earlier
         queries.cleanup.add_mark(work, low)
 

@@ -12,7 +12,7 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.maintenance import steps
 from export_queue.core.maintenance.horizon import note_low, raise_horizon
 from export_queue.core.store import Database, queries
-from export_queue.core.transactions import MAX_SHORT_SECONDS, prune, sweep
+from export_queue.core.transactions import MAX_SHORT_SECONDS, expire, prune
 
 DAY = 24 * 3600.0
 MOST_PRUNED = 20
@@ -27,7 +27,7 @@ _TABLES = {"versions": "xq_cell", "conflict_keys": "xq_conflict_key", "outcomes"
 class MaintenanceReport:
     """What one run did."""
 
-    swept: int
+    expired: int
     """Transactions past their deadline that were ended."""
     pruned: int
     """Invalid transactions whose rows were deleted."""
@@ -50,7 +50,7 @@ class MaintenanceReport:
     def line(self) -> str:
         """Say it in one line."""
         return (
-            f"{self.swept} swept, {self.pruned} pruned, {self.versions} versions, {self.conflict_keys} conflict keys, "
+            f"{self.expired} expired, {self.pruned} pruned, {self.versions} versions, {self.conflict_keys} conflict keys, "
             f"{self.outcomes} outcomes, {self.idempotency_keys} idempotency keys"
             + ("; more is left" if self.more else "")
             + ("; another process is cleaning up" if self.busy else "")
@@ -78,7 +78,7 @@ def maintain(
         if not value > 0:
             raise InvalidArgument(f"{name}: expected more than 0, found {value}")
     age_ms = int(snapshot_age * 1000)
-    swept = sweep(database)
+    expired = expire(database)
     pruned = _prune(database, limit)
     note_low(database, age_ms=age_ms)
     run = _Run(database, limit)
@@ -92,7 +92,7 @@ def maintain(
         horizon = queries.cleanup.horizon(work)
     deleted = run.deleted
     return MaintenanceReport(
-        swept=swept,
+        expired=expired,
         pruned=pruned,
         horizon=horizon,
         versions=deleted["versions"],

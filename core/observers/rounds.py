@@ -15,7 +15,7 @@ from export_queue.core.observers.backoff import delay_ms
 from export_queue.core.observers.failures import describe
 from export_queue.core.store import Database, View, note_key, queries
 from export_queue.core.tables import ObserverKind, TableOptions
-from export_queue.core.transactions import OpenTransaction, observe
+from export_queue.core.transactions import OpenTransaction, take_snapshot
 
 PAGE = 256
 """Notifications of one column that are read at once, and shuffled."""
@@ -122,7 +122,7 @@ class Round:
     def run(self, observations: Sequence[Observation]) -> Processed:
         """Do the round."""
         # What observers and writers set meanwhile is not part of it, so that a round ends.
-        view = observe(self._database).view
+        view = take_snapshot(self._database).view
         lanes = deque(_Lane(one) for one in self._random.sample(observations, len(observations)))
         while lanes and not self._ended():
             lane = lanes.popleft()
@@ -205,7 +205,7 @@ class Round:
         )
 
     def _count_left(self, observations: Sequence[Observation]) -> int:
-        view = observe(self._database).view
+        view = take_snapshot(self._database).view
         left = 0
         with self._database.read() as work:
             for one in observations:

@@ -68,8 +68,8 @@ class Database:
         self.counters = Counters()
         """What this process's transactions came to."""
         self._client = client
-        self.swept_at = 0.0
-        """When this process last swept late transactions; monotonic seconds."""
+        self.expired_at = 0.0
+        """When this process last looked for late transactions; monotonic seconds."""
         # The last used one first, with warm caches. The pool's own way out and in would cost as much as a statement.
         self._idle: list[sa.PoolProxiedConnection] = []
         _forget_connections_in_children(self)

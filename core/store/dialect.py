@@ -233,7 +233,7 @@ class StoreDialect(Protocol):
         :raises RegistrationLost: the transaction has ended.
         """
 
-    def observe(self, connection: Handle) -> View:
+    def take_snapshot(self, connection: Handle) -> View:
         """Take a snapshot without an id and without a durable write."""
 
     def read_cell(
@@ -302,7 +302,7 @@ class StoreDialect(Protocol):
         A drain behind many dead rows reads at half the speed. Needs the owner's rights; without them nothing happens.
         """
 
-    def sweep(self, connection: Handle) -> int:
+    def expire(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; returns how many."""
 
     def prune(self, connection: Handle, *, limit: int) -> int:

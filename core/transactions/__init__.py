@@ -8,13 +8,13 @@ from export_queue.core.transactions.sessions import BoundSession
 from export_queue.core.transactions.snapshot import Level, Snapshot, Transaction
 from export_queue.core.transactions.steps import (
     IdempotencyState,
+    expire,
+    expire_if_due,
     idempotency_state,
-    observe,
     outcome,
     prune,
     settled_snapshot,
-    sweep,
-    sweep_if_due,
+    take_snapshot,
 )
 
 __all__ = [
@@ -23,19 +23,19 @@ __all__ = [
     "Counters",
     "Counts",
     "Histogram",
+    "IdempotencyState",
     "Level",
     "OpenKind",
     "OpenTransaction",
     "Participant",
     "Retry",
     "Snapshot",
-    "TokenState",
     "Transaction",
-    "observe",
+    "expire",
+    "expire_if_due",
+    "idempotency_state",
     "outcome",
     "prune",
     "settled_snapshot",
-    "sweep",
-    "sweep_if_due",
-    "token_state",
+    "take_snapshot",
 ]

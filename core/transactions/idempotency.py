@@ -23,7 +23,8 @@ def check_idempotency_key(key: str) -> None:
         size = 0
     if not 0 < size <= MAX_IDEMPOTENCY_KEY_BYTES or "\x00" in key:
         raise InvalidArgument(
-            f"idempotency key: expected text of 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes without NUL, found {reprlib.repr(key)}"
+            f"idempotency key: expected text of 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes without NUL, "
+            f"found {reprlib.repr(key)}"
         )
 
 

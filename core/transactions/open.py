@@ -21,7 +21,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.store import CommitCall, Database, Started, new_request
 from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
-from export_queue.core.transactions.idempotency_keys import as_json, check_idempotency_key
+from export_queue.core.transactions.idempotency import as_json, check_idempotency_key
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.reading import ReadingTransaction
 from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
@@ -29,12 +29,12 @@ from export_queue.core.transactions.snapshot import Transaction
 from export_queue.core.transactions.states import OPEN, State
 from export_queue.core.transactions.steps import (
     ASK_SECONDS,
+    expire_if_due,
     idempotency_state,
     invalidate,
-    observe,
     outcome,
     settled_snapshot,
-    sweep_if_due,
+    take_snapshot,
 )
 
 ANSWER_SECONDS = 10.0
@@ -108,11 +108,11 @@ class OpenTransaction(ReadingTransaction):
 
     def _start(self, first: Cell | None = None) -> Started:
         if self.kind == "read":
-            snapshot = settled_snapshot(self.database) if self._settled else observe(self.database)
+            snapshot = settled_snapshot(self.database) if self._settled else take_snapshot(self.database)
             started = Started(snapshot.read_pointer + 1, snapshot.excluded, deadline_ms=0)
         else:
             if self.kind != "bound":
-                sweep_if_due(self.database, seconds=self._seconds)
+                expire_if_due(self.database, seconds=self._seconds)
             try:
                 started = self._session.call(
                     self.database.dialect.start,
@@ -214,7 +214,7 @@ class OpenTransaction(ReadingTransaction):
         """Stage what is buffered, so that it need not fit into memory; for long transactions only.
 
         :raises InvalidArgument: the transaction is short.
-        :raises RegistrationLost: it has ended, or was swept after its time-out.
+        :raises RegistrationLost: it has ended, or expired after its time-out.
         :raises StoreUnavailable: there was no answer; the transaction is aborted.
         """
         if self.kind != "long":

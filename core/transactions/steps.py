@@ -14,16 +14,16 @@ from export_queue.core.errors import CommitOutcomeUnknown
 from export_queue.core.store import Database, Outcome, queries
 from export_queue.core.transactions.snapshot import Snapshot
 
-SWEEP_SECONDS = 10.0
-"""Least time between two sweeps of one process."""
+EXPIRE_SECONDS = 10.0
+"""Least time between two such looks of one process."""
 ASK_SECONDS = 20.0
 """How long the outcome of a commit is asked for."""
 
 
-def observe(database: Database) -> Snapshot:
+def take_snapshot(database: Database) -> Snapshot:
     """Take a snapshot of everything committed before the call, at the cost of a read."""
     with database.connect() as connection:
-        view = database.dialect.observe(connection)
+        view = database.dialect.take_snapshot(connection)
     return Snapshot(view.read_pointer, view.excluded)
 
 
@@ -33,7 +33,7 @@ def settled_snapshot(database: Database) -> Snapshot:
     What is invalid never commits, so it holds nothing back.
     """
     with database.connect() as connection:
-        view = database.dialect.observe(connection)
+        view = database.dialect.take_snapshot(connection)
     with database.read() as work:
         invalid = queries.invalid.invalid_ids(work)
     low = min((own for own in view.excluded if own not in invalid), default=view.read_pointer + 1)
@@ -92,21 +92,21 @@ def idempotency_state(database: Database, idempotency_key: str, *, seconds: floa
     return IdempotencyState(int(row["generation"]), committed=True, result=result)
 
 
-def sweep(database: Database, *, seconds: float | None = None) -> int:
+def expire(database: Database, *, seconds: float | None = None) -> int:
     """Make transactions past their deadline invalid, and return how many.
 
     :param seconds: how long the answer is waited for; an hour.
     """
     with database.connect(seconds=seconds) as connection:
-        return database.dialect.sweep(connection)
+        return database.dialect.expire(connection)
 
 
-def sweep_if_due(database: Database, *, seconds: float) -> None:
-    """Sweep as part of starting, unless this process did so a moment ago."""
+def expire_if_due(database: Database, *, seconds: float) -> None:
+    """Expire as part of starting, unless this process did so a moment ago."""
     now = time.monotonic()
-    if now - database.swept_at > SWEEP_SECONDS:
-        database.swept_at = now
-        sweep(database, seconds=seconds)
+    if now - database.expired_at > EXPIRE_SECONDS:
+        database.expired_at = now
+        expire(database, seconds=seconds)
 
 
 def prune(database: Database, *, limit: int = 1000) -> int:

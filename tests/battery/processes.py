@@ -18,7 +18,7 @@ from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.maintenance import maintain
 from export_queue.core.store.sqlite.dialect import SqliteDialect
-from export_queue.core.transactions import OpenTransaction, sweep
+from export_queue.core.transactions import OpenTransaction, expire
 
 JANITOR_PAUSE = 0.01
 PAGE = 3
@@ -35,7 +35,7 @@ def clean_up(store: Store, *, thoroughly: bool = True) -> int:
     :param thoroughly: else what was swept stays invalid for the time being.
     """
     if not thoroughly:
-        sweep(store.database)
+        expire(store.database)
         return 0
     return maintain(store.database, snapshot_age=SNAPSHOT_AGE).pruned
 

@@ -24,7 +24,7 @@ from tests.support.histories.checker import HistoryTransaction, Verdict, check_h
 from export_queue.core.client import Store
 from export_queue.core.store import schema
 from export_queue.core.store.postgresql.dialect import WRITE_ONLY_MS
-from export_queue.core.transactions import observe
+from export_queue.core.transactions import take_snapshot
 
 CLIENTS, JANITORS = 10, 2
 EVENT_EVERY = 40
@@ -200,7 +200,7 @@ class Run:
                 if path.exists():
                     ask_for_the_dead(store, Journal(path))
             end = time.monotonic() + STALLED_SECONDS
-            while observe(store.database).excluded:
+            while take_snapshot(store.database).excluded:
                 assert time.monotonic() < end, "an id stays in progress for ever"
                 clean_up(store)
                 time.sleep(0.05)

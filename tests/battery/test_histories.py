@@ -26,7 +26,7 @@ from tests.battery.ways import Way
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import TransactionError
 from export_queue.core.queue import Range, read_entries
-from export_queue.core.transactions import observe
+from export_queue.core.transactions import take_snapshot
 
 ACCOUNTS, OPENING, WORKERS = 12, 100, 4
 TRANSFERS = 2000
@@ -137,7 +137,7 @@ def run_bank(way: Way, way_url: str, store: Store, tmp_path: Path, chance: rando
 
     assert not failures.exists(), failures.read_text()
     settle(store)
-    snapshot = observe(store.database)
+    snapshot = take_snapshot(store.database)
     assert snapshot.excluded == ()
     with store.database.read() as sql:
         entries = read_entries(sql, queue, snapshot, Range(0, 8), rows=10**7, size=1 << 40)
@@ -176,7 +176,7 @@ def wait_for(lines: int, journals: list[Path]) -> None:
 def settle(store: Store) -> None:
     """Wait until the store has forgotten the transactions of those that were killed."""
     end = time.monotonic() + TIMEOUT + 30
-    while observe(store.database).excluded:
+    while take_snapshot(store.database).excluded:
         assert time.monotonic() < end, "an id stays in progress for ever"
         clean_up(store)
         time.sleep(0.1)

@@ -19,7 +19,7 @@ from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import RegistrationLost, TransactionError, TransactionTimeout
 from export_queue.core.store import Span, schema
 from export_queue.core.store.dialect import Writes
-from export_queue.core.transactions import OpenTransaction, Transaction, observe, sweep
+from export_queue.core.transactions import OpenTransaction, Transaction, expire, take_snapshot
 
 ROWS = [f"row {i}" for i in range(9)]
 WAIT = 60.0
@@ -76,14 +76,14 @@ def begin(way: Way, way_url: str, store: Store) -> Iterator[Begin]:
 # --- ways to end it --------------------------------------------------------------------------------------------------
 
 
-def swept(z: Zombie) -> None:
+def expired(z: Zombie) -> None:
     with z.others.database.begin() as work:  # its deadline has passed
         work.connection.execute(sa.update(schema.active).values(deadline_ms=1).where(schema.active.c.id == z.id))
-    assert sweep(z.others.database) == 1
+    assert expire(z.others.database) == 1
 
 
 def swept_and_pruned(z: Zombie) -> None:
-    swept(z)
+    expired(z)
     assert clean_up(z.others) == 1
 
 
@@ -104,7 +104,7 @@ def refused_elsewhere(z: Zombie) -> None:
         z.elsewhere().commit()
 
 
-ENDS = [swept, swept_and_pruned, aborted_elsewhere, committed_elsewhere, refused_elsewhere]
+ENDS = [expired, swept_and_pruned, aborted_elsewhere, committed_elsewhere, refused_elsewhere]
 
 
 # --- ways to go on ---------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def held(store: Store, number: int) -> list[tuple[bytes, ...]]:
 def right_end(z: Zombie, end: Callable[[Zombie], None], before: list[tuple[bytes, ...]]) -> None:
     """See that the store holds all that was committed under the id, or nothing."""
     z.opened.abort()  # as leaving the block does
-    while observe(z.others.database).excluded:
+    while take_snapshot(z.others.database).excluded:
         clean_up(z.others)
     committed = end is committed_elsewhere
     assert held(z.others, z.id) == (before if committed else [])

@@ -21,7 +21,7 @@ from export_queue.core.errors import (
     StoreUnavailable,
 )
 from export_queue.core.store import schema
-from export_queue.core.transactions import observe, sweep
+from export_queue.core.transactions import expire, take_snapshot
 
 Connect = Callable[[], Any]
 EVERY_WAY = True
@@ -73,12 +73,12 @@ def queued(store: Store) -> int:
 def assert_forgotten(store: Store, store_kind: str) -> None:
     """Where a row registers a bound transaction, it was added beside the user's SQL transaction, and goes in time."""
     if store_kind != "postgresql-clock":
-        assert observe(store.database).excluded == ()
+        assert take_snapshot(store.database).excluded == ()
     else:
         with store.database.begin() as work:
             work.connection.execute(schema.active.update().values(deadline_ms=0))
-        sweep(store.database)
-        assert observe(store.database).excluded == ()
+        expire(store.database)
+        assert take_snapshot(store.database).excluded == ()
 
 
 def read(store: Store, row: str) -> bytes | None:
@@ -106,7 +106,7 @@ def test_the_users_commit_makes_rows_and_entries_one(store: Store, connect: Conn
     assert queued(store) == 1
     assert read(store, "a") == b"1"
     assert store.outcome(tx.request).status == "committed"
-    assert observe(store.database).excluded == ()
+    assert take_snapshot(store.database).excluded == ()
 
 
 @pytest.mark.parametrize("reads", [False, True])
@@ -130,7 +130,7 @@ def test_until_the_users_commit_the_id_is_in_progress(store: Store, connect: Con
     with store.transaction(connection=connection) as tx:
         change(tx, "a", reads=True)
         own = tx.id
-    assert own in observe(store.database).excluded
+    assert own in take_snapshot(store.database).excluded
     with store.transaction() as later:
         assert later.table("t").get("a", "n") is None
         connection.commit()
@@ -166,7 +166,7 @@ def test_a_conflict_is_raised_and_the_user_rolls_back(store: Store, connect: Con
     assert business(store) == []
     assert queued(store) == 0
     assert read(store, "a") == b"other"
-    assert observe(store.database).excluded == ()
+    assert take_snapshot(store.database).excluded == ()
 
 
 def test_an_exception_in_the_block_writes_nothing_of_ours(store: Store, connect: Connect) -> None:
@@ -178,7 +178,7 @@ def test_an_exception_in_the_block_writes_nothing_of_ours(store: Store, connect:
     connection.commit()
     assert business(store) == ["a"]
     assert queued(store) == 0
-    assert observe(store.database).excluded == ()
+    assert take_snapshot(store.database).excluded == ()
 
 
 @pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler"], indirect=True)

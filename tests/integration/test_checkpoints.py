@@ -10,7 +10,7 @@ from export_queue.core.client import Level, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, RegistrationLost, TransactionEnded
 from export_queue.core.queue import Range, read_entries
 from export_queue.core.store import Span, schema
-from export_queue.core.transactions import OpenTransaction, observe, prune, sweep
+from export_queue.core.transactions import OpenTransaction, expire, prune, take_snapshot
 
 KINDS = pytest.mark.parametrize("kind", ["short", "long"])
 
@@ -110,7 +110,7 @@ def test_nobody_sees_any_version_before_the_commit_and_all_go_with_an_abort(stor
     assert (read(store, "1"), read(store, "2"), store.backlog("q")) == (None, None, [])
     tx._transaction.abort()
     assert (read(store, "1"), read(store, "2"), store.backlog("q")) == (None, None, [])
-    assert observe(store.database).excluded == ()
+    assert take_snapshot(store.database).excluded == ()
 
 
 def test_what_commits_after_a_checkpointed_transaction_has_a_greater_sequence(store: Store) -> None:
@@ -152,7 +152,7 @@ def test_a_checkpoint_in_another_process_is_taken_over(store: Store) -> None:
     assert store.commit(value) == committed
     assert read(store, "a") == b"there"
     assert sum(unit.entries for unit in store.backlog("q")) == 1
-    assert observe(store.database).excluded == ()
+    assert take_snapshot(store.database).excluded == ()
 
 
 def test_what_is_flushed_after_a_checkpoint_elsewhere_lies_behind_it(store: Store) -> None:
@@ -186,7 +186,7 @@ def test_one_key_from_two_processes_is_one_entry_under_one_pointer_and_two_under
     add(3, checkpoint=True)
     store.commit(value)
     with store.database.read() as work:
-        found = read_entries(work, queue, observe(store.database), Range(0, queue.buckets), rows=10, size=1 << 20)
+        found = read_entries(work, queue, take_snapshot(store.database), Range(0, queue.buckets), rows=10, size=1 << 20)
     assert list(found.values) == [b"2", b"3"]
     assert found.seqs[0] == int(value["id"]) < found.seqs[1]
 
@@ -199,8 +199,8 @@ def test_all_write_pointers_of_a_late_transaction_become_invalid_and_are_pruned(
     tx.flush()
     pointers = tx._transaction.value.own
     wait_past(store, tx._transaction.value.deadline_ms)
-    assert sweep(store.database) == 1
-    assert observe(store.database).excluded == pointers
+    assert expire(store.database) == 1
+    assert take_snapshot(store.database).excluded == pointers
     for step in (tx.checkpoint, lambda: tx.table("t").get("a", "n"), tx.flush, tx._transaction.commit):
         if step == tx.flush:
             put(tx, b"late")
@@ -208,7 +208,7 @@ def test_all_write_pointers_of_a_late_transaction_become_invalid_and_are_pruned(
             step()
     assert prune(store.database) == 2
     assert prune(store.database) == 0
-    assert (read(store, "a"), read(store, "b"), observe(store.database).excluded) == (None, None, ())
+    assert (read(store, "a"), read(store, "b"), take_snapshot(store.database).excluded) == (None, None, ())
 
 
 def test_a_transaction_that_has_ended_makes_no_checkpoint(store: Store) -> None:

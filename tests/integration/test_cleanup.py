@@ -18,7 +18,7 @@ from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
 from export_queue.core.maintenance import MaintenanceReport, maintain, run, steps
 from export_queue.core.store import Span, cleanup, schema
-from export_queue.core.transactions import OpenTransaction, sweep
+from export_queue.core.transactions import OpenTransaction, expire
 
 fork = multiprocessing.get_context("fork")
 
@@ -250,7 +250,7 @@ def test_an_invalid_version_hides_nothing_and_is_hidden_before_and_after_pruning
     late.table("t").set("new", "n", b"invalid")
     late.table("t").delete("deleted", "n")
     late.flush()
-    wait_until(lambda: sweep(store.database), "the transaction was not swept")
+    wait_until(lambda: expire(store.database), "the transaction was not swept")
 
     def nothing_shows() -> None:
         clean(store)

@@ -15,7 +15,7 @@ from export_queue.core.errors import InvalidArgument, LockNotAvailable, UnknownQ
 from export_queue.core.locks import Owner, claim, release
 from export_queue.core.maintenance import maintain
 from export_queue.core.sinks import MemorySink, Operations, Put
-from export_queue.core.transactions import observe
+from export_queue.core.transactions import take_snapshot
 
 
 @pytest.fixture
@@ -267,5 +267,5 @@ def test_nothing_but_a_drop_makes_a_letter_go(orders: Store) -> None:
     drain(orders, "orders", sink, sink_name="s")  # newer entries of the same keys
     maintain(orders.database, snapshot_age=0.0, keep_outcomes=0.001, keep_idempotency_keys=0.001)
     orders.create()
-    observe(orders.database)
+    take_snapshot(orders.database)
     assert keys(orders) == everything

@@ -16,7 +16,7 @@ from export_queue.core.drain import Entry, Patience, RangeReport, Rules
 from export_queue.core.locks import Lease, Owner, claim, revoke
 from export_queue.core.sinks import MemorySink, Put, SinkSpec
 from export_queue.core.spark.tasks import StoreAccess, TaskSetup, drain_task
-from export_queue.core.transactions import observe
+from export_queue.core.transactions import take_snapshot
 
 IMPATIENT = Patience(attempts=2, sleep=print)
 
@@ -45,7 +45,7 @@ def setup(store: Store, url: str, sink: SinkSpec, **rules: Any) -> TaskSetup:
     return TaskSetup(
         access,
         store.queue("orders"),
-        observe(store.database),
+        take_snapshot(store.database),
         sink.resolve(),
         None,
         Rules(drain="t", patience=IMPATIENT, **rules),

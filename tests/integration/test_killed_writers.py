@@ -17,7 +17,7 @@ from export_queue.core.client import Store
 from export_queue.core.errors import CommitOutcomeUnknown, TransactionError
 from export_queue.core.store import schema
 from export_queue.core.store.sqlite.dialect import SqliteDialect
-from export_queue.core.transactions import observe, prune, sweep
+from export_queue.core.transactions import expire, prune, take_snapshot
 
 EVERY_WAY = True
 fork = multiprocessing.get_context("fork")
@@ -69,7 +69,7 @@ def test_a_long_writer_killed_between_flush_and_commit_leaves_nothing(
     with store.transaction() as tx:
         assert tx.table("t").get("a", "n") is None
     assert store.backlog("q") == []
-    wait_until(lambda: sweep(store.database), "the dead transaction was not swept")
+    wait_until(lambda: expire(store.database), "the dead transaction was not swept")
     assert prune(store.database) == 1
     assert prune(store.database) == 0  # recovering twice is recovering once
     nothing_is_left(store)
@@ -88,8 +88,8 @@ def test_a_short_writer_killed_before_the_commit_leaves_nothing(store: Store, op
     assert in_a_child(work) == -signal.SIGKILL
 
     def forgotten() -> bool:
-        sweep(store.database)
-        return observe(store.database).excluded == ()
+        expire(store.database)
+        return take_snapshot(store.database).excluded == ()
 
     wait_until(forgotten, "the id stays in progress")
     nothing_is_left(store)

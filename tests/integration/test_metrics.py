@@ -19,7 +19,7 @@ from export_queue.core.locks import Owner, claim
 from export_queue.core.maintenance import maintain, read_metrics, render
 from export_queue.core.queue import DeadLetter, Position, bury
 from export_queue.core.store import schema
-from export_queue.core.transactions import OpenTransaction, sweep
+from export_queue.core.transactions import OpenTransaction, expire
 
 LINE = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? -?[0-9.e+-]+')
 
@@ -96,7 +96,7 @@ def test_an_invalid_transaction_is_told_as_such(store: Store) -> None:
     opened = OpenTransaction(store.database, kind="long", timeout=0.01)
     own = opened.value.id
     end = time.monotonic() + 30
-    while not sweep(store.database):
+    while not expire(store.database):
         assert time.monotonic() < end
         time.sleep(0.01)
     found = values(store)

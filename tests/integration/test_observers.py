@@ -24,7 +24,7 @@ from export_queue.core.queue import Range, read_entries
 from export_queue.core.store import schema
 from export_queue.core.tables import ObservedColumns
 from export_queue.core.tables.observed import OBSERVED_SECONDS
-from export_queue.core.transactions import OpenTransaction, observe, prune, sweep
+from export_queue.core.transactions import OpenTransaction, expire, prune, take_snapshot
 
 fork = multiprocessing.get_context("fork")
 
@@ -61,7 +61,9 @@ def entries(store: Store, queue_id: str) -> list[tuple[bytes, int, Any]]:
     """Key, sequence and value of all entries, in the order of sequences."""
     queue = store.queue(queue_id)
     with store.database.read() as work:
-        found = read_entries(work, queue, observe(store.database), Range(0, queue.buckets), rows=100_000, size=1 << 30)
+        found = read_entries(
+            work, queue, take_snapshot(store.database), Range(0, queue.buckets), rows=100_000, size=1 << 30
+        )
     triples = zip(found.keys, found.seqs, [orjson.loads(value) for value in found.values], strict=True)  # type: ignore[arg-type]
     return sorted(triples, key=lambda triple: triple[1])
 
@@ -249,13 +251,13 @@ def test_a_long_transaction_notifies_though_another_process_commits_it(store: St
 
 def test_a_long_transaction_that_ends_without_a_commit_notifies_nobody(store: Store) -> None:
     store.observe("t", "n", Calls())
-    aborted, swept = begin(store, kind="long"), begin(store, kind="long", timeout=0.05)
-    for tx in (aborted, swept):
+    aborted, expired = begin(store, kind="long"), begin(store, kind="long", timeout=0.05)
+    for tx in (aborted, expired):
         tx.table("t").set("a", "n", b"1")
         tx.flush()
     aborted._transaction.abort()
     assert store.process_notifications() == Processed()
-    wait_for(lambda: sweep(store.database), "the transaction is not swept")
+    wait_for(lambda: expire(store.database), "the transaction is not swept")
     assert store.process_notifications() == Processed()
     assert prune(store.database) == 1
     assert notifications(store) == []
@@ -357,7 +359,7 @@ def test_of_two_observers_of_one_notification_one_commits(store: Store, second: 
     assert met == [Processed(done=1)]
     assert [key for key, _, _ in entries(store, "q")] == [b"inner"]
     assert store.observer_failures() == [], "a conflict is no failure"
-    assert observe(store.database).excluded == (), "no transaction is left open"
+    assert take_snapshot(store.database).excluded == (), "no transaction is left open"
 
 
 def acknowledge(store: Store, row: bytes, **options: Any) -> None:
@@ -635,7 +637,7 @@ def test_an_error_of_any_kind_is_a_failure_but_an_end_of_the_process_is_none(sto
         store.process_notifications()
     assert store.observer_failures()[0].attempts == 3
     assert notifications(store) == [(b"a", b"n")]
-    assert observe(store.database).excluded == ()
+    assert take_snapshot(store.database).excluded == ()
 
 
 def test_an_observer_that_takes_too_long_fails(store: Store) -> None:
@@ -897,7 +899,7 @@ def test_a_second_ctrl_c_ends_a_worker_at_once_and_leaves_nothing_half_done(
     assert process.returncode != 0
     assert result(store, "a") is None
     assert notifications(store) == [(b"a", b"n")]
-    wait_for(lambda: observe(store.database).excluded == (), "its id stays in progress")
+    wait_for(lambda: take_snapshot(store.database).excluded == (), "its id stays in progress")
 
 
 def _observed(store: Store) -> bool:

@@ -19,7 +19,7 @@ from tests.support.servers import PostgresServer
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused, StoreUnavailable, TransactionEnded
-from export_queue.core.transactions import observe, outcome
+from export_queue.core.transactions import outcome, take_snapshot
 
 fork = multiprocessing.get_context("fork")
 HELD = 4711
@@ -135,7 +135,7 @@ def test_sessions_that_end_as_soon_as_they_begin_are_told_as_such(postgres_url: 
         store.database.forget_connections()
         for _ in range(2):
             with pytest.raises((StoreUnavailable, sa.exc.InvalidRequestError)) as caught:
-                observe(store.database)
+                take_snapshot(store.database)
             assert isinstance(caught.value, StoreUnavailable), "an error of the pool"
         sa.event.remove(store.database.engine, "connect", end)
         assert store.queues() == []
@@ -159,7 +159,7 @@ def test_a_flush_without_an_answer_ends_the_transaction(store: Store, monkeypatc
             tx.table("t").set("a", "n", b"2")
         with store.transaction(read_only=True) as reader:
             assert reader.table("t").get("a", "n") is None
-        assert observe(store.database).excluded == ()
+        assert take_snapshot(store.database).excluded == ()
         raise StoreUnavailable("lost")
 
 
@@ -397,7 +397,7 @@ def test_a_store_that_is_down_is_no_unknown_outcome(own_server: PostgresServer) 
             own_server.start()
         assert time.monotonic() - started < 60
         commit(store, "b", [])  # at once: connections of before the restart are not lent
-        assert observe(store.database).excluded == ()
+        assert take_snapshot(store.database).excluded == ()
         assert sum(unit.entries for unit in store.backlog("q")) == 2
 
 

@@ -17,7 +17,7 @@ from export_queue.core.errors import (
     RegistrationLost,
     StoreUnavailable,
 )
-from export_queue.core.transactions import Transaction, observe, prune, sweep
+from export_queue.core.transactions import Transaction, expire, prune, take_snapshot
 from export_queue.core.transactions import open as opening
 
 STEPS = ("start", "update", "changes", "persist")
@@ -97,7 +97,7 @@ def test_a_failure_before_the_commit_rolls_all_back(store: Store, step: str, pos
     with pytest.raises(Broken, match=f"r{position} failed in {step}"), store.transaction() as tx:
         work(tx, resources)
     assert read(store, "a") is None
-    assert observe(store.database).excluded == ()
+    assert take_snapshot(store.database).excluded == ()
     joined = resources[: position + 1] if step == "start" else resources
     for resource in joined:
         assert resource.calls[-1] == "rollback"
@@ -115,7 +115,7 @@ def test_a_failing_rollback_is_told_and_makes_the_id_invalid_for_good(store: Sto
         raise KeyError("the user's own error")
     assert [f"r{position}" in note and "rollback" in note for note in caught.value.__notes__] == [True]
     assert all("rollback" in resource.calls for resource in resources)
-    assert observe(store.database).excluded == (own,), "what it wrote there must stay hidden"
+    assert take_snapshot(store.database).excluded == (own,), "what it wrote there must stay hidden"
     assert [(kept.id, kept.left_to) for kept in store.kept_invalid()] == [(own, f"r{position}")]
 
 
@@ -127,7 +127,7 @@ def test_every_write_pointer_of_a_failing_rollback_stays_hidden(store: Store) ->
         pointers = tx._transaction.value.own
         raise KeyError("the user's own error")
     assert len(pointers) == 2
-    assert observe(store.database).excluded == pointers
+    assert take_snapshot(store.database).excluded == pointers
     assert [kept.id for kept in store.kept_invalid()] == list(pointers)
 
 
@@ -138,9 +138,9 @@ def test_a_rollback_that_fails_after_the_sweep_keeps_what_the_sweep_made_invalid
         work(tx, [resource])
         pointers = tx._transaction.value.own
         wait_past(store, tx._transaction.value.deadline_ms)
-        assert sweep(store.database) == 1
+        assert expire(store.database) == 1
     assert prune(store.database) == 0, "what the participant wrote is not ours to delete"
-    assert observe(store.database).excluded == pointers
+    assert take_snapshot(store.database).excluded == pointers
     assert [(kept.id, kept.left_to) for kept in store.kept_invalid()] == [(own, "r") for own in pointers]
 
 

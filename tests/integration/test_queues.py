@@ -26,7 +26,7 @@ from export_queue.core.queue import (
     remove_entries,
     remove_span,
 )
-from export_queue.core.transactions import OpenTransaction, Snapshot, observe
+from export_queue.core.transactions import OpenTransaction, Snapshot, take_snapshot
 
 
 def add(store: Store, *keys: str, queue: str = "q") -> int:
@@ -40,7 +40,7 @@ def entries(store: Store, snapshot: Snapshot | None = None, queue_id: str = "q")
     queue = store.queue(queue_id)
     with store.database.read() as work:
         return read_entries(
-            work, queue, snapshot or observe(store.database), Range(0, queue.buckets), rows=10_000, size=1 << 30
+            work, queue, snapshot or take_snapshot(store.database), Range(0, queue.buckets), rows=10_000, size=1 << 30
         )
 
 
@@ -166,7 +166,7 @@ def test_reading_in_chunks_gives_all_entries_once(store: Store, rows: int, size:
     queue = store.configure_queue("q", buckets=4, buckets_per_range=2)
     for _ in range(4):
         add(store, *"abcdefgh")
-    snapshot = observe(store.database)
+    snapshot = take_snapshot(store.database)
     whole = entries(store, snapshot)
     found: list[Position] = []
     with store.database.read() as work:
@@ -184,7 +184,7 @@ def test_removing_a_span_leaves_what_an_older_transaction_committed_into_it_mean
     older = TransactionContext(store, OpenTransaction(store.database))
     assert older.id
     add(store, "a", "z")
-    snapshot = observe(store.database)
+    snapshot = take_snapshot(store.database)
     seen = entries(store, snapshot)
     older.queue("q").add("m", {"late": True})
     older._transaction.commit()
@@ -199,7 +199,7 @@ def test_removing_a_span_leaves_staged_entries(store: Store) -> None:
     long.queue("q").add("m", 1)
     long.flush()
     add(store, "a", "z")
-    snapshot = observe(store.database)
+    snapshot = take_snapshot(store.database)
     seen = entries(store, snapshot)
     assert [key.decode() for key in seen.keys] == ["a", "z"]
     with store.database.begin() as work:
@@ -212,7 +212,7 @@ def test_removing_a_span_stays_within_its_edges(store: Store) -> None:
     queue = store.configure_queue("q", buckets=3, buckets_per_range=1)
     for _ in range(3):
         add(store, *"abcdefgh")
-    snapshot = observe(store.database)
+    snapshot = take_snapshot(store.database)
     all_entries = entries(store, snapshot)
     with store.database.begin() as work:
         assert remove_span(work, queue, snapshot, all_entries.position(5), all_entries.position(16)) == 12
@@ -291,7 +291,7 @@ def test_removed_rows_are_reclaimed(postgres_url: str) -> None:
         add(store, *[f"k{i}" for i in range(5000)])
         found = entries(store)
         with store.database.begin() as work:
-            remove_span(work, queue, observe(store.database), found.position(0), found.position(len(found) - 1))
+            remove_span(work, queue, take_snapshot(store.database), found.position(0), found.position(len(found) - 1))
         with store.database.connect() as connection:
             store.database.dialect.tidy_entries(connection)
             size = connection.exec_driver_sql("select pg_relation_size('export_queue.xq_entry')").scalar()

@@ -8,7 +8,7 @@ from tests.integration.test_transactions import begin, read, wait_past, write
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.store.queries.invalid import keep_invalid
-from export_queue.core.transactions import observe, prune, sweep
+from export_queue.core.transactions import expire, prune, take_snapshot
 
 
 def see(store: Store, **options: bool) -> bytes | None:
@@ -18,11 +18,11 @@ def see(store: Store, **options: bool) -> bytes | None:
 
 def test_a_read_only_transaction_sees_one_snapshot_and_leaves_no_trace(store: Store) -> None:
     write(store, "a", b"1")
-    before = observe(store.database).read_pointer
+    before = take_snapshot(store.database).read_pointer
     with store.transaction(read_only=True) as tx:
         table = tx.table("t")
         assert table.get("a", "n") == b"1"
-        assert observe(store.database).read_pointer == before, "it drew an id"
+        assert take_snapshot(store.database).read_pointer == before, "it drew an id"
         write(store, "a", b"2")
         assert table.get("a", "n") == b"1"
         assert [value for _, _, value in table.scan()] == [b"1"]
@@ -86,7 +86,7 @@ def test_what_is_invalid_holds_no_settled_snapshot_back(store: Store) -> None:
     late.flush()
     write(store, "b", b"1")
     wait_past(store, late._transaction.value.deadline_ms)
-    sweep(store.database)
+    expire(store.database)
     write(store, "a", b"young")
     assert see(store, settled=True) == b"young"
     prune(store.database)
@@ -100,10 +100,10 @@ def test_an_id_kept_for_a_participant_hides_its_rows_for_good(store: Store) -> N
         keep_invalid(work, [own], "an index")
     tx._transaction.abort()
     assert prune(store.database) == 0
-    assert observe(store.database).excluded == (own,)
+    assert take_snapshot(store.database).excluded == (own,)
     assert [(found.id, found.left_to) for found in store.kept_invalid()] == [(own, "an index")]
     assert store.forget_invalid(own)
     assert not store.forget_invalid(own)
     assert prune(store.database) == 1
-    assert observe(store.database).excluded == ()
+    assert take_snapshot(store.database).excluded == ()
     assert read(store, "a") is None

@@ -28,7 +28,7 @@ from export_queue.core.errors import (
 from export_queue.core.store import CommitCall, Started, View, Writes, schema
 from export_queue.core.store.creation import create
 from export_queue.core.store.queries.conflict_keys import row_key
-from export_queue.core.transactions import observe, sweep
+from export_queue.core.transactions import expire, take_snapshot
 
 sequence_ways = pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler"], indirect=True)
 row_ways = pytest.mark.parametrize("store_url", ["postgresql-pooler", "postgresql-clock"], indirect=True)
@@ -61,7 +61,7 @@ def commit(store: Store, connection: sa.Connection, started: Started, *, row: by
 
 
 def excluded(store: Store) -> tuple[int, ...]:
-    return observe(store.database).excluded
+    return take_snapshot(store.database).excluded
 
 
 def mask(store: Store) -> int:
@@ -131,7 +131,7 @@ def test_an_id_is_in_progress_before_its_row_is_visible(store: Store, applicatio
             application.execute("lock table export_queue.xq_active in exclusive mode")  # reading goes on
             first = pool.submit(start, store, one)
             wait_until(lambda: waiting(application) == 1, "the first does not wait for its row")
-            seen = observe(store.database)
+            seen = take_snapshot(store.database)
             second = pool.submit(start, store, two)
             wait_until(lambda: waiting(application) == 2, "the second does not wait")
         early, late = first.result(), second.result()
@@ -187,9 +187,9 @@ def test_a_sweep_passes_over_a_commit_in_flight(store: Store, application: psyco
             done = pool.submit(commit, store, connection, started)
             wait_until(lambda: waiting(application) == 1, "the commit does not wait")
             wait_until(lambda: now(store) > started.deadline_ms, "the clock does not move")
-            assert pool.submit(sweep, store.database).result(timeout=20) == 0
+            assert pool.submit(expire, store.database).result(timeout=20) == 0
         assert done.result() == started.id
-        assert sweep(store.database) == 0
+        assert expire(store.database) == 0
         assert excluded(store) == ()
 
 
@@ -212,7 +212,7 @@ def slow_snapshot(
 
     def take(connection: sa.Connection) -> View:
         if not starts:
-            return store.database.dialect.observe(connection)
+            return store.database.dialect.take_snapshot(connection)
         started = start(store, connection, kind="long")
         return View(started.id - 1, started.excluded)
 
@@ -452,7 +452,7 @@ def cancelling(application: psycopg.Connection[Any]) -> Iterator[None]:
             application.execute(
                 "select pg_cancel_backend(pid) from pg_stat_activity "
                 "where datname = current_database() and pid <> pg_backend_pid() "
-                "and query ~ 'xq_(draw|observe|start|abort)'"
+                "and query ~ 'xq_(draw|take_snapshot|start|abort)'"
             )
 
     thread = threading.Thread(target=fire)
@@ -466,7 +466,7 @@ def cancelling(application: psycopg.Connection[Any]) -> Iterator[None]:
 
 @locks_only
 @pytest.mark.parametrize(
-    "call", ["xq_draw_v1(false, true)", "xq_free_v1((export_queue.xq_draw_v1(true, true)).id)", "xq_observe_v1()"]
+    "call", ["xq_draw_v1(false, true)", "xq_free_v1((export_queue.xq_draw_v1(true, true)).id)", "xq_take_snapshot_v1()"]
 )
 def test_a_cancel_at_any_time_leaves_the_gate_free(
     store: Store, store_url: str, application: psycopg.Connection[Any], call: str
@@ -509,7 +509,7 @@ def test_cancelled_starts_and_aborts_leave_no_id_in_progress(
     assert cancelled >= 40
     with store.database.begin() as work:
         work.connection.execute(schema.active.update().values(deadline_ms=0))
-    sweep(store.database)  # a row whose deletion was cancelled goes at its deadline
+    expire(store.database)  # a row whose deletion was cancelled goes at its deadline
     wait_until(lambda: excluded(store) == (), "an id stays in progress")
 
 
@@ -640,7 +640,7 @@ def test_a_stricter_default_isolation_is_refused_with_what_to_do(store: Store, s
                     tx.table("t").get("a", "n")
                 tx.table("t").set("a", "n", b"1")
         with pytest.raises(ConfigurationError):
-            observe(late.database)
+            take_snapshot(late.database)
 
 
 @locks_only

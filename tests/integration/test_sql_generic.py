@@ -129,12 +129,12 @@ def test_a_tombstone_that_is_swept_between_reading_and_writing_takes_no_put_alon
     """A change that finds no row is not stale by that: the row may be gone."""
     sink = admit(make(url))
     sink.apply(puts(b"1", b"2", seq=1, document=None))
-    read, swept = generic_module._ranks, ["DELETE FROM orders WHERE id = '1'"]
+    read, expired = generic_module._ranks, ["DELETE FROM orders WHERE id = '1'"]
 
     def read_and_wait(*arguments: Any) -> Any:
         found = read(*arguments)
-        if swept:
-            execute(url, swept.pop())
+        if expired:
+            execute(url, expired.pop())
         return found
 
     monkeypatch.setattr(generic_module, "_ranks", read_and_wait)

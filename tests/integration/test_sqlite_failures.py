@@ -24,7 +24,7 @@ from tests.support.cuts import fill, wait_until
 from export_queue.core.client import Store
 from export_queue.core.errors import StoreError, StoreUnavailable
 from export_queue.core.store import schema
-from export_queue.core.transactions import observe, prune, sweep
+from export_queue.core.transactions import expire, prune, take_snapshot
 
 fork = multiprocessing.get_context("fork")
 
@@ -47,9 +47,9 @@ def rows_of(store: Store, name: str) -> tuple[int, int]:
 
 def nothing_in_progress(store: Store) -> None:
     def forgotten() -> bool:
-        sweep(store.database)
+        expire(store.database)
         prune(store.database)
-        return observe(store.database).excluded == ()
+        return take_snapshot(store.database).excluded == ()
 
     wait_until(forgotten, "an id stays in progress")
     with store.database.read() as work:
@@ -134,7 +134,7 @@ def visible(store: Store, name: str) -> tuple[int, int]:
 
 
 def found_entries(store: Store, name: str) -> int:
-    excluded = observe(store.database).excluded
+    excluded = take_snapshot(store.database).excluded
     with store.database.read() as work:
         rows = work.connection.execute(schema.entry.select().where(schema.entry.c.key == name.encode()))
         return sum(row.seq not in excluded for row in rows)

@@ -19,7 +19,7 @@ from tests.integration.test_transactions import begin, wait_past, write
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import ConflictError, RegistrationLost, TransactionTimeout
 from export_queue.core.store import schema
-from export_queue.core.transactions import observe, prune, sweep
+from export_queue.core.transactions import expire, prune, take_snapshot
 from export_queue.core.transactions.states import TRANSITIONS, State
 
 EVERY_WAY = True
@@ -90,9 +90,9 @@ def state_of(store: Store, own: int) -> str:
         statuses = list(work.connection.scalars(outcomes))
     states = []
     if row is not None:
-        assert own in observe(store.database).excluded, "a snapshot could see it"
+        assert own in take_snapshot(store.database).excluded, "a snapshot could see it"
         states.append("invalid" if row.left_to is None else "kept")
-    elif own in observe(store.database).excluded:
+    elif own in take_snapshot(store.database).excluded:
         states.append("in_progress")
     states += statuses
     assert len(states) <= 1, states
@@ -107,12 +107,12 @@ def staged(store: Store, timeout: float | None = None) -> TransactionContext:
     return tx
 
 
-def swept(store: Store) -> TransactionContext:
+def expired(store: Store) -> TransactionContext:
     """A long transaction that was ended at its time-out, and has a participant that cannot undo what it writes."""
     tx = begin(store, kind="long", timeout=0.05)
     tx.join(Resource("r", "rollback"))
     wait_past(store, tx._transaction.value.deadline_ms)
-    assert sweep(store.database) == 1
+    assert expire(store.database) == 1
     return tx
 
 
@@ -193,7 +193,7 @@ def by_the_time_out_of_a_short_one(store: Store) -> Iterator[int]:
     tx.table("t").set("a", "n", b"late")
     with pytest.raises((TransactionTimeout, RegistrationLost)):
         tx._transaction.commit()
-    sweep(store.database)  # where a row registered it
+    expire(store.database)  # where a row registered it
     yield own
 
 
@@ -202,7 +202,7 @@ def by_the_time_out_of_a_long_one(store: Store) -> Iterator[int]:
     tx = staged(store, timeout=0.05)
     yield tx.id
     wait_past(store, tx._transaction.value.deadline_ms)
-    assert sweep(store.database) == 1
+    assert expire(store.database) == 1
     yield tx.id
 
 
@@ -221,7 +221,7 @@ def by_clean_up(store: Store) -> Iterator[int]:
     tx = staged(store, timeout=0.05)
     own = tx.id
     wait_past(store, tx._transaction.value.deadline_ms)
-    sweep(store.database)
+    expire(store.database)
     yield own
     assert prune(store.database) == 1
     with store.database.read() as work:
@@ -231,7 +231,7 @@ def by_clean_up(store: Store) -> Iterator[int]:
 
 @goes("invalid", "kept")
 def by_a_participant_after_the_time_out(store: Store) -> Iterator[int]:
-    tx = swept(store)
+    tx = expired(store)
     own = tx.id
     yield own
     tx._transaction.abort()
@@ -240,7 +240,7 @@ def by_a_participant_after_the_time_out(store: Store) -> Iterator[int]:
 
 @goes("forgotten", "kept")
 def by_a_participant_after_clean_up(store: Store) -> Iterator[int]:
-    tx = swept(store)
+    tx = expired(store)
     own = tx.id
     assert prune(store.database) == 1
     yield own

@@ -139,7 +139,7 @@ def commit_between(store: Store, monkeypatch: pytest.MonkeyPatch, commit: Callab
 
         return looked
 
-    monkeypatch.setattr(store.database.dialect, "observe", after(store.database.dialect.observe))
+    monkeypatch.setattr(store.database.dialect, "take_snapshot", after(store.database.dialect.take_snapshot))
     monkeypatch.setattr(floors, "lowest_waiting", after(floors.lowest_waiting))
     return happened
 

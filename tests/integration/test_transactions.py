@@ -25,7 +25,7 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store import Handle, Writes, schema
-from export_queue.core.transactions import OpenTransaction, prune, sweep
+from export_queue.core.transactions import OpenTransaction, expire, prune
 
 EVERY_WAY = True
 
@@ -358,7 +358,7 @@ def test_a_swept_long_transaction_is_invalid_until_it_is_pruned(store: Store) ->
     tx.table("t").set("a", "n", b"late")
     tx.flush()
     wait_past(store, tx._transaction.value.deadline_ms)
-    assert sweep(store.database) == 1
+    assert expire(store.database) == 1
     with pytest.raises(RegistrationLost):
         tx._transaction.commit()
     assert read(store, "a") is None

@@ -85,7 +85,7 @@ STEPS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "number": numbers,
         },
     ),
-    "sweep": (1, {}),
+    "expire": (1, {}),
     "prune": (1, {"limit": st.sampled_from([1000, 1, 2])}),
     "maintain": (
         2,

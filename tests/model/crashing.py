@@ -33,7 +33,7 @@ class Process:
 
     def __init__(self, machine: CrashingMachine) -> None:
         self.store = machine.world.open()
-        self.store.database.swept_at = math.inf  # sweeping is a step of its own
+        self.store.database.expired_at = math.inf  # sweeping is a step of its own
         self.store._observed._clock = lambda: 0.0  # columns are observed from the beginning
         self.life: Life = live(self.store)
         for table, column in (STRONG, WEAK):
@@ -153,7 +153,7 @@ class CrashingMachine(RuleBasedStateMachine):
         """Clean up all there is to clean up."""
         now = self.world.now()
         report = maintain(store.database, snapshot_age=0)
-        assert report.swept == self.model.sweep(now)
+        assert report.expired == self.model.expire(now)
         assert report.pruned == self.model.prune(1000)
         assert report.idempotency_keys == self.forget(self.model, DAY, 30 * DAY)
 

@@ -314,7 +314,7 @@ class Model:
 
     # --- clean-up
 
-    def sweep(self, now: int) -> int:
+    def expire(self, now: int) -> int:
         """Make what is past its deadline invalid; a short one has left nothing."""
         late = {pointer: one for pointer, one in self.active.items() if one.deadline_ms < now}
         for pointer, one in late.items():

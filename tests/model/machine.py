@@ -24,7 +24,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.maintenance import maintain
 from export_queue.core.queue import Position, bucket, remove_entries, remove_span
-from export_queue.core.transactions import OpenTransaction, Transaction, observe, prune, sweep
+from export_queue.core.transactions import OpenTransaction, Transaction, expire, prune, take_snapshot
 
 
 class StoreMachine(WorkingMachine):
@@ -283,7 +283,7 @@ class StoreMachine(WorkingMachine):
 
     def hold_snapshot(self, process: int, crash: CrashPlan) -> None:
         with self.in_process(process, crash) as store:
-            self.snapshots.append((observe(store.database), frozenset(self.model.committed)))
+            self.snapshots.append((take_snapshot(store.database), frozenset(self.model.committed)))
             del self.snapshots[:-3]
 
     def drain(self, process: int, number: int, some: bool, crash: CrashPlan) -> None:
@@ -291,7 +291,7 @@ class StoreMachine(WorkingMachine):
             if self.snapshots and number % 2:
                 snapshot, seen = self.snapshots[number % len(self.snapshots)]
             else:
-                snapshot, seen = observe(store.database), frozenset(self.model.committed)
+                snapshot, seen = take_snapshot(store.database), frozenset(self.model.committed)
             queue = store._queue("q")
             found = entries_of(store, snapshot, queue)
             assert found == self.model.entries_in(seen)
@@ -362,11 +362,11 @@ class StoreMachine(WorkingMachine):
 
     # --- time and clean-up
 
-    def sweep(self, process: int, crash: CrashPlan) -> None:
+    def expire(self, process: int, crash: CrashPlan) -> None:
         now = self.world.now()
         with self.in_process(process, crash) as store:
-            self.doubt = [lambda model, _: model.sweep(now)]
-            assert sweep(store.database) == self.model.sweep(now)
+            self.doubt = [lambda model, _: model.expire(now)]
+            assert expire(store.database) == self.model.expire(now)
 
     def prune(self, process: int, limit: int, crash: CrashPlan) -> None:
         with self.in_process(process, crash) as store:
@@ -379,7 +379,7 @@ class StoreMachine(WorkingMachine):
         with self.in_process(process, crash) as store:
             forget = self.forget
             self.doubt = [
-                lambda model, _: model.sweep(now),
+                lambda model, _: model.expire(now),
                 lambda model, _: model.prune(1000),
                 lambda model, _: forget(model, outcomes, math.inf),
                 lambda model, _: forget(model, outcomes, idempotency_keys),
@@ -387,7 +387,7 @@ class StoreMachine(WorkingMachine):
             report = maintain(
                 store.database, snapshot_age=age, keep_outcomes=outcomes, keep_idempotency_keys=idempotency_keys
             )
-            assert report.swept == self.model.sweep(now)
+            assert report.expired == self.model.expire(now)
             assert report.pruned == self.model.prune(1000)
             assert report.idempotency_keys == self.forget(self.model, outcomes, idempotency_keys)
             assert not report.busy

@@ -15,7 +15,7 @@ from export_queue.core.client import Store
 from export_queue.core.queue import Queue, Range, read_entries
 from export_queue.core.store import Work, cleanup, schema
 from export_queue.core.store.queries.conflict_keys import cell_key, entry_key, row_key
-from export_queue.core.transactions import Snapshot, observe
+from export_queue.core.transactions import Snapshot, take_snapshot
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def entries_of(store: Store, snapshot: Snapshot, queue: Queue) -> dict[tuple[byt
 def look(store: Store) -> Seen:
     """Read everything."""
     names = {store._table(name).number: name for name in CONFLICT}
-    snapshot = observe(store.database)
+    snapshot = take_snapshot(store.database)
     with store.transaction(read_only=True) as tx:
         cells = {(table, row, column): value for table in CONFLICT for row, column, value in tx.table(table).scan()}
         aged_from = tx._transaction._aged_from

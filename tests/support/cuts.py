@@ -16,7 +16,7 @@ from tests.support.proxy import Cut, CuttingProxy, Direction
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import CommitOutcomeUnknown, ExportQueueError
-from export_queue.core.transactions import observe, prune, sweep
+from export_queue.core.transactions import expire, prune, take_snapshot
 
 DIRECTIONS: tuple[Direction, ...] = ("to_server", "to_client")
 PATIENCE = 60.0
@@ -131,7 +131,7 @@ class Cutter:
         self.proxy.arm()
         if warm:
             self.store.database.engine.connect().close()
-        self.store.database.swept_at = time.monotonic() if warm else 0.0  # a sweep would come between
+        self.store.database.expired_at = time.monotonic() if warm else 0.0  # a sweep would come between
         try:
             KINDS[kind](self.store, attempt, lambda: (self.proxy.arm(cut), before_commit()))
         except CommitOutcomeUnknown as error:
@@ -168,12 +168,12 @@ class Cutter:
         wait_until(lambda: not self.truth.locks(), "an advisory lock stays")
 
         def all_ended() -> bool:
-            sweep(self.direct.database)
+            expire(self.direct.database)
             return self.truth.one("select count(*) from xq_active") == 0
 
         wait_until(all_ended, "an id stays in progress")
         prune(self.direct.database)
-        assert observe(self.direct.database).excluded == ()
+        assert take_snapshot(self.direct.database).excluded == ()
         for table in ("staged_key", "staged_cell", "staged_entry", "invalid", "active"):
             assert self.truth.one(f"select count(*) from xq_{table}") == 0, table
 

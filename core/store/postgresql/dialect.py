@@ -221,14 +221,14 @@ class PostgresDialect:
         calls.run(connection, self._sql(sql.SETTLE), (transaction,))
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
-        """Add a second active row; commit, abort and sweep take all rows of a transaction."""
+        """Add a second active row; commit, abort and expiry take all rows of a transaction."""
         pointer = int(calls.one(connection, self._sql(sql.CHECKPOINT), (transaction,))[0])
         self._settle(connection, transaction)
         return pointer
 
-    def observe(self, connection: Handle) -> View:
+    def take_snapshot(self, connection: Handle) -> View:
         """Read the id source, under the gate if it has one, then what is in progress."""
-        read_pointer, excluded = calls.one(connection, self._sql(sql.OBSERVE))
+        read_pointer, excluded = calls.one(connection, self._sql(sql.TAKE_SNAPSHOT))
         return View(read_pointer, tuple(excluded))
 
     def read_cell(
@@ -340,7 +340,7 @@ class PostgresDialect:
         """Vacuum the entries; who does not own the table gets a warning that nobody reads."""
         calls.run(connection, self._sql("vacuum (index_cleanup on) {s}.xq_entry"))
 
-    def sweep(self, connection: Handle) -> int:
+    def expire(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""
         return int(calls.one(connection, self._sql("select {s}.xq_sweep_v1()"))[0])
 

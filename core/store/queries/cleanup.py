@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from export_queue.core.store.database import Database, Work, prefix_of
-from export_queue.core.store.schema import active, cleanup, invalid, low_mark, store
+from export_queue.core.store.schema import active, cleanup, idempotency, invalid, low_mark, store
 from export_queue.core.store.schema import table as t
 
 TURN = "turn"

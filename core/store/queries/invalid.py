@@ -22,7 +22,7 @@ def keep_invalid(work: Work, ids: Sequence[int], left_to: str) -> None:
     :param ids: one or more.
     :param left_to: the participants that could not undo what they wrote under them.
     """
-    work.connection.execute(sa.delete(invalid).where(invalid.c.id.in_(ids)))  # a sweep may have been there before
+    work.connection.execute(sa.delete(invalid).where(invalid.c.id.in_(ids)))  # an expiry may have been there before
     since_ms = work.now()
     work.connection.execute(sa.insert(invalid), [{"id": i, "since_ms": since_ms, "left_to": left_to} for i in ids])
 

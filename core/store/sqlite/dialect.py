@@ -163,7 +163,7 @@ class SqliteDialect(SqliteReads):
         return Started(own, excluded, now + timeout_ms, found)
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
-        """Add a second active row; commit, abort and sweep take all rows of a transaction."""
+        """Add a second active row; commit, abort and expiry take all rows of a transaction."""
         raw = raw_of(connection)
         with self.transaction(connection, durable=True):
             self.pointers(connection, transaction)
@@ -240,7 +240,8 @@ class SqliteDialect(SqliteReads):
 
     def _take_idempotency_key(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
         taken = raw.execute(
-            "insert or ignore into xq_idempotency (idempotency_key, generation, id, result, committed_ms) values (?, ?, ?, ?, ?)",
+            "insert or ignore into xq_idempotency (idempotency_key, generation, id, result, committed_ms) "
+            "values (?, ?, ?, ?, ?)",
             (call.idempotency_key, call.generation, own, call.result, self._clock()),
         )
         if taken.rowcount == 0:
@@ -305,7 +306,7 @@ class SqliteDialect(SqliteReads):
     def tidy_entries(self, connection: Handle) -> None:
         """Nothing: SQLite uses the pages of removed rows again at once."""
 
-    def sweep(self, connection: Handle) -> int:
+    def expire(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""
         raw = raw_of(connection)
         now = self._clock()

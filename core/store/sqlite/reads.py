@@ -14,7 +14,7 @@ from export_queue.core.store.sqlite import statements as sql
 class SqliteReads:
     """The steps that only read, each in one SQL snapshot."""
 
-    def observe(self, connection: Handle) -> View:
+    def take_snapshot(self, connection: Handle) -> View:
         """Read the clock and the active rows in one SQL snapshot: every id up to it is listed or finished."""
         raw = raw_of(connection)
         raw.execute("begin")

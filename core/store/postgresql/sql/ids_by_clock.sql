@@ -28,7 +28,7 @@ begin
     order by u.id);
 end $body$;
 
-create or replace function {s}.xq_observe_v1(out read_pointer bigint, out excluded bigint[])
+create or replace function {s}.xq_take_snapshot_v1(out read_pointer bigint, out excluded bigint[])
 language plpgsql volatile as $body$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then

@@ -77,7 +77,7 @@ begin
   return found;
 end $body$;
 
-create or replace function {s}.xq_observe_v1(out read_pointer bigint, out excluded bigint[])
+create or replace function {s}.xq_take_snapshot_v1(out read_pointer bigint, out excluded bigint[])
 language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
 declare
   mask constant bigint := {mask};

@@ -294,7 +294,7 @@ begin
   end if;
 end $body$;
 
-create or replace function {s}.xq_sweep_v1() returns bigint language plpgsql volatile as $body$
+create or replace function {s}.xq_expire_v1() returns bigint language plpgsql volatile as $body$
 declare
   late bigint[];
 begin
