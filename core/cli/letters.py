@@ -170,7 +170,7 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
         "error": letter.error_class,
         "reason": letter.reason,
         "drain": letter.drain,
-        "since": _time(letter.buried_ms),
+        "since": _time(letter.dead_since_ms),
         "value_bytes": letter.value_bytes,
     }
 

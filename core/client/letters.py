@@ -9,12 +9,12 @@ from typing import Any
 
 from export_queue.core.drain import retry_dead_letters
 from export_queue.core.queue import (
+    AuditRecord,
     DeadLetter,
-    DeadLetterAct,
+    DeadLetterFilter,
     Queue,
-    WhichLetters,
     count_dead,
-    dead_letter_acts,
+    dead_letter_audit,
     dead_letters,
     drop_dead_letters,
 )
@@ -131,16 +131,16 @@ class Letters:
         log.warning("%s dropped %d dead letters of %s: %s", who, dropped, queue_id, which.shown() or "any")
         return dropped
 
-    def dead_letter_acts(self, queue_id: str, *, limit: int = 100) -> list[DeadLetterAct]:
+    def dead_letter_audit(self, queue_id: str, *, limit: int = 100) -> list[AuditRecord]:
         """Read who retried and dropped a queue's dead letters, newest first."""
         queue = self.queue(queue_id)
         with self.database.read() as work:
-            return dead_letter_acts(work, queue, limit=limit)
+            return dead_letter_audit(work, queue, limit=limit)
 
 
-def _which(queue: Queue, *, key: Any, seq: int | None, error_class: str | None, drain: str | None) -> WhichLetters:
+def _which(queue: Queue, *, key: Any, seq: int | None, error_class: str | None, drain: str | None) -> DeadLetterFilter:
     encoded = None if key is None else queue.encode_key(key)
-    return WhichLetters(key=encoded, seq=seq, error_class=error_class, drain=drain)
+    return DeadLetterFilter(key=encoded, seq=seq, error_class=error_class, drain=drain)
 
 
 def _somebody() -> str:

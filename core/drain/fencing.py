@@ -19,7 +19,7 @@ from export_queue.core.drain.chunk import Rules
 from export_queue.core.drain.patience import Patience
 from export_queue.core.errors import ConfigurationError, EntriesNotSettled
 from export_queue.core.locks import Lease
-from export_queue.core.queue import Queue, WhichLetters, count_dead
+from export_queue.core.queue import DeadLetterFilter, Queue, count_dead
 from export_queue.core.sinks import Claim, FencedSink, Sink, UnderClaim
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Snapshot
@@ -66,7 +66,7 @@ def refuse_dead_letters(database: Database, queue: Queue) -> None:
     :raises ConfigurationError: the queue has some, from drains into another sink.
     """
     with database.read() as work:
-        found = count_dead(work, queue, WhichLetters())
+        found = count_dead(work, queue, DeadLetterFilter())
     if found:
         raise ConfigurationError(
             f"queue {queue.id!r} has {found} dead letters: retried after this drain they would undo newer entries of "

@@ -20,12 +20,12 @@ from export_queue.core.drain.sending import Sender
 from export_queue.core.errors import DrainError
 from export_queue.core.locks import Lease, hold
 from export_queue.core.queue import (
+    DeadLetterFilter,
     Entries,
     Position,
     Queue,
-    WhichLetters,
-    bury,
     count_dead,
+    dead_letter,
     read_entries,
     remove_span,
 )
@@ -182,7 +182,7 @@ class _Pipeline:
             if removed > len(entries):
                 raise DrainError(f"{removed} entries would be removed, but only {len(entries)} were acknowledged")
             if dead:
-                bury(work, self.queue, dead)
+                dead_letter(work, self.queue, dead)
                 # Other tasks of this drain bury too: only the store knows how many there are in all.
-                if count_dead(work, self.queue, WhichLetters(drain=self.rules.drain)) > self.rules.max_dead:
+                if count_dead(work, self.queue, DeadLetterFilter(drain=self.rules.drain)) > self.rules.max_dead:
                     raise too_many(self.rules, f"{dead[-1].error_class}: {dead[-1].reason}")

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from export_queue.core.drain.run import LEASE_SECONDS, POLL_SECONDS, anybody
 from export_queue.core.errors import LockNotAvailable
 from export_queue.core.locks import claim, hold, holders, release
-from export_queue.core.queue import Position, Queue, Range, WhichLetters, dead_letters, requeue
+from export_queue.core.queue import DeadLetterFilter, Position, Queue, Range, dead_letters, requeue
 from export_queue.core.store import Database
 
 
 def retry_dead_letters(
     database: Database,
     queue: Queue,
-    which: WhichLetters,
+    which: DeadLetterFilter,
     *,
     who: str,
     limit: int,

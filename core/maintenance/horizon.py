@@ -18,13 +18,13 @@ MARKS_PER_AGE = 60
 def note_low(database: Database, *, age_ms: int) -> None:
     """Record a low-water mark, unless there is a young one."""
     with database.read() as work:
-        last, now = queries.cleanup.last_mark(work), work.now()
+        last, now = queries.cleanup.last_watermark(work), work.now()
     if last is not None and 0 <= now - last < age_ms / MARKS_PER_AGE:
         return
     with database.connect() as connection:
         low = database.dialect.take_snapshot(connection).low
     with database.begin() as work:  # its time is later than what it tells, never earlier
-        queries.cleanup.add_mark(work, low)
+        queries.cleanup.add_watermark(work, low)
 
 
 def raise_horizon(work: Work, *, age_ms: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from export_queue.core.errors import ConflictError
 from export_queue.core.observers.backoff import delay_ms
 from export_queue.core.observers.failures import describe
-from export_queue.core.store import Database, View, note_key, queries
+from export_queue.core.store import Database, View, notification_key, queries
 from export_queue.core.tables import ObserverKind, TableOptions
 from export_queue.core.transactions import OpenTransaction, take_snapshot
 
@@ -161,7 +161,7 @@ class Round:
             if not self._is_set(cell, opened.value.view):
                 return _End.SKIPPED
             strong = one.kind is ObserverKind.STRONG
-            opened.acknowledge(cell, conflict_key=note_key(*cell) if strong else None)
+            opened.acknowledge(cell, conflict_key=notification_key(*cell) if strong else None)
             end, error = self._attempt(one, opened, row)
         finally:
             opened.abort()

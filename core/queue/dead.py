@@ -26,7 +26,7 @@ class DeadLetter:
     """The ``drain_id`` of the drain that set it aside."""
     value_bytes: int | None = None
     """Length of the value; None where the entry had none."""
-    buried_ms: int = 0
+    dead_since_ms: int = 0
     """When it was set aside."""
 
     @property
@@ -39,7 +39,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhichLetters:
+class DeadLetterFilter:
     """Which of a queue's dead letters are meant: those that have all that is given.
 
     :param key: the entry's key, as bytes.
@@ -68,7 +68,7 @@ class WhichLetters:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterAct:
+class AuditRecord:
     """What somebody did to dead letters: the record stays in the store."""
 
     act: str
@@ -81,10 +81,10 @@ class DeadLetterAct:
     at_ms: int
 
 
-ALL_LETTERS = WhichLetters()
+ALL_DEAD_LETTERS = DeadLetterFilter()
 
 
-def bury(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> None:
+def dead_letter(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> None:
     """Keep entries as dead letters, in the SQL transaction that removes them from the queue (I6)."""
     queries.dead_letters.insert_dead(
         work,
@@ -108,7 +108,7 @@ def bury(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> None:
 def dead_letters(
     work: Work,
     queue: Queue,
-    which: WhichLetters = ALL_LETTERS,
+    which: DeadLetterFilter = ALL_DEAD_LETTERS,
     *,
     after: tuple[int, bytes] | None = None,
     limit: int = 100,
@@ -130,7 +130,7 @@ def dead_letters(
             row["reason"],
             row["drain"],
             row["value_bytes"],
-            row["buried_ms"],
+            row["dead_since_ms"],
         )
         for row in queries.dead_letters.select_dead(
             work, queue.number, which.columns(), after=after, limit=limit, values=values
@@ -138,12 +138,12 @@ def dead_letters(
     ]
 
 
-def count_dead(work: Work, queue: Queue, which: WhichLetters = ALL_LETTERS) -> int:
+def count_dead(work: Work, queue: Queue, which: DeadLetterFilter = ALL_DEAD_LETTERS) -> int:
     """Count a queue's dead letters."""
     return queries.dead_letters.count_dead(work, queue.number, which.columns())
 
 
-def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str, which: WhichLetters) -> int:
+def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str, which: DeadLetterFilter) -> int:
     """Put dead letters back into the queue under their own seqs, and record it.
 
     Only for who holds the positions' units: a drain that read before would remove what comes back behind it (I7).
@@ -160,7 +160,7 @@ def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str
     return moved
 
 
-def drop_dead_letters(work: Work, queue: Queue, which: WhichLetters, *, who: str, limit: int) -> int:
+def drop_dead_letters(work: Work, queue: Queue, which: DeadLetterFilter, *, who: str, limit: int) -> int:
     """Delete dead letters for good, oldest entries first, and record who did it, in the same SQL transaction.
 
     :param which: those that are meant.
@@ -176,11 +176,11 @@ def drop_dead_letters(work: Work, queue: Queue, which: WhichLetters, *, who: str
     return dropped
 
 
-def dead_letter_acts(work: Work, queue: Queue, *, limit: int = 100) -> list[DeadLetterAct]:
+def dead_letter_audit(work: Work, queue: Queue, *, limit: int = 100) -> list[AuditRecord]:
     """Read who retried and dropped a queue's dead letters, newest first."""
     return [
-        DeadLetterAct(row["act"], row["who"], row["letters"], row["selection"], row["at_ms"])
-        for row in queries.dead_letters.select_acts(work, queue.id, limit=limit)
+        AuditRecord(row["act"], row["who"], row["letters"], row["selection"], row["at_ms"])
+        for row in queries.dead_letters.select_audit(work, queue.id, limit=limit)
     ]
 
 
@@ -190,8 +190,8 @@ def check_limit(limit: int) -> None:
         raise InvalidArgument(f"limit: expected a whole number from 1, found {limit!r}")
 
 
-def _record(work: Work, queue: Queue, act: str, who: str, letters: int, which: WhichLetters) -> None:
+def _record(work: Work, queue: Queue, act: str, who: str, letters: int, which: DeadLetterFilter) -> None:
     if letters:
-        queries.dead_letters.record_act(
+        queries.dead_letters.record_audit(
             work, queue_id=queue.id, act=act, who=who, letters=letters, selection=which.shown()
         )

@@ -88,7 +88,7 @@ def check_guard(guard: str) -> None:
         raise SinkConfigurationError(f"guard {guard!r}: expected 'seq' or 'fence'")
 
 
-def refuse_unclaimed(sink: object) -> SinkConfigurationError:
+def unclaimed_error(sink: object) -> SinkConfigurationError:
     """Make the error of a batch that comes without a claim."""
     return SinkConfigurationError(
         f"{sink} has the guard fence, and takes batches of a drain only, under its claim",
@@ -96,7 +96,7 @@ def refuse_unclaimed(sink: object) -> SinkConfigurationError:
     )
 
 
-def must_raise(found: int | None, claim: Claim, sink: object) -> bool:
+def needs_higher_fence(found: int | None, claim: Claim, sink: object) -> bool:
     """Decide about a claim; pure.
 
     :param found: the fence that the sink has for the unit.
@@ -104,11 +104,11 @@ def must_raise(found: int | None, claim: Claim, sink: object) -> bool:
     :raises LeaseLost: a later drain has claimed the unit.
     """
     if found is not None and found > claim.fence:
-        raise overtaken(found, claim, sink)
+        raise overtaken_error(found, claim, sink)
     return found != claim.fence
 
 
-def overtaken(found: int | None, claim: Claim, sink: object) -> LeaseLost:
+def overtaken_error(found: int | None, claim: Claim, sink: object) -> LeaseLost:
     """Make the error of whoever does not hold a unit.
 
     :param found: the fence that the sink has for the unit.

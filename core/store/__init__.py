@@ -25,7 +25,7 @@ from export_queue.core.store.queries.conflict_keys import (
     cell_key,
     cells_of_key,
     entry_key,
-    note_key,
+    notification_key,
     participant_key,
     row_key,
 )
@@ -56,7 +56,7 @@ __all__ = [
     "create",
     "entry_key",
     "new_request",
-    "note_key",
+    "notification_key",
     "participant_key",
     "queries",
     "row_key",

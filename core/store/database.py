@@ -143,24 +143,24 @@ class Database:
         """Who runs transactions here, for those who watch the store; by default host and process."""
         return self._client or f"{socket.gethostname()}:{os.getpid()}"
 
-    def lend(self) -> sa.PoolProxiedConnection:
-        """Open or reuse a connection of the driver in autocommit mode; :meth:`give_back` ends the loan.
+    def check_out(self) -> sa.PoolProxiedConnection:
+        """Open or reuse a connection of the driver in autocommit mode; :meth:`check_in` ends the loan.
 
         :raises StoreUnavailable: with ``sent`` false.
         """
         with contextlib.suppress(IndexError):
             while True:
                 connection = self._idle.pop()
-                if self.dialect.rests(connection.driver_connection):
+                if self.dialect.is_idle(connection.driver_connection):
                     return connection
                 connection.invalidate()
                 connection.close()
         with self._unsent():
             return self.engine.raw_connection()
 
-    def give_back(self, connection: sa.PoolProxiedConnection) -> None:
-        """Take back what :meth:`lend` gave."""
-        if len(self._idle) < _MOST_IDLE and self.dialect.rests(connection.driver_connection):
+    def check_in(self, connection: sa.PoolProxiedConnection) -> None:
+        """Take back what :meth:`check_out` gave."""
+        if len(self._idle) < _MOST_IDLE and self.dialect.is_idle(connection.driver_connection):
             self._idle.append(connection)
         else:
             connection.close()

@@ -121,7 +121,7 @@ class Writes:
     entries: Sequence[tuple[int, int, int, bytes, bytes | None]] = ()
     """Queue number, layout, bucket, key, value."""
 
-    notes: Sequence[tuple[int, bytes, bytes]] = ()
+    notifications: Sequence[tuple[int, bytes, bytes]] = ()
     """Notifications to set: table number, row, column."""
     acknowledged: Sequence[tuple[int, bytes, bytes]] = ()
     """Notifications to remove, as far as the transaction's snapshot saw them."""
@@ -178,7 +178,7 @@ class StoreDialect(Protocol):
     def explain(self, error: BaseException, url: str) -> StoreError | None:
         """Turn a driver's error about the database as a whole into one that names it; None for all others."""
 
-    def rests(self, raw: object) -> bool:
+    def is_idle(self, raw: object) -> bool:
         """Tell whether a driver's connection is open and in no SQL transaction, without asking the server."""
 
     def limited(self, connection: Handle, seconds: float | None) -> AbstractContextManager[None]:

@@ -167,10 +167,10 @@ dead_letter = _table(
     _text("error_class"),
     _text("reason"),
     _text("drain"),
-    _id("buried_ms"),
+    _id("dead_since_ms"),
 )
-dead_letter_act = _table(
-    "xq_dead_letter_act",
+dead_letter_audit = _table(
+    "xq_dead_letter_audit",
     _id("id", primary_key=True),
     _text("queue"),
     _text("act"),  # 'retry' or 'drop'
@@ -205,7 +205,7 @@ drain_report = _table(
     sa.Index("xq_drain_report_drain_id", "drain_id"),
 )
 
-low_mark = _table("xq_low_mark", _id("at_ms", primary_key=True), _id("low"))
+low_watermark = _table("xq_low_watermark", _id("at_ms", primary_key=True), _id("low"))
 cleanup = _table(
     "xq_cleanup",
     _text("subject", primary_key=True),
@@ -237,13 +237,13 @@ VIEWS = {
         select q.id as queue, l.first_bucket, l.end_bucket, l.mode, l.task, l.attempt, l.fence, l.lease_ms, l.revoked
         from {s}xq_lock l join {s}xq_queue q on q.number = l.queue_number""",
     "dead_letters": """
-        select q.id as queue, d.key, d.seq, d.error_class, d.reason, d.buried_ms
+        select q.id as queue, d.key, d.seq, d.error_class, d.reason, d.dead_since_ms
         from {s}xq_dead_letter d join {s}xq_queue q on q.number = d.queue_number""",
-    "dead_letter_acts": "select id, queue, act, who, letters, selection, at_ms from {s}xq_dead_letter_act",
+    "dead_letter_audit": "select id, queue, act, who, letters, selection, at_ms from {s}xq_dead_letter_audit",
     "drain_reports": "select id, drain_id, queue, finished_ms, report from {s}xq_drain_report",
     "horizon": """
         select s.horizon, s.horizon / 1000000 as horizon_ms,
-               (select max(m.at_ms) from {s}xq_low_mark m) as marked_ms
+               (select max(m.at_ms) from {s}xq_low_watermark m) as marked_ms
         from {s}xq_store s""",
     "horizon_holders": _HOLDERS,
 }

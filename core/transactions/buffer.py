@@ -32,14 +32,14 @@ class WriteBuffer:
         self.keys: set[bytes] = set()
         self._layers: list[dict[Cell, bytes | None]] = [{}]  # one a checkpoint, the current one last
         self.entries: dict[EntryPlace, bytes | None] = {}
-        self.notes: set[Cell] = set()
+        self.notifications: set[Cell] = set()
         """Notifications to set."""
         self.acknowledged: set[Cell] = set()
         """Notifications that this transaction has worked off."""
         self.bytes = 0
 
     def __bool__(self) -> bool:
-        return bool(self.keys or any(self._layers) or self.entries or self.notes or self.acknowledged)
+        return bool(self.keys or any(self._layers) or self.entries or self.notifications or self.acknowledged)
 
     @property
     def changes(self) -> int:
@@ -118,7 +118,7 @@ class WriteBuffer:
             keys=sorted(self.keys),
             cells=[(*cell, value) for cell, value in self.cells().items()],
             entries=[(*place, value) for place, value in self.entries.items()],
-            notes=sorted(self.notes),
+            notifications=sorted(self.notifications),
             acknowledged=sorted(self.acknowledged),
         )
 

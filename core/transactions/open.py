@@ -165,7 +165,7 @@ class OpenTransaction(ReadingTransaction):
     def notify(self, cell: Cell) -> None:
         """Set a notification on a cell, with the commit."""
         self._require_writable()
-        self.buffer.notes.add(cell)
+        self.buffer.notifications.add(cell)
 
     def acknowledge(self, cell: Cell, *, conflict_key: bytes | None) -> None:
         """Remove the notifications on a cell that this snapshot sees, with the commit.

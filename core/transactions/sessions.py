@@ -74,7 +74,7 @@ class PinnedSession:
     ) -> Answer:
         """Run one step."""
         if self._connection is None:
-            self._connection = self._database.lend()
+            self._connection = self._database.check_out()
             self._raw = self._connection.driver_connection  # type: ignore[assignment]  # what the dialect made
             self._limit.enter_context(self._database.dialect.limited(self._raw, self._seconds))
         with self._database.translated():
@@ -94,7 +94,7 @@ class PinnedSession:
         connection, self._connection = self._connection, None
         self._limit.close()
         if connection is not None:
-            self._database.give_back(connection)
+            self._database.check_in(connection)
 
 
 class BoundSession:

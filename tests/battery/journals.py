@@ -81,13 +81,13 @@ class Told:
     transaction: HistoryTransaction
     entries: tuple[bytes, ...]
     """Keys of the entries that it added."""
-    notes: tuple[bytes, ...]
+    notifications: tuple[bytes, ...]
     """Rows of the notifications that it set."""
 
     @property
     def writes(self) -> bool:
         written = any(isinstance(o, (Append, Write)) for o in self.transaction.operations)
-        return written or bool(self.entries or self.notes)
+        return written or bool(self.entries or self.notifications)
 
 
 def read_journals(paths: Sequence[Path], failures: list[str]) -> Iterator[Told]:
@@ -134,7 +134,7 @@ def told(event: dict[str, Any]) -> Told:
         begin=event["begin"],
         end=event["end"],
     )
-    entries, notes = (
+    entries, notifications = (
         tuple(key.encode() for letter, key, _ in event["operations"] if letter == what) for what in (ENTRY, NOTE)
     )
-    return Told(event["request"], transaction, entries, notes)
+    return Told(event["request"], transaction, entries, notifications)

@@ -228,7 +228,7 @@ class Committed:
 
     def __init__(self) -> None:
         self.entries: set[tuple[int, bytes]] = set()
-        self.notes: set[tuple[int, bytes]] = set()
+        self.notifications: set[tuple[int, bytes]] = set()
 
     def compare(self, store: Store, outcomes: Outcomes) -> None:
         ids = {number for status, number in outcomes.values() if status == "committed"}
@@ -237,7 +237,7 @@ class Committed:
             rows = work.connection.execute
             for what, statement, expected in (
                 ("entries", sa.select(e.seq, e.key), self.entries),
-                ("notifications", sa.select(n.version, n.row_key), self.notes),
+                ("notifications", sa.select(n.version, n.row_key), self.notifications),
             ):
                 found = {(number, key) for number, key in rows(statement)}
                 too_many, missing = sorted(found - expected)[:10], sorted(expected - found)[:10]
@@ -264,5 +264,5 @@ def true_history(journals: Iterable[Told], outcomes: Outcomes, committed: Commit
             assert number is not None
             transaction = replace(transaction, id=number)
             committed.entries |= {(number, key) for key in told.entries}
-            committed.notes |= {(number, row) for row in told.notes}
+            committed.notifications |= {(number, row) for row in told.notifications}
         yield transaction

@@ -91,23 +91,23 @@ def test_nothing_goes_before_the_longest_short_transaction_has_passed(store: Sto
     report = clean(store, age=3600.0)
     assert (report.versions, report.conflict_keys, report.horizon) == (0, 0, 0)
     with store.database.begin() as work:  # the mark of an hour ago
-        work.connection.execute(schema.low_mark.update().values(at_ms=schema.low_mark.c.at_ms - 3_600_000))
+        work.connection.execute(schema.low_watermark.update().values(at_ms=schema.low_watermark.c.at_ms - 3_600_000))
     assert clean(store, age=3600.0).versions == 1
-    assert len(rows(store, schema.low_mark)) == 2  # the one that was used, and a new one
+    assert len(rows(store, schema.low_watermark)) == 2  # the one that was used, and a new one
 
 
 def test_marks_do_not_pile_up(store: Store) -> None:
     for _ in range(5):
         clean(store, age=3600.0)
-    assert len(rows(store, schema.low_mark)) == 1
+    assert len(rows(store, schema.low_watermark)) == 1
 
 
 def test_the_horizon_is_never_lowered(store: Store) -> None:
     write(store, "a", b"1")
     before = clean(store).horizon
     with store.database.begin() as work:
-        work.connection.execute(schema.low_mark.delete())
-        cleanup.add_mark(work, before - 5)
+        work.connection.execute(schema.low_watermark.delete())
+        cleanup.add_watermark(work, before - 5)
         assert cleanup.raise_horizon(work, age_ms=0) == before
 
 
@@ -275,7 +275,7 @@ def test_an_id_that_became_invalid_below_a_mark_still_keeps_the_horizon(store: S
     write(store, "a", b"1")
     with store.database.begin() as work:
         work.connection.execute(schema.invalid.insert().values(id=own, since_ms=0))
-        cleanup.add_mark(work, own + 1_000_000)
+        cleanup.add_watermark(work, own + 1_000_000)
         assert cleanup.raise_horizon(work, age_ms=0) <= own
 
 

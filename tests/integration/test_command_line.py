@@ -13,7 +13,7 @@ import pytest
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
 from export_queue.core.locks import Owner, claim
-from export_queue.core.queue import DeadLetter, Position, bury
+from export_queue.core.queue import DeadLetter, Position, dead_letter
 from export_queue.core.sinks import MemorySink
 
 
@@ -37,7 +37,7 @@ def test_a_store_is_set_up_and_looked_at(sqlite_url: str) -> None:
         store.run(lambda tx: tx.queue("orders").add("anna", {"secret value": 1}), idempotency_key="dag/run/task")
         claim(store.database, queue, queue.units()[:1], owner=Owner("somebody", "1"), lease_seconds=600)
         with store.database.begin() as work:
-            bury(
+            dead_letter(
                 work,
                 queue,
                 [DeadLetter(Position(0, b"ben", 7), b'"secret value"', "ValueError", "not today", "drain-1")],
@@ -107,7 +107,7 @@ def test_letters_on_the_command_line(sqlite_url: str) -> None:
     assert dropped == [{"queue": "orders", "dropped": 1, "left": 0}]
     assert "nothing to show" in run("dead", "list", "orders", url=sqlite_url)
     with Store.open(sqlite_url) as store:
-        assert [act.who for act in store.dead_letter_acts("orders")] == ["adam", "eve"]
+        assert [act.who for act in store.dead_letter_audit("orders")] == ["adam", "eve"]
         sink = MemorySink()
         assert drain(store, "orders", sink, sink_name="MemorySink").acknowledged == 1
         assert sink.records() == {("orders", b"anna"): b"confidential"}

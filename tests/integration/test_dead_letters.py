@@ -38,7 +38,7 @@ def refuse(entry: Any) -> list[Put]:
     raise (ValueError if isinstance(entry.value, str) else TypeError)(f"not {entry.value!r}")
 
 
-def bury_all(store: Store, sink: MemorySink, **options: Any) -> DrainReport:
+def dead_letter_all(store: Store, sink: MemorySink, **options: Any) -> DrainReport:
     return drain(store, "orders", sink, sink_name="s", exporter=refuse, **options)
 
 
@@ -56,9 +56,9 @@ def keys(store: Store, **which: Any) -> list[str]:
 def test_letters_are_found_by_key_sequence_error_and_drain(orders: Store) -> None:
     sink = MemorySink()
     first = add(orders, {"anna": "x", "ben": 1})
-    bury_all(orders, sink, drain_id="monday")
+    dead_letter_all(orders, sink, drain_id="monday")
     second = add(orders, {"anna": 2})
-    bury_all(orders, sink, drain_id="tuesday")
+    dead_letter_all(orders, sink, drain_id="tuesday")
     assert keys(orders) == ["anna", "ben", "anna"]
     assert keys(orders, key="ben") == ["ben"]
     assert [letter.position.seq for letter in orders.dead_letters("orders", key="anna")] == [first, second]
@@ -73,7 +73,7 @@ def test_a_page_goes_on_where_the_one_before_ended(orders: Store) -> None:
     sink = MemorySink()
     for batch in range(3):
         add(orders, {f"k{batch}{i}": 1 for i in range(4)})
-    bury_all(orders, sink)
+    dead_letter_all(orders, sink)
     seen: list[str] = []
     after = None
     while page := orders.dead_letters("orders", after=after, limit=5):
@@ -85,7 +85,7 @@ def test_a_page_goes_on_where_the_one_before_ended(orders: Store) -> None:
 
 def test_values_come_only_if_they_are_asked_for(orders: Store) -> None:
     add(orders, {"anna": "private", "ben": None})
-    bury_all(orders, MemorySink())
+    dead_letter_all(orders, MemorySink())
     hidden = orders.dead_letters("orders")
     assert [letter.value for letter in hidden] == [None, None]
     assert [letter.value_bytes for letter in hidden] == [len('"private"'), None]
@@ -110,21 +110,21 @@ def test_what_is_no_page_and_no_queue_is_refused(orders: Store) -> None:
 def test_a_retried_letter_is_sent_by_the_next_drain(orders: Store) -> None:
     sink = MemorySink()
     add(orders, {"anna": "x", "ben": "y"})
-    bury_all(orders, sink)
+    dead_letter_all(orders, sink)
     assert orders.retry_dead_letters("orders", key="anna", who="eve") == 1
     assert (waiting(orders), keys(orders)) == (1, ["ben"])
     report = drain(orders, "orders", sink, sink_name="s")
     assert (report.read, report.acknowledged, report.written) == (1, 1, 1)
     assert sink.records() == {("orders", b"anna"): b'"x"'}
     assert orders.retry_dead_letters("orders", key="anna") == 0, "it is no letter any more"
-    (act,) = orders.dead_letter_acts("orders")
+    (act,) = orders.dead_letter_audit("orders")
     assert (act.act, act.who, act.letters, json.loads(act.selection)) == ("retry", "eve", 1, {"key": "anna"})
 
 
 def test_a_retried_letter_keeps_its_sequence_so_that_newer_data_stays(orders: Store) -> None:
     sink = MemorySink()
     old = add(orders, {"anna": "old", "ben": "old"})
-    bury_all(orders, sink)
+    dead_letter_all(orders, sink)
     add(orders, {"anna": "new", "ben": None})
     drain(orders, "orders", sink, sink_name="s")
     assert orders.retry_dead_letters("orders") == 2
@@ -137,10 +137,10 @@ def test_a_retried_letter_keeps_its_sequence_so_that_newer_data_stays(orders: St
 def test_what_is_refused_again_is_a_letter_again_with_the_newer_reason(orders: Store) -> None:
     sink = MemorySink()
     seq = add(orders, {"anna": "x"})
-    bury_all(orders, sink, drain_id="one")
+    dead_letter_all(orders, sink, drain_id="one")
     for drain_id in ("two", "three"):
         assert orders.retry_dead_letters("orders") == 1
-        assert bury_all(orders, sink, drain_id=drain_id).dead == 1
+        assert dead_letter_all(orders, sink, drain_id=drain_id).dead == 1
         (letter,) = orders.dead_letters("orders", values=True)
         assert (letter.position.seq, letter.value, letter.drain) == (seq, b'"x"', drain_id)
 
@@ -148,7 +148,7 @@ def test_what_is_refused_again_is_a_letter_again_with_the_newer_reason(orders: S
 def test_only_so_many_are_retried_as_was_said_oldest_first(orders: Store) -> None:
     for n in range(5):
         add(orders, {f"k{n}": "x"})
-    bury_all(orders, MemorySink())
+    dead_letter_all(orders, MemorySink())
     assert orders.retry_dead_letters("orders", limit=2) == 2
     assert keys(orders) == ["k2", "k3", "k4"]
     assert orders.retry_dead_letters("orders") == 3
@@ -159,7 +159,7 @@ def test_a_letter_that_is_retried_beside_a_drain_is_not_removed_by_it_unsent(ord
     """The drain has read its chunk; what came back behind it would fall to the removal of that chunk."""
     dead = MemorySink()
     add(orders, {f"k{n}": "x" for n in range(0, 40, 2)})
-    bury_all(orders, dead)
+    dead_letter_all(orders, dead)
     add(orders, {f"k{n}": "y" for n in range(1, 40, 2)})
     retries: list[threading.Thread] = []
 
@@ -181,7 +181,7 @@ def test_a_letter_that_is_retried_beside_a_drain_is_not_removed_by_it_unsent(ord
 
 def test_a_retry_waits_for_a_drain_only_so_long_and_says_who_it_is(orders: Store) -> None:
     add(orders, {f"k{n}": "x" for n in range(40)})
-    bury_all(orders, MemorySink())
+    dead_letter_all(orders, MemorySink())
     queue = orders.queue("orders")
     leases = claim(orders.database, queue, queue.units()[:1], owner=Owner("dag/run/task", "1"), lease_seconds=600)
     with pytest.raises(LockNotAvailable, match="held: .*by dag/run/task") as raised:
@@ -200,7 +200,7 @@ def test_a_letter_that_somebody_drops_meanwhile_is_not_put_back(orders: Store, m
     from export_queue.core.drain import retrying
 
     add(orders, {"anna": "x", "ben": "y"})
-    bury_all(orders, MemorySink())
+    dead_letter_all(orders, MemorySink())
     real = retrying.claim
 
     def claim_late(*arguments: Any, **options: Any) -> Any:
@@ -217,20 +217,20 @@ def test_a_letter_that_somebody_drops_meanwhile_is_not_put_back(orders: Store, m
 
 def test_a_drop_is_recorded_with_who_and_how_many(orders: Store, caplog: pytest.LogCaptureFixture) -> None:
     add(orders, {"anna": "x", "ben": "y", "carl": 1})
-    bury_all(orders, MemorySink())
+    dead_letter_all(orders, MemorySink())
     with caplog.at_level(logging.WARNING, logger="export_queue.dead_letters"):
         assert orders.drop_dead_letters("orders", error_class="ValueError", who="eve") == 2
     assert keys(orders) == ["carl"]
     assert "eve dropped 2 dead letters of orders" in caplog.text
-    acts = orders.dead_letter_acts("orders")
+    acts = orders.dead_letter_audit("orders")
     assert len(acts) == 1
     act = acts[0]
     assert (act.act, act.who, act.letters) == ("drop", "eve", 2)
     assert json.loads(act.selection) == {"error_class": "ValueError"}
     assert orders.drop_dead_letters("orders", key="anna") == 0
-    assert len(orders.dead_letter_acts("orders")) == 1, "nothing was done"
+    assert len(orders.dead_letter_audit("orders")) == 1, "nothing was done"
     assert orders.drop_dead_letters("orders") == 1
-    assert "@" in orders.dead_letter_acts("orders")[0].who
+    assert "@" in orders.dead_letter_audit("orders")[0].who
     with orders.database.read() as work:
         prefix = "export_queue." if work.database.dialect.name == "postgresql" else ""
         rows = work.connection.exec_driver_sql(f"select act, letters from {prefix}dead_letter_acts order by id").all()
@@ -240,7 +240,7 @@ def test_a_drop_is_recorded_with_who_and_how_many(orders: Store, caplog: pytest.
 def test_only_so_many_are_dropped_as_was_said_oldest_first(orders: Store) -> None:
     for n in range(5):
         add(orders, {f"k{n}": "x"})
-    bury_all(orders, MemorySink())
+    dead_letter_all(orders, MemorySink())
     assert orders.drop_dead_letters("orders", limit=2) == 2
     assert keys(orders) == ["k2", "k3", "k4"]
 
@@ -254,14 +254,14 @@ def test_letters_of_another_queue_are_left_alone(orders: Store) -> None:
     assert orders.count_dead("orders") == 1
     assert orders.drop_dead_letters("others") == 0
     assert orders.drop_dead_letters("orders") == 1
-    assert orders.dead_letter_acts("orders")[0].act == "drop"
-    assert [act.act for act in orders.dead_letter_acts("others")] == ["retry"]
+    assert orders.dead_letter_audit("orders")[0].act == "drop"
+    assert [act.act for act in orders.dead_letter_audit("others")] == ["retry"]
 
 
 def test_nothing_but_a_drop_makes_a_letter_go(orders: Store) -> None:
     sink = MemorySink()
     add(orders, {f"k{n}": "x" for n in range(30)})
-    bury_all(orders, sink, max_dead=30)
+    dead_letter_all(orders, sink, max_dead=30)
     everything = keys(orders)
     add(orders, {f"k{n}": "y" for n in range(30)})
     drain(orders, "orders", sink, sink_name="s")  # newer entries of the same keys

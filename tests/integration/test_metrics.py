@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.locks import Owner, claim
 from export_queue.core.maintenance import maintain, read_metrics, render
-from export_queue.core.queue import DeadLetter, Position, bury
+from export_queue.core.queue import DeadLetter, Position, dead_letter
 from export_queue.core.store import schema
 from export_queue.core.transactions import OpenTransaction, expire
 
@@ -62,7 +62,7 @@ def test_queues_dead_letters_and_locks_are_counted(store: Store) -> None:
     tx.flush()
     claim(store.database, queue, queue.units()[:1], owner=Owner("somebody", "1"), lease_seconds=600)
     with store.database.begin() as work:
-        bury(work, queue, [DeadLetter(Position(0, b"ben", 7), b"1", "ValueError", "not today", "drain-1")])
+        dead_letter(work, queue, [DeadLetter(Position(0, b"ben", 7), b"1", "ValueError", "not today", "drain-1")])
     found = values(store)
     hidden.abort()
     assert (found['queue_entries{queue="orders"}'], found['queue_entries{queue="idle"}']) == (3, 0)
@@ -146,7 +146,7 @@ def old_store(store: Store) -> Store:
                 tx.table("t").set(f"row{i}", "n", value)
     maintain(store.database)
     with store.database.begin() as work:
-        work.connection.execute(schema.low_mark.update().values(at_ms=schema.low_mark.c.at_ms - 4_000_000))
+        work.connection.execute(schema.low_watermark.update().values(at_ms=schema.low_watermark.c.at_ms - 4_000_000))
     return store
 
 

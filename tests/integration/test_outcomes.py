@@ -108,10 +108,10 @@ def test_a_forked_child_has_connections_of_its_own(postgres_url: str) -> None:
         def commit_and_tell() -> int:
             with store.transaction() as tx:
                 fill(tx, "child or parent")
-            lent = store.database.lend()
+            lent = store.database.check_out()
             session = lent.driver_connection
             assert isinstance(session, psycopg.Connection)
-            store.database.give_back(lent)
+            store.database.check_in(lent)
             return session.info.backend_pid
 
         before = commit_and_tell()

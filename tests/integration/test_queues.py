@@ -21,7 +21,7 @@ from export_queue.core.queue import (
     Position,
     Range,
     bind_sink,
-    bury,
+    dead_letter,
     read_entries,
     remove_entries,
     remove_span,
@@ -274,9 +274,9 @@ def test_dead_letters_are_kept_once_with_their_reason(store: Store) -> None:
     letters = [DeadLetter(found.position(i), found.values[i], "ValueError", "no", "drain-1") for i in range(2)]
     for _ in range(2):
         with store.database.begin() as work:
-            bury(work, queue, letters)
+            dead_letter(work, queue, letters)
     kept = sorted(store.dead_letters("q", values=True), key=lambda letter: letter.position)
-    assert [replace(letter, value_bytes=None, buried_ms=0) for letter in kept] == sorted(
+    assert [replace(letter, value_bytes=None, dead_since_ms=0) for letter in kept] == sorted(
         letters, key=lambda letter: letter.position
     )
     assert [letter.value_bytes for letter in kept] == [len(letter.value or b"") for letter in kept]

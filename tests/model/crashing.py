@@ -70,7 +70,7 @@ class CrashingMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.watch is not None:
             for process in self.processes:
-                process.life.bury()
+                process.life.dead_letter()
                 self.world.wait_for_end(process.life)
             self.watch.close()
 
@@ -102,7 +102,7 @@ class CrashingMachine(RuleBasedStateMachine):
         assert crash is not None
         self.world.cut_after(None)
         process = self.processes[number]
-        process.life.bury()
+        process.life.dead_letter()
         self.world.wait_for_end(process.life)
         seen = look(self.watch)
         found = []

@@ -38,17 +38,17 @@ class Layer:
 
     cells: dict[Cell, bytes | None] = field(default_factory=dict)
     entries: dict[bytes, bytes | None] = field(default_factory=dict)
-    notes: set[Cell] = field(default_factory=set)
+    notifications: set[Cell] = field(default_factory=set)
     keys: set[tuple[Any, ...]] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        return bool(self.cells or self.entries or self.notes or self.keys)
+        return bool(self.cells or self.entries or self.notifications or self.keys)
 
     def take(self, other: Layer) -> None:
         """Write what another layer holds over this one."""
         self.cells |= other.cells
         self.entries |= other.entries
-        self.notes |= other.notes
+        self.notifications |= other.notifications
         self.keys |= other.keys
 
 
@@ -130,7 +130,7 @@ class Model:
         self.committed: set[int] = set()
         self.versions: dict[Cell, dict[int, bytes | None]] = {}
         self.entries: dict[tuple[bytes, int], bytes | None] = {}
-        self.notes: set[tuple[Cell, int]] = set()
+        self.notifications: set[tuple[Cell, int]] = set()
         self.writers: dict[tuple[Any, ...], int] = {}
         self.idempotency_keys: dict[tuple[str, int], UnitOfWork] = {}
         self.outcomes: dict[UUID, int | None] = {}
@@ -182,7 +182,7 @@ class Model:
 
     def due(self) -> set[Cell]:
         """Read the cells with notifications of committed transactions."""
-        return {cell for cell, version in self.notes if version in self.committed}
+        return {cell for cell, version in self.notifications if version in self.committed}
 
     # --- writing
 
@@ -193,7 +193,7 @@ class Model:
         if CONFLICT[table] != "none":
             tx.writes_to.keys.add((table, row) if CONFLICT[table] == "row" else cell)
         if value is not None and (table, column) == STRONG:
-            tx.writes_to.notes.add(cell)
+            tx.writes_to.notifications.add(cell)
 
     def add(self, tx: Tx, key: bytes, value: bytes | None, *, exclusive: bool) -> None:
         """Add an entry. Of a short transaction all have its id, whatever its checkpoints."""
@@ -270,12 +270,14 @@ class Model:
             for layer in tx.layers:
                 layers[own].take(layer)
         seen = tx.snapshot or frozenset()
-        self.notes = {(cell, at) for cell, at in self.notes if cell not in tx.acknowledged or at not in seen}
+        self.notifications = {
+            (cell, at) for cell, at in self.notifications if cell not in tx.acknowledged or at not in seen
+        }
         for pointer, layer in layers.items():
             for cell, value in layer.cells.items():
                 self.versions.setdefault(cell, {})[pointer] = value
             self.entries |= {(key, pointer): value for key, value in layer.entries.items()}
-            self.notes |= {(cell, pointer) for cell in layer.notes}
+            self.notifications |= {(cell, pointer) for cell in layer.notifications}
             self.writers |= dict.fromkeys(layer.keys, 0)
         for layer in layers.values():
             self.writers |= dict.fromkeys(layer.keys, pointers[-1])

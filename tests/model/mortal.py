@@ -65,7 +65,7 @@ class Life:
         """Note what ends with the process."""
         self._ends.append(end)
 
-    def bury(self) -> None:
+    def dead_letter(self) -> None:
         """Cut everything that it had open."""
         self.is_over = True
         for end in self._ends:

@@ -33,7 +33,7 @@ class Seen:
     idempotency_keys: dict[tuple[str, int], tuple[Any, bool]]
     versions: dict[tuple[Cell, int], bytes | None]
     entries: dict[tuple[bytes, int], bytes | None]
-    notes: set[tuple[Cell, int]]
+    notifications: set[tuple[Cell, int]]
     staged_keys: dict[int, set[bytes]]
     horizon: int
 
@@ -86,7 +86,7 @@ def look(store: Store) -> Seen:
                 for row in rows(schema.cell)
             },
             entries={(row.key, row.seq): row.value for row in rows(schema.entry)},
-            notes={
+            notifications={
                 ((names[row.table_number], row.row_key, row.column_key), row.version)
                 for row in rows(schema.notification)
             },
@@ -97,7 +97,7 @@ def look(store: Store) -> Seen:
 
 def all_rows(work: Work) -> dict[str, list[Any]]:
     """Read all rows but the notes that clean-up makes for itself."""
-    tables = [table for table in schema.metadata.sorted_tables if table.name not in ("xq_low_mark", "xq_cleanup")]
+    tables = [table for table in schema.metadata.sorted_tables if table.name not in ("xq_low_watermark", "xq_cleanup")]
     return {table.name: sorted(map(repr, work.connection.execute(sa.select(table)))) for table in tables}
 
 
@@ -112,9 +112,9 @@ def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict
     for (key, seq), value in seen.entries.items():
         if seq not in model.committed:
             hidden[seq].entries[key] = value
-    for cell, version in seen.notes:
+    for cell, version in seen.notifications:
         if version not in model.committed:
-            hidden[version].notes.add(cell)
+            hidden[version].notifications.add(cell)
     known = {((cell), at): value for cell, values in model.versions.items() for at, value in values.items()}
     committed_rows = {place: value for place, value in seen.versions.items() if place[1] in model.committed}
     undecided = {
@@ -130,7 +130,7 @@ def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict
         ),
         "entries that wait": (model.entries_in(frozenset(model.committed)), seen.queued),
         "entries": (model.entries, {one: value for one, value in seen.entries.items() if one[1] in model.committed}),
-        "notifications": (model.notes, {one for one in seen.notes if one[1] in model.committed}),
+        "notifications": (model.notifications, {one for one in seen.notifications if one[1] in model.committed}),
         "idempotency_keys": (
             {
                 key: (idempotency_key.result, idempotency_key.is_closed)
@@ -150,8 +150,8 @@ def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict
         "ids out of sight": (set(model.active) | model.invalid, seen.excluded),
         "invalid ids": (model.invalid, seen.invalid),
         "what is staged": (
-            {pointer: (layer.cells, layer.entries, layer.notes) for pointer, layer in staged.items()},
-            {pointer: (layer.cells, layer.entries, layer.notes) for pointer, layer in hidden.items()},
+            {pointer: (layer.cells, layer.entries, layer.notifications) for pointer, layer in staged.items()},
+            {pointer: (layer.cells, layer.entries, layer.notifications) for pointer, layer in hidden.items()},
         ),
         "staged conflict keys": (
             {pointer: {_as_bytes(store, key) for key in layer.keys} for pointer, layer in staged.items() if layer.keys},

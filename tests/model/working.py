@@ -114,4 +114,4 @@ class WorkingMachine(CrashingMachine):
 
     def do_notify(self, tx: Tx, context: TransactionContext, row: bytes) -> None:
         context.table(WEAK[0]).notify(row, WEAK[1])
-        tx.writes_to.notes.add((WEAK[0], row, WEAK[1]))
+        tx.writes_to.notifications.add((WEAK[0], row, WEAK[1]))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from export_queue.core.sinks import ApplyResult, Capabilities, Claim, Operations, apply_batch, refuse_seqs
-from export_queue.core.sinks.fencing import must_raise, overtaken, refuse_unclaimed
+from export_queue.core.sinks.fencing import needs_higher_fence, overtaken_error, unclaimed_error
 
 
 class FencedMemory:
@@ -36,12 +36,12 @@ class FencedMemory:
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None: ...
 
     def apply(self, operations: Operations) -> ApplyResult:
-        raise refuse_unclaimed("memory")
+        raise unclaimed_error("memory")
 
     def claim(self, claims: Sequence[Claim]) -> None:
         self._on_claim(claims)
         with self._lock:
-            raised = [claim for claim in claims if must_raise(self.fences.get(claim.unit), claim, "memory")]
+            raised = [claim for claim in claims if needs_higher_fence(self.fences.get(claim.unit), claim, "memory")]
             self.fences |= {claim.unit: claim.fence for claim in raised}
 
     def apply_under(self, claim: Claim, operations: Operations) -> ApplyResult:
@@ -52,7 +52,7 @@ class FencedMemory:
         def write(batch: Operations) -> ApplyResult:
             found = self.fences.get(claim.unit)
             if found != claim.fence:
-                raise overtaken(found, claim, "memory")
+                raise overtaken_error(found, claim, "memory")
             self.batches.append(batch)
             for collection, record, document in zip(batch.collections, batch.ids, batch.documents, strict=True):
                 if document is None:

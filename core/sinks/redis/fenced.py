@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
-from export_queue.core.sinks.fencing import Claim, must_raise, overtaken
+from export_queue.core.sinks.fencing import Claim, needs_higher_fence, overtaken_error
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Rejection
 from export_queue.core.sinks.redis.connection import pack
@@ -62,7 +62,7 @@ def claim_units(ask: Ask, claims: Sequence[Claim], sink: object) -> None:
             raised = [
                 ("HSET", key, _FENCE, str(claim.fence))
                 for key, claim, (fence,) in zip(keys, claims, found, strict=True)
-                if must_raise(_number(fence), claim, sink)
+                if needs_higher_fence(_number(fence), claim, sink)
             ]
         except Exception:
             ask(("UNWATCH",))
@@ -88,7 +88,7 @@ def write_under(ask: Ask, target: Target, operations: Operations, claim: Claim, 
         )
         if (found := _number(fence)) != claim.fence:
             ask(("UNWATCH",))
-            raise overtaken(found, claim, sink)
+            raise overtaken_error(found, claim, sink)
         if checked:
             batch.fill(dict(zip(checked, types, strict=True)))
         *_, answers = ask(*batch.commands, packed=batch.packed)

@@ -14,7 +14,7 @@ from typing import Any
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import admission
-from export_queue.core.sinks.fencing import Claim, Guard, check_guard, refuse_unclaimed
+from export_queue.core.sinks.fencing import Claim, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 from export_queue.core.sinks.redis import fenced, layout, sweeping
@@ -172,7 +172,7 @@ class RedisSink:
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
         if self._is_fenced:
-            raise refuse_unclaimed(self)
+            raise unclaimed_error(self)
         return self._apply(operations, self._write)
 
     def claim(self, claims: Sequence[Claim]) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, Unicode,
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.schema import CreateTable
 
-from export_queue.core.sinks.fencing import Claim, must_raise, overtaken
+from export_queue.core.sinks.fencing import Claim, needs_higher_fence, overtaken_error
 from export_queue.core.sinks.sql import tables
 from export_queue.core.sinks.sql.dialect import Dialect, TryAgain
 
@@ -49,7 +49,7 @@ def claim_units(connection: Connection, schema: str | None, claims: Sequence[Cla
     for claim in sorted(claims):  # in one order, so that two drains cannot lock each other out
         mine = units.c.unit == claim.unit
         found = connection.execute(select(units.c.fence).where(mine).with_for_update()).scalar_one_or_none()
-        if not must_raise(found, claim, sink):
+        if not needs_higher_fence(found, claim, sink):
             continue
         if found is None:
             try:
@@ -85,7 +85,7 @@ def write_under(
     held = update(units).where(mine, units.c.fence == claim.fence).values(batches=units.c.batches + 1)
     if connection.execute(held).rowcount != 1:
         found = connection.execute(select(units.c.fence).where(mine)).scalar_one_or_none()
-        raise overtaken(found, claim, sink)
+        raise overtaken_error(found, claim, sink)
     width = len(table.keys)
     put = [row[:-2] for row in rows if not row[-1]]
     gone = [row[:width] for row in rows if row[-1]]

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import stale_rank
-from export_queue.core.sinks.fencing import Claim, Guard, check_guard, refuse_unclaimed
+from export_queue.core.sinks.fencing import Claim, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 from export_queue.core.sinks.sql.control_table import admit, held_floor, raise_to
@@ -122,7 +122,7 @@ class SqlSink:
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
         if self._is_fenced:
-            raise refuse_unclaimed(self)
+            raise unclaimed_error(self)
         return self._apply(operations, self._upsert_above_floor)
 
     def claim(self, claims: Sequence[Claim]) -> None:

@@ -66,11 +66,11 @@ class Translated:
             raise refusal from error
 
 
-def cells(notes: Sequence[tuple[int, bytes, bytes]]) -> tuple[IntArray, ByteaArray, ByteaArray]:
+def cells(notifications: Sequence[tuple[int, bytes, bytes]]) -> tuple[IntArray, ByteaArray, ByteaArray]:
     """Turn rows of table, row and column into columns."""
-    if not notes:
+    if not notifications:
         return NO_INTS, NO_BYTEAS, NO_BYTEAS
-    tables, row_keys, columns = zip(*notes, strict=True)
+    tables, row_keys, columns = zip(*notifications, strict=True)
     return IntArray.of(tables), ByteaArray.of(row_keys), ByteaArray.of(columns)
 
 

@@ -124,11 +124,11 @@ def bound_connections(engine: sa.Engine, *, settings: bool) -> None:
 
     @event.listens_for(engine, "checkout")
     def _lend(raw: BoundedConnection, record: object, proxy: object) -> None:
-        if not rests(raw):
+        if not is_idle(raw):
             raise sa.exc.InvalidatePoolError
 
 
-def rests(raw: BoundedConnection) -> bool:
+def is_idle(raw: BoundedConnection) -> bool:
     """Tell whether a session is alive and in no SQL transaction.
 
     An idle session has nothing to say but its end, after a restart or a cut; asking the server would cost a trip.

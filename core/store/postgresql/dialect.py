@@ -40,8 +40,8 @@ from export_queue.core.store.postgresql.connection import (
     CLIENT_DEFAULTS,
     BoundedConnection,
     bound_connections,
+    is_idle,
     limited,
-    rests,
 )
 
 WRITE_ONLY_MS = 60_000
@@ -104,9 +104,9 @@ class PostgresDialect:
         """Name the database."""
         return errors.unavailable(error, where=f"store {url}") if errors.is_transient(error) else None
 
-    def rests(self, raw: object) -> bool:
+    def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
-        return isinstance(raw, BoundedConnection) and rests(raw)
+        return isinstance(raw, BoundedConnection) and is_idle(raw)
 
     def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
         """Give each answer a time limit."""
@@ -279,7 +279,7 @@ class PostgresDialect:
 
     def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
         """Write rows of a long transaction early, in one call."""
-        arguments = (transaction, *calls.columns(writes), *calls.cells(writes.notes))
+        arguments = (transaction, *calls.columns(writes), *calls.cells(writes.notifications))
         return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0])
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
@@ -315,7 +315,7 @@ class PostgresDialect:
             call.generation,
             call.result,
             *calls.columns(call.writes),
-            *calls.cells(call.writes.notes),
+            *calls.cells(call.writes.notifications),
             *calls.cells(call.writes.acknowledged),
         )
         try:

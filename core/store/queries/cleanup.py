@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from export_queue.core.store.database import Database, Work, prefix_of
-from export_queue.core.store.schema import active, cleanup, idempotency, invalid, low_mark, store
+from export_queue.core.store.schema import active, cleanup, idempotency, invalid, low_watermark, store
 from export_queue.core.store.schema import table as t
 
 TURN = "turn"
@@ -66,16 +66,16 @@ def horizon(work: Work) -> int:
     return int(work.connection.execute(sa.select(store.c.horizon)).scalar_one())
 
 
-def last_mark(work: Work) -> int | None:
+def last_watermark(work: Work) -> int | None:
     """Read when the last low-water mark was recorded, in milliseconds."""
-    return work.connection.execute(sa.select(sa.func.max(low_mark.c.at_ms))).scalar()
+    return work.connection.execute(sa.select(sa.func.max(low_watermark.c.at_ms))).scalar()
 
 
-def add_mark(work: Work, low: int) -> None:
+def add_watermark(work: Work, low: int) -> None:
     """Record the smallest id that a snapshot did not see which was taken before this call."""
-    statement = _insert(work, low_mark).values(at_ms=work.now(), low=low)
+    statement = _insert(work, low_watermark).values(at_ms=work.now(), low=low)
     # Either of two in one millisecond is right.
-    work.connection.execute(statement.on_conflict_do_update(index_elements=[low_mark.c.at_ms], set_={"low": low}))
+    work.connection.execute(statement.on_conflict_do_update(index_elements=[low_watermark.c.at_ms], set_={"low": low}))
 
 
 def raise_horizon(work: Work, *, age_ms: int) -> int:
@@ -83,10 +83,10 @@ def raise_horizon(work: Work, *, age_ms: int) -> int:
 
     :param age_ms: the longest that a transaction may read which has no active row: only marks so old count.
     """
-    old = low_mark.c.at_ms <= work.now() - age_ms
+    old = low_watermark.c.at_ms <= work.now() - age_ms
     bounds = work.connection.execute(
         sa.select(
-            sa.select(sa.func.max(low_mark.c.low)).where(old).scalar_subquery(),
+            sa.select(sa.func.max(low_watermark.c.low)).where(old).scalar_subquery(),
             sa.select(sa.func.min(active.c.low)).scalar_subquery(),
             sa.select(sa.func.min(invalid.c.id)).scalar_subquery(),
         )
@@ -94,8 +94,8 @@ def raise_horizon(work: Work, *, age_ms: int) -> int:
     if bounds[0] is not None:
         highest = min(bound for bound in bounds if bound is not None)
         work.connection.execute(store.update().where(store.c.horizon < highest).values(horizon=highest))
-        newest_old = sa.select(sa.func.max(low_mark.c.at_ms)).where(old).scalar_subquery()
-        work.connection.execute(low_mark.delete().where(low_mark.c.at_ms < newest_old))
+        newest_old = sa.select(sa.func.max(low_watermark.c.at_ms)).where(old).scalar_subquery()
+        work.connection.execute(low_watermark.delete().where(low_watermark.c.at_ms < newest_old))
     return horizon(work)
 
 

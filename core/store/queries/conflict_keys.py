@@ -25,7 +25,7 @@ def entry_key(queue: int, key: bytes) -> bytes:
     return _NUMBER.pack(b"q", queue) + key
 
 
-def note_key(table: int, row: bytes, column: bytes) -> bytes:
+def notification_key(table: int, row: bytes, column: bytes) -> bytes:
     """Make the conflict key of a notification that one observer's transaction works off."""
     return _NUMBER.pack(b"n", table) + _LENGTH.pack(len(row)) + row + column
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Work
 from export_queue.core.store.schema import dead_letter as d
-from export_queue.core.store.schema import dead_letter_act as a
+from export_queue.core.store.schema import dead_letter_audit as a
 from export_queue.core.store.schema import entry as e
 
 _BLOCK = 300
@@ -36,7 +36,7 @@ def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
         found = work.connection.execute(sa.select(d.c.key, d.c.seq).where(d.c.queue_number == number, keys.in_(block)))
         there |= {(bytes(key), seq) for key, seq in found}
     now = work.now()
-    fresh = [dict(row, buried_ms=now) for row in rows if (row["key"], row["seq"]) not in there]
+    fresh = [dict(row, dead_since_ms=now) for row in rows if (row["key"], row["seq"]) not in there]
     if fresh:
         work.connection.execute(d.insert(), fresh)
 
@@ -90,7 +90,7 @@ def delete_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) ->
     )
 
 
-def record_act(work: Work, *, queue_id: str, act: str, who: str, letters: int, selection: Selection) -> None:
+def record_audit(work: Work, *, queue_id: str, act: str, who: str, letters: int, selection: Selection) -> None:
     """Keep who did what to how many dead letters."""
     work.connection.execute(
         a.insert().values(
@@ -105,7 +105,7 @@ def record_act(work: Work, *, queue_id: str, act: str, who: str, letters: int, s
     )
 
 
-def select_acts(work: Work, queue_id: str, *, limit: int) -> list[Mapping[str, Any]]:
+def select_audit(work: Work, queue_id: str, *, limit: int) -> list[Mapping[str, Any]]:
     """Read what was done to a queue's dead letters, newest first."""
     statement = sa.select(a).where(a.c.queue == queue_id).order_by(a.c.id.desc()).limit(limit)
     return [dict(row) for row in work.connection.execute(statement).mappings()]

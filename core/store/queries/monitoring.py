@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Work
-from export_queue.core.store.schema import active, dead_letter, entry, invalid, lock, low_mark, queue, store
+from export_queue.core.store.schema import active, dead_letter, entry, invalid, lock, low_watermark, queue, store
 
 # A table and no light sa.table(), which would not be looked for in the store's schema.
 _holders = sa.Table(
@@ -38,7 +38,7 @@ def holders(work: Work) -> list[Holder]:
 
 def horizon_and_mark(work: Work) -> tuple[int, int | None]:
     """Read the horizon, and when clean-up last recorded a low-water mark, in milliseconds."""
-    newest = sa.select(sa.func.max(low_mark.c.at_ms)).scalar_subquery()
+    newest = sa.select(sa.func.max(low_watermark.c.at_ms)).scalar_subquery()
     horizon, marked_ms = work.connection.execute(sa.select(store.c.horizon, newest)).one()
     return horizon, marked_ms
 

@@ -60,7 +60,7 @@ class SqliteDialect(SqliteReads):
         """Name the file and what to do."""
         return explain(error, url)
 
-    def rests(self, raw: object) -> bool:
+    def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
         return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
 
@@ -188,7 +188,7 @@ class SqliteDialect(SqliteReads):
             raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3]) for cell in writes.cells])
             raw.executemany(sql.STAGE_ENTRY, [(pointer, *entry[:4]) for entry in writes.entries])
             self._write(raw, pointer, writes)
-            raw.executemany(sql.PUT_NOTE, [(*note, pointer) for note in writes.notes])
+            raw.executemany(sql.PUT_NOTIFICATION, [(*note, pointer) for note in writes.notifications])
         return pointers
 
     def _write(self, raw: sqlite3.Connection, own: int, writes: Writes) -> None:
@@ -270,8 +270,8 @@ class SqliteDialect(SqliteReads):
 
     def _notify(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
         writes, view = call.writes, call.view
-        if writes.notes:
-            raw.executemany(sql.PUT_NOTE, [(*note, own) for note in writes.notes])
+        if writes.notifications:
+            raw.executemany(sql.PUT_NOTIFICATION, [(*note, own) for note in writes.notifications])
         if writes.acknowledged and view is not None:
             # Exactly what this transaction saw: a notification that an older one sets meanwhile stays.
             seen = (view.read_pointer, json.dumps(view.excluded))

@@ -48,7 +48,7 @@ PUT_ENTRY = """
     insert into xq_entry (queue_number, layout, bucket, key, seq, value) values (?, ?, ?, ?, ?, ?)
     on conflict do update set value = excluded.value
 """
-PUT_NOTE = """
+PUT_NOTIFICATION = """
     insert or ignore into xq_notification (table_number, row_key, column_key, version) values (?, ?, ?, ?)
 """
 ACKNOWLEDGE = """
