@@ -50,8 +50,8 @@ class MaintenanceReport:
     def line(self) -> str:
         """Say it in one line."""
         return (
-            f"{self.expired} expired, {self.pruned} pruned, {self.versions} versions, {self.conflict_keys} conflict keys, "
-            f"{self.outcomes} outcomes, {self.idempotency_keys} idempotency keys"
+            f"{self.expired} expired, {self.pruned} pruned, {self.versions} versions, "
+            f"{self.conflict_keys} conflict keys, {self.outcomes} outcomes, {self.idempotency_keys} idempotency keys"
             + ("; more is left" if self.more else "")
             + ("; another process is cleaning up" if self.busy else "")
         )

@@ -44,18 +44,18 @@ class View:
     read_pointer: int
     excluded: tuple[int, ...]
     """Ids at or below the read pointer that were in progress or invalid, ascending."""
-    own: tuple[int, ...] = ()
+    write_pointers: tuple[int, ...] = ()
     """The reader's own write pointers, as far as anything is stored under them before the commit."""
 
     @cached_property
     def low(self) -> int:
         """The smallest id that this snapshot does not see; it reaches down to here."""
-        return min((*self.excluded[:1], *self.own[:1], self.read_pointer + 1))
+        return min((*self.excluded[:1], *self.write_pointers[:1], self.read_pointer + 1))
 
     @property
     def is_prefix(self) -> bool:
         """Whether it is just everything up to the read pointer, which reads may be told for half the price."""
-        return not (self.own or self.excluded)
+        return not (self.write_pointers or self.excluded)
 
     def require_above(self, horizon: int) -> None:
         """Check what a read or commit has found the horizon to be.
@@ -71,9 +71,9 @@ class View:
         return ",".join(map(str, self.excluded))
 
     @property
-    def own_text(self) -> str:
+    def write_pointers_text(self) -> str:
         """The own write pointers with commas between them."""
-        return ",".join(map(str, self.own))
+        return ",".join(map(str, self.write_pointers))
 
 
 Place = tuple[bytes, bytes, int]

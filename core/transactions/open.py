@@ -130,7 +130,7 @@ class OpenTransaction(ReadingTransaction):
                 id=started.id,
                 read_pointer=started.id - 1,
                 excluded=frozenset(started.excluded),
-                own=() if self.kind == "read" else (started.id,),
+                write_pointers=() if self.kind == "read" else (started.id,),
                 kind=self.kind,
                 deadline_ms=started.deadline_ms,
                 request=self.request.hex,
@@ -204,7 +204,7 @@ class OpenTransaction(ReadingTransaction):
             self.flush()
             own = self.value.id
             pointer = self._session.call(self.database.dialect.checkpoint, own)
-            self._become(replace(self.value, own=(*self.value.own, pointer)))
+            self._become(replace(self.value, write_pointers=(*self.value.write_pointers, pointer)))
         else:
             self.buffer.checkpoint()
         if self._participants:
@@ -229,7 +229,7 @@ class OpenTransaction(ReadingTransaction):
                     # It may still arrive, behind a later flush that it would undo; after the abort it is refused.
                     self.abort(error)
                 raise
-            self._become(replace(value, own=pointers))
+            self._become(replace(value, write_pointers=pointers))
             self.buffer.sent()
 
     def commit(self, result: Any = None) -> int | None:
@@ -357,7 +357,7 @@ class OpenTransaction(ReadingTransaction):
         failed = self._participants.roll_back(reason) if self._participants else []
         if failed and self._value is not None:
             try:
-                invalidate(self.database, self._value.own, left_to=", ".join(failed))
+                invalidate(self.database, self._value.write_pointers, left_to=", ".join(failed))
             except Exception as error:
                 if reason is not None:
                     reason.add_note(f"besides, transaction {self._value.id} could not be made invalid: {error}")

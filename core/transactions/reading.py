@@ -196,13 +196,13 @@ class ReadingTransaction:
         if self.value.kind == "long":
             self._read(_nothing)  # but the write pointers as they are now
         buffered = list(self.buffer.versions(cell, self._level))
-        committed_only = replace(self.view, own=())
-        own = [p for p in reversed(self.view.own) if not (buffered and p == self.value.own[-1])]
-        views = [replace(committed_only, own=(pointer,)) for pointer in own] + [committed_only]
+        committed_only = replace(self.view, write_pointers=())
+        own = [p for p in reversed(self.view.write_pointers) if not (buffered and p == self.value.write_pointers[-1])]
+        views = [replace(committed_only, write_pointers=(pointer,)) for pointer in own] + [committed_only]
         found = buffered
         for view in views:
             version, value = self._read(self._read_in, view, cell)
-            if version is not None and (version in view.own or view is committed_only):
+            if version is not None and (version in view.write_pointers or view is committed_only):
                 found.append(value if self._lives(version, ttl_ms) else None)
         return found if self._level is Level.SNAPSHOT_ALL else found[:1]
 
@@ -241,9 +241,9 @@ class ReadingTransaction:
                 found = read(connection, self.view, *plain, **named)
                 # Afterwards: while it is active nobody removes what it staged, and it read that too (I4).
                 pointers = self.database.dialect.pointers(connection, self.value.id)
-                if pointers == self.value.own:
+                if pointers == self.value.write_pointers:
                     return found
-                self._become(replace(self.value, own=pointers))  # another process has made a checkpoint
+                self._become(replace(self.value, write_pointers=pointers))  # another process has made a checkpoint
 
         return self._session.call(step)
 

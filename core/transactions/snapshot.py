@@ -86,7 +86,7 @@ class Transaction:
     read_pointer: int
     excluded: frozenset[int]
     """Ids at or below ``read_pointer`` that were in progress or invalid at the start."""
-    own: tuple[int, ...]
+    write_pointers: tuple[int, ...]
     """Write pointers of this transaction, oldest first; more than one after checkpoints."""
     kind: Literal["read", "short", "long", "bound"]
     deadline_ms: int
@@ -97,15 +97,16 @@ class Transaction:
 
     def is_visible(self, version: int) -> bool:
         """Tell whether a version belongs to this snapshot (I1, I4)."""
-        if version in self.own:
-            return self.level is not Level.SNAPSHOT_EXCLUDE_CURRENT or version != self.own[-1]
+        if version in self.write_pointers:
+            return self.level is not Level.SNAPSHOT_EXCLUDE_CURRENT or version != self.write_pointers[-1]
         return version <= self.read_pointer and version not in self.excluded
 
     @property
     def view(self) -> View:
         """The arguments of a read."""
-        own = self.own[:-1] if self.level is Level.SNAPSHOT_EXCLUDE_CURRENT else self.own
-        return View(self.read_pointer, tuple(sorted(self.excluded)), own if self.kind == "long" else ())
+        is_current_hidden = self.level is Level.SNAPSHOT_EXCLUDE_CURRENT
+        write_pointers = self.write_pointers[:-1] if is_current_hidden else self.write_pointers
+        return View(self.read_pointer, tuple(sorted(self.excluded)), write_pointers if self.kind == "long" else ())
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; ids are strings, since they exceed 2⁵³."""
@@ -113,7 +114,7 @@ class Transaction:
             "id": str(self.id),
             "read_pointer": str(self.read_pointer),
             "excluded": pack_ids(sorted(self.excluded)),
-            "own": [str(i) for i in self.own],
+            "write_pointers": [str(i) for i in self.write_pointers],
             "kind": self.kind,
             "deadline_ms": self.deadline_ms,
             "request": self.request,
@@ -131,7 +132,7 @@ class Transaction:
                 id=int(value["id"]),
                 read_pointer=int(value["read_pointer"]),
                 excluded=frozenset(unpack_ids(value["excluded"])),
-                own=tuple(int(i) for i in value["own"]),
+                write_pointers=tuple(int(i) for i in value["write_pointers"]),
                 kind=value["kind"],
                 deadline_ms=int(value["deadline_ms"]),
                 request=value["request"],

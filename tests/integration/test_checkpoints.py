@@ -122,7 +122,7 @@ def test_what_commits_after_a_checkpointed_transaction_has_a_greater_sequence(st
     own = late.value.id  # between the two write pointers
     tx.checkpoint()
     put(tx, b"second")
-    tx_pointers = tx._transaction.value.own
+    tx_pointers = tx._transaction.value.write_pointers
     assert tx_pointers[0] < own < tx_pointers[1]
     tx._transaction.commit()
     with store.database.read() as work:
@@ -197,7 +197,7 @@ def test_all_write_pointers_of_a_late_transaction_become_invalid_and_are_pruned(
     tx.checkpoint()
     put(tx, b"2", row="b")
     tx.flush()
-    pointers = tx._transaction.value.own
+    pointers = tx._transaction.value.write_pointers
     wait_past(store, tx._transaction.value.deadline_ms)
     assert expire(store.database) == 1
     assert take_snapshot(store.database).excluded == pointers

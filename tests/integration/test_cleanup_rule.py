@@ -58,7 +58,7 @@ def seen(versions: list[Version], snapshot: Transaction, ttl: int) -> int | None
     if not visible or visible[-1].is_tombstone:
         return None
     newest = visible[-1].id
-    return newest if newest in snapshot.own or newest > snapshot.id - ttl else None
+    return newest if newest in snapshot.write_pointers or newest > snapshot.id - ttl else None
 
 
 @given(st.data(), CELL, st.integers(1, 30), st.integers(1, 40))

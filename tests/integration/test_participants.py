@@ -57,13 +57,13 @@ class Resource:
 
     def persist(self) -> None:
         assert self.transaction is not None
-        self.data[self.transaction.own[-1]] = "written"
+        self.data[self.transaction.write_pointers[-1]] = "written"
         self._call("persist")
 
     def rollback(self) -> None:
         self._call("rollback")
         assert self.transaction is not None
-        for pointer in self.transaction.own:
+        for pointer in self.transaction.write_pointers:
             self.data.pop(pointer, None)
 
     def after_commit(self) -> None:
@@ -124,7 +124,7 @@ def test_every_write_pointer_of_a_failing_rollback_stays_hidden(store: Store) ->
     pointers: tuple[int, ...] = ()
     with pytest.raises(KeyError), store.transaction(long=True) as tx:
         work(tx, [resource])
-        pointers = tx._transaction.value.own
+        pointers = tx._transaction.value.write_pointers
         raise KeyError("the user's own error")
     assert len(pointers) == 2
     assert take_snapshot(store.database).excluded == pointers
@@ -136,7 +136,7 @@ def test_a_rollback_that_fails_after_the_sweep_keeps_what_the_sweep_made_invalid
     pointers: tuple[int, ...] = ()
     with pytest.raises(RegistrationLost), store.transaction(long=True, timeout=0.05) as tx:
         work(tx, [resource])
-        pointers = tx._transaction.value.own
+        pointers = tx._transaction.value.write_pointers
         wait_past(store, tx._transaction.value.deadline_ms)
         assert expire(store.database) == 1
     assert prune(store.database) == 0, "what the participant wrote is not ours to delete"

@@ -128,7 +128,7 @@ def by_the_first_read(store: Store) -> Iterator[int]:
 def by_a_checkpoint(store: Store) -> Iterator[int]:
     tx = begin(store, kind="long")
     tx.checkpoint()
-    yield tx._transaction.value.own[1]
+    yield tx._transaction.value.write_pointers[1]
     tx._transaction.abort()
 
 

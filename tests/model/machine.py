@@ -140,7 +140,7 @@ class StoreMachine(WorkingMachine):
                     self.handles[at] = context.to_json()
                 self.model.flush(tx)
             if then == "checkpoint":
-                pointer = context._transaction.value.own[-1]
+                pointer = context._transaction.value.write_pointers[-1]
                 self.drawn(pointer)
                 self.model.checkpoint(tx, pointer)
 

@@ -55,7 +55,11 @@ ids = st.integers(1, 2**62 - 1)
 
 @given(
     st.builds(
-        transaction, id=ids, read_pointer=ids, excluded=st.frozensets(ids), own=st.lists(ids, min_size=1).map(tuple)
+        transaction,
+        id=ids,
+        read_pointer=ids,
+        excluded=st.frozensets(ids),
+        write_pointers=st.lists(ids, min_size=1).map(tuple),
     )
 )
 def test_a_transaction_survives_the_way_through_json(value: Transaction) -> None:

@@ -246,7 +246,7 @@ class PostgresDialect:
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells in one statement."""
         rows, columns = zip(*cells, strict=True)
-        seen = (BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded))
+        seen = (BigintArray.of(view.write_pointers), view.read_pointer, BigintArray.of(view.excluded))
         found = calls.rows(connection, self._read_cells, (ByteaArray.of(rows), ByteaArray.of(columns), table, *seen))
         if found:
             view.require_above(found[0][0])

@@ -75,7 +75,7 @@ def of_view(view: View) -> tuple[Any, ...]:
     """Return the arguments for what a view adds to the statement that reads one cell, or a span."""
     if view.is_prefix:
         return (view.read_pointer,)
-    return BigintArray.of(view.own), view.read_pointer, BigintArray.of(view.excluded)
+    return BigintArray.of(view.write_pointers), view.read_pointer, BigintArray.of(view.excluded)
 
 
 def of_span(table: int, span: Span, after: Place, *, expired: int | None) -> list[Any]:

@@ -33,7 +33,7 @@ class SqliteReads:
         if view.is_prefix:
             found = raw.execute(sql.READ_CELL_UP_TO, arguments).fetchone()
         else:
-            arguments |= {"own": f"[{view.own_text}]", "hidden": f"[{view.excluded_text}]"}
+            arguments |= {"own": f"[{view.write_pointers_text}]", "hidden": f"[{view.excluded_text}]"}
             found = raw.execute(sql.READ_CELL, arguments).fetchone()
         # Where nothing was found the horizon may be read later: it only grows.
         horizon, version, value = found or (*raw.execute(sql.HORIZON).fetchone(), None, None)
@@ -65,7 +65,7 @@ class SqliteReads:
         """Read the first visible versions of a span in order."""
         raw = raw_of(connection)
         arguments: dict[str, object] = {"table": table, "pointer": view.read_pointer, "limit": limit}
-        arguments |= {"own": f"[{view.own_text}]", "hidden": f"[{view.excluded_text}]"}
+        arguments |= {"own": f"[{view.write_pointers_text}]", "hidden": f"[{view.excluded_text}]"}
         arguments |= {"end": span.end_row, "expired": expired}
         arguments |= dict(zip(("after_row", "after_column", "after_version"), after, strict=True))
         arguments |= {f"column{i}": column for i, column in enumerate(span.columns)}
