@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from tests.teeth.planting import ROOT, Bug, copied, load, run
+
+MOST_BUGS = 100
 
 BUGS = load()
 bugs = pytest.mark.parametrize("bug", [pytest.param(bug, id=bug.name) for bug in BUGS])
@@ -24,9 +28,13 @@ def test_the_tests_of_all_bugs_are_found_by_pytest(environment: str) -> None:
     assert code == 0, output[-2000:]
 
 
-def test_every_invariant_has_a_bug_that_breaks_it() -> None:
-    broken = {what for bug in BUGS for what in bug.breaks}
-    assert [name for number in range(1, 15) if (name := f"I{number}") not in broken] == []
+def test_every_invariant_has_at_least_three_bugs_that_break_it() -> None:
+    broken = Counter(what for bug in BUGS for what in bug.breaks)
+    assert {name: broken[name] for number in range(1, 15) if broken[name := f"I{number}"] < 3} == {}
+
+
+def test_the_table_stays_short() -> None:
+    assert len(BUGS) <= MOST_BUGS, f"{len(BUGS)} bugs: a new bug replaces another one that earns less"
 
 
 def test_every_room_has_a_bug() -> None:
