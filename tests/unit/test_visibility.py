@@ -19,7 +19,7 @@ def transaction(**changes: object) -> Transaction:
         "id": 50,
         "read_pointer": 49,
         "excluded": frozenset({10, 20}),
-        "own": (50, 60),
+        "write_pointers": (50, 60),
         "kind": "long",
         "deadline_ms": 1,
         "request": "00" * 16,
