@@ -118,7 +118,7 @@ class Letters:
     ) -> int:
         """Delete dead letters for good, oldest first: what they held reaches no sink.
 
-        Who did it, and to how many, stays in the store (:meth:`dead_letter_acts`) and in the log.
+        Who did it, and to how many, stays in the store (:meth:`dead_letter_audit`) and in the log.
 
         :param limit: most letters.
         :param who: who wants it; by default user and host of this process.

@@ -233,7 +233,7 @@ def test_a_drop_is_recorded_with_who_and_how_many(orders: Store, caplog: pytest.
     assert "@" in orders.dead_letter_audit("orders")[0].who
     with orders.database.read() as work:
         prefix = "export_queue." if work.database.dialect.name == "postgresql" else ""
-        rows = work.connection.exec_driver_sql(f"select act, letters from {prefix}dead_letter_acts order by id").all()
+        rows = work.connection.exec_driver_sql(f"select act, letters from {prefix}dead_letter_audit order by id").all()
     assert [tuple(row) for row in rows] == [("drop", 2), ("drop", 1)]
 
 

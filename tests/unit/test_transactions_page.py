@@ -9,7 +9,7 @@ from export_queue.core.client import Level, Limits, Participant, Retry
 from export_queue.core.maintenance.run import DAY
 from export_queue.core.tables.options import ConflictLevel
 from export_queue.core.tables.table import MAX_KEY_BYTES
-from export_queue.core.transactions.idempotency_keys import MAX_IDEMPOTENCY_KEY_BYTES
+from export_queue.core.transactions.idempotency import MAX_IDEMPOTENCY_KEY_BYTES
 from export_queue.core.transactions.open import ANSWER_SECONDS, ASK_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "transactions.md").read_text()

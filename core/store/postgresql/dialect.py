@@ -342,7 +342,7 @@ class PostgresDialect:
 
     def expire(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""
-        return int(calls.one(connection, self._sql("select {s}.xq_sweep_v1()"))[0])
+        return int(calls.one(connection, self._sql("select {s}.xq_expire_v1()"))[0])
 
     def prune(self, connection: Handle, *, limit: int) -> int:
         """Delete what invalid transactions left and forget them."""
