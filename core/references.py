@@ -1,4 +1,4 @@
-"""References to secrets, and how they are followed.
+"""References: to secrets, and to objects by import path, and how they are followed.
 
 A password never travels: what is stored, sent to Spark or shown is a reference, and the process that
 opens a connection follows it.
@@ -15,18 +15,20 @@ reference            leads to
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import re
 import stat
 
-from export_queue.core.errors import InvalidArgument, SecretNotFound
+from export_queue.core.errors import ExportQueueError, InvalidArgument, SecretNotFound
 
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _REFERENCE = re.compile(
     r"env:[A-Za-z_][A-Za-z0-9_]*"
     r"|file:/.+"
-    r"|(?!env:|file:)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+    rf"|(?!env:|file:){_IMPORT_PATH.pattern}"
 )
+_SECRET_IN_QUERY = re.compile(r"[?&;](?:password|passwd|pwd|token|secret|api_?key)=[^&;]", re.IGNORECASE)
 _MAX_BYTES = 1 << 16
 _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -93,13 +95,7 @@ def _from_file(reference: str) -> str:
 
 
 def _from_callable(reference: str) -> str:
-    module_name, _, path = reference.partition(":")
-    try:
-        found: object = importlib.import_module(module_name)
-        for name in path.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError) as error:
-        raise SecretNotFound(f"{reference} cannot be imported: {error}") from None
+    found = import_object(reference, error=SecretNotFound)
     if not callable(found):
         raise SecretNotFound(f"{reference} is not callable")
     try:
@@ -110,3 +106,34 @@ def _from_callable(reference: str) -> str:
     if not isinstance(secret, str):
         raise SecretNotFound(f"{reference} returned {type(secret).__name__}, expected str")
     return secret
+
+
+def import_object(path: str, *, error: type[ExportQueueError], hint: str | None = None) -> object:
+    """Find what an import path names.
+
+    :param path: ``package.module:name`` or ``package.module:name.attribute``.
+    :param error: the class of the error that is raised where the path leads nowhere.
+    :param hint: what that error advises; without one the hint of its class.
+    """
+    if not _IMPORT_PATH.fullmatch(path):
+        raise error(f'{path!r}: expected an import path "module:name"', hint=hint)
+    try:
+        found: object = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError) as problem:
+        raise error(f"{path} cannot be imported: {problem}", hint=hint) from problem
+    return found
+
+
+def has_password(text: str) -> bool:
+    """Tell whether a text is a URL with a password in it."""
+    _, mark, rest = text.partition("://")
+    if not mark:
+        return False
+    host = re.split(r"[/?#\s]", rest, maxsplit=1)[0]
+    user, at, _ = host.rpartition("@")
+    if at:
+        return bool(user.partition(":")[2]) or bool(_SECRET_IN_QUERY.search(text))
+    # a password with an unquoted slash: what looks like the port is none, and an @ follows later
+    port = host.partition(":")[2]
+    broken = bool(port) and not port.isdigit() and not host.startswith("[") and "@" in rest
+    return broken or bool(_SECRET_IN_QUERY.search(text))

@@ -23,7 +23,7 @@ from export_queue.core.sinks.operations import (
     document_bytes,
 )
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink, SweepableSink
-from export_queue.core.sinks.spec import ResolvedSink, SinkSpec, has_password, open_sink
+from export_queue.core.sinks.spec import ResolvedSink, SinkSpec, open_sink
 
 if TYPE_CHECKING:
     from export_queue.core.sinks.elasticsearch import ElasticsearchSink
@@ -57,7 +57,6 @@ __all__ = [
     "apply_batch",
     "collapse",
     "document_bytes",
-    "has_password",
     "join_feeders",
     "open_sink",
     "raise_floor",

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
-from export_queue.core.references import is_reference, resolve_secret
+from export_queue.core.references import has_password, is_reference, resolve_secret
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.protocol import Sink
 
@@ -30,7 +30,6 @@ _LOOKED_UP_AGAIN = {"elasticsearch": ("password", "api_key"), "redis": ("passwor
 """Secrets that may change while a sink is open."""
 _OWN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _SECRET_NAME = re.compile(r"passw|passphrase|pwd|secret|token|credential|api_?key|private_?key", re.IGNORECASE)
-_SECRET_IN_QUERY = re.compile(r"[?&;](?:password|passwd|pwd|token|secret|api_?key)=[^&;]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,21 +258,6 @@ def _refuse_secrets(value: Any, kind: str, name: str = "") -> None:
             f"option {name!r} of sink {kind} is refused: {reason}",
             hint=f"give it as a secret: secrets={{{'password' if name == 'url' else name!r}: 'env:NAME'}}",
         )
-
-
-def has_password(text: str) -> bool:
-    """Tell whether a text is a URL with a password in it."""
-    _, mark, rest = text.partition("://")
-    if not mark:
-        return False
-    host = re.split(r"[/?#\s]", rest, maxsplit=1)[0]
-    user, at, _ = host.rpartition("@")
-    if at:
-        return bool(user.partition(":")[2]) or bool(_SECRET_IN_QUERY.search(text))
-    # a password with an unquoted slash: what looks like the port is none, and an @ follows later
-    port = host.partition(":")[2]
-    broken = bool(port) and not port.isdigit() and not host.startswith("[") and "@" in rest
-    return broken or bool(_SECRET_IN_QUERY.search(text))
 
 
 def _default_name(spec: SinkSpec) -> str:

@@ -11,8 +11,8 @@ from typing import Self
 from export_queue.core.drain import DrainRequest, IfLocked, OnError, Rules
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import Owner
-from export_queue.core.references import is_reference
-from export_queue.core.sinks import SinkSpec, has_password
+from export_queue.core.references import has_password, is_reference
+from export_queue.core.sinks import SinkSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from export_queue.core.store.queries.conflict_keys import (
     row_key,
 )
 from export_queue.core.store.queries.outcomes import new_request
+from export_queue.core.store.spec import StoreSpec
 
 __all__ = [
     "MAX_SHORT_SECONDS",
@@ -47,6 +48,7 @@ __all__ = [
     "Span",
     "Started",
     "StoreDialect",
+    "StoreSpec",
     "View",
     "Work",
     "Writes",

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -79,7 +79,7 @@ class Database:
         cls,
         url: str,
         *,
-        password: str | None = None,
+        password: str | Callable[[], str] | None = None,
         schema: str = "export_queue",
         behind_pooler: bool = False,
         clock: Clock | None = None,
@@ -89,7 +89,7 @@ class Database:
         """Prepare connections; nothing is sent yet.
 
         :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
-        :param password: a password that is kept out of the URL.
+        :param password: a password that is kept out of the URL, or what tells it at each new connection.
         :param schema: the PostgreSQL schema that is the store; SQLite has one store a file.
         :param behind_pooler: whether the URL leads to a pooler in transaction mode (PgBouncer), for PostgreSQL;
             ``?behind_pooler=true`` in the URL says the same.
@@ -105,7 +105,7 @@ class Database:
                 "a store's URL reads like sqlite:///path or postgresql+psycopg://user@host/database, "
                 f"found text of {len(url)} characters that is no URL"
             ) from error
-        if password is not None:
+        if isinstance(password, str):
             parsed = parsed.set(password=password)
         asked = parsed.query.get(_POOLER, "false")
         if asked not in ("true", "false"):
@@ -128,7 +128,12 @@ class Database:
             from export_queue.core.store.postgresql.dialect import open_engine as open_postgres
 
             try:
-                postgres = open_postgres(parsed, schema, behind_pooler=behind_pooler)
+                postgres = open_postgres(
+                    parsed,
+                    schema,
+                    behind_pooler=behind_pooler,
+                    password=password if callable(password) else None,
+                )
                 steps = PostgresDialect(schema, postgres, behind_pooler=behind_pooler)
                 return cls(postgres, steps, shown_url=shown, client=client, limits=limits)
             except (ImportError, NoSuchModuleError) as error:

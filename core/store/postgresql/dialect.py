@@ -48,8 +48,13 @@ WRITE_ONLY_MS = 60_000
 """How long a transaction that never read stays registered while its commit is on its way, where that takes a row."""
 
 
-def open_engine(url: sa.URL, schema: str, *, behind_pooler: bool = False) -> sa.Engine:
-    """Make an engine on psycopg 3 whose connections begin no SQL transaction by themselves."""
+def open_engine(
+    url: sa.URL, schema: str, *, behind_pooler: bool = False, password: Callable[[], str] | None = None
+) -> sa.Engine:
+    """Make an engine on psycopg 3 whose connections begin no SQL transaction by themselves.
+
+    :param password: asked at each new connection; None leaves it to the URL.
+    """
     # A pooler hands the next SQL transaction to another server session, which lacks what this one has prepared.
     prepare: dict[str, Any] = {"prepare_threshold": None} if behind_pooler else {}
     engine = sa.create_engine(
@@ -62,7 +67,7 @@ def open_engine(url: sa.URL, schema: str, *, behind_pooler: bool = False) -> sa.
         pool_use_lifo=True,
         pool_reset_on_return=None,
     )
-    bound_connections(engine, settings=not behind_pooler)
+    bound_connections(engine, settings=not behind_pooler, password=password)
     return engine.execution_options(schema_translate_map={None: schema})
 
 
