@@ -12,7 +12,8 @@ import pytest
 
 from export_queue.core import sinks, testing
 from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
-from export_queue.core.sinks import MemorySink, SinkSpec, has_password, open_sink
+from export_queue.core.references import has_password
+from export_queue.core.sinks import MemorySink, SinkSpec, open_sink
 
 REDIS = SinkSpec("redis", {"host": "cache.example", "key": "customer:{id}"}, {"password": "env:XQ_TEST"})
 

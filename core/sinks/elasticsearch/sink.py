@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.references import has_password
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import admission, stale_rank
 from export_queue.core.sinks.elasticsearch import indices, lines, sweeping
@@ -16,7 +17,6 @@ from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, An
 from export_queue.core.sinks.elasticsearch.connection import CLIENT_OPTIONS, Connection, Secret
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
-from export_queue.core.sinks.spec import has_password
 
 _TRIES = 8
 """Of operations that a busy server puts off, and of what others may do at the same moment."""
