@@ -182,7 +182,7 @@ def test_the_doors_export_what_they_always_did():
         "MAX_SEQ ApplyResult Capabilities Claim CompositeSink ControlRecord Delete ElasticsearchSink FencedSink "
         "FloorRecord MemorySink Operations OperationsBuilder "
         "Put RedisSink Rejection ResolvedSink Sink SinkSpec SqlSink SweepableSink UnderClaim "
-        "admission apply_batch collapse document_bytes has_password join_feeders open_sink raise_floor refuse_seqs "
+        "admission apply_batch collapse document_bytes join_feeders open_sink raise_floor refuse_seqs "
         "stale_rank".split()
     )
     assert set(testing.__all__) == {"FencedConformance", "MemorySink", "SinkConformance", "assert_converges"}
