@@ -272,7 +272,6 @@ class ThroughPgBouncer:
         self.readers.dispose()
 
 
-@pytest.mark.slow  # fields through the pooler are tried always
 class TestDocumentsThroughPgBouncer(ThroughPgBouncer, Documents):
     pass
 

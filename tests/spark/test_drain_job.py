@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 import pytest
 import sqlalchemy as sa
-from tests.spark.conftest import Submission, Submit, is_running, wait_until
+from tests.spark.conftest import Submission, Submit, is_running
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, drain

@@ -13,9 +13,10 @@ from typing import Any
 import orjson
 import pytest
 import sqlalchemy as sa
-from tests.spark.conftest import Submit, wait_until
+from tests.spark.conftest import Submit
 from tests.spark.test_drain_job import add, job_for, report_of, waiting
 from tests.support.servers import free_port
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.sinks import SinkSpec
