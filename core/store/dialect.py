@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 from uuid import UUID
 
 from export_queue.core.errors import SnapshotTooOld
+from export_queue.core.store.registration import IdSource, Kind
 
 if TYPE_CHECKING:
     import sqlite3
@@ -28,13 +29,6 @@ Handle: TypeAlias = "Connection | sqlite3.Connection | psycopg.Connection[Any]"
 
 Clock = Callable[[], int]
 """Milliseconds since the epoch."""
-
-Kind = Literal["write", "short", "long", "bound"]
-"""``write``: never read, has no id before its commit; ``short``: buffered; ``long``: staged early;
-``bound``: written into a SQL transaction of the user's, which the user ends."""
-
-IdSource = Literal["sequence", "clock"]
-"""Where a store's ids come from: a sequence, with advisory locks that register them, or a row that is the clock."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
 """The store's clock, in milliseconds since the epoch."""
 START = """
     select id, excluded, deadline_ms, found_version, found_value
-    from {s}.xq_start_v1(%s, %b, %b, %b, %b, %s, %b, %b, %b)
+    from {s}.xq_start_v1(%s, %s, %b, %b, %b, %s, %b, %b, %b)
 """
 SETTLE = "update {s}.xq_active set client = client where owner = %b"
 """Its durable commit makes durable what has been written before it."""

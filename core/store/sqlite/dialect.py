@@ -22,14 +22,13 @@ from export_queue.core.store.dialect import (
     CommitCall,
     Committed,
     Handle,
-    IdSource,
-    Kind,
     Outcome,
     Started,
     View,
     Writes,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error
+from export_queue.core.store.registration import IdSource, Kind
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.file import LOCK_SECONDS, explain, undone
 from export_queue.core.store.sqlite.filelock import FileLock
