@@ -99,6 +99,14 @@ def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, di
     return data
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how long each test took in the file that ``EXPORT_QUEUE_DURATIONS`` names, at once: runs may be killed."""
+    path = os.environ.get("EXPORT_QUEUE_DURATIONS")
+    if path and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(path).open("a") as lines:
+            lines.write(f"{report.duration:9.3f} {report.when:<8} {report.outcome:<7} {report.nodeid}\n")
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Tell what tests with a budget of time have covered; name tests that took long without a marker that says why."""
     reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "duration")]

@@ -64,6 +64,7 @@ def stores(connect: Any, postgres_server: Any, postgres_url: str, redis_server: 
         yield SimpleNamespace(store=store, redis=redis_connection, passwords=passwords)
 
 
+@pytest.mark.full("several submissions of Spark")
 def test_passwords_are_in_no_command_line_template_log_or_error(
     stores: Any,
     spark_connection: None,
@@ -108,6 +109,7 @@ def test_passwords_are_in_no_command_line_template_log_or_error(
         assert found == []
 
 
+@pytest.mark.full("several submissions of Spark")
 def test_a_killed_task_leaves_no_process_and_loses_nothing(
     stores: Any, spark_connection: None, airflow_database: Path, tmp_path: Path
 ) -> None:

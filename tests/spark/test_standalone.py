@@ -82,6 +82,7 @@ def passwords(store_url: str, redis_server: Any) -> dict[str, str]:
     return {"XQ_STORE": sa.make_url(store_url).password or "", "XQ_REDIS": redis_server.password}
 
 
+@pytest.mark.full("a cluster of Spark; local processes run anyway")
 @pytest.mark.timeout(300)
 def test_a_cluster_drains_with_the_shipped_library_and_secrets_of_the_driver_and_names_what_executors_lack(
     cluster: str,
