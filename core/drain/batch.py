@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from export_queue.core.drain.exporters import Failure
-from export_queue.core.errors import AmbiguousRecord
-from export_queue.core.sinks import Operations, collapse
+from export_queue.core.sinks import Operations, Round, next_round
 
 
 @dataclass(slots=True)
@@ -35,10 +34,8 @@ class Batch:
     rejected: int = 0
     _pending: Sequence[int] = ()
     """Positions of operations without a fate that are not in the round that is out."""
-    _sent: Sequence[int] = ()
-    """Position, among all operations, of each operation of the round that is out."""
-    _superseded: Sequence[int] = ()
-    """Positions that gave way to one of the round that is out."""
+    _round: Round | None = None
+    """The round that is out."""
 
     def __post_init__(self) -> None:
         self._pending = range(len(self.operations))
@@ -51,19 +48,8 @@ class Batch:
         """
         if not self._pending:
             return None
-        everything = len(self._pending) == len(self.operations)
-        pending = self.operations if everything else self.operations.take(self._pending)
-        try:
-            kept, dropped = collapse(pending)
-        except AmbiguousRecord as error:
-            one, other = error.positions
-            error.positions = self._pending[one], self._pending[other]
-            raise
-        gone = set(dropped)
-        self._superseded = [self._pending[i] for i in dropped]
-        self._sent = [position for i, position in enumerate(self._pending) if i not in gone] if gone else self._pending
-        self._pending = ()
-        return kept
+        self._round, self._pending = next_round(self.operations, self._pending), ()
+        return self._round.operations
 
     def settle(self, *, written: int, stale: int, rejected: Iterable[tuple[int, Failure]] = ()) -> None:
         """Take in what became of a whole round.
@@ -72,26 +58,16 @@ class Batch:
         :param stale: operations that met something newer.
         :param rejected: position in the round and reason of each operation that the sink will never take.
         """
+        assert self._round is not None
+        current, self._round = self._round, None
         self.written += written
         self.stale += stale
-        refused = [(self._sent[i], failure) for i, failure in rejected]
-        if not refused:
-            self.collapsed += len(self._superseded)
-            self._superseded = ()
-            return
+        refused = {current.positions[i]: failure for i, failure in rejected}
         self.rejected += len(refused)
-        for position, failure in refused:
+        for position, failure in refused.items():
             self.dead.setdefault(self.operations.entries[position], failure)
-        vacant = {self._record(position) for position, _ in refused}
-        pending: list[int] = []
-        for position in self._superseded:
-            if self._record(position) not in vacant:
-                self.collapsed += 1
-            elif self.operations.entries[position] in self.dead:
-                self.rejected += 1
-            else:
-                pending.append(position)
-        self._superseded, self._pending = (), pending
-
-    def _record(self, position: int) -> tuple[str, bytes]:
-        return self.operations.collections[position], self.operations.ids[position]
+        freed = current.freed_by(refused)
+        self.collapsed += len(current.superseded) - len(freed)
+        # of an entry that is dead nothing is sent any more
+        self._pending = [position for position in freed if self.operations.entries[position] not in self.dead]
+        self.rejected += len(freed) - len(self._pending)

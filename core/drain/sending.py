@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from export_queue.core.drain.exporters import Failure
-from export_queue.core.drain.patience import Patience, is_transient
+from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import DrainError, ExportQueueError
-from export_queue.core.sinks import ApplyResult, Operations, Sink
+from export_queue.core.retry import Retry, is_transient
+from export_queue.core.sinks import ApplyResult, Operations, Sink, isolate
 
 
 @dataclass(slots=True)
@@ -26,12 +27,12 @@ class Sender:
     """The way into one sink.
 
     :param sink: where operations go.
-    :param patience: how transient errors are met.
+    :param retry: how transient errors are met.
     :param check: called before each batch; raises LeaseLost if nothing may be sent any more.
     """
 
     sink: Sink
-    patience: Patience
+    retry: Retry
     check: Callable[[], None]
 
     def send(self, operations: Operations, *, on_rejected: Callable[[int, Failure], None]) -> Sent:
@@ -41,7 +42,7 @@ class Sender:
         error of its own is halved until the culprits stand alone.
 
         :param on_rejected: called with position and reason at each final rejection; may raise to stop.
-        :raises ExportQueueError: the sink is unavailable beyond all patience, or takes nothing at all.
+        :raises ExportQueueError: the sink is unavailable for longer than the retry lasts, or takes nothing at all.
         """
         sent = Sent()
         capabilities = self.sink.capabilities
@@ -64,32 +65,32 @@ class Sender:
             sent.rejected.append((positions[i], failure))
             on_rejected(positions[i], failure)
 
-        try:
-            result = self._apply(part)
-        except ExportQueueError:
-            raise
-        except Exception as error:
-            if is_transient(error):
+        def attempt(chosen: range) -> Failure | None:
+            tried = part if len(chosen) == len(part) else part.take(chosen)
+            try:
+                result = self._apply(tried)
+            except ExportQueueError:
                 raise
-            if len(part) == 1:
-                reject(0, Failure.of(error))
-                return
-            middle = len(part) // 2
-            for half in (range(middle), range(middle, len(part))):
-                chosen = [positions[i] for i in half]
-                self._send(part.take(half), chosen, sent, on_rejected, is_last_try=is_last_try)
-            return
-        sent.written += result.written
-        sent.stale += result.stale
-        if is_last_try:
-            for rejection in result.rejected:
-                reject(rejection.position, Failure(rejection.reason, "Rejection"))
-        elif result.rejected:
-            refused = [rejection.position for rejection in result.rejected]
-            self._send(part.take(refused), [positions[i] for i in refused], sent, on_rejected, is_last_try=True)
+            except Exception as error:
+                if is_transient(error):
+                    raise
+                return Failure.of(error)
+            sent.written += result.written
+            sent.stale += result.stale
+            if is_last_try:
+                for rejection in result.rejected:
+                    reject(chosen[rejection.position], Failure(rejection.reason, "Rejection"))
+            elif result.rejected:
+                refused = [rejection.position for rejection in result.rejected]
+                where = [positions[chosen[i]] for i in refused]
+                self._send(tried.take(refused), where, sent, on_rejected, is_last_try=True)
+            return None
+
+        for i, failure in isolate(len(part), attempt):
+            reject(i, failure)
 
     def _apply(self, part: Operations) -> ApplyResult:
-        result = self.patience.call(lambda: self.sink.apply(part), check=self.check)
+        result = call_again(self.retry, lambda: self.sink.apply(part), check=self.check)
         answered = result.written + result.stale + len(result.rejected)
         if answered != len(part):
             raise DrainError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from export_queue.core.sinks.batch import apply_batch, refuse_seqs
+from export_queue.core.sinks.batch import Round, apply_batch, isolate, next_round, refuse_seqs
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.control import ControlRecord, FloorRecord, admission, join_feeders, raise_floor, stale_rank
 from export_queue.core.sinks.fencing import Claim, FencedSink, UnderClaim
@@ -48,6 +48,7 @@ __all__ = [
     "RedisSink",
     "Rejection",
     "ResolvedSink",
+    "Round",
     "Sink",
     "SinkSpec",
     "SqlSink",
@@ -57,7 +58,9 @@ __all__ = [
     "apply_batch",
     "collapse",
     "document_bytes",
+    "isolate",
     "join_feeders",
+    "next_round",
     "open_sink",
     "raise_floor",
     "refuse_seqs",

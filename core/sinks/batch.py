@@ -1,13 +1,16 @@
-"""One batch at a sink: what is refused before it is sent, what is superseded inside it, what is written.
+"""One batch at a sink: what is refused before it is sent, what is superseded inside it, what is written (pure).
 
-Shared by all sinks, so that each of them only has to write operations on distinct records.
+Shared by the drain and all sinks. A sink only has to write operations on distinct records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from operator import attrgetter
+from typing import TypeVar
 
 from export_queue.core.errors import AmbiguousRecord
 from export_queue.core.sinks.operations import MAX_SEQ, Operations, collapse, ttl_problem
@@ -15,6 +18,79 @@ from export_queue.core.sinks.protocol import ApplyResult, Rejection
 
 Reasons = dict[int, str]
 """Why operations can never be taken, by their position."""
+
+Refusal = TypeVar("Refusal")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Operations on distinct records, and those of the same batch that gave way to them."""
+
+    batch: Operations
+    operations: Operations
+    """What is sent."""
+    positions: Sequence[int]
+    """Position in the batch of each operation that is sent."""
+    superseded: Sequence[int]
+    """Positions in the batch of the operations that gave way."""
+
+    def freed_by(self, rejected: Iterable[int]) -> list[int]:
+        """Return the operations that gave way to rejected ones: their records are vacant, so they are tried next (I6).
+
+        :param rejected: positions in the batch.
+        """
+        vacant = {_record(self.batch, position) for position in rejected}
+        return [position for position in self.superseded if _record(self.batch, position) in vacant]
+
+
+def next_round(batch: Operations, pending: Sequence[int]) -> Round:
+    """Choose, of each record, the operation that is sent next.
+
+    :param batch: operations of which several may concern one record.
+    :param pending: positions of the operations that have neither been sent nor rejected, in rising order.
+    :raises AmbiguousRecord: two entries put different documents into one record at one sequence; its ``positions`` are
+        those in the batch.
+    """
+    offered = batch if len(pending) == len(batch) else batch.take(pending)
+    try:
+        chosen, dropped = collapse(offered)
+    except AmbiguousRecord as error:
+        one, other = error.positions
+        error.positions = pending[one], pending[other]
+        raise
+    gone = set(dropped)
+    positions = [position for i, position in enumerate(pending) if i not in gone] if gone else pending
+    return Round(batch, chosen, positions, [pending[i] for i in dropped])
+
+
+def isolate(
+    count: int,
+    attempt: Callable[[range], Refusal | None],
+    *,
+    weigh: Callable[[int], int] | None = None,
+) -> Iterator[tuple[int, Refusal]]:
+    """Try operations together; where all are refused together, halve them until the culprits stand alone.
+
+    :param count: how many operations there are.
+    :param attempt: tries the operations at some positions; returns why they were refused together, None if they were
+        not.
+    :param weigh: weight of an operation, by its position; both halves weigh about the same. By default all weigh 1.
+    :returns: position and refusal of each culprit, in rising order, each as soon as it is found.
+    """
+    parts = [range(count)] if count else []
+    while parts:
+        part = parts.pop()
+        refusal = attempt(part)
+        if refusal is None:
+            continue
+        if len(part) == 1:
+            yield part.start, refusal
+            continue
+        middle = len(part) // 2
+        if weigh is not None:
+            ends = list(accumulate(map(weigh, part)))
+            middle = min(max(bisect_left(ends, ends[-1] / 2), 1), len(part) - 1)
+        parts += (part[middle:], part[:middle])
 
 
 def apply_batch(
@@ -43,21 +119,12 @@ def apply_batch(
     pending: Sequence[int] = [i for i in range(len(operations)) if i not in rejected]
     written = 0
     while pending:
-        offered = operations.take(pending)
-        try:
-            chosen, dropped = collapse(offered)
-        except AmbiguousRecord as error:
-            first, second = error.positions
-            error.positions = (pending[first], pending[second])
-            raise
-        lost = set(dropped)
-        sent = [pending[i] for i in range(len(pending)) if i not in lost]
-        result = write(chosen)
+        current = next_round(operations, pending)
+        result = write(current.operations)
         written += result.written
-        refused = {sent[rejection.position]: rejection.reason for rejection in result.rejected}
+        refused = {current.positions[rejection.position]: rejection.reason for rejection in result.rejected}
         rejected |= refused
-        records = {_record(operations, i) for i in refused}
-        pending = [pending[i] for i in dropped if _record(operations, pending[i]) in records]
+        pending = current.freed_by(refused)
     return ApplyResult(
         written,
         len(operations) - written - len(rejected),

@@ -47,20 +47,6 @@ def test_only_documents_with_the_reserved_field_are_refused(fields, escaped):
     assert bool(lines.refuse_document(document)) == is_reserved
 
 
-@given(st.lists(st.binary(min_size=1, max_size=50), min_size=2))
-def test_halves_are_all_of_it_and_neither_is_empty(parts):
-    first, second = lines.halves(parts)
-    assert first
-    assert second
-    assert [*first, *second] == parts
-
-
-def test_halves_are_of_about_as_many_bytes():
-    first, second = lines.halves([b"x" * 900, *[b"x"] * 900])
-    assert len(first) <= 2
-    assert len(second) >= 899
-
-
 @pytest.mark.parametrize("name", ["", "A", "-a", "_a", ".a", "a b", "a/b", "a*", "a,b", "é", "a" * 201, "xq_control"])
 def test_names_that_no_index_may_have_are_refused(name):
     assert indices.fill_collections("{collection}", [name, "good"])[0] == {"good": "good"}

@@ -17,7 +17,7 @@ from export_queue.core.sinks import (
     Rejection,
     collapse,
 )
-from export_queue.core.sinks.batch import apply_batch, refuse_lengths, refuse_seqs
+from export_queue.core.sinks.batch import apply_batch, isolate, refuse_lengths, refuse_seqs
 from export_queue.core.sinks.control import (
     ControlRecord,
     FloorRecord,
@@ -305,3 +305,33 @@ def test_a_sink_that_keeps_no_times_rejects_them():
     result = apply_batch(batch, reasons={}, write=lambda part: ApplyResult(len(part), 0))
     assert (result.written, [one.position for one in result.rejected]) == (1, [1])
     assert "takes no put with a time to live" in result.rejected[0].reason
+
+
+@given(st.integers(0, 60), st.sets(st.integers(0, 59)), st.booleans())
+def test_culprits_are_isolated_and_all_others_get_through_once(count, culprits, weighed):
+    taken: list[int] = []
+
+    def attempt(chosen: range) -> str | None:
+        if culprits & set(chosen):
+            return f"one of {list(chosen)}"
+        taken.extend(chosen)
+        return None
+
+    found = list(isolate(count, attempt, weigh=(lambda i: i * i) if weighed else None))
+    expected = sorted(culprits & set(range(count)))
+    assert found == [(i, f"one of {[i]}") for i in expected]
+    assert taken == [i for i in range(count) if i not in culprits]
+
+
+def test_halves_are_of_about_the_same_weight():
+    parts = [b"x" * 900, *[b"x"] * 900]
+    tried: list[range] = []
+    list(isolate(len(parts), lambda chosen: tried.append(chosen) or len(chosen) > 900, weigh=lambda i: len(parts[i])))
+    assert len(tried[1]) <= 2
+
+
+def test_a_refusal_is_reported_before_anything_further_is_tried():
+    tried: list[range] = []
+    for _ in isolate(8, lambda chosen: tried.append(chosen) or "no"):
+        break
+    assert tried == [range(8), range(4), range(2), range(1)]

@@ -181,9 +181,9 @@ def test_the_doors_export_what_they_always_did():
     assert set(sinks.__all__) == set(
         "MAX_SEQ ApplyResult Capabilities Claim CompositeSink ControlRecord Delete ElasticsearchSink FencedSink "
         "FloorRecord MemorySink Operations OperationsBuilder "
-        "Put RedisSink Rejection ResolvedSink Sink SinkSpec SqlSink SweepableSink UnderClaim "
-        "admission apply_batch collapse document_bytes join_feeders open_sink raise_floor refuse_seqs "
-        "stale_rank".split()
+        "Put RedisSink Rejection ResolvedSink Round Sink SinkSpec SqlSink SweepableSink UnderClaim "
+        "admission apply_batch collapse document_bytes isolate join_feeders next_round open_sink "
+        "raise_floor refuse_seqs stale_rank".split()
     )
     assert set(testing.__all__) == {"FencedConformance", "MemorySink", "SinkConformance", "assert_converges"}
     assert all(getattr(module, name) for module in (sinks, testing) for name in module.__all__)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
 
 import orjson
 
@@ -76,13 +74,6 @@ def lines_of(operations: Operations) -> list[bytes]:
         )
         for record, version, document in zip(_quoted(operations.ids), versions, operations.documents, strict=True)
     ]
-
-
-def halves(lines: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Cut several lines in two, of about as many bytes each."""
-    ends = list(accumulate(map(len, lines)))
-    cut = min(max(bisect_left(ends, ends[-1] / 2), 1), len(lines) - 1)
-    return lines[:cut], lines[cut:]
 
 
 def _quoted(ids: Sequence[bytes]) -> list[bytes]:

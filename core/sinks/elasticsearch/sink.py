@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.references import has_password
-from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
+from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import admission, stale_rank
 from export_queue.core.sinks.elasticsearch import indices, lines, sweeping
 from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Meaning, items_of, whole
@@ -220,6 +220,24 @@ class ElasticsearchSink:
 
     def _send(self, alias: str, wanted: Sequence[bytes], floor: int, reasons: bool) -> list[Answer]:
         """Send one bulk request, or several smaller ones where the server refuses it as a whole."""
+        answers = [DONE] * len(wanted)
+
+        def attempt(chosen: range) -> Answer | None:
+            found = self._request(alias, wanted[chosen.start : chosen.stop], floor, reasons)
+            if isinstance(found, Answer):
+                return found
+            answers[chosen.start : chosen.stop] = found
+            return None
+
+        for i, answer in isolate(len(wanted), attempt, weigh=lambda i: len(wanted[i])):
+            answers[i] = answer
+        return answers
+
+    def _request(self, alias: str, wanted: Sequence[bytes], floor: int, reasons: bool) -> list[Answer] | Answer:
+        """Send one bulk request.
+
+        :returns: an answer to each operation, or one to all of them: together they are too much or not acceptable.
+        """
         params = {
             "require_alias": "true",
             "timeout": self._patience,
@@ -229,11 +247,11 @@ class ElasticsearchSink:
         status, body = self._connection.ask("POST", f"/{alias}/_bulk", params=params, body=b"".join(wanted))
         if status != 200:
             answer = whole(status, body)
-            if answer.meaning is Meaning.BUSY or (len(wanted) == 1 and _is_own_fault(answer)):
+            if answer.meaning is Meaning.BUSY:
                 return [answer] * len(wanted)
-            if not _is_own_fault(answer):
-                raise answer.explain(f"{self}, {alias}")
-            return [one for half in lines.halves(wanted) for one in self._send(alias, half, floor, reasons)]
+            if answer.meaning in (Meaning.TOO_LARGE, Meaning.POISON):
+                return answer
+            raise answer.explain(f"{self}, {alias}")
         answers = list(items_of(body))
         if len(answers) != len(wanted):
             raise SinkRefused(
@@ -302,10 +320,6 @@ class ElasticsearchSink:
 
     def __repr__(self) -> str:
         return f"<ElasticsearchSink {self._connection} {self._template}>"
-
-
-def _is_own_fault(answer: Answer) -> bool:
-    return answer.meaning in (Meaning.TOO_LARGE, Meaning.POISON)
 
 
 def _pause(attempt: int) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
-from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
+from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import stale_rank
 from export_queue.core.sinks.fencing import Claim, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.operations import Operations
@@ -211,8 +211,8 @@ class SqlSink:
             rows, unfit = rows_of(part, self._contents, self._dialect.limits, self._key)
             # in the order of the keys, so that two writers cannot lock each other out
             rows.sort(key=itemgetter(*range(len(table.keys))))
-            poison: dict[Row, str] = {}
-            written += self._write_rows(write_rows, table, rows, poison)
+            count, poison = self._write_rows(write_rows, table, rows)
+            written += count
             if poison:
                 keys = {i: self._key.values(record) for i, record in enumerate(part.ids) if i not in unfit}
                 unfit |= {i: poison[key] for i, key in keys.items() if key in poison}
@@ -223,18 +223,25 @@ class SqlSink:
             tuple(Rejection(*pair) for pair in sorted(rejected.items())),
         )
 
-    def _write_rows(self, write_rows: _WriteRows, table: Table, rows: Sequence[Row], poison: dict[Row, str]) -> int:
-        """Write rows; a batch that the database refuses is halved until the culprits stand alone."""
-        if not rows:
-            return 0
-        try:
-            return self._run(lambda connection: write_rows(connection, table, rows))
-        except Poison as error:
-            if len(rows) == 1:
-                poison[rows[0][: len(table.keys)]] = str(error)
-                return 0
-        middle = len(rows) // 2
-        return sum(self._write_rows(write_rows, table, half, poison) for half in (rows[:middle], rows[middle:]))
+    def _write_rows(self, write_rows: _WriteRows, table: Table, rows: Sequence[Row]) -> tuple[int, dict[Row, str]]:
+        """Write rows.
+
+        :returns: how many were written, and by its key why a row can never be.
+        """
+        written = 0
+
+        def attempt(chosen: range) -> str | None:
+            nonlocal written
+            part = rows[chosen.start : chosen.stop]
+            try:
+                written += self._run(lambda connection: write_rows(connection, table, part))
+            except Poison as error:
+                return str(error)
+            return None
+
+        width = len(table.keys)
+        poison = {rows[i][:width]: reason for i, reason in isolate(len(rows), attempt)}
+        return written, poison
 
     def _upsert_above_floor(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Write the rows above the floor that are newer than what is there; the floor stays until then."""
