@@ -21,7 +21,7 @@ from tests.support.servers import PostgresServer
 from benchmarks.clients import Way, run_clients
 from benchmarks.measuring import Figure, median_ratio, shuffled
 from benchmarks.outbox import STATUS, VALUE, Step, all_keys, create, key_of, outbox
-from export_queue.core.client import Store, TransactionContext
+from export_queue import Store, TransactionContext
 
 CLIENTS = (1, 8, 32)
 SLOW_FLUSH = {"commit_delay": "2000", "commit_siblings": "0"}

@@ -15,11 +15,9 @@ from tests.support.servers import PostgresServer, RedisServer
 from benchmarks import redis as redis_bench
 from benchmarks import sql as sql_bench
 from benchmarks.measuring import Contestant, Figure, Watch, alternate, rate, speed
-from export_queue.core.client import Store
-from export_queue.core.drain import drain, readmit
+from export_queue import Operations, RedisSink, Sink, SqlSink, Store, drain, readmit
 from export_queue.core.drain.chunk import CHUNK_BYTES, CHUNK_ROWS
 from export_queue.core.queue import Entries, Position, read_entries, remove_span
-from export_queue.core.sinks import Operations, RedisSink, Sink, SqlSink
 from export_queue.core.transactions import take_snapshot
 
 DOCUMENT = b"x" * 100

@@ -16,7 +16,7 @@ from elasticsearch import Elasticsearch, helpers
 from tests.support.elasticsearch import ElasticsearchServer
 
 from benchmarks.measuring import Figure, Watch, alternate, median_ratio, rate, speed
-from export_queue.core.sinks import ElasticsearchSink, Operations
+from export_queue import ElasticsearchSink, Operations
 from export_queue.core.sinks.elasticsearch.indices import definition
 
 RAW, HELPER = "raw bulk with ids", "streaming_bulk"

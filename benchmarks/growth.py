@@ -23,10 +23,8 @@ from benchmarks.clients import repeating, run_clients
 from benchmarks.commit import READ, WRITE, prepare_store, read_and_write, transactions, vacuum, write
 from benchmarks.measuring import Figure, median_ratio, shuffled
 from benchmarks.outbox import ROWS, STATUS, VALUE, all_keys
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
+from export_queue import MemorySink, Store, drain
 from export_queue.core.maintenance import maintain
-from export_queue.core.sinks import MemorySink
 
 FLAT = 1.2
 CLEANED, HELD = "clean-up running", "a long transaction open"

@@ -21,7 +21,7 @@ from tests.support.servers import PostgresServer
 
 from benchmarks.commit import vacuum
 from benchmarks.measuring import Figure, Watch, alternate, speed
-from export_queue.core.client import Store, TransactionContext
+from export_queue import Store, TransactionContext
 
 COLUMN = b"status"
 VALUE = b"paid" * 20

@@ -14,8 +14,8 @@ import redis
 from tests.support.servers import RedisServer
 
 from benchmarks.measuring import Figure, Watch, alternate, rate, speed
-from export_queue.core.queue import bucket
-from export_queue.core.sinks import Claim, Operations, RedisSink, Sink
+from export_queue import Operations, RedisSink, Sink, bucket
+from export_queue.core.sinks import Claim
 
 RAW, CLIENT = "raw pipelined SET", "redis-py pipeline"
 GOALS = {100: 0.55, 1_000: 0.75, 10_000: 0.85}

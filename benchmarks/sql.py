@@ -21,7 +21,8 @@ from tests.support.mariadb import MariaDbServer
 from tests.support.servers import PostgresServer
 
 from benchmarks.measuring import Figure, Watch, alternate, rate, speed
-from export_queue.core.sinks import Claim, Operations, Sink, SqlSink
+from export_queue import Operations, Sink, SqlSink
+from export_queue.core.sinks import Claim
 
 COPY, UPSERT = "raw COPY into the same table", "executemany of a guarded upsert, psycopg"
 INSERT = "raw executemany INSERT"

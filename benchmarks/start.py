@@ -18,7 +18,7 @@ import orjson
 from tests.support.servers import PostgresServer
 
 from benchmarks.measuring import Figure, Watch, alternate, speed
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.store.schema import active, invalid
 
 IDS = 10_000

@@ -278,7 +278,7 @@ class SinkLostData(SinkError):
 
     default_hint = (
         "what was drained before is gone from the sink: empty it altogether, add all records to the queue anew, then "
-        "call export_queue.core.drain.readmit(store, queue_id, sink), which says that the sink may be empty"
+        "call export_queue.readmit(store, queue_id, sink), which says that the sink may be empty"
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from export_queue.core.drain import Entry
-from export_queue.core.sinks import Delete, Put
+from export_queue import Delete, Entry, Put
 
 
 def as_row(entry: Entry) -> Iterator[Put | Delete]:

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from export_queue.core.sinks import ApplyResult, Operations, RedisSink
+from export_queue import ApplyResult, Operations, RedisSink
 
 
 class DyingRedisSink(RedisSink):

@@ -18,7 +18,7 @@ import orjson
 from demo import settings
 from demo.progress import report
 from demo.proof import prove
-from export_queue.core.client import Store
+from export_queue import Store
 
 WRITERS_SECONDS = 1800
 DRAIN_SECONDS = 600
@@ -74,8 +74,7 @@ def stop_background() -> None:
 
 def submit_twice(queue_id: str, options: dict[str, Any]) -> None:
     """Submit the same drain twice at once, as any program may: with ``spark-submit`` and the job's arguments."""
-    from export_queue.core.drain import DrainReport
-    from export_queue.core.spark import drain_job
+    from export_queue import DrainReport, drain_job
     from export_queue.hooks import RedisSinkHook
 
     spec, secrets = RedisSinkHook("redis_default").sink_spec(options)

@@ -22,7 +22,7 @@ from demo import settings
 from demo.naive import NaiveIndex
 from demo.progress import report
 from demo.year import Batch, Flight, batches
-from export_queue.core.client import Retry, Store, TransactionContext
+from export_queue import Retry, Store, TransactionContext
 
 WRITERS = 4
 KILLS = 6

@@ -216,7 +216,7 @@ class SqlSinkHook(SinkHook):
         return {"url": address.url}, {"password": address.password} if address.password else {}
 
     def _probe(self) -> str:
-        from export_queue.core.sinks.sql import SqlSink
+        from export_queue.core.sinks import SqlSink
 
         address = self._address(self._find())
         sink = SqlSink(address.url, password=address.password, timeout=TEST_SECONDS)

@@ -1,3 +1,184 @@
-"""Transactional exports: what a transaction commits, and nothing else, reaches Redis, Elasticsearch and SQL."""
+"""Transactional exports: what a transaction commits, and nothing else, reaches Redis, Elasticsearch and SQL.
+
+This is the package's face: import from here, and from ``export_queue.hooks``, ``.operators`` and ``.sensors``. Each
+name is loaded when it is first asked for, so that the import itself needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from export_queue.core.client import Store, TransactionContext
+    from export_queue.core.drain import DrainReport, Entry, drain, readmit
+    from export_queue.core.errors import (
+        AfterCommitFailed,
+        AlreadyCommitted,
+        AmbiguousRecord,
+        ChangeSetTooLarge,
+        CommitOutcomeUnknown,
+        CommitRefused,
+        ConfigurationError,
+        ConflictError,
+        DrainError,
+        EntriesNotSettled,
+        EntryError,
+        EntryRejected,
+        ExporterError,
+        ExportQueueError,
+        InvalidArgument,
+        LeaseLost,
+        LockError,
+        LockNotAvailable,
+        OptionsDiffer,
+        RegistrationLost,
+        SchemaVersionError,
+        SecretNotFound,
+        SinkBelongsToAnother,
+        SinkBindingError,
+        SinkConfigurationError,
+        SinkError,
+        SinkLostData,
+        SinkRefused,
+        SinkUnavailable,
+        SnapshotTooOld,
+        SparkJobFailed,
+        StoreError,
+        StoreNotCreated,
+        StoreUnavailable,
+        TooManyDeadLetters,
+        TransactionEnded,
+        TransactionError,
+        TransactionTimeout,
+        UnknownQueue,
+    )
+    from export_queue.core.queue import DeadLetter, DeadLetterFilter, Range, bucket
+    from export_queue.core.sinks import (
+        ApplyResult,
+        Capabilities,
+        ControlRecord,
+        Delete,
+        ElasticsearchSink,
+        MemorySink,
+        Operations,
+        Put,
+        RedisSink,
+        Rejection,
+        Sink,
+        SinkSpec,
+        SqlSink,
+        admission,
+        apply_batch,
+        refuse_seqs,
+    )
+    from export_queue.core.spark import DrainJob, bucket_column, drain_job
+    from export_queue.core.store import Limits, Outcome, StoreSpec
+    from export_queue.core.transactions import Level, Participant, Retry, Transaction
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AfterCommitFailed",
+    "AlreadyCommitted",
+    "AmbiguousRecord",
+    "ApplyResult",
+    "Capabilities",
+    "ChangeSetTooLarge",
+    "CommitOutcomeUnknown",
+    "CommitRefused",
+    "ConfigurationError",
+    "ConflictError",
+    "ControlRecord",
+    "DeadLetter",
+    "DeadLetterFilter",
+    "Delete",
+    "DrainError",
+    "DrainJob",
+    "DrainReport",
+    "ElasticsearchSink",
+    "EntriesNotSettled",
+    "Entry",
+    "EntryError",
+    "EntryRejected",
+    "ExportQueueError",
+    "ExporterError",
+    "InvalidArgument",
+    "LeaseLost",
+    "Level",
+    "Limits",
+    "LockError",
+    "LockNotAvailable",
+    "MemorySink",
+    "Operations",
+    "OptionsDiffer",
+    "Outcome",
+    "Participant",
+    "Put",
+    "Range",
+    "RedisSink",
+    "RegistrationLost",
+    "Rejection",
+    "Retry",
+    "SchemaVersionError",
+    "SecretNotFound",
+    "Sink",
+    "SinkBelongsToAnother",
+    "SinkBindingError",
+    "SinkConfigurationError",
+    "SinkError",
+    "SinkLostData",
+    "SinkRefused",
+    "SinkSpec",
+    "SinkUnavailable",
+    "SnapshotTooOld",
+    "SparkJobFailed",
+    "SqlSink",
+    "Store",
+    "StoreError",
+    "StoreNotCreated",
+    "StoreSpec",
+    "StoreUnavailable",
+    "TooManyDeadLetters",
+    "Transaction",
+    "TransactionContext",
+    "TransactionEnded",
+    "TransactionError",
+    "TransactionTimeout",
+    "UnknownQueue",
+    "__version__",
+    "admission",
+    "apply_batch",
+    "bucket",
+    "bucket_column",
+    "drain",
+    "drain_job",
+    "readmit",
+    "refuse_seqs",
+]
+
+_ROOMS = {
+    "client": "Store TransactionContext",
+    "drain": "DrainReport Entry drain readmit",
+    "queue": "DeadLetter DeadLetterFilter Range bucket",
+    "sinks": (
+        "ApplyResult Capabilities ControlRecord Delete ElasticsearchSink MemorySink Operations Put RedisSink Rejection "
+        "Sink SinkSpec SqlSink admission apply_batch refuse_seqs"
+    ),
+    "spark": "DrainJob bucket_column drain_job",
+    "store": "Limits Outcome StoreSpec",
+    "transactions": "Level Participant Retry Transaction",
+}
+"""Names by the room that they are loaded from; all others are errors."""
+_HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
+
+if not TYPE_CHECKING:  # with a module's __getattr__, a checker takes every name for one that exists
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found = getattr(import_module(f"{__name__}.core.{_HOME.get(name, 'errors')}"), name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

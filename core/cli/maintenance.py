@@ -13,7 +13,9 @@ from export_queue.core.cli.commands import AsJson, Password, Schema, Url, _open,
 from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.maintenance import MaintenanceReport, read_metrics, render
 from export_queue.core.maintenance import maintain as clean_up
-from export_queue.core.maintenance.run import DAY
+
+HOUR = 3600.0
+DAY = 24 * HOUR
 
 
 @app.command()
@@ -37,7 +39,7 @@ def maintain(
             report = clean_up(
                 opened.database,
                 limit=limit,
-                keep_outcomes=keep_outcomes * 3600,
+                keep_outcomes=keep_outcomes * HOUR,
                 keep_idempotency_keys=keep_idempotency_keys * DAY,
             )
             reports.append(report)

@@ -6,13 +6,14 @@ from export_queue.core.drain.exporters import Entry, Exported, Exporter, load_ex
 from export_queue.core.drain.fencing import check_rules, claim_units
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.local import drain, opened_exporter, opened_sink, readmit
-from export_queue.core.drain.patience import Patience, is_transient
 from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, total
 from export_queue.core.drain.retrying import retry_dead_letters
 from export_queue.core.drain.run import DrainRequest, IfLocked, run_drain
+from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 
 __all__ = [
+    "DRAIN_RETRY",
     "Counts",
     "DrainReport",
     "DrainRequest",
@@ -24,16 +25,15 @@ __all__ = [
     "LeaseKeeper",
     "LocalEngine",
     "OnError",
-    "Patience",
     "Problem",
     "Progress",
     "RangeReport",
     "Rules",
+    "call_again",
     "check_rules",
     "claim_units",
     "drain",
     "drain_ranges",
-    "is_transient",
     "load_exporter",
     "opened_exporter",
     "opened_sink",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from export_queue.core.drain.batch import Batch
 from export_queue.core.drain.exporters import Exporter, Failure
-from export_queue.core.drain.patience import Patience
 from export_queue.core.drain.report import Counts
 from export_queue.core.drain.sending import Sender, Sent
+from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.errors import AmbiguousRecord, EntryRejected, InvalidArgument, TooManyDeadLetters
 from export_queue.core.queue import DeadLetter, Entries, Queue
+from export_queue.core.retry import Retry
 from export_queue.core.sinks import Operations
 
 OnError = Literal["dead_letter", "fail"]
@@ -30,7 +31,7 @@ class Rules:
     :param max_dead: more rejected entries than this are a bug, not data.
     :param chunk_rows: most entries per chunk.
     :param chunk_bytes: about the most bytes per chunk.
-    :param patience: how transient errors are met.
+    :param retry: how transient errors are met.
     """
 
     drain: str
@@ -38,7 +39,7 @@ class Rules:
     max_dead: int = 1000
     chunk_rows: int = CHUNK_ROWS
     chunk_bytes: int = CHUNK_BYTES
-    patience: Patience = field(default_factory=Patience)
+    retry: Retry = DRAIN_RETRY
 
     def __post_init__(self) -> None:
         if self.on_error not in ("dead_letter", "fail"):
@@ -87,7 +88,7 @@ class ChunkWriter:
             if self._dead + len(refused) > self.rules.max_dead:
                 raise too_many(self.rules, f"{self._shown(entries, entry)}: {failure.error_class}: {failure.reason}")
 
-        exported = self.rules.patience.call(lambda: self.exporter.export(self.queue, entries), check=sender.check)
+        exported = call_again(self.rules.retry, lambda: self.exporter.export(self.queue, entries), check=sender.check)
         for entry, failure in exported.failures.items():
             refuse(entry, failure)
         batch = Batch(exported.operations, dict(exported.failures))

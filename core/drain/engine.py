@@ -12,6 +12,7 @@ from export_queue.core.drain.fencing import check_rules, claim_units
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, RangeReport
+from export_queue.core.drain.transient import call_again
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import FencedSink, Sink
@@ -71,8 +72,9 @@ class LocalEngine:
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Ask the sink."""
         check_rules(self.sink, self.rules)
-        self.rules.patience.call(
-            lambda: self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+        call_again(
+            self.rules.retry,
+            lambda: self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained),
         )
 
     @property
@@ -82,7 +84,7 @@ class LocalEngine:
 
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
         """Ask the sink."""
-        claim_units(self.sink, queue, leases, self.rules.patience)
+        claim_units(self.sink, queue, leases, self.rules.retry)
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper

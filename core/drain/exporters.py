@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from export_queue.core.drain.patience import is_transient
 from export_queue.core.errors import ExporterError
 from export_queue.core.queue import Entries, Queue
+from export_queue.core.retry import is_transient
 from export_queue.core.sinks import Delete, Operations, OperationsBuilder, Put
 
 

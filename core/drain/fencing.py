@@ -16,10 +16,11 @@ from datetime import UTC, datetime
 from typing import cast
 
 from export_queue.core.drain.chunk import Rules
-from export_queue.core.drain.patience import Patience
+from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import ConfigurationError, EntriesNotSettled
 from export_queue.core.locks import Lease
 from export_queue.core.queue import DeadLetterFilter, Queue, count_dead
+from export_queue.core.retry import Retry
 from export_queue.core.sinks import Claim, FencedSink, Sink
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Snapshot
@@ -33,13 +34,13 @@ def claim_of(queue: Queue, lease: Lease) -> Claim:
     return Claim(f"{queue.id}/{lease.layout}/{lease.range.first}", lease.fence)
 
 
-def claim_units(sink: Sink | FencedSink, queue: Queue, leases: Sequence[Lease], patience: Patience) -> None:
+def claim_units(sink: Sink | FencedSink, queue: Queue, leases: Sequence[Lease], retry: Retry) -> None:
     """Shut older drains of leased units out of a fenced sink.
 
     :raises LeaseLost: a younger drain has been there.
     """
     claims = [claim_of(queue, lease) for lease in leases]
-    patience.call(lambda: cast(FencedSink, sink).claim(claims))
+    call_again(retry, lambda: cast(FencedSink, sink).claim(claims))
 
 
 def sink_of_unit(sink: Sink | FencedSink, queue: Queue, lease: Lease) -> Sink:

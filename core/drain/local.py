@@ -10,11 +10,12 @@ from typing import Protocol
 from export_queue.core.drain.chunk import OnError, Rules
 from export_queue.core.drain.engine import Engine, LocalEngine, OnProgress
 from export_queue.core.drain.exporters import Exporter, load_exporter
-from export_queue.core.drain.patience import Patience
 from export_queue.core.drain.report import DrainReport
 from export_queue.core.drain.run import LEASE_SECONDS, DrainRequest, IfLocked, Ranges, admit, anybody, run_drain
+from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.locks import Owner
 from export_queue.core.queue import find_queue
+from export_queue.core.retry import Retry
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec, open_sink
 from export_queue.core.store import Database
 
@@ -46,7 +47,7 @@ def drain(
     owner: Owner | None = None,
     drain_id: str | None = None,
     lease_seconds: float = LEASE_SECONDS,
-    patience: Patience | None = None,
+    retry: Retry | None = None,
     on_progress: OnProgress | None = None,
 ) -> DrainReport:
     """Bring what is committed in a queue into a sink, in this process.
@@ -71,7 +72,7 @@ def drain(
     :param owner: who claims; a new attempt of the same task takes over from the older one.
     :param drain_id: name of this drain, under which its report is stored; a new one for each attempt.
     :param lease_seconds: how long a dead drain keeps others out.
-    :param patience: how transient errors are met.
+    :param retry: how transient errors are met.
     :param on_progress: called after each chunk.
     :returns: the report; it is stored too, also when the drain fails.
     :raises ConfigurationError: unknown queue, ranges that are no whole units, another sink, and the like.
@@ -91,11 +92,11 @@ def drain(
         drain_id=drain_id or uuid.uuid4().hex,
         lease_seconds=lease_seconds,
     )
-    rules = Rules(drain=request.drain_id, on_error=on_error, max_dead=max_dead, patience=patience or Patience())
+    rules = Rules(drain=request.drain_id, on_error=on_error, max_dead=max_dead, retry=retry or DRAIN_RETRY)
 
     @contextlib.contextmanager
     def local_engine() -> Iterator[Engine]:
-        with opened_sink(sink) as opened, opened_exporter(load_exporter(exporter), rules.patience) as found:
+        with opened_sink(sink) as opened, opened_exporter(load_exporter(exporter), rules.retry) as found:
             yield LocalEngine(store.database, opened, found, rules, on_progress)
 
     return run_drain(store.database, store.id, request, local_engine())
@@ -133,9 +134,9 @@ def opened_sink(sink: SinkSpec | Sink | FencedSink) -> Iterator[Sink | FencedSin
 
 
 @contextlib.contextmanager
-def opened_exporter(exporter: Exporter, patience: Patience) -> Iterator[Exporter]:
+def opened_exporter(exporter: Exporter, retry: Retry) -> Iterator[Exporter]:
     """Open an exporter and close it at the end, whatever happens."""
-    patience.call(exporter.open)
+    call_again(retry, exporter.open)
     try:
         yield exporter
     finally:

@@ -17,6 +17,7 @@ from export_queue.core.drain.exporters import Exporter
 from export_queue.core.drain.fencing import sink_of_unit
 from export_queue.core.drain.report import Counts, Problem, RangeReport, total
 from export_queue.core.drain.sending import Sender
+from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import DrainError
 from export_queue.core.locks import Lease, hold
 from export_queue.core.queue import (
@@ -63,7 +64,7 @@ def drain_ranges(
         of the ranges that it kept from being done; it is never raised, so that no counts are lost.
     """
     writer = ChunkWriter(queue, exporter, rules)
-    senders = [Sender(sink_of_unit(sink, queue, lease), rules.patience, check) for lease in leases]
+    senders = [Sender(sink_of_unit(sink, queue, lease), rules.retry, check) for lease in leases]
     whole_keys = sink.capabilities.fenced
     return _Pipeline(database, queue, leases, snapshot, rules, writer, senders, whole_keys, on_chunk).run()
 
@@ -148,7 +149,7 @@ class _Pipeline:
     def _read(self, at: int, after: Position | None) -> tuple[int, Entries] | None:
         """Read the next chunk that is not empty, from a place in the range of one lease on."""
         while at < len(self.leases):
-            entries = self.rules.patience.call(lambda: self._read_once(self.leases[at], after))  # noqa: B023
+            entries = call_again(self.rules.retry, lambda: self._read_once(self.leases[at], after))  # noqa: B023
             if entries:
                 return at, entries
             at, after = at + 1, None
@@ -169,7 +170,7 @@ class _Pipeline:
             )
 
     def _remove(self, lease: Lease, applied: Applied) -> None:
-        self.rules.patience.call(lambda: self._remove_once(lease, applied))
+        call_again(self.rules.retry, lambda: self._remove_once(lease, applied))
 
     def _remove_once(self, lease: Lease, applied: Applied) -> None:
         """Remove a chunk in a critical section: the lease cannot be taken over before it is gone (I10)."""

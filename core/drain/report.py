@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from export_queue.core import errors
-from export_queue.core.drain.patience import is_transient
 from export_queue.core.errors import DrainError, ExportQueueError
 from export_queue.core.queue import Range
+from export_queue.core.retry import is_transient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.fencing import not_settled, refuse_dead_letters
 from export_queue.core.drain.leases import LeaseKeeper
-from export_queue.core.drain.patience import Patience
 from export_queue.core.drain.report import DrainReport, Problem, RangeReport, join_ranges, total
+from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.errors import ExportQueueError, InvalidArgument, LockNotAvailable, SinkBelongsToAnother
 from export_queue.core.locks import Lease, Owner, claim, holders, release
 from export_queue.core.queue import Queue, Range, backlog, bind_sink, find_queue, waiting_ranges
@@ -104,7 +104,7 @@ def run_drain(
     report = run.report(seconds=clock() - started, problem=Problem.of(trouble) if trouble else None)
     report.check()
     if trouble is None:
-        Patience(sleep=sleep).call(lambda: _save(database, report))
+        call_again(replace(DRAIN_RETRY, sleep=sleep, clock=clock), lambda: _save(database, report))
         _tidy(database, report)
         return report
     with contextlib.suppress(Exception):  # the trouble itself matters more

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from export_queue.core.drain.exporters import Failure
-from export_queue.core.drain.patience import Patience, is_transient
+from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import DrainError, ExportQueueError
+from export_queue.core.retry import Retry, is_transient
 from export_queue.core.sinks import ApplyResult, Operations, Sink, isolate
 
 
@@ -26,12 +27,12 @@ class Sender:
     """The way into one sink.
 
     :param sink: where operations go.
-    :param patience: how transient errors are met.
+    :param retry: how transient errors are met.
     :param check: called before each batch; raises LeaseLost if nothing may be sent any more.
     """
 
     sink: Sink
-    patience: Patience
+    retry: Retry
     check: Callable[[], None]
 
     def send(self, operations: Operations, *, on_rejected: Callable[[int, Failure], None]) -> Sent:
@@ -41,7 +42,7 @@ class Sender:
         error of its own is halved until the culprits stand alone.
 
         :param on_rejected: called with position and reason at each final rejection; may raise to stop.
-        :raises ExportQueueError: the sink is unavailable beyond all patience, or takes nothing at all.
+        :raises ExportQueueError: the sink is unavailable for longer than the retry lasts, or takes nothing at all.
         """
         sent = Sent()
         capabilities = self.sink.capabilities
@@ -89,7 +90,7 @@ class Sender:
             reject(i, failure)
 
     def _apply(self, part: Operations) -> ApplyResult:
-        result = self.patience.call(lambda: self.sink.apply(part), check=self.check)
+        result = call_again(self.retry, lambda: self.sink.apply(part), check=self.check)
         answered = result.written + result.stale + len(result.rejected)
         if answered != len(part):
             raise DrainError(

@@ -10,7 +10,7 @@ from export_queue.core.errors import InvalidArgument, OptionsDiffer, SinkBinding
 from export_queue.core.queue import codecs
 from export_queue.core.queue.buckets import Range, split, units_of
 from export_queue.core.store import Database, Work, queries
-from export_queue.core.tables.options import check_name
+from export_queue.core.tables import check_name
 
 FIRST_LAYOUT = 1
 MAX_BUCKETS = 1_000_000

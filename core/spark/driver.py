@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from pyspark import SparkConf, SparkContext
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, Engine, is_transient, run_drain
+from export_queue.core.drain import DrainReport, Engine, run_drain
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.references import resolve_secret
+from export_queue.core.retry import is_transient
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.arguments import DrainArguments
 from export_queue.core.spark.drain_job import refuse_remote_sqlite

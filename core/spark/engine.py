@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import orjson
 from pyspark import InheritableThread, SparkContext
 
-from export_queue.core.drain import LeaseKeeper, RangeReport, Rules, check_rules, claim_units
+from export_queue.core.drain import LeaseKeeper, RangeReport, Rules, call_again, check_rules, claim_units
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
@@ -53,14 +53,14 @@ class SparkEngine:
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
         """Ask the sink, from the driver: the leases that go to the tasks are their claims."""
         with contextlib.closing(self.sink.open()) as sink:
-            claim_units(sink, queue, leases, self.rules.patience)
+            claim_units(sink, queue, leases, self.rules.retry)
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Ask the sink, from the driver."""
         with contextlib.closing(self.sink.open()) as sink:
             check_rules(sink, self.rules)
-            self.rules.patience.call(
-                lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+            call_again(
+                self.rules.retry, lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
             )
 
     def work_off(

@@ -24,7 +24,7 @@ from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
 
 _given_up: set[str] = set()
-"""Ids of drains whose patience with the sink has ended in this process: Spark lends its workers to many tasks."""
+"""Ids of drains that have given the sink up in this process: Spark lends its workers to many tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class TaskSetup:
         reports: list[RangeReport] = []
         rules = self.rules
         if rules.drain in _given_up:
-            # one look, without waiting: else a sink that is down costs every task its own patience, one after the other
-            rules = replace(rules, patience=replace(rules.patience, attempts=1))
+            # one call, without waiting: else every task in turn waits as long for a sink that is down
+            rules = replace(rules, retry=replace(rules.retry, attempts=1))
         try:
             with (
                 contextlib.closing(self.store.open()) as database,
                 contextlib.closing(self.sink.open()) as sink,
-                opened_exporter(load_exporter(self.exporter), rules.patience) as exporter,
+                opened_exporter(load_exporter(self.exporter), rules.retry) as exporter,
             ):
                 check = _lease_check(database, self.queue, leases)
                 reports += drain_ranges(database, self.queue, leases, self.snapshot, sink, exporter, rules, check=check)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated
 from export_queue.core.store import schema
 from export_queue.core.store.database import Database, Work, prefix_of, schema_of
-from export_queue.core.store.dialect import IdSource
+from export_queue.core.store.registration import IdSource
 
 _SIGN = 1 << 63
 

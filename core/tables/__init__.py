@@ -1,7 +1,7 @@
 """Tables of versioned cells inside a transaction."""
 
 from export_queue.core.tables.observed import ObservedColumns, ObserverKind
-from export_queue.core.tables.options import ConflictLevel, TableOptions, configure_table, find_or_add_table
+from export_queue.core.tables.options import ConflictLevel, TableOptions, check_name, configure_table, find_or_add_table
 from export_queue.core.tables.table import Table, as_key
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Table",
     "TableOptions",
     "as_key",
+    "check_name",
     "configure_table",
     "find_or_add_table",
 ]

@@ -6,11 +6,9 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from export_queue.core.errors import ChangeSetTooLarge
-from export_queue.core.store import Limits, Writes
-from export_queue.core.transactions.snapshot import Level
+from export_queue.core.store import Cell, Limits, Writes
+from export_queue.core.transactions.value import Level
 
-Cell = tuple[int, bytes, bytes]
-"""Table number, row, column."""
 EntryPlace = tuple[int, int, int, bytes]
 """Queue number, layout, bucket, key."""
 

@@ -19,13 +19,12 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionTimeout,
 )
-from export_queue.core.store import CommitCall, Database, Started, new_request
-from export_queue.core.transactions.buffer import Cell, EntryPlace, WriteBuffer
+from export_queue.core.store import Cell, CommitCall, Database, Snapshot, Version, new_request
+from export_queue.core.transactions.buffer import EntryPlace, WriteBuffer
 from export_queue.core.transactions.idempotency import as_json, check_idempotency_key
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.reading import ReadingTransaction
 from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
-from export_queue.core.transactions.snapshot import Transaction
 from export_queue.core.transactions.states import OPEN, State
 from export_queue.core.transactions.steps import (
     ASK_SECONDS,
@@ -36,6 +35,7 @@ from export_queue.core.transactions.steps import (
     settled_snapshot,
     take_snapshot,
 )
+from export_queue.core.transactions.value import Transaction
 
 ANSWER_SECONDS = 10.0
 """How long beyond its time-out a transaction waits for an answer before it takes the connection for dead."""
@@ -106,15 +106,17 @@ class OpenTransaction(ReadingTransaction):
         opened._move(State.IN_PROGRESS)
         return opened
 
-    def _start(self, first: Cell | None = None) -> Started:
+    def _start(self, first: Cell | None = None) -> Version | None:
+        found: Version | None = None
+        deadline_ms = 0
         if self.kind == "read":
             snapshot = settled_snapshot(self.database) if self._settled else take_snapshot(self.database)
-            started = Started(snapshot.read_pointer + 1, snapshot.excluded, deadline_ms=0)
+            number = snapshot.read_pointer + 1
         else:
             if self.kind != "bound":
                 expire_if_due(self.database, seconds=self._seconds)
             try:
-                started = self._session.call(
+                number, excluded, deadline_ms, found = self._session.call(
                     self.database.dialect.start,
                     kind=self.kind,
                     request=self.request,
@@ -125,20 +127,20 @@ class OpenTransaction(ReadingTransaction):
             except BaseException:
                 self._session.drop()  # a cancel may hit after the id was registered: its session must not keep it
                 raise
+            snapshot = Snapshot(number - 1, excluded)
         self._become(
             Transaction(
-                id=started.id,
-                read_pointer=started.id - 1,
-                excluded=frozenset(started.excluded),
-                write_pointers=() if self.kind == "read" else (started.id,),
+                id=number,
+                snapshot=snapshot,
+                write_pointers=() if self.kind == "read" else (number,),
                 kind=self.kind,
-                deadline_ms=started.deadline_ms,
+                deadline_ms=deadline_ms,
                 request=self.request.hex,
                 level=self._level,
             )
         )
         self._move(State.IN_PROGRESS)
-        return started
+        return found
 
     def _require_writable(self) -> None:
         self.require_open()
@@ -279,7 +281,7 @@ class OpenTransaction(ReadingTransaction):
             kind="write" if value is None else self.kind,  # type: ignore[arg-type]  # nothing is sent for "read"
             request=self.request,
             transaction=None if value is None else value.id,
-            view=self._view,
+            snapshot=self._snapshot,
             deadline_ms=0 if value is None else value.deadline_ms,
             writes=self.buffer.writes(),
             idempotency_key=self.idempotency_key,
@@ -317,7 +319,7 @@ class OpenTransaction(ReadingTransaction):
             try:
                 return int(self._session.call(self.database.dialect.commit, call).id)
             except ConflictError:
-                if call.view is not None or not left:
+                if call.snapshot is not None or not left:
                     raise
         raise AssertionError("unreachable")
 

@@ -11,11 +11,11 @@ from operator import itemgetter
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from export_queue.core.errors import TransactionEnded
-from export_queue.core.store import Database, Handle, Span, Started, View
-from export_queue.core.transactions.buffer import Cell, WriteBuffer
+from export_queue.core.store import Cell, Database, Handle, Snapshot, Span, Version
+from export_queue.core.transactions.buffer import WriteBuffer
 from export_queue.core.transactions.sessions import Session
-from export_queue.core.transactions.snapshot import Level, Transaction
 from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
+from export_queue.core.transactions.value import Level, Transaction
 
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
@@ -44,9 +44,9 @@ class ReadingTransaction:
         self._level = Level.SNAPSHOT
         self._state = State.NEW
         self._value: Transaction | None = None
-        self._view: View | None = None
+        self._snapshot: Snapshot | None = None
 
-    def _start(self, first: Cell | None = None) -> Started:
+    def _start(self, first: Cell | None = None) -> Version | None:
         raise NotImplementedError
 
     def _move(self, state: State) -> None:
@@ -72,14 +72,14 @@ class ReadingTransaction:
 
     def _become(self, value: Transaction) -> None:
         self._value = value
-        self._view = value.view
+        self._snapshot = value.stored_snapshot
 
     @property
-    def view(self) -> View:
-        """What it sees, as the arguments of a read."""
+    def snapshot(self) -> Snapshot:
+        """What its reads in the store see."""
         _ = self.value
-        assert self._view is not None
-        return self._view
+        assert self._snapshot is not None
+        return self._snapshot
 
     @property
     def level(self) -> Level:
@@ -104,7 +104,7 @@ class ReadingTransaction:
             is_own, value = self.buffer.find(cell, self._level)
             if is_own:
                 return value
-        found = self._start(cell).found if self._value is None else None
+        found = self._start(cell) if self._value is None else None
         if found is None:
             found = self._read(self.database.dialect.read_cell, *cell)
         version, value = found
@@ -196,18 +196,20 @@ class ReadingTransaction:
         if self.value.kind == "long":
             self._read(_nothing)  # but the write pointers as they are now
         buffered = list(self.buffer.versions(cell, self._level))
-        committed_only = replace(self.view, write_pointers=())
-        own = [p for p in reversed(self.view.write_pointers) if not (buffered and p == self.value.write_pointers[-1])]
-        views = [replace(committed_only, write_pointers=(pointer,)) for pointer in own] + [committed_only]
+        committed_only = self.value.snapshot
+        own = [
+            p for p in reversed(self.snapshot.write_pointers) if not (buffered and p == self.value.write_pointers[-1])
+        ]
+        snapshots = [replace(committed_only, write_pointers=(pointer,)) for pointer in own] + [committed_only]
         found = buffered
-        for view in views:
-            version, value = self._read(self._read_in, view, cell)
-            if version is not None and (version in view.write_pointers or view is committed_only):
+        for snapshot in snapshots:
+            version, value = self._read(self._read_in, snapshot, cell)
+            if version is not None and (version in snapshot.write_pointers or snapshot is committed_only):
                 found.append(value if self._lives(version, ttl_ms) else None)
         return found if self._level is Level.SNAPSHOT_ALL else found[:1]
 
-    def _read_in(self, connection: Handle, _: View, view: View, cell: Cell) -> tuple[int | None, bytes | None]:
-        return self.database.dialect.read_cell(connection, view, *cell)
+    def _read_in(self, connection: Handle, _: Snapshot, snapshot: Snapshot, cell: Cell) -> Version:
+        return self.database.dialect.read_cell(connection, snapshot, *cell)
 
     def _lives(self, version: int, ttl_ms: int | None) -> bool:
         return ttl_ms is None or version > self._expired(ttl_ms)
@@ -228,17 +230,17 @@ class ReadingTransaction:
 
     def _read(
         self,
-        read: Callable[Concatenate[Handle, View, Arguments], Answer],
+        read: Callable[Concatenate[Handle, Snapshot, Arguments], Answer],
         *plain: Arguments.args,
         **named: Arguments.kwargs,
     ) -> Answer:
-        view, value = self.view, self.value
+        snapshot, value = self.snapshot, self.value
         if value.kind != "long":
-            return self._session.call(read, view, *plain, **named)
+            return self._session.call(read, snapshot, *plain, **named)
 
         def step(connection: Handle) -> Answer:
             while True:
-                found = read(connection, self.view, *plain, **named)
+                found = read(connection, self.snapshot, *plain, **named)
                 # Afterwards: while it is active nobody removes what it staged, and it read that too (I4).
                 pointers = self.database.dialect.pointers(connection, self.value.id)
                 if pointers == self.value.write_pointers:
@@ -248,5 +250,5 @@ class ReadingTransaction:
         return self._session.call(step)
 
 
-def _nothing(connection: Handle, view: View) -> None:
+def _nothing(connection: Handle, snapshot: Snapshot) -> None:
     """Read nothing."""

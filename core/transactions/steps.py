@@ -11,8 +11,7 @@ from uuid import UUID
 import orjson
 
 from export_queue.core.errors import CommitOutcomeUnknown
-from export_queue.core.store import Database, Outcome, queries
-from export_queue.core.transactions.snapshot import Snapshot
+from export_queue.core.store import Database, Outcome, Snapshot, queries
 
 EXPIRE_SECONDS = 10.0
 """Least time between two such looks of one process."""
@@ -23,8 +22,7 @@ ASK_SECONDS = 20.0
 def take_snapshot(database: Database) -> Snapshot:
     """Take a snapshot of everything committed before the call, at the cost of a read."""
     with database.connect() as connection:
-        view = database.dialect.take_snapshot(connection)
-    return Snapshot(view.read_pointer, view.excluded)
+        return database.dialect.take_snapshot(connection)
 
 
 def settled_snapshot(database: Database) -> Snapshot:
@@ -33,11 +31,11 @@ def settled_snapshot(database: Database) -> Snapshot:
     What is invalid never commits, so it holds nothing back.
     """
     with database.connect() as connection:
-        view = database.dialect.take_snapshot(connection)
+        snapshot = database.dialect.take_snapshot(connection)
     with database.read() as work:
         invalid = queries.invalid.invalid_ids(work)
-    low = min((own for own in view.excluded if own not in invalid), default=view.read_pointer + 1)
-    return Snapshot(low - 1, tuple(own for own in view.excluded if own < low))
+    low = min((i for i in snapshot.excluded if i not in invalid), default=snapshot.read_pointer + 1)
+    return Snapshot(low - 1, tuple(i for i in snapshot.excluded if i < low))
 
 
 def invalidate(database: Database, pointers: Sequence[int], *, left_to: str) -> None:

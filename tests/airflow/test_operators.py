@@ -26,6 +26,7 @@ from export_queue.core.errors import (
     UnknownQueue,
 )
 from export_queue.core.locks import Owner, claim
+from export_queue.core.retry import Retry
 from export_queue.hooks.arguments import join_ranges, parse_ranges
 from export_queue.hooks.connections import MissingConnection
 from export_queue.hooks.tasks import task_name
@@ -259,9 +260,7 @@ def test_a_queue_that_is_bound_to_another_sink_is_refused(
 def test_a_sink_that_cannot_be_reached_loses_nothing(
     airflow_store: Any, run_task: Any, copies: Any, connect: Any, monkeypatch: Any
 ) -> None:
-    from export_queue.core.drain import Patience
-
-    monkeypatch.setitem(Patience.__init__.__kwdefaults__, "sleep", lambda _: None)
+    monkeypatch.setattr("export_queue.core.drain.local.DRAIN_RETRY", Retry(attempts=2, sleep=lambda _: None))
     connect("cache", conn_type="redis", host="127.0.0.1", port=free_port(), password="kept-secret-4711")
     refuse(run_task, airflow_store, SinkUnavailable, "127.0.0.1", sink_conn_id="cache")
     assert airflow_store.queue("orders").sink is None

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from export_queue.core.client import Store
 from export_queue.core.store.creation import create
-from export_queue.core.store.dialect import Clock, IdSource
+from export_queue.core.store.dialect import Clock
+from export_queue.core.store.registration import IdSource
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from sqlalchemy import create_engine, inspect, text
 from tests.support.servers import RedisServer
 
 from export_queue.core.client import Store
-from export_queue.core.drain import Patience, drain
+from export_queue.core.drain import DRAIN_RETRY, drain
 from export_queue.core.errors import SecretNotFound, SinkBelongsToAnother, SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks import (
     ApplyResult,
@@ -150,7 +151,7 @@ def test_while_one_part_is_away_entries_stay_queued_and_then_all_parts_get_them(
     parts[away].is_away = True
     add(orders, anna=3, ben=None)
     with pytest.raises(SinkUnavailable):
-        drain(orders, "orders", sink, patience=Patience(attempts=2, sleep=lambda seconds: None))
+        drain(orders, "orders", sink, retry=replace(DRAIN_RETRY, attempts=2, sleep=lambda seconds: None))
     assert (waiting(orders), orders.count_dead("orders")) == (2, 0)
     parts[away].is_away = False
     report = drain(orders, "orders", sink)

@@ -8,7 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from tests.support.servers import RedisServer
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, Entry, Patience, Progress, drain
+from export_queue.core.drain import DRAIN_RETRY, DrainReport, Entry, Progress, drain
 from export_queue.core.errors import (
     AmbiguousRecord,
     EntryRejected,
@@ -45,7 +45,7 @@ from export_queue.core.sinks import (
 )
 from export_queue.core.store import Work
 
-IMPATIENT = Patience(attempts=3, sleep=lambda seconds: None)
+IMPATIENT = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
 
 
 @dataclass(frozen=True)
@@ -403,7 +403,7 @@ def test_a_sink_that_is_away_for_a_moment_delays_the_drain_and_buries_nothing(or
             raise trouble.pop()
 
     add(orders, {f"k{i}": i for i in range(20)})
-    report = drain(orders, "orders", SinkInFront(before=fail), patience=IMPATIENT)
+    report = drain(orders, "orders", SinkInFront(before=fail), retry=IMPATIENT)
     assert (report.acknowledged, report.dead) == (20, 0)
 
 
@@ -413,7 +413,7 @@ def test_a_sink_that_stays_away_fails_the_drain_and_everything_stays_queued(orde
 
     add(orders, {f"k{i}": i for i in range(20)})
     with pytest.raises(SinkUnavailable):
-        drain(orders, "orders", SinkInFront(before=fail), patience=IMPATIENT, drain_id="t")
+        drain(orders, "orders", SinkInFront(before=fail), retry=IMPATIENT, drain_id="t")
     (report,) = map(DrainReport.from_dict, orders.reports(drain_id="t"))
     report.check()
     assert (report.acknowledged, report.dead) == (0, 0)
@@ -458,7 +458,7 @@ def test_a_removal_whose_commit_was_in_doubt_is_repeated_without_harm(orders: St
             raise StoreUnavailable("connection lost")
 
     orders.database.begin = begin_and_break  # type: ignore[method-assign]
-    report = drain(orders, "orders", PickySink(), patience=IMPATIENT)
+    report = drain(orders, "orders", PickySink(), retry=IMPATIENT)
     assert broken
     assert (report.read, report.acknowledged, report.dead) == (2, 1, 1)
     assert (waiting(orders), orders.count_dead("orders")) == (0, 1)
@@ -493,13 +493,13 @@ def test_whatever_fails_counts_reconcile_and_in_the_end_every_entry_is_in_the_si
             return result
 
     sink = Troubled()
-    patience = Patience(attempts=2, sleep=lambda seconds: None)
+    retry = replace(DRAIN_RETRY, attempts=2, sleep=lambda seconds: None)
     reports: list[DrainReport] = []
     for attempt in range(200):
         if not waiting(orders):
             break
         with suppress(SinkUnavailable, SinkRefused, ConnectionError):
-            drain(orders, "orders", sink, patience=patience, drain_id=f"{attempt}")
+            drain(orders, "orders", sink, retry=retry, drain_id=f"{attempt}")
         reports += map(DrainReport.from_dict, orders.reports(drain_id=f"{attempt}"))
     assert waiting(orders) == 0
     for report in reports:
@@ -529,9 +529,9 @@ def test_a_server_that_restarts_in_the_middle_delays_the_drain(orders: Store, mo
 
         sink = Restarting()
         sink.inner = inner  # type: ignore[assignment]
-        patience = Patience(attempts=5, sleep=lambda seconds: server.start())
+        retry = replace(DRAIN_RETRY, attempts=5, sleep=lambda seconds: server.start())
         add(orders, {f"k{i}": i for i in range(100)})
-        report = drain(orders, "orders", sink, patience=patience)
+        report = drain(orders, "orders", sink, retry=retry)
         assert (report.acknowledged, report.dead, waiting(orders)) == (100, 0, 0)
         inner.close()
 
@@ -546,7 +546,7 @@ def test_a_dead_server_fails_the_drain_and_the_next_one_brings_everything(
         add(orders, {f"k{i}": i for i in range(100)})
         server.stop()
         with pytest.raises(SinkUnavailable):
-            drain(orders, "orders", spec, patience=IMPATIENT)
+            drain(orders, "orders", spec, retry=IMPATIENT)
         assert waiting(orders) == 100
         server.start()
         assert drain(orders, "orders", spec).acknowledged == 100
@@ -569,7 +569,7 @@ def _drain_unknown_exporter(store: Store) -> None:
 
 def _drain_unreachable_sink(store: Store) -> None:
     spec = SinkSpec("redis", {"host": "127.0.0.1", "port": 1})
-    drain(store, "orders", spec, patience=IMPATIENT, drain_id="t")
+    drain(store, "orders", spec, retry=IMPATIENT, drain_id="t")
 
 
 def _drain_another_sink(store: Store) -> None:
@@ -625,7 +625,7 @@ def test_a_sink_that_another_store_feeds_is_refused_before_anything_is_claimed(o
 def test_an_unreachable_sink_does_not_bind_the_queue(orders: Store) -> None:
     add(orders, {"a": 1})
     with pytest.raises(SinkUnavailable):
-        drain(orders, "orders", SinkSpec("redis", {"host": "127.0.0.1", "port": 1}), patience=IMPATIENT)
+        drain(orders, "orders", SinkSpec("redis", {"host": "127.0.0.1", "port": 1}), retry=IMPATIENT)
     assert orders.queue("orders").sink is None
 
 

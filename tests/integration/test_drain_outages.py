@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 from tests.support.servers import PostgresServer, RedisServer
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, Patience, Progress, Rules, drain
+from export_queue.core.drain import DRAIN_RETRY, DrainReport, Progress, Rules, drain
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Capabilities, MemorySink, Operations, SinkSpec, SqlSink
 
@@ -104,11 +105,9 @@ def error_of(act: Callable[[], object]) -> BaseException:
 def test_a_server_killed_in_the_middle_ends_the_drain_and_the_next_one_brings_the_rest(
     orders: Store, server: RedisServer, cache: SinkSpec
 ) -> None:
-    patience = Patience(attempts=3, sleep=lambda seconds: None)
+    retry = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
     with pytest.raises(SinkUnavailable, match=f"{server.host}:{server.port}"):
-        drain(
-            orders, "orders", cache, drain_id="t", patience=patience, on_progress=after_chunks(2, lambda: kill(server))
-        )
+        drain(orders, "orders", cache, drain_id="t", retry=retry, on_progress=after_chunks(2, lambda: kill(server)))
     report = failed(orders, "t")
     server.start()
     assert arrived(server) >= report.acknowledged, "what was acknowledged is there"
@@ -121,8 +120,8 @@ def test_a_server_killed_in_the_middle_ends_the_drain_and_the_next_one_brings_th
 def test_a_server_that_is_killed_and_restarted_delays_the_drain(
     orders: Store, server: RedisServer, cache: SinkSpec
 ) -> None:
-    patience = Patience(attempts=5, sleep=lambda seconds: server.start())
-    report = drain(orders, "orders", cache, patience=patience, on_progress=after_chunks(2, lambda: kill(server)))
+    retry = replace(DRAIN_RETRY, attempts=5, sleep=lambda seconds: server.start())
+    report = drain(orders, "orders", cache, retry=retry, on_progress=after_chunks(2, lambda: kill(server)))
     assert (report.acknowledged, report.dead, waiting(orders)) == (ENTRIES, 0, 0)
     assert arrived(server) == ENTRIES
 
@@ -131,11 +130,11 @@ def test_a_server_that_is_killed_and_restarted_delays_the_drain(
 def test_a_server_that_hangs_ends_the_drain_by_the_time_outs_and_the_next_one_brings_the_rest(
     orders: Store, server: RedisServer, cache: SinkSpec
 ) -> None:
-    patience = Patience(attempts=3, sleep=lambda seconds: None)
+    retry = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
     hang = after_chunks(2, lambda: os.kill(server.pid, signal.SIGSTOP))
     try:
         with pytest.raises(SinkUnavailable, match="does not answer"):
-            drain(orders, "orders", cache, drain_id="t", patience=patience, on_progress=hang)
+            drain(orders, "orders", cache, drain_id="t", retry=retry, on_progress=hang)
         report = failed(orders, "t")
     finally:
         os.kill(server.pid, signal.SIGCONT)
@@ -148,9 +147,9 @@ def test_a_server_that_hangs_ends_the_drain_by_the_time_outs_and_the_next_one_br
 def test_a_server_that_goes_on_after_a_while_delays_the_drain(
     orders: Store, server: RedisServer, cache: SinkSpec
 ) -> None:
-    patience = Patience(attempts=5, sleep=lambda seconds: os.kill(server.pid, signal.SIGCONT))
+    retry = replace(DRAIN_RETRY, attempts=5, sleep=lambda seconds: os.kill(server.pid, signal.SIGCONT))
     hang = after_chunks(2, lambda: os.kill(server.pid, signal.SIGSTOP))
-    report = drain(orders, "orders", cache, patience=patience, on_progress=hang)
+    report = drain(orders, "orders", cache, retry=retry, on_progress=hang)
     assert (report.acknowledged, report.dead, waiting(orders), arrived(server)) == (ENTRIES, 0, 0, ENTRIES)
 
 

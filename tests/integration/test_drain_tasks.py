@@ -12,13 +12,13 @@ import pytest
 import sqlalchemy as sa
 
 from export_queue.core.client import Store
-from export_queue.core.drain import Entry, Patience, RangeReport, Rules
+from export_queue.core.drain import DRAIN_RETRY, Entry, RangeReport, Rules
 from export_queue.core.locks import Lease, Owner, claim, revoke
 from export_queue.core.sinks import MemorySink, Put, SinkSpec
 from export_queue.core.spark.tasks import StoreAccess, TaskSetup, drain_task
 from export_queue.core.transactions import take_snapshot
 
-IMPATIENT = Patience(attempts=2, sleep=print)
+IMPATIENT = replace(DRAIN_RETRY, attempts=2, sleep=print)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def setup(store: Store, url: str, sink: SinkSpec, **rules: Any) -> TaskSetup:
         take_snapshot(store.database),
         sink.resolve(),
         None,
-        Rules(drain="t", patience=IMPATIENT, **rules),
+        Rules(drain="t", retry=IMPATIENT, **rules),
     )
 
 
@@ -114,7 +114,7 @@ def test_tasks_that_follow_one_whose_patience_ended_look_once_and_do_not_wait(or
     leases = claimed(orders)
     waits: list[float] = []
     drain_id = uuid.uuid4().hex
-    rules = Rules(drain=drain_id, patience=Patience(attempts=4, sleep=waits.append))
+    rules = Rules(drain=drain_id, retry=replace(DRAIN_RETRY, attempts=4, sleep=waits.append))
     prepared = replace(setup(orders, store_url, down), rules=rules)
     problems = [prepared.run([lease])[0].problem for lease in leases]
     assert {(problem.error_class, problem.transient) for problem in problems if problem} == {("SinkUnavailable", True)}

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from tests.support.fenced_memory import FencedMemory
 
 from export_queue.core.client import Store
 from export_queue.core.drain import (
+    DRAIN_RETRY,
     DrainReport,
     DrainRequest,
     LocalEngine,
-    Patience,
     Rules,
     drain,
     load_exporter,
@@ -51,7 +52,7 @@ from export_queue.core.sinks import (
 from export_queue.core.testing import FencedConformance
 from export_queue.core.testing.sink_histories import Record
 
-IMPATIENT = Patience(attempts=3, sleep=lambda seconds: None)
+IMPATIENT = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
 
 
 class TestFencedMemory(FencedConformance):
@@ -86,7 +87,7 @@ def one_unit(store: Store) -> Store:
 
 
 def fenced_drain(store: Store, sink: Any, **options: Any) -> DrainReport:
-    return drain(store, "orders", sink, **{"on_error": "fail", "patience": IMPATIENT, **options})
+    return drain(store, "orders", sink, **{"on_error": "fail", "retry": IMPATIENT, **options})
 
 
 def drain_with(
@@ -94,7 +95,7 @@ def drain_with(
 ) -> DrainReport:
     """Drain, and do something else where a drain would sleep."""
     request = DrainRequest(queue_id="orders", sink_name="s", **options)
-    rules = Rules(drain=request.drain_id, on_error="fail", chunk_rows=chunk_rows, patience=IMPATIENT)
+    rules = Rules(drain=request.drain_id, on_error="fail", chunk_rows=chunk_rows, retry=IMPATIENT)
     engine = LocalEngine(store.database, sink, load_exporter(None), rules)
     return run_drain(store.database, store.id, request, nullcontext(engine), sleep=sleep)
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import psycopg
@@ -25,7 +25,7 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionError,
 )
-from export_queue.core.store import CommitCall, Started, View, Writes, schema
+from export_queue.core.store import CommitCall, Snapshot, Version, Writes, schema
 from export_queue.core.store.creation import create
 from export_queue.core.store.queries.conflict_keys import row_key
 from export_queue.core.transactions import expire, take_snapshot
@@ -43,9 +43,18 @@ def application(store_url: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
+class Started(NamedTuple):
+    """What a start gives."""
+
+    id: int
+    excluded: tuple[int, ...]
+    deadline_ms: int
+    found: Version | None
+
+
 def start(store: Store, connection: sa.Connection, **options: Any) -> Started:
     options = {"kind": "short", "request": uuid4(), "timeout_ms": 30_000, "client": "test", **options}
-    return store.database.dialect.start(connection, **options)
+    return Started(*store.database.dialect.start(connection, **options))
 
 
 def commit(store: Store, connection: sa.Connection, started: Started, *, row: bytes = b"a") -> int:
@@ -53,7 +62,7 @@ def commit(store: Store, connection: sa.Connection, started: Started, *, row: by
         kind="short",
         request=uuid4(),
         transaction=started.id,
-        view=View(started.id - 1, started.excluded, (started.id,)),
+        snapshot=Snapshot(started.id - 1, started.excluded, (started.id,)),
         deadline_ms=started.deadline_ms,
         writes=Writes(keys=[row_key(1, row)], cells=[(1, row, b"n", b"%d" % started.id)]),
     )
@@ -204,17 +213,17 @@ BEFORE_THE_LIST, BEHIND_THE_LIST = r"\bbegin\b", r"listed := .*?;"
 @contextlib.contextmanager
 def slow_snapshot(
     store: Store, application: psycopg.Connection[Any], place: str, *, starts: bool = False
-) -> Iterator[tuple[Future[View], Callable[[], None]]]:
+) -> Iterator[tuple[Future[Snapshot], Callable[[], None]]]:
     """Take a snapshot that waits in the middle of listing what is in progress, until it is let go or the block ends.
 
     :param starts: whether it is one of a transaction that starts.
     """
 
-    def take(connection: sa.Connection) -> View:
+    def take(connection: sa.Connection) -> Snapshot:
         if not starts:
             return store.database.dialect.take_snapshot(connection)
         started = start(store, connection, kind="long")
-        return View(started.id - 1, started.excluded)
+        return Snapshot(started.id - 1, started.excluded)
 
     with (
         ThreadPoolExecutor(1) as pool,
@@ -233,8 +242,8 @@ def slow_snapshot(
             connection.exec_driver_sql("reset application_name")
 
 
-def sees(view: View, transaction: int) -> bool:
-    return transaction <= view.read_pointer and transaction not in view.excluded
+def sees(snapshot: Snapshot, transaction: int) -> bool:
+    return transaction <= snapshot.read_pointer and transaction not in snapshot.excluded
 
 
 @all_ways
@@ -259,12 +268,12 @@ def test_who_sees_a_commit_sees_what_was_committed_before_it(
         was_first = writing.done()
         store.commit(older)
         let_go()
-        younger, view = writing.result(), slow.result()
+        younger, snapshot = writing.result(), slow.result()
     assert int(older["id"]) < younger
     if was_first:
-        assert sees(view, younger) or not sees(view, int(older["id"]))
+        assert sees(snapshot, younger) or not sees(snapshot, int(older["id"]))
     else:
-        assert not sees(view, younger), "it waited for the snapshot, so it is not in it"
+        assert not sees(snapshot, younger), "it waited for the snapshot, so it is not in it"
 
 
 @sequence_ways
@@ -344,8 +353,8 @@ def test_what_is_in_progress_is_not_found_with_the_start(store: Store) -> None:
         younger = start(store, two)
         commit(store, one, older)
         assert start(store, one, first=(1, b"a", b"n")).found == (older.id, b"%d" % older.id)
-        view = View(younger.id - 1, younger.excluded, (younger.id,))
-        assert store.database.dialect.read_cell(two, view, 1, b"a", b"n") == (None, None)
+        snapshot = Snapshot(younger.id - 1, younger.excluded, (younger.id,))
+        assert store.database.dialect.read_cell(two, snapshot, 1, b"a", b"n") == (None, None)
 
 
 @all_ways

@@ -8,6 +8,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import orjson
@@ -19,7 +20,7 @@ from tests.support.servers import RedisServer
 from tests.support.sql_targets import execute
 
 from export_queue.core.client import Store
-from export_queue.core.drain import Patience, Rules, drain
+from export_queue.core.drain import DRAIN_RETRY, Rules, drain
 from export_queue.core.errors import ExportQueueError, SinkUnavailable
 from export_queue.core.sinks import (
     ApplyResult,
@@ -196,7 +197,7 @@ class Faults:
                 opened(proxy.port, timeout=2.0),
                 sink_name="slow",
                 exporter=lambda entry: [Put("records", entry.key, entry.value)],
-                patience=Patience(sleep=pauses.append),
+                retry=replace(DRAIN_RETRY, sleep=pauses.append),
                 on_progress=lambda _: proxy.arm(cuts.pop()) if cuts else None,
             )
         assert (report.acknowledged, report.dead, report.left) == (40, 0, 0)

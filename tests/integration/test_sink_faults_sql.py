@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -19,7 +20,7 @@ from tests.support.servers import PostgresServer
 from tests.support.sql_targets import Documents, Fields, Make, admit, execute, opened_sinks, puts
 
 from export_queue.core.client import Store
-from export_queue.core.drain import Patience, Progress, Rules, drain
+from export_queue.core.drain import DRAIN_RETRY, Progress, Rules, drain
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks import ApplyResult
 
@@ -224,8 +225,8 @@ def test_a_server_that_is_killed_amid_a_batch_and_restarted_delays_the_drain(mor
                 mortal.start()
 
         sink = make(make_url(url).set(port=proxy.port).render_as_string(hide_password=False))
-        patience = Patience(sleep=restart)
-        report = drain(orders, "orders", sink, sink_name="copies", patience=patience, on_progress=after_a_chunk)
+        retry = replace(DRAIN_RETRY, sleep=restart)
+        report = drain(orders, "orders", sink, sink_name="copies", retry=retry, on_progress=after_a_chunk)
     assert (report.acknowledged, report.dead, waiting(orders)) == (400, 0, 0)
     assert killer, "the server was killed"
     assert execute(url, "SELECT count(*), min(document) = max(document) FROM orders_live") == [(400, True)]
@@ -248,7 +249,9 @@ def test_a_session_of_postgresql_that_crashes_takes_all_others_along_until_the_s
         )
         ((pid,),) = execute(url, found)
         os.kill(pid, signal.SIGKILL)
-        report = drain(orders, "orders", sink, sink_name="copies", patience=Patience(attempts=1_000, longest=0.1))
+        report = drain(
+            orders, "orders", sink, sink_name="copies", retry=replace(DRAIN_RETRY, attempts=1_000, longest_pause=0.1)
+        )
         assert (report.acknowledged, report.dead) == (1, 0)
         assert execute(url, "SELECT document FROM orders_live") == [("new",)]
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from export_queue.core.drain import DRAIN_RETRY
 from export_queue.core.drain.exporters import Failure
-from export_queue.core.drain.patience import Patience
 from export_queue.core.drain.sending import Sender
 from export_queue.core.errors import DrainError, LeaseLost, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Capabilities, Operations, Rejection
 
-IMPATIENT = Patience(attempts=3, sleep=lambda seconds: None)
+IMPATIENT = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
 
 
 class ScriptedSink:

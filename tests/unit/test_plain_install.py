@@ -20,9 +20,7 @@ DISTRIBUTION = "airflow-provider-export-queue"
 PROGRAM = """
 import sys
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.sinks import MemorySink
+from export_queue import MemorySink, Store, drain
 
 sink = MemorySink()
 with Store.open("sqlite:///" + sys.argv[1]) as store:

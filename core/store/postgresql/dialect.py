@@ -20,16 +20,14 @@ from export_queue.core.errors import (
     StoreUnavailable,
 )
 from export_queue.core.store.dialect import (
+    Cell,
     CommitCall,
     Committed,
     Handle,
-    IdSource,
-    Kind,
     Outcome,
-    Place,
     Span,
-    Started,
-    View,
+    Version,
+    VersionKey,
     Writes,
 )
 from export_queue.core.store.postgresql import calls as calls
@@ -43,6 +41,8 @@ from export_queue.core.store.postgresql.connection import (
     is_idle,
     limited,
 )
+from export_queue.core.store.registration import IdSource, Kind, Registration, registration_of
+from export_queue.core.store.snapshot import Snapshot
 
 WRITE_ONLY_MS = 60_000
 """How long a transaction that never read stays registered while its commit is on its way, where that takes a row."""
@@ -89,7 +89,7 @@ class PostgresDialect:
         self.pins_connection = not behind_pooler
         self._engine = engine
         self._s = '"' + schema.replace('"', '""') + '"'
-        self._id_source: str | None = None
+        self._id_source: IdSource | None = None
         self._read_cell = self._sql(sql.READ_CELL)
         self._read_cell_up_to = self._sql(sql.READ_CELL_UP_TO)
         self._read_cells = self._sql(sql.READ_CELLS)
@@ -152,20 +152,20 @@ class PostgresDialect:
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
-        if self._uses_clock(connection):
+        if self._stored_id_source(connection) == "clock":
             statement = "update {s}.xq_clock set last_id = greatest(last_id, %s)"
         else:
             statement = "select setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0), %s))"
         calls.run(connection, self._sql(statement), (floor,))
 
-    def _uses_clock(self, connection: Handle) -> bool:
+    def _stored_id_source(self, connection: Handle) -> IdSource:
         if self._id_source is None:
-            self._id_source = str(calls.one(connection, self._sql("select id_source from {s}.xq_store"))[0])
-        return self._id_source == "clock"
+            self._id_source = calls.one(connection, self._sql("select id_source from {s}.xq_store"))[0]
+        return self._id_source
 
-    def _by_row(self, connection: Handle, kind: Kind) -> bool:
-        """Tell whether an active row registers such a transaction."""
-        return kind == "long" or self._uses_clock(connection) or (kind == "short" and not self.pins_connection)
+    def _registration(self, connection: Handle, kind: Kind) -> Registration:
+        id_source = self._stored_id_source(connection)
+        return registration_of(kind, id_source=id_source, owns_session=self.pins_connection)
 
     @contextlib.contextmanager
     def _own(self, connection: Handle) -> Iterator[Handle]:
@@ -204,22 +204,22 @@ class PostgresDialect:
         request: UUID,
         timeout_ms: int,
         client: str,
-        first: tuple[int, bytes, bytes] | None = None,
-    ) -> Started:
+        first: Cell | None = None,
+    ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id, register it, list what is in progress and read the first cell, in one call."""
-        by_row = self._by_row(connection, kind)
-        relaxed = kind == "short" or self._uses_clock(connection)
-        arguments = (kind, by_row, relaxed, request, timeout_ms, client, *(first or (None, None, None)))
-        if kind == "bound" and by_row:
+        registration = self._registration(connection, kind)
+        relaxed = registration in ("session", "row") or self._stored_id_source(connection) == "clock"
+        arguments = (kind, registration, relaxed, request, timeout_ms, client, *(first or (None, None, None)))
+        if kind == "bound" and registration == "row":
             # In the user's SQL transaction the clock would stay locked until the user ends that.
             with self._own(connection) as own:
                 row = calls.one(own, self._start, arguments)
         else:
             row = calls.one(connection, self._start, arguments)
         tx, excluded, deadline, version, value = row
-        if kind == "long" and relaxed:
+        if registration == "rows" and relaxed:
             self._settle(connection, tx)
-        return Started(tx, tuple(excluded), deadline, None if first is None else (version, value))
+        return tx, tuple(excluded), deadline, None if first is None else (version, value)
 
     def _settle(self, connection: Handle, transaction: int) -> None:
         """Make a long transaction's rows durable, after the gate or the clock has been released."""
@@ -231,48 +231,46 @@ class PostgresDialect:
         self._settle(connection, transaction)
         return pointer
 
-    def take_snapshot(self, connection: Handle) -> View:
+    def take_snapshot(self, connection: Handle) -> Snapshot:
         """Read the id source, under the gate if it has one, then what is in progress."""
         read_pointer, excluded = calls.one(connection, self._sql(sql.TAKE_SNAPSHOT))
-        return View(read_pointer, tuple(excluded))
+        return Snapshot(read_pointer, tuple(excluded))
 
-    def read_cell(
-        self, connection: Handle, view: View, table: int, row: bytes, column: bytes
-    ) -> tuple[int | None, bytes | None]:
+    def read_cell(self, connection: Handle, snapshot: Snapshot, table: int, row: bytes, column: bytes) -> Version:
         """Read the newest visible version, and the horizon in the same statement."""
-        statement = self._read_cell_up_to if view.is_prefix else self._read_cell
-        found = calls.one(connection, statement, (table, row, column, *sql.of_view(view)))
+        statement = self._read_cell_up_to if snapshot.is_prefix else self._read_cell
+        found = calls.one(connection, statement, (table, row, column, *sql.of_snapshot(snapshot)))
         horizon, version, value = found
-        view.require_above(horizon)
+        snapshot.require_above(horizon)
         return version, value
 
     def read_cells(
-        self, connection: Handle, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
+        self, connection: Handle, snapshot: Snapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells in one statement."""
         rows, columns = zip(*cells, strict=True)
-        seen = (BigintArray.of(view.write_pointers), view.read_pointer, BigintArray.of(view.excluded))
+        seen = (BigintArray.of(snapshot.write_pointers), snapshot.read_pointer, BigintArray.of(snapshot.excluded))
         found = calls.rows(connection, self._read_cells, (ByteaArray.of(rows), ByteaArray.of(columns), table, *seen))
         if found:
-            view.require_above(found[0][0])
+            snapshot.require_above(found[0][0])
         return [(row, column, version, value) for _, row, column, version, value in found if version is not None]
 
     def scan_versions(
         self,
         connection: Handle,
-        view: View,
+        snapshot: Snapshot,
         table: int,
         span: Span,
         *,
-        after: Place,
+        after: VersionKey,
         limit: int,
         expired: int | None = None,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
-        statement = sql.scan(self._s, span, view, expires=expired is not None)
-        arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_view(view), limit)
+        statement = sql.scan(self._s, span, snapshot, expires=expired is not None)
+        arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_snapshot(snapshot), limit)
         found = calls.rows(connection, statement, arguments)
-        view.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
+        snapshot.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
         return found
 
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
@@ -289,15 +287,14 @@ class PostgresDialect:
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""
-        if self._by_row(connection, call.kind):
-            if call.transaction is None:
-                return self._commit_write_by_row(connection, call)
-            return self._send(connection, call, "long" if call.kind == "long" else "row", call.transaction)
-        return self._send(connection, call, call.kind, call.transaction)
+        registration = self._registration(connection, call.kind)
+        if registration == "row" and call.transaction is None:
+            return self._commit_write_by_row(connection, call)
+        return self._send(connection, call, registration, call.transaction)
 
     def _commit_write_by_row(self, connection: Handle, call: CommitCall) -> Committed:
         """Register first: drawn inside the commit, the id would keep the clock locked while the commit flushes."""
-        arguments = ("write", True, True, call.request, WRITE_ONLY_MS, "", None, None, None)
+        arguments = ("write", "row", True, call.request, WRITE_ONLY_MS, "", None, None, None)
         with self._own(connection) as own:
             transaction = int(calls.one(own, self._start, arguments)[0])
         try:
@@ -307,14 +304,16 @@ class PostgresDialect:
                 calls.one(own, self._abort, ("row", transaction))
             raise
 
-    def _send(self, connection: Handle, call: CommitCall, registered: str, transaction: int | None) -> Committed:
-        view = call.view
+    def _send(
+        self, connection: Handle, call: CommitCall, registration: Registration, transaction: int | None
+    ) -> Committed:
+        snapshot = call.snapshot
         arguments = (
-            registered,
+            registration,
             call.request,
             transaction,
-            BigintArray.of(view.excluded if view else ()),
-            view.low if view else None,
+            BigintArray.of(snapshot.excluded if snapshot else ()),
+            snapshot.low if snapshot else None,
             call.deadline_ms,
             call.idempotency_key,
             call.generation,
@@ -330,11 +329,11 @@ class PostgresDialect:
 
     def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
         """Free the registration and delete what was staged."""
-        by_row = self._by_row(connection, kind)
-        if kind == "bound" and not by_row:
-            return  # registered by a lock of the user's SQL transaction, which goes with it
+        registration = self._registration(connection, kind)
+        if registration == "transaction":
+            return  # the lock goes with the user's SQL transaction
         with self._own(connection) as own:
-            calls.one(own, self._abort, ("row" if by_row and kind != "long" else kind, transaction))
+            calls.one(own, self._abort, (registration, transaction))
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Insert a refusal unless the request has an outcome; waits for a commit in flight."""

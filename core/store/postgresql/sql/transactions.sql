@@ -5,18 +5,18 @@
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
 --         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level.
 
--- by_row: registered by an active row, which any session may end; else a short one by a lock of its session,
--- and one that is bound to a SQL transaction of the user's by a lock of that.
+-- registration: 'session' by a lock of the server session, 'transaction' by a lock of the user's SQL transaction, 'row'
+-- by an active row, which any session may end, 'rows' by one for each write pointer; registration.py chooses.
 -- relaxed: a start need not be durable, only its id never drawn again, which the clock in it sees to. Never inside
 -- a SQL transaction of the user's, all of which would lose its durability.
 -- first_*: a cell to be read at once.
 create or replace function {s}.xq_start_v1(
-  kind text, by_row boolean, relaxed boolean, request uuid, timeout_ms bigint, client text,
+  kind text, registration text, relaxed boolean, request uuid, timeout_ms bigint, client text,
   first_table int, first_row bytea, first_column bytea,
   out id bigint, out excluded bigint[], out deadline_ms bigint, out found_version bigint, out found_value bytea)
 language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
 declare
-  for_session boolean := kind = 'short' and not by_row;
+  for_session boolean := registration = 'session';
   low bigint;
   horizon bigint;
   setting text;
@@ -31,7 +31,7 @@ begin
     select d.id, d.excluded into id, excluded from {s}.xq_draw_v1(for_session, true) d;
     low := coalesce(excluded[1], id);
     deadline_ms := {now} + timeout_ms;
-    if by_row then
+    if registration in ('row', 'rows') then
       insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
       values (id, request, kind, {now}, deadline_ms, low, id, client);
     end if;
@@ -135,10 +135,9 @@ begin
 end $body$;
 
 -- The commit; the order of its steps is what makes it right.
--- kind: how the id is registered; 'write' not at all, 'short' by a lock of this session, 'bound' by one of this SQL
--- transaction, 'row' by an active row, 'long' by one for each of its write pointers. low is null if it never read.
+-- registration: as at the start, or 'commit': the id is drawn here. low is null if the transaction never read.
 create or replace function {s}.xq_commit_v1(
-  kind text, request uuid, own bigint, hidden bigint[], low bigint, deadline bigint,
+  registration text, request uuid, own bigint, hidden bigint[], low bigint, deadline bigint,
   idempotency_key text, generation int, result text, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
@@ -159,20 +158,20 @@ begin
   end if;
 
   -- 1. The registration is proven, or made now.
-  if kind = 'write' then
+  if registration = 'commit' then
     tx := ({s}.xq_draw_v1(false, false)).id;
-  elsif kind = 'row' then
+  elsif registration = 'row' then
     delete from {s}.xq_active a where a.id = tx;
     if not found then
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
-  elsif kind = 'long' then
+  elsif registration = 'rows' then
     pointers := {s}.xq_forget_active_v1(tx);
     if pointers is null then
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
   else
-    lost := {s}.xq_prove_v1(tx, kind = 'short');
+    lost := {s}.xq_prove_v1(tx, registration = 'session');
     if lost is not null then
       raise exception using errcode = 'XQ002', message = lost;
     end if;
@@ -201,7 +200,7 @@ begin
   end if;
 
   -- 4. First committer wins. A transaction that never read starts here: only ids must follow commits.
-  if kind = 'long' then
+  if registration = 'rows' then
     keys := array(select u.k from (select unnest(keys) as k
                                    union select s.key from {s}.xq_staged_key s where s.id = any(pointers)) u order by u.k);
   end if;
@@ -220,7 +219,7 @@ begin
   end if;
 
   -- 5. Cells, entries, notifications. Only a long transaction may have written the same ones before.
-  if kind = 'long' then
+  if registration = 'rows' then
     insert into {s}.xq_cell select c.n, c.r, c.k, tx, c.v
       from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
       on conflict on constraint xq_cell_pkey do update set value = excluded.value;
@@ -246,7 +245,7 @@ begin
     delete from {s}.xq_notification d using unnest(seen_table, seen_row, seen_column) as n(n, r, k)
       where d.table_number = n.n and d.row_key = n.r and d.column_key = n.k and d.version < tx and d.version <> all(hidden);
   end if;
-  if kind = 'long' then
+  if registration = 'rows' then
     delete from {s}.xq_staged_key s where s.id = any(pointers);
     delete from {s}.xq_staged_cell s where s.id = any(pointers);
     delete from {s}.xq_staged_entry s where s.id = any(pointers);
@@ -275,19 +274,19 @@ begin
   delete from {s}.xq_staged_entry s where s.id = own;
 end $body$;
 
-create or replace function {s}.xq_abort_v1(kind text, own bigint) returns void
+create or replace function {s}.xq_abort_v1(registration text, own bigint) returns void
 language plpgsql volatile as $body$
 declare
   pointer bigint;
   done boolean;
 begin
-  if kind = 'short' then
+  if registration = 'session' then
     done := {s}.xq_free_v1(own);
-  elsif kind = 'row' then
+  elsif registration = 'row' then
     perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
     -- A row that is locked is being ended by another commit or sweep; nothing was staged.
     delete from {s}.xq_active a where a.id = (select l.id from {s}.xq_active l where l.id = own for update skip locked);
-  elsif kind = 'long' then
+  elsif registration = 'rows' then
     foreach pointer in array coalesce({s}.xq_forget_active_v1(own), '{}') loop
       perform {s}.xq_rollback_v1(pointer);
     end loop;
