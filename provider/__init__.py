@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         Sink,
         SinkSpec,
         SqlSink,
-        admission,
+        check_owner,
         apply_batch,
         refuse_seqs,
     )
@@ -147,7 +147,7 @@ __all__ = [
     "TransactionTimeout",
     "UnknownQueue",
     "__version__",
-    "admission",
+    "check_owner",
     "apply_batch",
     "bucket",
     "bucket_column",
@@ -163,7 +163,7 @@ _ROOMS = {
     "queue": "DeadLetter DeadLetterFilter Range bucket",
     "sinks": (
         "ApplyResult Capabilities ControlRecord Delete ElasticsearchSink MemorySink Operations Put RedisSink Rejection "
-        "Sink SinkSpec SqlSink admission apply_batch refuse_seqs"
+        "Sink SinkSpec SqlSink check_owner apply_batch refuse_seqs"
     ),
     "spark": "DrainJob bucket_column drain_job",
     "store": "Limits Outcome StoreSpec",

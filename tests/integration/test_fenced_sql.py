@@ -60,12 +60,12 @@ class TestGeneric(OnGeneric, Plain):
 
 
 def generic(url: str) -> SqlSink:
-    from export_queue.core.sinks.sql.dialects.generic import Generic
+    from export_queue.core.sinks.sql.dialects.generic import GenericDialect
 
     sink = SqlSink(url, guard="fence")
     sink._engine.dispose()
     parsed = make_url(url)
-    sink._dialect = Generic(parsed._replace(password=None), password=parsed.password, timeout=60)
+    sink._dialect = GenericDialect(parsed._replace(password=None), password=parsed.password, timeout=60)
     sink._engine = sink._dialect.engine()
     return sink
 

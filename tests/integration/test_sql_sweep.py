@@ -15,7 +15,7 @@ from tests.support.sql_targets import admit, execute, puts
 from export_queue.core.errors import SinkRefused
 from export_queue.core.sinks import Operations, SqlSink
 from export_queue.core.sinks.sql import tombstones
-from export_queue.core.sinks.sql.dialects.generic import Generic
+from export_queue.core.sinks.sql.dialects.generic import GenericDialect
 
 WAYS = ["sqlite", "postgresql", "mariadb", "generic-sqlite", "generic-postgresql"]
 
@@ -49,9 +49,9 @@ def make(way: str) -> Iterator[Any]:
         sink.close()
 
 
-def open_generic(url: str, password: Any, timeout: float) -> Generic:
+def open_generic(url: str, password: Any, timeout: float) -> GenericDialect:
     found = make_url(url)
-    return Generic(found, password=password or found.password, timeout=timeout)
+    return GenericDialect(found, password=password or found.password, timeout=timeout)
 
 
 def ranks(url: str, table: str = "orders") -> list[Any]:

@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateTable
 
 from export_queue.core.sinks.claims import Claim, needs_higher_fence, overtaken_error
 from export_queue.core.sinks.sql import tables
-from export_queue.core.sinks.sql.dialect import Dialect, TryAgain
+from export_queue.core.sinks.sql.dialects import Dialect, TryAgain
 
 UNIT_TABLE = "xq_unit"
 

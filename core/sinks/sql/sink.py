@@ -22,9 +22,8 @@ from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 from export_queue.core.sinks.sql.claims import UNIT_TABLE, claim_units, create_units, write_under
 from export_queue.core.sinks.sql.control_table import admit, held_floor, raise_floor
-from export_queue.core.sinks.sql.dialect import Clash, Password, Poison, TryAgain
+from export_queue.core.sinks.sql.dialects import Clash, Password, Poison, TryAgain, open_dialect
 from export_queue.core.sinks.sql.fitting import misfits
-from export_queue.core.sinks.sql.opening import open_dialect
 from export_queue.core.sinks.sql.statements import CONTROL_TABLE
 from export_queue.core.sinks.sql.tables import (
     DELETED,
