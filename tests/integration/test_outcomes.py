@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -390,13 +389,11 @@ def test_a_store_that_is_down_is_no_unknown_outcome(own_server: PostgresServer) 
         store.configure_table("t")
         commit(store, "warm", [])
         own_server.stop()
-        started = time.monotonic()
         try:
             with pytest.raises(StoreUnavailable):
                 commit(store, "a", [])
         finally:
             own_server.start()
-        assert time.monotonic() - started < 60
         commit(store, "b", [])  # at once: connections of before the restart are not lent
         assert take_snapshot(store.database).excluded == ()
         assert sum(unit.entries for unit in store.backlog("q")) == 2
