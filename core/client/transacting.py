@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from export_queue.core.client.context import TransactionContext
-from export_queue.core.errors import AlreadyCommitted, InvalidArgument
+from export_queue.core.errors import AlreadyCommitted, InvalidArgument, StoreError, TransactionError
+from export_queue.core.retry import Retry
 from export_queue.core.store import Database, Identity, Outcome, queries
 from export_queue.core.transactions import (
     BoundSession,
     IdempotencyState,
     OpenKind,
     OpenTransaction,
-    Retry,
     Transaction,
     idempotency_state,
     outcome,
@@ -139,7 +139,7 @@ class Transacting:
                 return result
 
         try:
-            return (retry or Retry()).run(attempt)
+            return (retry or Retry()).call(attempt, worth_repeating=_left_nothing)
         except AlreadyCommitted as error:
             if error.idempotency_key != idempotency_key:
                 raise
@@ -179,6 +179,11 @@ class Transacting:
         """
         with self.database.begin() as work:
             return queries.reports.close_idempotency_key(work, idempotency_key, generation)
+
+
+def _left_nothing(error: Exception) -> bool:
+    # An error of a sink or a lock is the function's own: only a transaction's says that nothing has taken effect.
+    return isinstance(error, TransactionError | StoreError) and error.transient
 
 
 def _kind(*, long: bool, bound: bool, read: bool) -> OpenKind:
