@@ -301,7 +301,7 @@ def test_a_queue_with_dead_letters_is_refused_with_the_commands(orders: Store) -
         fenced_drain(orders, sink, sink_name="s")
     assert "export-queue dead drop orders" in caught.value.hint
     assert not sink.documents
-    orders.drop_dead_letters("orders", who="test")
+    orders.dead_letters.drop("orders", who="test")
     assert fenced_drain(orders, sink, sink_name="s").read == 1
 
 
@@ -314,7 +314,7 @@ def test_an_entry_that_is_rejected_stops_the_drain_and_stays(one_unit: Store) ->
     with pytest.raises(EntryRejected, match="poison"):
         fenced_drain(one_unit, FencedMemory(), exporter=poison)
     assert waiting(one_unit) == 2
-    assert one_unit.dead_letters("orders") == []
+    assert one_unit.dead_letters.list("orders") == []
 
 
 # -- drains that die, sleep or are overtaken -------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_
         f"orders:k{i}": 33 if i == 3 else i for i in range(500)
     }
     assert {document["library"].partition(".zip")[1] for document in documents.values()} == {".zip"}
-    (letter,) = orders.dead_letters("orders")
+    (letter,) = orders.dead_letters.list("orders")
     assert (letter.position.key, letter.reason, letter.drain) == (b"bad", "refused by the exporter", job.drain_id)
 
     shown = "\n".join(

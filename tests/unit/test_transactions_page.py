@@ -28,7 +28,7 @@ def test_the_page_about_transactions_has_the_right_figures():
 def test_the_page_about_transactions_has_the_defaults_of_retries_and_limits():
     retry, limits = Retry(), Limits()
     assert f"up to {retry.attempts} times; pauses are {retry.first_pause * 1000:.0f} ms" in PAGE
-    assert f"… {retry.longest_pause:.0f} s, spread by half." in PAGE
+    assert f"… {retry.longest_pause:.0f} s," in PAGE
     assert (limits.short_seconds, limits.long_seconds) == (30, 24 * 3600)
     assert "30 seconds from its first read to its commit, a long one 24 hours" in PAGE
     assert (limits.max_short_seconds, limits.max_long_seconds) == (3600, 7 * 24 * 3600)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from export_queue.core.cli.commands import AsJson, Password, Schema, Url, _open, _show, _time, app
-from export_queue.core.client import Store
+from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, open_store, show, utc_time
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import DeadLetter
+from export_queue.core.queue import ALL_DEAD_LETTERS, DeadLetter, DeadLetterFilter
 
 dead = typer.Typer(no_args_is_help=True, help="Entries that were set aside: see why, send them again, or drop them.")
 app.add_typer(dead, name="dead")
@@ -44,15 +42,15 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """List what was set aside, and why; values are not shown."""
-    with _open(store, password, schema) as opened:
-        which = _which(opened, queue_id, key, key_hex, seq, error, drain)
+    with open_store(store, password, schema) as opened:
+        which = _filter(key, key_hex, seq, error, drain)
         place = None if after is None else _place(after)
-        letters = opened.dead_letters(queue_id, **which, after=place, limit=limit)
-    _show([_row(letter) for letter in letters], as_json, hide=("key_hex", "value_bytes"))
+        letters = opened.dead_letters.list(queue_id, which, after=place, limit=limit)
+    show([_row(letter) for letter in letters], as_json=as_json, hide=("key_hex", "value_bytes"))
 
 
-@dead.command()
-def show(
+@dead.command("show")
+def show_letters(
     queue_id: QueueId,
     store: Url,
     password: Password = None,
@@ -67,12 +65,12 @@ def show(
     """Show the letters of one key whole, their values only if they are asked for."""
     if key is None and key_hex is None:
         sys.exit("which letter? give --key or --key-hex")
-    with _open(store, password, schema) as opened:
-        which = _which(opened, queue_id, key, key_hex, seq, None, None)
-        letters = opened.dead_letters(queue_id, **which, limit=limit, values=value)
+    with open_store(store, password, schema) as opened:
+        which = _filter(key, key_hex, seq, None, None)
+        letters = opened.dead_letters.list(queue_id, which, limit=limit, values=value)
     rows = [_row(letter) | ({"value": _text(letter.value)} if value else {}) for letter in letters]
     if as_json or not rows:
-        _show(rows, as_json)
+        show(rows, as_json=as_json)
         return
     for row in rows:
         print("\n".join(f"{name:<12} {'' if found is None else found}" for name, found in row.items()), end="\n\n")
@@ -95,11 +93,11 @@ def retry(
     as_json: AsJson = False,
 ) -> None:
     """Put letters back into the queue, under their own sequences; the next drain sends them again."""
-    with _open(store, password, schema) as opened:
-        which = _which(opened, queue_id, key, key_hex, seq, error, drain)
-        moved = opened.retry_dead_letters(queue_id, **which, limit=limit, lock_timeout=wait, who=who)
-        left = opened.count_dead(queue_id, **which)
-    _show([{"queue": queue_id, "requeued": moved, "left": left}], as_json)
+    with open_store(store, password, schema) as opened:
+        which = _filter(key, key_hex, seq, error, drain)
+        moved = opened.dead_letters.retry(queue_id, which, limit=limit, lock_timeout=wait, who=who)
+        left = opened.dead_letters.count(queue_id, which)
+    show([{"queue": queue_id, "requeued": moved, "left": left}], as_json=as_json)
 
 
 @dead.command()
@@ -119,33 +117,22 @@ def drop(
     as_json: AsJson = False,
 ) -> None:
     """Delete letters for good: what they held reaches no sink. The store keeps who did it."""
-    with _open(store, password, schema) as opened:
-        which = _which(opened, queue_id, key, key_hex, seq, error, drain)
-        if bool(which) == everything:
+    with open_store(store, password, schema) as opened:
+        which = _filter(key, key_hex, seq, error, drain)
+        if (which == ALL_DEAD_LETTERS) != everything:
             sys.exit("which letters? name some by --key, --seq, --error or --drain, or say --all")
-        dropped = opened.drop_dead_letters(queue_id, **which, limit=limit, who=who)
-        left = opened.count_dead(queue_id, **which)
-    _show([{"queue": queue_id, "dropped": dropped, "left": left}], as_json)
+        dropped = opened.dead_letters.drop(queue_id, which, limit=limit, who=who)
+        left = opened.dead_letters.count(queue_id, which)
+    show([{"queue": queue_id, "dropped": dropped, "left": left}], as_json=as_json)
 
 
-def _which(
-    store: Store,
-    queue_id: str,
-    key: str | None,
-    key_hex: str | None,
-    seq: int | None,
-    error: str | None,
-    drain: str | None,
-) -> dict[str, Any]:
-    """Say which letters are meant, in the words of :class:`Store`."""
+def _filter(
+    key: str | None, key_hex: str | None, seq: int | None, error: str | None, drain: str | None
+) -> DeadLetterFilter:
     if key is not None and key_hex is not None:
         raise InvalidArgument("a key is given by --key or by --key-hex, not by both")
-    found: Any = None
-    if key is not None or key_hex is not None:
-        raw = key.encode() if key is not None else _bytes(str(key_hex))
-        found = store.queue(queue_id).decode_key(raw)
-    given: Mapping[str, Any] = {"key": found, "seq": seq, "error_class": error, "drain": drain}
-    return {name: value for name, value in given.items() if value is not None}
+    given = key if key_hex is None else _bytes(key_hex)
+    return DeadLetterFilter(key=given, seq=seq, error_class=error, drain=drain)
 
 
 def _place(text: str) -> tuple[int, bytes]:
@@ -170,7 +157,7 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
         "error": letter.error_class,
         "reason": letter.reason,
         "drain": letter.drain,
-        "since": _time(letter.dead_since_ms),
+        "since": utc_time(letter.dead_since_ms),
         "value_bytes": letter.value_bytes,
     }
 
