@@ -69,8 +69,8 @@ if TYPE_CHECKING:
         Sink,
         SinkSpec,
         SqlSink,
-        admission,
         apply_batch,
+        check_owner,
         refuse_seqs,
     )
     from export_queue.core.spark import DrainJob, bucket_column, drain_job
@@ -148,10 +148,10 @@ __all__ = [
     "TransactionTimeout",
     "UnknownQueue",
     "__version__",
-    "admission",
     "apply_batch",
     "bucket",
     "bucket_column",
+    "check_owner",
     "drain",
     "drain_job",
     "readmit",
@@ -164,7 +164,7 @@ _ROOMS = {
     "queue": "DeadLetter DeadLetterFilter Range bucket",
     "sinks": (
         "ApplyResult Capabilities ControlRecord Delete ElasticsearchSink MemorySink Operations Put RedisSink Rejection "
-        "Sink SinkSpec SqlSink admission apply_batch refuse_seqs"
+        "Sink SinkSpec SqlSink apply_batch check_owner refuse_seqs"
     ),
     "spark": "DrainJob bucket_column drain_job",
     "store": "Limits Outcome StoreSpec",

@@ -131,12 +131,12 @@ def test_a_batch_under_a_claim_is_waited_for_as_well(make, replica):
     patient, mine = make(wait_replicas=1, guard="fence"), Claim("q/1/0", 1)
     patient.admit(queue_id="q", store_id="s", fence=1)
     patient.claim([mine])
-    patient.apply_under(mine, puts(1))
+    patient.under(mine).apply(puts(1))
     with client(replica) as reader:
         assert reader.get("o:49") == b"1"
     hasty = make(wait_replicas=1, socket_timeout=0.4, guard="fence")
     with frozen(replica), pytest.raises(SinkUnavailable, match="expected 1 .* found 0"):
-        hasty.apply_under(mine, puts(2))
+        hasty.under(mine).apply(puts(2))
 
 
 @pytest.mark.parametrize("wrong", [-1, "1", 1.5])

@@ -16,7 +16,7 @@ from tests.support.sql_targets import Make, admit, execute, opened_sinks, puts
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, SqlSink
-from export_queue.core.sinks.sql.dialects.mysql import MySQL, _written
+from export_queue.core.sinks.sql.dialects.mysql import MySqlDialect, _written
 
 TABLE = (
     "CREATE TABLE orders (id varchar(99) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PRIMARY KEY, "
@@ -234,7 +234,7 @@ def test_any_driver_may_be_named(mariadb_url, make, scheme):
     [(1213, "TryAgain"), (1062, "Poison"), (1205, "SinkUnavailable"), (2013, "SinkUnavailable"), (1146, "SinkRefused")],
 )
 def test_errors_are_told_apart_by_their_number(number, kind):
-    dialect = MySQL(make_url("mysql+pymysql://db/x"), password=None, timeout=1)
+    dialect = MySqlDialect(make_url("mysql+pymysql://db/x"), password=None, timeout=1)
     assert type(dialect.explain(pymysql.OperationalError(number, "words"))).__name__ == kind
 
 
