@@ -14,8 +14,9 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
-from tests.support.cuts import Truth, fill, wait_until
+from tests.support.cuts import Truth, fill
 from tests.support.servers import PostgresServer
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused, StoreUnavailable, TransactionEnded
