@@ -14,6 +14,8 @@ import pytest
 from tests.support.cuts import COMMITS, OTHERS, Cutter
 from tests.support.proxy import Cut
 
+from export_queue.core.retry import Retry
+
 How = Literal["reset", "close_half", "hold"]
 BROKEN: tuple[How, ...] = ("reset", "close_half")
 FEW = 6
@@ -47,8 +49,8 @@ def cutter(postgres_url: str) -> Iterator[Cutter]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that never come are waited for a moment only."""
-    monkeypatch.setattr("export_queue.core.transactions.open.ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr("export_queue.core.transactions.open.ASK_SECONDS", 5.0)
+    monkeypatch.setattr("export_queue.core.transactions.transaction.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("export_queue.core.transactions.outcomes.ASKING", Retry(attempts=None, seconds=5.0))
 
 
 def cuts(
