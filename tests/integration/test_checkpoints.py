@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 from tests.integration.test_transactions import begin, read, wait_past, write
+from tests.support.contexts import context_of
 
 from export_queue.core.client import Level, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, RegistrationLost, TransactionEnded
@@ -127,7 +128,7 @@ def test_what_commits_after_a_checkpointed_transaction_has_a_greater_sequence(st
     tx._transaction.commit()
     with store.database.read() as work:
         assert list(work.connection.scalars(sa.select(schema.conflict_key.c.writer))) == [tx_pointers[1]]
-    TransactionContext(store, late).table("t").set("a", "n", b"lost")
+    context_of(store, late).table("t").set("a", "n", b"lost")
     with pytest.raises(ConflictError):
         late.commit()
     write(store, "a", b"third")

@@ -13,13 +13,14 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.contexts import begin
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
 from export_queue.core.maintenance import MaintenanceReport, maintain, run, steps
 from export_queue.core.store import Span, cleanup, schema
-from export_queue.core.transactions import OpenTransaction, expire
+from export_queue.core.transactions import expire
 
 fork = multiprocessing.get_context("fork")
 
@@ -30,11 +31,6 @@ def clean(store: Store, *, age: float = 0.0, **options: Any) -> MaintenanceRepor
         report = maintain(store.database, snapshot_age=age, **options)
         if not report.more and not report.busy:
             return report
-
-
-def begin(store: Store, **options: Any) -> TransactionContext:
-    """A transaction that the test itself ends."""
-    return TransactionContext(store, OpenTransaction(store.database, **options))
 
 
 def commit(tx: TransactionContext) -> None:

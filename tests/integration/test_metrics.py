@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.support.contexts import context_of
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store, TransactionContext
+from export_queue.core.client import Store
 from export_queue.core.locks import Owner, claim
 from export_queue.core.maintenance import maintain, read_metrics, render
 from export_queue.core.queue import DeadLetter, Position, dead_letter
@@ -64,7 +65,7 @@ def test_queues_dead_letters_and_locks_are_counted(store: Store) -> None:
     for i in range(3):
         store.run(lambda tx, i=i: tx.queue("orders").add(f"k{i}", i))  # type: ignore[misc]
     hidden = OpenTransaction(store.database, kind="long")
-    tx = TransactionContext(store, hidden)
+    tx = context_of(store, hidden)
     tx.queue("orders").add("hidden", 1)
     tx.flush()
     claim(store.database, queue, queue.units()[:1], owner=Owner("somebody", "1"), lease_seconds=600)

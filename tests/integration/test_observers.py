@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 import pytest
+from tests.support.contexts import begin
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Retry, Store, TransactionContext
@@ -25,14 +26,9 @@ from export_queue.core.queue import Range, read_entries
 from export_queue.core.store import schema
 from export_queue.core.tables import ObservedColumns
 from export_queue.core.tables.observed import OBSERVED_SECONDS
-from export_queue.core.transactions import OpenTransaction, expire, prune, take_snapshot
+from export_queue.core.transactions import expire, prune, take_snapshot
 
 fork = multiprocessing.get_context("fork")
-
-
-def begin(store: Store, **options: Any) -> TransactionContext:
-    """A transaction that the test itself ends."""
-    return TransactionContext(store, OpenTransaction(store.database, **options))
 
 
 def write(store: Store, row: str | bytes, value: bytes = b"x", column: str = "n") -> None:
@@ -906,5 +902,5 @@ def test_a_worker_says_what_is_wrong_with_its_target(worker: Callable[..., subpr
     process = worker("mine:missing")
     _, told = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "mine has no function missing" in told
+    assert "has no attribute 'missing'" in told
     assert "Traceback" not in told

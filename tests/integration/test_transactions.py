@@ -10,6 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.contexts import begin
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Retry, Store, TransactionContext
@@ -26,14 +27,9 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store import Handle, Writes, schema
-from export_queue.core.transactions import OpenTransaction, expire, prune
+from export_queue.core.transactions import expire, prune
 
 EVERY_WAY = True
-
-
-def begin(store: Store, **options: object) -> TransactionContext:
-    """A transaction that the test itself ends."""
-    return TransactionContext(store, OpenTransaction(store.database, **options))  # type: ignore[arg-type]
 
 
 def read(store: Store, row: str, column: str = "n") -> bytes | None:

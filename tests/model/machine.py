@@ -15,6 +15,7 @@ from tests.model.crashing import Ended
 from tests.model.expected import STRONG, Kind, Layer, Model, Tx
 from tests.model.seen import Seen, entries_of, look
 from tests.model.working import WorkingMachine
+from tests.support.contexts import context_of
 
 from export_queue.core.client import Level, Retry, Store, TransactionContext
 from export_queue.core.errors import (
@@ -52,7 +53,7 @@ class StoreMachine(WorkingMachine):
                 self._begin_long(store, seconds * 2)
             elif kind == "read":
                 opened = OpenTransaction(store.database, kind="read", settled=settled)
-                self.handles[self.new_tx("read", process=process).number] = TransactionContext(store, opened)
+                self.handles[self.new_tx("read", process=process).number] = context_of(store, opened)
             else:
                 self._begin_short(process, store, seconds, idempotency_key)
 
@@ -66,7 +67,7 @@ class StoreMachine(WorkingMachine):
         opened = OpenTransaction(store.database, timeout=seconds, idempotency_key=idempotency_key)
         chosen = None if idempotency_key is None else (idempotency_key, generation)
         tx = self.new_tx("short", process=process, seconds=seconds, idempotency_key=chosen, request=opened.request)
-        self.handles[tx.number] = TransactionContext(store, opened)
+        self.handles[tx.number] = context_of(store, opened)
 
     def _begin_long(self, store: Store, seconds: float) -> None:
         value = store.begin(timeout=seconds)
