@@ -15,7 +15,7 @@ from export_queue.core.drain.report import Counts, RangeReport
 from export_queue.core.drain.transient import call_again
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
-from export_queue.core.sinks import Sink
+from export_queue.core.sinks import FencedSink, Sink
 from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
 
@@ -63,7 +63,7 @@ class LocalEngine:
     """
 
     database: Database
-    sink: Sink
+    sink: Sink | FencedSink
     exporter: Exporter
     rules: Rules
     on_progress: OnProgress | None = None

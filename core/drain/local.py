@@ -16,7 +16,7 @@ from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.locks import Owner
 from export_queue.core.queue import find_queue
 from export_queue.core.retry import Retry
-from export_queue.core.sinks import Sink, SinkSpec, open_sink
+from export_queue.core.sinks import FencedSink, Sink, SinkSpec, open_sink
 from export_queue.core.store import Database
 
 
@@ -35,7 +35,7 @@ class StoreHandle(Protocol):
 def drain(
     store: StoreHandle,
     queue_id: str,
-    sink: SinkSpec | Sink,
+    sink: SinkSpec | Sink | FencedSink,
     *,
     sink_name: str | None = None,
     exporter: str | object | None = None,
@@ -102,7 +102,7 @@ def drain(
     return run_drain(store.database, store.id, request, local_engine())
 
 
-def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink) -> None:
+def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink | FencedSink) -> None:
     """Go on with a sink that has lost its data, on purpose: it is taken for one that is new.
 
     Drains refuse such a sink (:class:`SinkLostData`), since it lacks all that was drained before. Empty it, add all its
@@ -121,7 +121,7 @@ def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink) -> None:
 
 
 @contextlib.contextmanager
-def opened_sink(sink: SinkSpec | Sink) -> Iterator[Sink]:
+def opened_sink(sink: SinkSpec | Sink | FencedSink) -> Iterator[Sink | FencedSink]:
     """Open a described sink and close it at the end; an open one stays open."""
     if not isinstance(sink, SinkSpec):
         yield sink

@@ -217,7 +217,9 @@ def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Si
         known = ", ".join(signature.parameters)
         raise SinkConfigurationError(f"sink {spec.kind}: {error}; it takes: {known}") from None
     sink = factory(**arguments)
-    missing = [part for part in ("capabilities", "admit", "apply", "close") if not hasattr(sink, part)]
+    is_fenced = getattr(getattr(sink, "capabilities", None), "fenced", False)
+    parts = ("capabilities", "admit", *(("claim", "under") if is_fenced else ("apply",)), "close")
+    missing = [part for part in parts if not hasattr(sink, part)]
     if missing:
         raise SinkConfigurationError(f"{spec.kind} returned {type(sink).__name__}, which has no {', '.join(missing)}")
     return cast(Sink, sink)

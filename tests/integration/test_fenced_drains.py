@@ -38,7 +38,17 @@ from export_queue.core.errors import (
     SinkUnavailable,
 )
 from export_queue.core.locks import Owner, claim, revoke
-from export_queue.core.sinks import Claim, MemorySink, Operations, RedisSink, SinkSpec, SqlSink, open_sink
+from export_queue.core.sinks import (
+    ApplyResult,
+    Claim,
+    ClaimedSink,
+    MemorySink,
+    Operations,
+    RedisSink,
+    SinkSpec,
+    SqlSink,
+    open_sink,
+)
 from export_queue.core.testing import FencedConformance
 from export_queue.core.testing.sink_histories import Record
 
@@ -412,17 +422,20 @@ class FencedDrainProcess(DrainProcess):
         with Store.open(url) as mine:
             inner = open_sink(copies)
             assert isinstance(inner, SqlSink | RedisSink)
-            apply_under = inner.apply_under
+            under = inner.under
 
-            def stop(claim: Claim, operations: Operations) -> Any:
-                if not applies_first:
-                    reach()
-                result = apply_under(claim, operations)
-                if applies_first:
-                    reach()
-                return result
+            def gate(claim: Claim) -> ClaimedSink:
+                def write(operations: Operations) -> ApplyResult:
+                    if not applies_first:
+                        reach()
+                    result = under(claim).apply(operations)
+                    if applies_first:
+                        reach()
+                    return result
 
-            inner.apply_under = stop  # type: ignore[method-assign]
+                return ClaimedSink(inner, write)
+
+            inner.under = gate  # type: ignore[method-assign]
             try:
                 report = drain(mine, "orders", inner, sink_name=copies.name, on_error="fail", **options)
                 pipe.send(report.to_dict())

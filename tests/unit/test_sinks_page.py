@@ -11,10 +11,10 @@ from pathlib import Path
 from export_queue.core import sinks
 from export_queue.core.sinks import ElasticsearchSink, MemorySink, RedisSink
 from export_queue.core.sinks.error_table import ErrorTable
-from export_queue.core.sinks.sql.dialects.generic import Generic
-from export_queue.core.sinks.sql.dialects.mysql import MySQL
-from export_queue.core.sinks.sql.dialects.postgresql import PostgreSQL
-from export_queue.core.sinks.sql.dialects.sqlite import SQLite
+from export_queue.core.sinks.sql.dialects.generic import GenericDialect
+from export_queue.core.sinks.sql.dialects.mysql import MySqlDialect
+from export_queue.core.sinks.sql.dialects.postgresql import PostgresDialect
+from export_queue.core.sinks.sql.dialects.sqlite import SqliteDialect
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "sinks"
@@ -24,7 +24,7 @@ TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
 def test_the_page_about_sinks_has_the_right_batch_sizes():
-    kinds = (MemorySink, RedisSink, ElasticsearchSink, SQLite, PostgreSQL, MySQL, Generic)
+    kinds = (MemorySink, RedisSink, ElasticsearchSink, SqliteDialect, PostgresDialect, MySqlDialect, GenericDialect)
     found = [kind.capabilities for kind in kinds]
     rows = " | ".join(f"{one.batch_rows:,}".replace(",", " ") for one in found)
     sizes = " | ".join(f"{one.batch_bytes >> 20} MiB" for one in found)

@@ -19,6 +19,7 @@ from export_queue.core.errors import (
     RegistrationLost,
     StoreUnavailable,
 )
+from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.store.dialect import (
     Cell,
     CommitCall,
@@ -36,7 +37,6 @@ from export_queue.core.store.postgresql import statements as sql
 from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray
 from export_queue.core.store.postgresql.connection import (
     CLIENT_DEFAULTS,
-    BoundedConnection,
     bound_connections,
     is_idle,
     limited,

@@ -1,4 +1,4 @@
-"""The guard ``fence`` in Redis: a hash a unit, watched while its fence is compared and its records are written.
+"""The guard ``fence`` in Redis: a hash for each unit, watched while its fence is compared and records are written.
 
 ============================  ==============================================================================
 key                           holds
@@ -11,25 +11,20 @@ Values travel in native commands, never through a script, which would copy each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
-from export_queue.core.sinks.fencing import Claim, needs_higher_fence, overtaken_error
+from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.sinks.claims import Claim, needs_higher_fence, overtaken_error
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Rejection
-from export_queue.core.sinks.redis.connection import pack
-from export_queue.core.sinks.redis.errors import code_of, explain
+from export_queue.core.sinks.redis.connection import Ask, pack
+from export_queue.core.sinks.redis.errors import Collision, code_of, explain, until_undisturbed
 from export_queue.core.sinks.redis.layout import Command
 from export_queue.core.sinks.redis.targets import Target, fitting
-
-Ask = Callable[..., list[Any]]
-"""Sends commands that must not fail, and returns their replies."""
 
 GUARD = "guard"
 """Field of a queue's control record: ``fence``; one that lacks it is of a sink with the guard ``seq``."""
 _FENCE = "fence"
-_MAX_COLLISIONS = 200
 _NO_TYPES: Mapping[bytes, bytes] = {}
 
 
@@ -56,7 +51,8 @@ def claim_units(ask: Ask, claims: Sequence[Claim], sink: object) -> None:
     :raises LeaseLost: one of them has a higher fence.
     """
     keys = [_key(claim.unit) for claim in claims]
-    for _ in range(_MAX_COLLISIONS):
+
+    def claim_all() -> None:
         _, *found = ask(("WATCH", *keys), *(("HMGET", key, _FENCE) for key in keys))
         try:
             raised = [
@@ -68,9 +64,10 @@ def claim_units(ask: Ask, claims: Sequence[Claim], sink: object) -> None:
             ask(("UNWATCH",))
             raise
         *_, done = ask(("MULTI",), *raised, ("EXEC",))
-        if done is not None:
-            return
-    raise SinkUnavailable(f"{sink}: the fences of {len(claims)} units change all the time")
+        if done is None:
+            raise Collision
+
+    until_undisturbed(claim_all, f"{sink}: the fences of {len(claims)} units change all the time")
 
 
 def write_under(ask: Ask, target: Target, operations: Operations, claim: Claim, sink: object) -> ApplyResult:
@@ -79,7 +76,8 @@ def write_under(ask: Ask, target: Target, operations: Operations, claim: Claim, 
     :raises LeaseLost: it has another one.
     """
     batch, key = _Batch(target, operations), _key(claim.unit)
-    for _ in range(_MAX_COLLISIONS):
+
+    def write() -> ApplyResult:
         checked = batch.checked
         # a batch that needs no look at the keys is packed while the server looks up the fence
         meanwhile = None if checked else batch.fill
@@ -93,14 +91,15 @@ def write_under(ask: Ask, target: Target, operations: Operations, claim: Claim, 
             batch.fill(dict(zip(checked, types, strict=True)))
         *_, answers = ask(*batch.commands, packed=batch.packed)
         if answers is None:
-            continue  # somebody claims; it may also have been this drain, once more
+            raise Collision  # a drain claims the unit; perhaps this one, once more
         errors = [answer for answer in answers if isinstance(answer, Exception)]
-        if not errors:
-            return ApplyResult(batch.written, 0, batch.rejected)
         if any(code_of(error) != "WRONGTYPE" for error in errors):
             raise explain(errors[0], str(sink))
-        # else a key became something else just now: the next try sees it
-    raise SinkUnavailable(f"{sink}: {_MAX_COLLISIONS} tries of one batch met other writers of its records")
+        if errors:
+            raise Collision  # a key became something else just now: the next try sees it
+        return ApplyResult(batch.written, 0, batch.rejected)
+
+    return until_undisturbed(write, f"{sink}: all tries of one batch met other writers of its records")
 
 
 class _Batch:

@@ -6,7 +6,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.sinks.sql.dialect import Dialect, Password
+from export_queue.core.sinks.sql.dialects.protocol import Dialect, Password
 
 
 def open_dialect(url: str, password: Password, timeout: float) -> Dialect:
@@ -27,28 +27,28 @@ def open_dialect(url: str, password: Password, timeout: float) -> Dialect:
         ) from None
     kind = parsed.get_backend_name()
     if kind == "sqlite":
-        from export_queue.core.sinks.sql.dialects.sqlite import SQLite
+        from export_queue.core.sinks.sql.dialects.sqlite import SqliteDialect
 
-        return SQLite(parsed, timeout=timeout)
+        return SqliteDialect(parsed, timeout=timeout)
     found = password if password is not None else parsed.password
     try:
         if kind in ("postgresql", "postgres"):
-            from export_queue.core.sinks.sql.dialects.postgresql import PostgreSQL
+            from export_queue.core.sinks.sql.dialects.postgresql import PostgresDialect
 
-            return PostgreSQL(_bare(parsed, "postgresql+psycopg"), password=found, timeout=timeout)
+            return PostgresDialect(_bare(parsed, "postgresql+psycopg"), password=found, timeout=timeout)
         if kind in ("mysql", "mariadb"):
-            from export_queue.core.sinks.sql.dialects.mysql import MySQL
+            from export_queue.core.sinks.sql.dialects.mysql import MySqlDialect
 
-            return MySQL(_bare(parsed, "mysql+pymysql"), password=found, timeout=timeout)
+            return MySqlDialect(_bare(parsed, "mysql+pymysql"), password=found, timeout=timeout)
     except ModuleNotFoundError as error:
         extra = "mysql" if kind in ("mysql", "mariadb") else "postgres"
         raise SinkConfigurationError(
             f"a sink on {kind} needs the module {error.name}",
             hint=f"pip install 'airflow-provider-export-queue[{extra}]'",
         ) from None
-    from export_queue.core.sinks.sql.dialects.generic import Generic
+    from export_queue.core.sinks.sql.dialects.generic import GenericDialect
 
-    return Generic(_bare(parsed, parsed.drivername), password=found, timeout=timeout)
+    return GenericDialect(_bare(parsed, parsed.drivername), password=found, timeout=timeout)
 
 
 def _bare(url: URL, driver: str) -> URL:

@@ -13,9 +13,9 @@ from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, Unicode,
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.schema import CreateTable
 
-from export_queue.core.sinks.fencing import Claim, needs_higher_fence, overtaken_error
+from export_queue.core.sinks.claims import Claim, needs_higher_fence, overtaken_error
 from export_queue.core.sinks.sql import tables
-from export_queue.core.sinks.sql.dialect import Dialect, TryAgain
+from export_queue.core.sinks.sql.dialects import Dialect, TryAgain
 
 UNIT_TABLE = "xq_unit"
 

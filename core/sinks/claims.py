@@ -7,7 +7,7 @@ transaction. So an older drain is shut out as a whole, and the order of what is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -29,54 +29,65 @@ class Claim:
     """From the store's id source: a later claim has a higher one."""
 
 
-class FencedSink(Sink, Protocol):
-    """A sink whose capabilities say ``fenced``; its ``apply`` is never called."""
+class FencedSink(Protocol):
+    """A sink whose capabilities say ``fenced``: batches are applied under claims only."""
 
-    def claim(self, claims: Sequence[Claim]) -> None:
+    @property
+    def capabilities(self) -> Capabilities:
+        """Batch sizes and abilities."""
+
+    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+        """Check the target; see :class:`~export_queue.core.sinks.Sink`."""
+
+    def claim(self, claims: Sequence[Claim]) -> Sequence[Sink]:
         """Take units over: from now on nothing is taken under a lower fence.
 
         A claim waits for a batch that is being applied, or makes it fail. The same claims again change nothing.
 
+        :returns: a sink for each claim, as :meth:`under` makes it.
         :raises LeaseLost: one of the units was claimed under a higher fence; none is taken over then.
         :raises SinkUnavailable: nothing is known; the claim may be repeated.
         """
 
-    def apply_under(self, claim: Claim, operations: Operations) -> ApplyResult:
-        """Apply a batch whatever the records hold, if its unit still has this very fence.
+    def under(self, claim: Claim) -> Sink:
+        """Return the sink of a claim that was made before, perhaps by another process.
 
-        Fence and records are one transaction: either the whole batch is applied before a later claim, or nothing.
-
-        :raises LeaseLost: the unit was claimed by another drain, or the claim is forgotten; nothing is applied.
+        Its ``apply`` writes a batch whatever the records hold, if the unit still has this very fence. Fence and records
+        are one transaction: either the whole batch is applied before a later claim, or nothing. It raises
+        :class:`LeaseLost` if the unit was claimed by another drain, or the claim is forgotten.
+        Its ``close`` leaves the connections to this sink, which are shared.
         """
+
+    def close(self) -> None:
+        """Free connections."""
 
 
 @dataclass(frozen=True, slots=True)
-class UnderClaim:
+class ClaimedSink:
     """A fenced sink as a drain sees it while it works on one unit.
 
-    :param sink: the sink.
-    :param claim: under which every batch is applied.
+    :param sink: the fenced sink.
+    :param write: applies a batch under the claim.
     """
 
     sink: FencedSink
-    claim: Claim
+    write: Callable[[Operations], ApplyResult]
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the sink."""
+        """Those of the fenced sink."""
         return self.sink.capabilities
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
-        """Ask the sink."""
+        """Ask the fenced sink."""
         self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch under the claim."""
-        return self.sink.apply_under(self.claim, operations)
+        return self.write(operations)
 
     def close(self) -> None:
-        """Close the sink."""
-        self.sink.close()
+        """Nothing: the connections are the fenced sink's."""
 
 
 def check_guard(guard: str) -> None:
@@ -109,7 +120,7 @@ def needs_higher_fence(found: int | None, claim: Claim, sink: object) -> bool:
 
 
 def overtaken_error(found: int | None, claim: Claim, sink: object) -> LeaseLost:
-    """Make the error of whoever does not hold a unit.
+    """Make the error of a drain that does not hold a unit.
 
     :param found: the fence that the sink has for the unit.
     """
