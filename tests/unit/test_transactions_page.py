@@ -10,7 +10,8 @@ from export_queue.core.maintenance.run import DAY
 from export_queue.core.tables.options import ConflictLevel
 from export_queue.core.tables.table import MAX_KEY_BYTES
 from export_queue.core.transactions.idempotency import MAX_IDEMPOTENCY_KEY_BYTES
-from export_queue.core.transactions.open import ANSWER_SECONDS, ASK_SECONDS
+from export_queue.core.transactions.outcomes import ASK_SECONDS
+from export_queue.core.transactions.transaction import ANSWER_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "transactions.md").read_text()
 WORDS = " ".join(PAGE.split())
