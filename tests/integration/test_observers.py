@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.support.contexts import begin
+from tests.support.contexts import begin, catalogue_of, opened_by
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Retry, Store, TransactionContext
@@ -152,11 +152,11 @@ def interleave(store: Store, *, cells: tuple[tuple[str, str], tuple[str, str]], 
             tx.queue("export-queue-a").add("row1", str(read), exclusive=exclusive)
         for tx, cell in ((one, cells[0]), (two, cells[1])):
             tx.table("t").set(*cell, b"1")
-        one._transaction.commit()
-        two._transaction.commit()
+        opened_by(one).commit()
+        opened_by(two).commit()
     finally:
-        one._transaction.abort()
-        two._transaction.abort()
+        opened_by(one).abort()
+        opened_by(two).abort()
 
 
 SAME = (("row1", "fam1:qual1"), ("row1", "fam1:qual1"))
@@ -252,7 +252,7 @@ def test_a_long_transaction_that_ends_without_a_commit_notifies_nobody(store: St
     for tx in (aborted, expired):
         tx.table("t").set("a", "n", b"1")
         tx.flush()
-    aborted._transaction.abort()
+    opened_by(aborted).abort()
     assert store.process_notifications() == Processed()
     wait_until(lambda: expire(store.database), "the transaction is not swept")
     assert store.process_notifications() == Processed()
@@ -264,7 +264,7 @@ def test_every_process_notifies(store: Store, second: Store) -> None:
     second.run(lambda tx: tx.table("t").set("early", "n", b"1"))
     store.observe("t", "n", Calls())
     now = 0.0
-    second._observed = ObservedColumns(second.database, clock=lambda: now)
+    catalogue_of(second).observed = ObservedColumns(second.database, clock=lambda: now)
     second.run(lambda tx: tx.table("t").set("a", "n", b"1"))
     assert notifications(store) == [(b"a", b"n")]
     store.observe("t", "m", Calls())
@@ -362,10 +362,10 @@ def test_of_two_observers_of_one_notification_one_commits(store: Store, second: 
 def acknowledge(store: Store, row: bytes, **options: Any) -> None:
     """Work one notification off as an observer's transaction does."""
     tx = begin(store, **options)
-    tx._transaction.acknowledge((store._table("t").number, row, b"n"), conflict_key=None)
+    opened_by(tx).acknowledge((catalogue_of(store).table("t").number, row, b"n"), conflict_key=None)
     if options:
         tx.flush()
-    tx._transaction.commit()
+    opened_by(tx).commit()
 
 
 def test_what_others_have_done_meanwhile_is_skipped(store: Store, second: Store) -> None:
@@ -447,7 +447,7 @@ def test_a_notification_that_is_set_during_the_observers_transaction_is_not_lost
     assert older.id
     touch(older)
     store.run(touch)
-    waiting += [lambda: older._transaction.commit(), lambda: store.run(touch)]
+    waiting += [lambda: opened_by(older).commit(), lambda: store.run(touch)]
     for _ in range(2):
         assert store.process_notifications() == Processed(done=1, left=1)
     assert store.process_notifications() == Processed(done=1)
@@ -505,7 +505,7 @@ def test_setters_of_weak_notifications_do_not_conflict_with_each_other_or_with_o
         assert tx.id
         tx.table("t").notify("a", "n")
     for tx in (one, two):
-        tx._transaction.commit()
+        opened_by(tx).commit()
     assert store.process_notifications() == Processed(done=1, left=1)
 
 
@@ -639,7 +639,7 @@ def test_an_error_of_any_kind_is_a_failure_but_an_end_of_the_process_is_none(sto
 
 def test_an_observer_that_takes_too_long_fails(store: Store) -> None:
     def observer(tx: TransactionContext, row: bytes, column: bytes) -> None:
-        moment = tx._transaction.value.deadline_ms
+        moment = opened_by(tx).value.deadline_ms
 
         def is_late() -> bool:
             with store.database.read() as work:
@@ -850,7 +850,7 @@ def test_a_worker_ends_the_transaction_at_hand_when_it_is_told_to_stop(
 ) -> None:
     process = worker()
     wait_until(lambda: _observed(store), "the worker did not register")
-    store._observed.refresh()
+    catalogue_of(store).observed.refresh()
     with store.transaction() as tx:
         for row in "abc":
             tx.table("t").set(row, "n", b"1")
@@ -871,7 +871,7 @@ def test_a_second_ctrl_c_ends_a_worker_at_once_and_leaves_nothing_half_done(
 ) -> None:
     process = worker()
     wait_until(lambda: _observed(store), "the worker did not register")
-    store._observed.refresh()
+    catalogue_of(store).observed.refresh()
     write(store, "a")
     wait_until((tmp_path / "begun").exists, "no observer was called")
     process.send_signal(signal.SIGINT)

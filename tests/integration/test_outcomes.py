@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.contexts import opened_by
 from tests.support.cuts import Truth, fill
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
@@ -266,7 +267,7 @@ def test_many_ask_at_once_and_all_hear_the_same(store: Store) -> None:
         def late(request: UUID = request, start: threading.Barrier = start) -> str:
             try:
                 with store.transaction() as tx:
-                    tx._transaction.request = request
+                    opened_by(tx).request = request
                     tx.table("t").set("a", "n", request.bytes)
                     start.wait(60)
             except CommitRefused:

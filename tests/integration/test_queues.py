@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.support.contexts import context_of
+from tests.support.contexts import context_of, opened_by
 
 from export_queue.core.client import Store
 from export_queue.core.errors import (
@@ -137,7 +137,7 @@ def test_adding_the_same_key_in_two_transactions_makes_two_entries(store: Store)
     older = context_of(store, OpenTransaction(store.database))
     seqs = [older.id, add(store, "k")]
     older.queue("q").add("k", 1)
-    older._transaction.commit()
+    opened_by(older).commit()
     assert list(entries(store).seqs) == seqs
 
 
@@ -188,7 +188,7 @@ def test_removing_a_span_leaves_what_an_older_transaction_committed_into_it_mean
     snapshot = take_snapshot(store.database)
     seen = entries(store, snapshot)
     older.queue("q").add("m", {"late": True})
-    older._transaction.commit()
+    opened_by(older).commit()
     with store.database.begin() as work:
         assert remove_span(work, queue, snapshot, seen.position(0), seen.position(1)) == 2
     assert keys(store) == ["m"]
@@ -205,7 +205,7 @@ def test_removing_a_span_leaves_staged_entries(store: Store) -> None:
     assert [key.decode() for key in seen.keys] == ["a", "z"]
     with store.database.begin() as work:
         remove_span(work, queue, snapshot, seen.position(0), seen.position(1))
-    long._transaction.commit()
+    opened_by(long).commit()
     assert keys(store) == ["m"]
 
 

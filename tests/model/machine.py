@@ -15,7 +15,7 @@ from tests.model.crashing import Ended
 from tests.model.expected import STRONG, Kind, Layer, Model, Tx
 from tests.model.seen import Seen, entries_of, look
 from tests.model.working import WorkingMachine
-from tests.support.contexts import context_of
+from tests.support.contexts import catalogue_of, context_of, opened_by
 
 from export_queue.core.client import Level, Retry, Store, TransactionContext
 from export_queue.core.errors import (
@@ -141,7 +141,7 @@ class StoreMachine(WorkingMachine):
                     self.handles[at] = context.to_json()
                 self.model.flush(tx)
             if then == "checkpoint":
-                pointer = context._transaction.value.write_pointers[-1]
+                pointer = opened_by(context).value.write_pointers[-1]
                 self.drawn(pointer)
                 self.model.checkpoint(tx, pointer)
 
@@ -162,7 +162,7 @@ class StoreMachine(WorkingMachine):
                     assert store.commit(handle) == tx.pointers[0]
             else:
                 result = {"n": self.written}
-                self._commit(tx, lambda: handle._transaction.commit(result), result)
+                self._commit(tx, lambda: opened_by(handle).commit(result), result)
 
     def _commit(self, tx: Tx, commit: Callable[[], int | None], result: Any) -> None:
         request, at = tx.request, tx.number
@@ -205,7 +205,7 @@ class StoreMachine(WorkingMachine):
         if tx.kind == "long":
             store.abort(handle)
         else:
-            handle._transaction.abort()
+            opened_by(handle).abort()
         self.model.end(tx)
         del self.handles[at]
 
@@ -254,9 +254,9 @@ class StoreMachine(WorkingMachine):
         def function(context: TransactionContext, row: bytes, column: bytes) -> None:
             cell = (table, row, column)
             assert cell in self.model.due()
-            (process,) = [n for n, one in enumerate(self.processes) if one.store is context._catalogue]
+            (process,) = [n for n, one in enumerate(self.processes) if catalogue_of(one.store) is context._catalogue]
             tx = self.new_tx("short", process=process, request=context.request)
-            self.sync(tx, context._transaction)
+            self.sync(tx, opened_by(context))
             tx.acknowledged.add(cell)
             if (table, column) == STRONG:
                 tx.writes_to.keys.add(("note", *cell))

@@ -10,6 +10,7 @@ from uuid import UUID
 import orjson
 import sqlalchemy as sa
 from tests.model.expected import CONFLICT, Cell, Layer, Model, Registered, Tx
+from tests.support.contexts import catalogue_of, opened_by
 
 from export_queue.core.client import Store
 from export_queue.core.queue import Queue, Range, read_entries
@@ -51,11 +52,11 @@ def entries_of(store: Store, snapshot: Snapshot, queue: Queue) -> dict[tuple[byt
 
 def look(store: Store) -> Seen:
     """Read everything."""
-    names = {store._table(name).number: name for name in CONFLICT}
+    names = {catalogue_of(store).table(name).number: name for name in CONFLICT}
     snapshot = take_snapshot(store.database)
     with store.transaction(read_only=True) as tx:
         cells = {(table, row, column): value for table in CONFLICT for row, column, value in tx.table(table).scan()}
-        aged_from = tx._transaction._aged_from
+        aged_from = opened_by(tx)._aged_from
     queued = entries_of(store, snapshot, store._queue("q"))
 
     with store.database.read() as work:
@@ -171,5 +172,5 @@ def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict
 def _as_bytes(store: Store, key: tuple[Any, ...]) -> bytes:
     if key[0] == "queue":
         return entry_key(store._queue("q").number, key[1])
-    number = store._table(key[0]).number
+    number = catalogue_of(store).table(key[0]).number
     return row_key(number, key[1]) if len(key) == 2 else cell_key(number, key[1], key[2])
