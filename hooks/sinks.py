@@ -372,17 +372,7 @@ def resolve_sink(
         raise InvalidArgument("sink_options go with sink_conn_id or an import path; this sink describes its own")
     if isinstance(sink, SinkSpec):
         return sink, {}
-    description = _mapping(sink, what="sink")
-    if unknown := sorted(description.keys() - {"kind", "options", "secrets", "name"}):
-        raise InvalidArgument(f"sink: unknown {', '.join(unknown)}; expected kind, options, secrets and name")
-    if not isinstance(description.get("kind"), str):
-        raise InvalidArgument("sink: expected a description with a kind: redis, elasticsearch, sql or module:factory")
-    return SinkSpec(
-        kind=description["kind"],
-        options=description.get("options") or {},
-        secrets=description.get("secrets") or {},
-        name=description.get("name") or "",
-    ), {}
+    return SinkSpec.from_dict(_mapping(sink, what="sink")), {}
 
 
 def _mapping(value: Mapping[str, Any] | str | None, *, what: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tests.support.fixtures import ON_EACH_ELASTICSEARCH
 from tests.support.servers import free_port
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError, StoreNotCreated, StoreUnavailable
-from export_queue.core.sinks import SinkSpec, open_sink
+from export_queue.core.sinks import SinkSpec
 from export_queue.hooks import (
     ElasticsearchSinkHook,
     ExportQueueHook,
@@ -236,7 +236,7 @@ def test_tls_fields_of_a_redis_connection_reach_the_sink(connect: Any) -> None:
         "ssl_check_hostname": False,
     }
     with environment({}):
-        open_sink(spec).close()  # the sink takes them
+        spec.open().close()  # the sink takes them
 
 
 @pytest.mark.parametrize("password", ["None", "false", ""])
@@ -272,7 +272,7 @@ def test_an_elasticsearch_connection_is_an_elasticsearch_sink(connect: Any) -> N
     assert variables == {"XQ_SINK_SEARCH_PASSWORD": PASSWORD}
     assert PASSWORD not in spec.to_json()
     with environment(variables):
-        open_sink(spec).close()  # the sink takes them
+        spec.open().close()  # the sink takes them
 
 
 def certifi_file() -> str:
@@ -288,7 +288,7 @@ def test_an_api_key_goes_before_user_and_password(connect: Any) -> None:
     assert spec.secrets == {"api_key": "env:XQ_SINK_SEARCH_API_KEY"}
     assert variables == {"XQ_SINK_SEARCH_API_KEY": PASSWORD}
     with environment(variables):
-        open_sink(spec).close()
+        spec.open().close()
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_connection_to_a_redis_cluster_leads_to_a_sink(connect: Any, redis_clu
     assert (done, message.startswith("Redis Cluster ")) == (True, True), message
     spec, variables = sink_hook("cache").sink_spec()
     with environment(variables):
-        sink = open_sink(spec)
+        sink = spec.open()
         sink.admit(queue_id="q", store_id="s", fence=1)
         sink.close()
 
@@ -404,7 +404,7 @@ def test_a_mysql_connection_leads_to_a_sink(connect: Any, mariadb_server: Any) -
     spec, variables = hook.sink_spec()
     assert mariadb_server.password not in spec.to_json()
     with environment(variables):
-        sink = open_sink(spec)
+        sink = spec.open()
         sink.admit(queue_id="q", store_id="s", fence=1)
         sink.close()
     connect("wrong", **{**fields, "password": PASSWORD})
