@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         UnknownQueue,
     )
     from export_queue.core.queue import DeadLetter, DeadLetterFilter, Range, bucket
+    from export_queue.core.retry import Retry
     from export_queue.core.sinks import (
         ApplyResult,
         Capabilities,
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
     )
     from export_queue.core.spark import DrainJob, bucket_column, drain_job
     from export_queue.core.store import Limits, Outcome, StoreSpec
-    from export_queue.core.transactions import Level, Participant, Retry, Transaction
+    from export_queue.core.transactions import Level, Participant, Transaction
 
 __version__ = "0.1.0"
 
@@ -167,7 +168,8 @@ _ROOMS = {
     ),
     "spark": "DrainJob bucket_column drain_job",
     "store": "Limits Outcome StoreSpec",
-    "transactions": "Level Participant Retry Transaction",
+    "retry": "Retry",
+    "transactions": "Level Participant Transaction",
 }
 """Names by the room that they are loaded from; all others are errors."""
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

@@ -11,7 +11,7 @@ from uuid import UUID
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.client.context import TransactionContext
 from export_queue.core.client.dead_letters import DeadLetters
-from export_queue.core.errors import AlreadyCommitted, InvalidArgument
+from export_queue.core.errors import AlreadyCommitted, InvalidArgument, StoreError, TransactionError
 from export_queue.core.maintenance import (
     MaintenanceReport,
     SinkSweep,
@@ -32,6 +32,7 @@ from export_queue.core.queue import (
     list_queues,
     waiting_ranges,
 )
+from export_queue.core.retry import Retry
 from export_queue.core.sinks import Sink, SinkSpec
 from export_queue.core.store import Clock, Database, Identity, Limits, Outcome, StoreSpec, check, create, queries
 from export_queue.core.tables import TableOptions, configure_table
@@ -40,7 +41,6 @@ from export_queue.core.transactions import (
     IdempotencyState,
     OpenKind,
     OpenTransaction,
-    Retry,
     Transaction,
     idempotency_state,
     outcome,
@@ -261,7 +261,7 @@ class Store:
                 return result
 
         try:
-            return (retry or Retry()).run(attempt)
+            return (retry or Retry()).call(attempt, worth_repeating=_left_nothing)
         except AlreadyCommitted as error:
             if error.idempotency_key != idempotency_key:
                 raise
@@ -426,6 +426,11 @@ class Store:
         """Read reports of drains, newest first."""
         with self.database.read() as work:
             return queries.reports.find_reports(work, drain_id=drain_id, queue_id=queue_id, limit=limit)
+
+
+def _left_nothing(error: Exception) -> bool:
+    # An error of a sink or a lock is the function's own: only a transaction's says that nothing has taken effect.
+    return isinstance(error, TransactionError | StoreError) and error.transient
 
 
 def _kind(*, long: bool, bound: bool, read: bool) -> OpenKind:

@@ -15,7 +15,6 @@ from typing import Any
 import orjson
 import pytest
 from tests.support.elasticsearch import ElasticsearchServer
-from tests.support.fixtures import ON_EACH_ELASTICSEARCH
 from tests.support.servers import free_port
 
 from export_queue.core.errors import (
@@ -48,7 +47,6 @@ def name(elasticsearch_server: ElasticsearchServer) -> Iterator[str]:
     elasticsearch_server.request("DELETE", "/xq_control/_doc/%2A")
 
 
-@ON_EACH_ELASTICSEARCH
 class TestElasticsearch(SinkConformance):
     """Records as documents."""
 

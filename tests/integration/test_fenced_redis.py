@@ -35,6 +35,7 @@ class TestStrings(FencedConformance):
         return strings(self.client)
 
 
+@pytest.mark.full("the guard is that of strings")
 class TestSets(TestStrings):
     """Records as members of sets."""
 
@@ -48,6 +49,7 @@ class TestSets(TestStrings):
         return members(self.client)
 
 
+@pytest.mark.full("the guard is that of strings")
 class TestHashes(TestStrings):
     """Records as hashes."""
 

@@ -55,6 +55,7 @@ class OnGeneric(OnPostgresql):
         return generic(self.url)
 
 
+@pytest.mark.full("the guard is that of the dialects, in portable statements")
 class TestGeneric(OnGeneric, Plain):
     pass
 

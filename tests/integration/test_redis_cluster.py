@@ -48,7 +48,6 @@ class TestRedisClusterStrings(SinkConformance):
         return strings(self.client)
 
 
-@pytest.mark.slow  # a special case of strings on a cluster
 class TestRedisClusterStringsInOneSlot(TestRedisClusterStrings):
     """Keys with a hash tag: appliers meet all the time."""
 
@@ -58,7 +57,6 @@ class TestRedisClusterStringsInOneSlot(TestRedisClusterStrings):
         return {(name, record.removeprefix(b"{one}")): value for (name, record), value in super().read_all().items()}
 
 
-@pytest.mark.slow  # hashes on one server, and strings on a cluster, are tried always
 class TestRedisClusterHashes(TestRedisClusterStrings):
     """Records as hashes."""
 
@@ -69,7 +67,6 @@ class TestRedisClusterHashes(TestRedisClusterStrings):
         return hashes(self.client)
 
 
-@pytest.mark.slow  # sets on one server, and strings on a cluster, are tried always
 class TestRedisClusterSets(TestRedisClusterStrings):
     """Records as members of sets."""
 

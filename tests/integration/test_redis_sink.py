@@ -36,6 +36,7 @@ class TestRedisStrings(SinkConformance):
         return strings(self.client)
 
 
+@pytest.mark.full("strings in many shards run anyway")
 class TestRedisStringsInFewShards(TestRedisStrings):
     """Few shards, so that appliers meet all the time."""
 

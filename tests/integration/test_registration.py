@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -14,7 +13,9 @@ from uuid import uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.conftest import VARIANT
 from tests.support.servers import PostgresServer
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.errors import (
@@ -30,9 +31,11 @@ from export_queue.core.store.creation import create
 from export_queue.core.store.queries.conflict_keys import row_key
 from export_queue.core.transactions import expire, take_snapshot
 
-sequence_ways = pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler"], indirect=True)
+POOLER = pytest.param("postgresql-pooler", marks=VARIANT)
+CLOCK = pytest.param("postgresql-clock", marks=VARIANT)
+sequence_ways = pytest.mark.parametrize("store_url", ["postgresql", POOLER], indirect=True)
 row_ways = pytest.mark.parametrize("store_url", ["postgresql-pooler", "postgresql-clock"], indirect=True)
-all_ways = pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler", "postgresql-clock"], indirect=True)
+all_ways = pytest.mark.parametrize("store_url", ["postgresql", POOLER, CLOCK], indirect=True)
 locks_only = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 
 
@@ -78,15 +81,10 @@ def mask(store: Store) -> int:
         return int(work.connection.execute(sa.select(schema.store.c.mask)).scalar_one())
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
 def waiting(application: psycopg.Connection[Any]) -> int:
-    found = application.execute("select count(*) from pg_stat_activity where wait_event_type = 'Lock'").fetchone()
+    found = application.execute(
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    ).fetchone()
     assert found
     return int(found[0])
 
@@ -596,7 +594,10 @@ def test_an_abort_frees_no_lock_of_its_user(store: Store, application: psycopg.C
         started = start(store, connection)
         store.database.dialect.abort(connection, kind="short", transaction=started.id)
         assert excluded(store) == ()
-        held = application.execute("select count(*) from pg_locks where locktype = 'advisory' and objid = 7").fetchone()
+        held = application.execute(
+            "select count(*) from pg_locks where locktype = 'advisory' and objid = 7 "
+            "and database = (select oid from pg_database where datname = current_database())"
+        ).fetchone()
         assert held == (1,)
         connection.exec_driver_sql("select pg_advisory_unlock(7)")
 

@@ -275,7 +275,6 @@ class ThroughPgBouncer:
         self.readers.dispose()
 
 
-@pytest.mark.slow  # fields through the pooler are tried always
 class TestDocumentsThroughPgBouncer(ThroughPgBouncer, Documents):
     pass
 

@@ -33,12 +33,12 @@ class GenericDocuments(Documents):
         return generic(self.url, **self.options)
 
 
-@pytest.mark.slow  # the same portable statements as on PostgreSQL
+@pytest.mark.full("the same portable statements as on PostgreSQL")
 class TestSqliteDocuments(OnSqlite, GenericDocuments):
     pass
 
 
-@pytest.mark.slow  # as the next one, but for one column instead of many
+@pytest.mark.full("as the next one, but for one column instead of many")
 class TestPostgresqlDocuments(OnPostgresql, GenericDocuments):
     pass
 

@@ -76,7 +76,7 @@ def test_the_floor_stays_below_what_is_in_progress_staged_or_not(orders: Store) 
 
 
 def test_the_floor_stays_below_what_is_invalid_and_not_pruned(orders: Store) -> None:
-    from export_queue.core.transactions.steps import invalidate
+    from export_queue.core.transactions.invalid_ids import invalidate
 
     with orders.transaction() as tx:
         seq = tx.id
