@@ -27,7 +27,7 @@ from export_queue.core.sinks import (
     SqlSink,
 )
 from export_queue.core.testing import SinkConformance
-from export_queue.core.testing.sink_histories import Delivery, expected, visible
+from export_queue.core.testing.conformance.histories import Delivery, expected, visible
 
 Records = Mapping[tuple[str, bytes], bytes]
 

@@ -30,7 +30,7 @@ from export_queue.core.sinks.elasticsearch import sink as sink_module
 from export_queue.core.sinks.elasticsearch import tombstones
 from export_queue.core.sinks.elasticsearch.connection import Connection
 from export_queue.core.testing import SinkConformance
-from export_queue.core.testing.sink_histories import apply_patiently
+from export_queue.core.testing.conformance.histories import apply_patiently
 
 pytestmark = pytest.mark.timeout(240)  # the first test of a version waits for its server
 _names = itertools.count()

@@ -49,7 +49,7 @@ from export_queue.core.sinks import (
     SqlSink,
 )
 from export_queue.core.testing import FencedConformance
-from export_queue.core.testing.sink_histories import Record
+from export_queue.core.testing.conformance.histories import Record
 
 IMPATIENT = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
 
