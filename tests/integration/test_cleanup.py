@@ -19,7 +19,8 @@ from tests.support.waiting import wait_until
 from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
 from export_queue.core.maintenance import MaintenanceReport, maintain, run, steps
-from export_queue.core.store import Span, cleanup, schema
+from export_queue.core.store import Span, schema
+from export_queue.core.store.queries import cleanup
 from export_queue.core.transactions import expire
 
 fork = multiprocessing.get_context("fork")
@@ -401,7 +402,7 @@ def test_cells_that_nobody_writes_are_not_looked_at(store: Store) -> None:
     assert (report.versions, report.conflict_keys, report.more) == (1, 1, False)
 
 
-@pytest.mark.parametrize("options", [{"limit": 0}, {"keep_outcomes": 0}, {"keep_tokens": -1}])
+@pytest.mark.parametrize("options", [{"limit": 0}, {"keep_outcomes": 0}, {"keep_idempotency_keys": -1}])
 def test_a_limit_of_nothing_is_refused(store: Store, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="more than 0"):
         maintain(store.database, **options)

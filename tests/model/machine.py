@@ -293,7 +293,7 @@ class StoreMachine(WorkingMachine):
                 snapshot, seen = self.snapshots[number % len(self.snapshots)]
             else:
                 snapshot, seen = take_snapshot(store.database), frozenset(self.model.committed)
-            queue = store._queue("q")
+            queue = catalogue_of(store).queue("q")
             found = entries_of(store, snapshot, queue)
             assert found == self.model.entries_in(seen)
             if not found:

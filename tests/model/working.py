@@ -14,7 +14,8 @@ from export_queue.core.errors import (
     RegistrationLost,
     SnapshotTooOld,
 )
-from export_queue.core.store import Span, cleanup
+from export_queue.core.store import Span
+from export_queue.core.store.queries import cleanup
 
 
 class WorkingMachine(CrashingMachine):
