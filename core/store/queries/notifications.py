@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from export_queue.core.store.database import Work
+from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import notification as n
 from export_queue.core.store.schema import observed as o
 from export_queue.core.store.schema import observer_failure as f
@@ -29,7 +29,7 @@ def observed_columns(work: Work) -> list[tuple[int, bytes, str]]:
 def add_observed(work: Work, table: int, column: bytes, kind: str) -> str:
     """Store that a column has observers, unless it is stored; returns the kind that is stored."""
     values = {"table_number": table, "column_key": column, "kind": kind}
-    work.connection.execute(_insert(work, o).values(values).on_conflict_do_nothing())
+    work.connection.execute(insert_into(work, o).values(values).on_conflict_do_nothing())
     statement = sa.select(o.c.kind).where(o.c.table_number == table, o.c.column_key == column)
     return str(work.connection.execute(statement).scalar_one())
 
@@ -77,7 +77,7 @@ def record_failure(work: Work, cell: Cell, *, attempts: int, next_ms: int, error
     row = sa.select(
         *(sa.literal(part, column.type) for part, column in zip((*cell, *told.values()), f.c, strict=True))
     ).where(sa.exists().where(_on(n, cell)))
-    statement = _insert(work, f).from_select(f.c.keys(), row)
+    statement = insert_into(work, f).from_select(f.c.keys(), row)
     work.connection.execute(statement.on_conflict_do_update(index_elements=f.primary_key.columns, set_=told))
 
 
@@ -128,8 +128,3 @@ def _visible(snapshot: Snapshot) -> sa.ColumnElement[bool]:
 def _on(table: sa.Table, cell: Cell) -> sa.ColumnElement[bool]:
     number, row, column = cell
     return sa.and_(table.c.table_number == number, table.c.row_key == row, table.c.column_key == column)
-
-
-def _insert(work: Work, table: sa.Table) -> Any:
-    # The same words in both dialects, which SQLAlchemy keeps apart.
-    return (postgresql if work.connection.dialect.name == "postgresql" else sqlite).insert(table)
