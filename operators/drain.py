@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
-from export_queue.hooks import ExportQueueHook, resolve_sink
+from export_queue.hooks import ExportQueueHook, environment, resolve_sink
 from export_queue.hooks.arguments import one_of, parse_ranges, whole_number
-from export_queue.hooks.connections import environment
 from export_queue.hooks.tasks import task_name
 
 if TYPE_CHECKING:
@@ -108,13 +107,13 @@ class ExportQueueDrainOperator(BaseOperator):
         from export_queue.core.locks import Owner
 
         ranges = parse_ranges(self.ranges)
-        spec, secrets = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
+        sink = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
         task, attempt = task_name(context), uuid.uuid4().hex
-        with ExportQueueHook(self.export_queue_conn_id).get_store() as store, environment(secrets):
+        with ExportQueueHook(self.export_queue_conn_id).get_store() as store, environment(sink.variables):
             report = drain(
                 store,
                 self.queue_id,
-                spec,
+                sink.spec,
                 exporter=self.exporter or None,
                 ranges=ranges,
                 if_locked=one_of(self.if_locked, IF_LOCKED, what="if_locked"),

@@ -12,9 +12,9 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from export_queue.core.errors import ConfigurationError, DrainError, ExportQueueError, InvalidArgument
 from export_queue.core.references import is_reference
-from export_queue.hooks import ExportQueueHook, StoreAddress, resolve_sink
+from export_queue.hooks import Described, ExportQueueHook, environment, open_store, resolve_sink
 from export_queue.hooks.arguments import join_ranges, one_of, parse_ranges, whole_number
-from export_queue.hooks.connections import environment, find_connection
+from export_queue.hooks.connections import find_connection
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.drain import DRAIN_FIELDS, DRAIN_RENDERERS, IF_LOCKED, ON_ERROR
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from export_queue.core.client import Store
     from export_queue.core.drain import DrainReport
     from export_queue.core.sinks import SinkSpec
+    from export_queue.core.store import StoreSpec
 
 _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
 
@@ -129,7 +130,7 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             if reference is not None and not is_reference(reference):
                 # Not repeated here: it may be a password.
                 raise InvalidArgument(f"{what}: expected env:NAME, file:/PATH or module:callable, found another text")
-        self._address: StoreAddress | None = None
+        self._store: Described[StoreSpec] | None = None
         self._task = ""
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
@@ -145,15 +146,15 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             "max_dead": whole_number(self.max_dead, what="max_dead"),
             "max_parallel": None if not self.max_parallel else whole_number(self.max_parallel, what="max_parallel"),
         }
-        spec, secrets = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
-        spec = dataclasses.replace(spec, secrets={**spec.secrets, **self.sink_secrets})
-        self._address = ExportQueueHook(self.export_queue_conn_id).get_address()
+        sink = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
+        spec = dataclasses.replace(sink.spec, secrets={**sink.spec.secrets, **self.sink_secrets})
+        self._store = ExportQueueHook(self.export_queue_conn_id).describe()
         self._task = task_name(context)
-        passwords = {name: value for name, value in secrets.items() if f"env:{name}" in spec.secrets.values()}
+        passwords = {name: value for name, value in sink.variables.items() if f"env:{name}" in spec.secrets.values()}
         if self.store_secret is None:
-            passwords |= self._address.environment()
+            passwords |= self._store.variables
         variables = self._prepare_spark(spec, has_passwords=bool(passwords))
-        with self._address.open() as store:
+        with open_store(self._store) as store:
             report = self._nothing_to_drain(store, spec, ranges)
             if report is None:
                 drain_id = f"{self._task}#{uuid.uuid4().hex}"
@@ -170,12 +171,12 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         """Kill the submission and take its leases away, so that a driver that outlives it changes nothing."""
         if self._hook is not None:
             super().on_kill()
-        if self._address is None or not self._task:
+        if self._store is None or not self._task:
             return
         from export_queue.core.locks import revoke
 
         try:
-            with self._address.open() as store:
+            with open_store(self._store) as store:
                 revoke(store.database, self._task)
         except ExportQueueError:
             # Called from a signal handler: an error here would break into whatever runs. The leases expire anyway.
@@ -185,11 +186,11 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
 
     def _prepare_spark(self, spec: SinkSpec, *, has_passwords: bool) -> dict[str, str | None]:
         """Check that Spark can be reached the way the connection says; returns the variables it needs."""
-        assert self._address is not None
+        assert self._store is not None
         master, deploy_mode, binary = self._master()
         is_local = master.startswith("local")
         if not is_local:
-            _refuse_sqlite(self._address.url, f"the store of connection {self.export_queue_conn_id!r}", master)
+            _refuse_sqlite(self._store.spec.url, f"the store of connection {self.export_queue_conn_id!r}", master)
             for part in spec.leaves():
                 _refuse_sqlite(str(part.options.get("url", "")), f"the sink {part.name!r}", master)
         if deploy_mode == "cluster" and has_passwords:
@@ -251,13 +252,13 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
     ) -> None:
         from export_queue.core.spark import drain_job
 
-        assert self._address is not None
+        assert self._store is not None
         job = drain_job(
             queue_id=self.queue_id,
             sink=spec,
-            store_url=self._address.url,
-            store_schema=self._address.schema,
-            store_secret=self.store_secret or self._address.secret,
+            store_url=self._store.spec.url + _pooler(self._store.spec),
+            store_schema=self._store.spec.schema,
+            store_secret=self.store_secret or self._store.spec.secret,
             exporter=self.exporter or None,
             ranges=ranges,
             drain_id=drain_id,
@@ -295,3 +296,9 @@ def _refuse_sqlite(url: str, what: str, master: str) -> None:
             f"{what} is a SQLite file, which Spark's executors on {master} cannot reach",
             hint="use PostgreSQL, or a master on this machine: local[N]",
         )
+
+
+def _pooler(store: StoreSpec) -> str:
+    if not store.behind_pooler:
+        return ""
+    return ("&" if "?" in store.url else "?") + "behind_pooler=true"

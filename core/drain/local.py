@@ -16,7 +16,7 @@ from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.locks import Owner
 from export_queue.core.queue import find_queue
 from export_queue.core.retry import Retry
-from export_queue.core.sinks import FencedSink, Sink, SinkSpec, open_sink
+from export_queue.core.sinks import FencedSink, Sink, SinkSpec
 from export_queue.core.store import Database
 
 
@@ -126,7 +126,7 @@ def opened_sink(sink: SinkSpec | Sink | FencedSink) -> Iterator[Sink | FencedSin
     if not isinstance(sink, SinkSpec):
         yield sink
         return
-    opened = open_sink(sink)
+    opened = sink.open()
     try:
         yield opened
     finally:

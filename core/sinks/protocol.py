@@ -16,8 +16,6 @@ class Capabilities:
     """Operations per call of ``apply`` that suit the sink best, and the most that it is given."""
     batch_bytes: int
     """Bytes of ids and documents per call; a single larger operation is given alone."""
-    versioned_deletes: bool = True
-    """A late, older put after a delete is stale."""
     binary_ids: bool = True
     """Ids need not be UTF-8."""
     fenced: bool = False

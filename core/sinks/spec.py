@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import inspect
 import json
 import re
@@ -13,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from export_queue.core.errors import InvalidArgument, SinkConfigurationError
-from export_queue.core.references import has_password, is_reference, resolve_secret
+from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
+from export_queue.core.references import has_password, import_object, is_reference, resolve_secret
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.protocol import Sink
 
@@ -25,7 +24,7 @@ _BUILT_IN = {
     "sql": "export_queue.core.sinks.sql:SqlSink",
 }
 _COMPOSITE = "composite"
-_FIELDS = {"kind", "options", "secrets", "name"}
+_FIELDS = ("kind", "options", "secrets", "name")
 _LOOKED_UP_AGAIN = {"elasticsearch": ("password", "api_key"), "redis": ("password",), "sql": ("password",)}
 """Secrets that may change while a sink is open."""
 _OWN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -83,13 +82,16 @@ class SinkSpec:
     def from_dict(cls, found: object) -> SinkSpec:
         """Read a description as people write it: ``kind``, and perhaps ``options``, ``secrets`` and ``name``.
 
-        :raises SinkConfigurationError: something else stands there, which is not shown, or there is no such sink.
+        :raises InvalidArgument: something else stands there, which is not shown.
+        :raises SinkConfigurationError: there is no such sink.
         """
-        if not isinstance(found, dict) or "kind" not in found or not found.keys() <= _FIELDS:
-            raise SinkConfigurationError(
-                'the description of a sink: expected JSON such as {"kind": "redis", "options": {…}, '
+        if not isinstance(found, Mapping) or not isinstance(found.get("kind"), str):
+            raise InvalidArgument(
+                'sink: expected a description with a kind, such as {"kind": "redis", "options": {…}, '
                 '"secrets": {"password": "env:NAME"}}, and perhaps a name'
             )
+        if unknown := sorted(str(name) for name in found if name not in _FIELDS):
+            raise InvalidArgument(f"sink: unknown {', '.join(unknown)}; expected kind, options, secrets and name")
         options, secrets = found.get("options") or {}, found.get("secrets") or {}
         return cls(found["kind"], options, secrets, name=found.get("name") or "")
 
@@ -111,12 +113,23 @@ class SinkSpec:
         """
         try:
             found = json.loads(text)
-            return cls(found["kind"], found["options"], found["secrets"], name=found["name"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidArgument(f"not the JSON of a sink: {type(error).__name__}: {error}") from None
+        except ValueError as error:
+            raise InvalidArgument(f"expected the description of a sink as JSON: {error}") from None
+        return cls.from_dict(found)
+
+    def open(self) -> Sink:
+        """Build the sink.
+
+        A ``password``, and an ``api_key`` of Elasticsearch, is looked up again at each new connection, so that
+        it may change while the sink is open; other secrets are looked up once.
+
+        :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
+        :raises SecretNotFound: a reference leads nowhere.
+        """
+        return _open(self, None)
 
     def resolve(self) -> ResolvedSink:
-        """Follow all references now.
+        """Follow all references now, for processes that may not be able to.
 
         :raises SecretNotFound: a reference leads nowhere.
         """
@@ -129,6 +142,8 @@ class SinkSpec:
 class ResolvedSink:
     """A description together with its secrets; never printed, not to be stored.
 
+    It travels to processes that may lack the environment and the files of this one, such as Spark's executors.
+
     :param spec: the description.
     :param values: the secrets, by option.
     :param parts: of a composite sink.
@@ -139,32 +154,44 @@ class ResolvedSink:
     parts: tuple[ResolvedSink, ...] = ()
 
     def open(self) -> Sink:
-        """Build the sink.
+        """Build the sink as :meth:`SinkSpec.open` does; where a reference leads nowhere, its known value counts.
 
         :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
         """
-        if self.spec.kind == _COMPOSITE:
-            return _compose([(part.spec.name, part.open) for part in self.parts])
-        return _build(self.spec, self.values)
+        return _open(self.spec, self)
 
 
-def open_sink(spec: SinkSpec) -> Sink:
+@dataclass(frozen=True, slots=True)
+class _Secret:
+    """Follows a reference whenever it is called."""
+
+    reference: str
+    known: str | None = field(repr=False)
+    """What the reference led to in another process; it counts where this process cannot follow it."""
+
+    def __call__(self) -> str:
+        try:
+            return resolve_secret(self.reference)
+        except SecretNotFound:
+            if self.known is None:
+                raise
+            return self.known
+
+
+def _open(spec: SinkSpec, resolved: ResolvedSink | None) -> Sink:
     """Build the sink that a description names.
 
-    A ``password``, and an ``api_key`` of Elasticsearch, is looked up again at each new connection, so that
-    it may change while the sink is open; other secrets are looked up once.
-
-    :param spec: the description.
-    :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
-    :raises SecretNotFound: a reference leads nowhere.
+    :param resolved: its secrets, if they have been followed in another process.
     """
     if spec.kind == _COMPOSITE:
-        return _compose([(part.name, partial(open_sink, part)) for part in _parts(spec.options, {})])
+        parts = _parts(spec.options, {})
+        known: Sequence[ResolvedSink | None] = resolved.parts if resolved else [None] * len(parts)
+        return _compose([(part.name, partial(_open, part, one)) for part, one in zip(parts, known, strict=True)])
     secrets: dict[str, str | Callable[[], str]] = {}
     for option, reference in spec.secrets.items():
-        secrets[option] = resolve_secret(reference)
-        if option in _LOOKED_UP_AGAIN.get(spec.kind, ()):
-            secrets[option] = partial(resolve_secret, reference)
+        secret = _Secret(reference, resolved.values[option] if resolved else None)
+        found = secret()  # at once, so that a reference that leads nowhere is known before a connection is opened
+        secrets[option] = secret if option in _LOOKED_UP_AGAIN.get(spec.kind, ()) else found
     return _build(spec, secrets)
 
 
@@ -179,7 +206,7 @@ def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkS
     for part in parts:
         try:
             spec = SinkSpec.from_dict(part)
-        except SinkConfigurationError as error:
+        except (InvalidArgument, SinkConfigurationError) as error:
             raise SinkConfigurationError(f"a part of a composite sink: {error.message}", hint=error.hint) from None
         if spec.options.get("guard") == "fence":
             # its rank is that of the whole batch: a part that lags behind would take all that is delivered again
@@ -192,7 +219,7 @@ def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkS
 
 
 def _plain(spec: SinkSpec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in ("kind", "options", "secrets", "name")}
+    return {name: getattr(spec, name) for name in _FIELDS}
 
 
 def _compose(parts: Sequence[tuple[str, Callable[[], Sink]]]) -> Sink:
@@ -208,7 +235,14 @@ def _compose(parts: Sequence[tuple[str, Callable[[], Sink]]]) -> Sink:
 
 
 def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Sink:
-    factory = _find(_BUILT_IN.get(spec.kind, spec.kind), spec.kind)
+    extra = f"pip install 'airflow-provider-export-queue[{spec.kind}]'"
+    factory = import_object(
+        _BUILT_IN.get(spec.kind, spec.kind),
+        error=SinkConfigurationError,
+        hint=extra if spec.kind in _BUILT_IN else "name a module that this process can import",
+    )
+    if not callable(factory):
+        raise SinkConfigurationError(f"sink {spec.kind}: {type(factory).__name__} is not callable")
     arguments = {**spec.options, **secrets}
     signature = inspect.signature(factory)
     try:
@@ -223,22 +257,6 @@ def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Si
     if missing:
         raise SinkConfigurationError(f"{spec.kind} returned {type(sink).__name__}, which has no {', '.join(missing)}")
     return cast(Sink, sink)
-
-
-def _find(path: str, kind: str) -> Callable[..., object]:
-    module_name, _, names = path.partition(":")
-    try:
-        found: object = importlib.import_module(module_name)
-        for name in names.split("."):
-            found = getattr(found, name)
-    except ModuleNotFoundError as error:
-        hint = f"pip install 'airflow-provider-export-queue[{kind}]'" if kind in _BUILT_IN else "mend sys.path"
-        raise SinkConfigurationError(f"sink {kind} needs the module {error.name}", hint=hint) from None
-    except AttributeError as error:
-        raise SinkConfigurationError(f"sink {kind} cannot be imported: {error}") from None
-    if not callable(found):
-        raise SinkConfigurationError(f"sink {kind}: {type(found).__name__} is not callable")
-    return found
 
 
 def _refuse_secrets(value: Any, kind: str, name: str = "") -> None:

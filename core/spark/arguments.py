@@ -84,7 +84,7 @@ class DrainArguments:
         """
         try:
             values = json.loads(text)
-            return cls(**values | {"sink": SinkSpec.from_json(json.dumps(values["sink"]))})
+            return cls(**values | {"sink": SinkSpec.from_dict(values["sink"])})
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, InvalidArgument):
                 raise

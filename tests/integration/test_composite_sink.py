@@ -25,10 +25,9 @@ from export_queue.core.sinks import (
     Sink,
     SinkSpec,
     SqlSink,
-    open_sink,
 )
 from export_queue.core.testing import SinkConformance
-from export_queue.core.testing.sink_histories import Delivery, expected, visible
+from export_queue.core.testing.conformance.histories import Delivery, expected, visible
 
 Records = Mapping[tuple[str, bytes], bytes]
 
@@ -245,7 +244,7 @@ def test_each_part_has_its_own_secrets(monkeypatch: pytest.MonkeyPatch, redis_se
     spec = described(cache, memory("beside redis"))
     resolved = spec.resolve()
     assert redis_server.password not in repr(resolved) + spec.to_json()
-    for sink in (open_sink(spec), resolved.open()):
+    for sink in (spec.open(), resolved.open()):
         sink.admit(queue_id="q", store_id="s", fence=1)
         sink.close()
     monkeypatch.delenv("XQ_TEST_PART")
@@ -280,5 +279,5 @@ def test_a_part_that_cannot_be_opened_closes_the_others(monkeypatch: pytest.Monk
     closed: list[str] = []
     monkeypatch.setattr(MemorySink, "close", lambda self: closed.append(self.name))
     with pytest.raises(SinkConfigurationError, match="it takes"):
-        open_sink(described(memory("opened"), {"kind": "memory", "options": {"unknown": 1}, "name": "broken"}))
+        described(memory("opened"), {"kind": "memory", "options": {"unknown": 1}, "name": "broken"}).open()
     assert closed == ["opened"]

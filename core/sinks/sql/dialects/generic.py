@@ -19,7 +19,7 @@ from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql.control_table import control_table
-from export_queue.core.sinks.sql.dialects.protocol import Clash, Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.dialects.protocol import Clash, Password, Poison, TryAgain, give_password, judged
 from export_queue.core.sinks.sql.tables import DELETED, RANK, Limits, Row, Table, as_python
 
 ERRORS = ErrorTable(
@@ -73,12 +73,7 @@ class GenericDialect:
         """Make the engine; the password is looked up at each connection and is not part of its URL."""
         engine = sa.create_engine(self._url, hide_parameters=True, pool_timeout=self._timeout)
 
-        @sa.event.listens_for(engine, "do_connect")
-        def give_password(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
-            password = self._password() if callable(self._password) else self._password
-            if password is not None:
-                parameters["password"] = password
-
+        give_password(engine, self._password)
         return engine
 
     def begin(self, connection: sa.Connection) -> None:

@@ -15,7 +15,7 @@ from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects import mysql_statements
-from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, give_password, judged
 from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.tables import Limits, Row, Table, as_utc
 
@@ -91,11 +91,7 @@ class MySqlDialect:
             connect_args=settings,
         )
 
-        @event.listens_for(engine, "do_connect")
-        def give_password(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
-            password = self._password() if callable(self._password) else self._password
-            if password is not None:
-                parameters["password"] = password
+        give_password(engine, self._password)
 
         @event.listens_for(engine, "connect")
         def learn_packet(connection: Any, record: Any) -> None:

@@ -13,7 +13,7 @@ from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, give_password, judged
 from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
@@ -86,11 +86,10 @@ class PostgresDialect:
             connect_args={name: value for name, value in settings.items() if name not in self._url.query},
         )
 
+        give_password(engine, self._password)
+
         @event.listens_for(engine, "do_connect")
         def connect(_dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> BoundedConnection:
-            password = self._password() if callable(self._password) else self._password
-            if password is not None:
-                parameters["password"] = password
             raw = BoundedConnection.connect(*arguments, **parameters)
             raw.answer_seconds = self._timeout + _GRACE_SECONDS
             return raw

@@ -1,11 +1,11 @@
-"""What differs between databases."""
+"""What every dialect of the SQL sink does, and what its errors mean."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, event
 
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.sinks.error_table import ErrorRow, Fate
@@ -17,7 +17,7 @@ Password = str | Callable[[], str] | None
 
 
 class Poison(Exception):
-    """Some row of the batch can never be taken; the text is the database's own."""
+    """The database can never take a row of the batch; the text is its own."""
 
 
 class TryAgain(Exception):
@@ -25,7 +25,10 @@ class TryAgain(Exception):
 
 
 class Clash(TryAgain):
-    """A row broke a rule of its table: that it was not there, which is solved by trying again, or one for good."""
+    """A row broke a rule of its table.
+
+    If another writer inserted the same key first, a repetition helps; any other constraint refuses the row for good.
+    """
 
 
 def judged(row: ErrorRow, words: str, server: str) -> ExportQueueError | Poison | TryAgain:
@@ -39,6 +42,16 @@ def judged(row: ErrorRow, words: str, server: str) -> ExportQueueError | Poison 
     if row.fate is Fate.AGAIN:
         return TryAgain(words)
     return row.error(f"{server}: {words}")
+
+
+def give_password(engine: Engine, password: Password) -> None:
+    """Look the password up at each new connection of an engine; it is no part of the URL."""
+
+    @event.listens_for(engine, "do_connect")
+    def give(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+        found = password() if callable(password) else password
+        if found is not None:
+            parameters["password"] = found
 
 
 class Dialect(Protocol):

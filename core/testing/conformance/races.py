@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from export_queue.core.testing.sink_histories import (
+from export_queue.core.testing.conformance.histories import (
     Applier,
     Delivery,
     Record,
@@ -19,7 +19,7 @@ from export_queue.core.testing.sink_histories import (
     shuffled_batches,
     visible,
 )
-from export_queue.core.testing.sink_target import SinkTarget
+from export_queue.core.testing.conformance.target import SinkTarget
 
 
 class SinkRaces(SinkTarget):

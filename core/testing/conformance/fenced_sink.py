@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from export_queue.core.errors import LeaseLost
 from export_queue.core.sinks import ApplyResult, Claim, FencedSink
-from export_queue.core.testing.fenced_races import FencedRaces
-from export_queue.core.testing.sink_conformance import SinkConformance
-from export_queue.core.testing.sink_histories import Delivery, Record, operations_of, visible
+from export_queue.core.testing.conformance.fenced_races import FencedRaces
+from export_queue.core.testing.conformance.histories import Delivery, Record, operations_of, visible
+from export_queue.core.testing.conformance.sink import SinkConformance
 
 _fences = itertools.count(1000)
 
