@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated
 from export_queue.core.store import schema, views
-from export_queue.core.store.database import Database, Work, prefix_of, schema_of
+from export_queue.core.store.database import Database, Reading, Work, prefix_of, schema_of
 from export_queue.core.store.registration import LOCK_WINDOW, IdSource
 
 _SIGN = 1 << 63
@@ -83,7 +83,7 @@ def _create_views(connection: sa.Connection) -> None:
         connection.exec_driver_sql(f"create view {prefix}{name} as {body.format(s=prefix, lock_window=LOCK_WINDOW)}")
 
 
-def check(work: Work) -> Identity:
+def check(work: Reading) -> Identity:
     """Read the store's identity and see whether this code may use it.
 
     :raises StoreNotCreated: there is none.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Database, Work, prefix_of
+from export_queue.core.store.database import Database, Reading, Work, prefix_of
 from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import active, cleanup, idempotency, invalid, low_watermark, store
 from export_queue.core.store.schema import table as t
@@ -60,12 +60,12 @@ def save_progress(work: Work, subject: str, state: Progress) -> None:
     )
 
 
-def horizon(work: Work) -> int:
+def horizon(work: Reading) -> int:
     """Read the horizon."""
     return int(work.connection.execute(sa.select(store.c.horizon)).scalar_one())
 
 
-def last_watermark(work: Work) -> int | None:
+def last_watermark(work: Reading) -> int | None:
     """Read when the last low-water mark was recorded, in milliseconds."""
     return work.connection.execute(sa.select(sa.func.max(low_watermark.c.at_ms))).scalar()
 

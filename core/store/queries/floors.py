@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work, prefix_of
+from export_queue.core.store.database import Reading, prefix_of
 from export_queue.core.store.schema import dead_letter, entry
 from export_queue.core.store.schema import store as s
 
@@ -15,7 +15,7 @@ and not without end, since the lock of an application, read as an id, may be any
 _OLDEST_LOCK = "select min(v.id) from {s}xq_locked_id v where v.id <= %s and v.id > %s"
 
 
-def oldest_lock(work: Work, below: int) -> int | None:
+def oldest_lock(work: Reading, below: int) -> int | None:
     """Find the smallest id up to a bound whose lock is held, also where it is so old that no snapshot lists it.
 
     A transaction that is bound to a user's own has such an id when that was left open for hours: it may commit even so.
@@ -29,7 +29,7 @@ def oldest_lock(work: Work, below: int) -> int | None:
     return None if found is None else int(found)
 
 
-def lowest_waiting(work: Work) -> tuple[int | None, int | None]:
+def lowest_waiting(work: Reading) -> tuple[int | None, int | None]:
     """Find the lowest sequence of all entries of all queues, staged ones too, and of all dead letters.
 
     In one statement, which sees one moment: between two, an entry may become a letter, or a letter an entry again.
