@@ -107,7 +107,7 @@ def raise_floor(found: FloorRecord, *, store_id: str, floor: int, sink: str) -> 
         raise SinkBelongsToAnother(
             f"sink {sink} is fed by other stores, too: expected store {store_id} alone, "
             f"found {', '.join(sorted(others))}",
-            hint="only a sink of one store can be swept: operations that another store has yet to send would become stale",
+            hint="only a sink of one store can be swept: later operations of another store would be stale",
         )
     if store_id in found.stores and floor <= found.floor:
         return found
