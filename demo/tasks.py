@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def _writers(first_month: int, last_month: int) -> list[str]:
-    module = "demo.writers"
-    return [sys.executable, "-P", "-m", module, str(first_month), str(last_month)]
+    return [sys.executable, "-P", "-m", "demo.writers", str(first_month), str(last_month)]
 
 
 def _status_file(first_month: int, last_month: int) -> Path:
