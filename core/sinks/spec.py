@@ -167,7 +167,7 @@ class _Secret:
 
     reference: str
     known: str | None = field(repr=False)
-    """What the reference led to in another process; it counts where this process cannot follow it."""
+    """The secret that another process found; it counts where this process cannot follow the reference."""
 
     def __call__(self) -> str:
         try:
@@ -209,7 +209,7 @@ def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkS
         except (InvalidArgument, SinkConfigurationError) as error:
             raise SinkConfigurationError(f"a part of a composite sink: {error.message}", hint=error.hint) from None
         if spec.options.get("guard") == "fence":
-            # its rank is that of the whole batch: a part that lags behind would take all that is delivered again
+            # its rank is that of the whole batch: a part that lags behind would take all repeated deliveries
             raise SinkConfigurationError(f"part {spec.name!r} of a composite sink needs the guard seq, found fence")
         found.append(spec)
     names = [spec.name for spec in found]
@@ -260,7 +260,7 @@ def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Si
 
 
 def _refuse_secrets(value: Any, kind: str, name: str = "") -> None:
-    """Refuse what looks like a password among options, which are stored and shown."""
+    """Refuse options that look like passwords: options are stored and shown."""
     reason = ""
     if isinstance(value, dict):
         for key, inner in value.items():

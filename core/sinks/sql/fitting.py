@@ -25,7 +25,7 @@ def misfits(connection: Connection, table: Table) -> Misfits:
     """Compare a table with what is expected.
 
     :param connection: to its database.
-    :param table: what is expected.
+    :param table: the table as the sink expects it.
     """
     inspector = inspect(connection)
     columns = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}

@@ -42,7 +42,7 @@ RETRY = Retry(attempts=5, first_pause=0.02, longest_pause=0.2)
 """How a transaction is repeated that gave way to another one."""
 _Result = TypeVar("_Result")
 _WriteRows = Callable[[Connection, Table, Sequence[Row]], int]
-"""Writes rows of distinct keys, sorted by them, in a transaction that is open, and counts what was written."""
+"""Writes rows of distinct keys, sorted by them, in an open transaction, and counts the rows that were written."""
 
 
 class _NotCreated(Exception):
@@ -174,7 +174,7 @@ class SqlSink:
         self._prepare(self._table(collection).name)
 
     def ddl(self, *collections: str) -> str:
-        """Return the statements that the sink still needs, to be run by somebody with more rights.
+        """Return the statements that the sink still needs, to be run by a user with more rights.
 
         A table that is missing is created, one that is there gets the columns of rank and tombstone mark.
 
@@ -199,7 +199,7 @@ class SqlSink:
         return _script(self._ask(collect))
 
     def probe(self) -> str:
-        """Reach the database once, as a drain would, and say what answered; nothing is created.
+        """Reach the database once, as a drain would, and name the server that answered; nothing is created.
 
         :raises SinkUnavailable: it does not answer.
         :raises SinkRefused: it refuses user or password.
@@ -254,7 +254,7 @@ class SqlSink:
         return written, poison
 
     def _upsert_above_floor(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
-        """Write the rows above the floor that are newer than what is there; the floor stays until then."""
+        """Write the rows above the floor that are newer than those in the table; until then the floor stays."""
         with held_floor(connection, self._schema, locks_reads=self._dialect.locks_reads) as floor:
             if floor:
                 stale = stale_rank(floor)
@@ -284,7 +284,7 @@ class SqlSink:
                 hint=f"name another table, or run this, or make it like a new one:\n{_script(commands)}",
             )
         if self._create and table.ranked:
-            # also beside a table of somebody's, and where whoever created ours was stopped after the table
+            # also beside a user's own table, and where the creator of the sink's table was stopped before the view
             self._ensure(table.live, lambda connection: self._dialect.create_table(connection, table)[-1:])
         self._ready.add(name)
         return table
@@ -296,7 +296,7 @@ class SqlSink:
             self._ready.add(CONTROL_TABLE)
 
     def _examine(self, connection: Connection, table: Table) -> tuple[list[str], list[str]]:
-        """Say what is wrong with a table, and what would help; what was tried on it is rolled back."""
+        """Return the problems of a table, and the statements that would help; the trial rows are rolled back."""
         found = misfits(connection, table)
         make = self._dialect.add_columns if found.lacks_marks_only else self._dialect.create_table
         commands = make(connection, table)
@@ -326,7 +326,7 @@ class SqlSink:
             # PostgreSQL answers a race of two CREATE … IF NOT EXISTS with one of several errors
             self._retry.call(create, worth_repeating=lambda error: isinstance(error, _NotCreated))
         except _NotCreated as failure:
-            hint = f"let somebody with more rights run:\n{_script(failure.commands)}"
+            hint = f"let a user with more rights run:\n{_script(failure.commands)}"
             raise SinkRefused(f"{self}: {failure}", hint=hint) from failure.__cause__
 
     def _ask(self, work: Callable[[Connection], _Result]) -> _Result:

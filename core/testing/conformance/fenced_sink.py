@@ -1,4 +1,4 @@
-"""The acceptance test of a sink with the guard ``fence``: nobody writes to a unit but who claimed it last.
+"""The acceptance test of a sink with the guard ``fence``: only the last claim of a unit lets batches in.
 
 It is used as :class:`~export_queue.core.testing.SinkConformance`. The oracle is a dictionary: a batch under the
 standing claim of its unit is applied as it comes, any other changes nothing.

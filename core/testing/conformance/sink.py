@@ -243,7 +243,7 @@ class SinkConformance(SinkRaces, SinkSweeps):
             self.check([good])
             assert self.apply(sink, [passing]).written == 1, "what is rejected leaves no rank"
 
-    # Who may feed the sink.
+    # Stores that feed the sink.
 
     def test_a_sink_refuses_another_store_and_a_store_that_went_back(self) -> None:
         queue = f"conformance-{self.fresh()}0"

@@ -148,7 +148,7 @@ class SinkSweeps(SinkTarget):
             assert (late.written, late.rejected) == (0, ())
         self.check(history)
 
-    # Who may sweep.
+    # Stores that may sweep.
 
     def test_a_sink_that_two_stores_feed_is_not_swept(self) -> None:
         name = self.fresh()

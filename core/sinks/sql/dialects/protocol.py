@@ -13,7 +13,7 @@ from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
 Password = str | Callable[[], str] | None
-"""A password, or what finds it; asked for at each new connection."""
+"""A password, or a function that finds it, called at each new connection."""
 
 
 class Poison(Exception):
@@ -34,8 +34,8 @@ class Clash(TryAgain):
 def judged(row: ErrorRow, words: str, server: str) -> ExportQueueError | Poison | TryAgain:
     """Say what an error means, by its row of the database's table.
 
-    :param words: the database's own.
-    :param server: what messages call it.
+    :param words: the database's own message.
+    :param server: the name of the server in messages.
     """
     if row.fate is Fate.REJECTED:
         return Poison(words)
@@ -59,7 +59,7 @@ class Dialect(Protocol):
 
     name: str
     server: str
-    """What messages call it: host and port, or the file."""
+    """Its name in messages: host and port, or the file."""
     capabilities: Capabilities
     limits: Limits
     folds_names: bool
@@ -81,10 +81,10 @@ class Dialect(Protocol):
         """Return the statements that create a table; the last one creates its view, if it has ranks."""
 
     def add_columns(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that make a table of somebody's a sink; the last one creates its view."""
+        """Return the statements that make a user's own table a sink; the last one creates its view."""
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
-        """Say what is wrong with a table that only this database knows; the transaction is rolled back."""
+        """Find problems of a table that only this kind of database has; the transaction is rolled back."""
 
     def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Write rows, of distinct keys and sorted by them, where they are newer; return how many were.
