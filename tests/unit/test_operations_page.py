@@ -8,7 +8,7 @@ from pathlib import Path
 from export_queue.core.client import Store
 from export_queue.core.maintenance import read_metrics
 from export_queue.core.maintenance.run import DAY
-from export_queue.core.store import schema
+from export_queue.core.store import views
 from export_queue.core.transactions import MAX_SHORT_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
@@ -43,4 +43,4 @@ def test_the_page_about_operations_explains_every_metric(tmp_path):
 
 def test_the_page_about_operations_explains_every_view():
     table = PAGE.partition("| view |")[2]
-    assert set(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == set(schema.VIEWS)
+    assert set(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == set(views.VIEWS)
