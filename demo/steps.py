@@ -74,7 +74,7 @@ def stop_background() -> None:
 
 def submit_twice(queue_id: str, options: dict[str, Any]) -> None:
     """Submit the same drain twice at once, as any program may: with ``spark-submit`` and the job's arguments."""
-    from export_queue import DrainReport, drain_job
+    from export_queue import DrainReport, Owner, StoreSpec, drain_job
     from export_queue.hooks import RedisSinkHook
 
     spec, secrets = RedisSinkHook("redis_default").sink_spec(options)
@@ -94,9 +94,9 @@ def submit_twice(queue_id: str, options: dict[str, Any]) -> None:
         job = drain_job(
             queue_id=queue_id,
             sink=spec,
-            store_url=settings.store_url(),
+            store=StoreSpec(url=settings.store_url()),
             drain_id=drain_id,
-            owner_task=drain_id,
+            owner=Owner(drain_id),
             master="local[1]",
         )
         command = [str(home / "bin" / "spark-submit"), "--master", "local[1]"]

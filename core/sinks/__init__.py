@@ -23,7 +23,7 @@ from export_queue.core.sinks.operations import (
     document_bytes,
 )
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink, SweepableSink
-from export_queue.core.sinks.spec import ResolvedSink, SinkSpec, open_sink
+from export_queue.core.sinks.spec import SinkSpec, open_sink, opened_sink
 
 if TYPE_CHECKING:
     from export_queue.core.sinks.elasticsearch import ElasticsearchSink
@@ -47,7 +47,6 @@ __all__ = [
     "Put",
     "RedisSink",
     "Rejection",
-    "ResolvedSink",
     "Round",
     "Sink",
     "SinkSpec",
@@ -62,6 +61,7 @@ __all__ = [
     "join_feeders",
     "next_round",
     "open_sink",
+    "opened_sink",
     "raise_floor",
     "refuse_seqs",
     "stale_rank",

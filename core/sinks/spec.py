@@ -8,7 +8,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -115,38 +115,6 @@ class SinkSpec:
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidArgument(f"not the JSON of a sink: {type(error).__name__}: {error}") from None
 
-    def resolve(self) -> ResolvedSink:
-        """Follow all references now.
-
-        :raises SecretNotFound: a reference leads nowhere.
-        """
-        if self.kind == _COMPOSITE:
-            return ResolvedSink(self, {}, tuple(part.resolve() for part in _parts(self.options, {})))
-        return ResolvedSink(self, {option: resolve_secret(text) for option, text in self.secrets.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedSink:
-    """A description together with its secrets; never printed, not to be stored.
-
-    :param spec: the description.
-    :param values: the secrets, by option.
-    :param parts: of a composite sink.
-    """
-
-    spec: SinkSpec
-    values: Mapping[str, str] = field(repr=False)
-    parts: tuple[ResolvedSink, ...] = ()
-
-    def open(self) -> Sink:
-        """Build the sink.
-
-        :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
-        """
-        if self.spec.kind == _COMPOSITE:
-            return _compose([(part.spec.name, part.open) for part in self.parts])
-        return _build(self.spec, self.values)
-
 
 def open_sink(spec: SinkSpec) -> Sink:
     """Build the sink that a description names.
@@ -166,6 +134,19 @@ def open_sink(spec: SinkSpec) -> Sink:
         if option in _LOOKED_UP_AGAIN.get(spec.kind, ()):
             secrets[option] = partial(resolve_secret, reference)
     return _build(spec, secrets)
+
+
+@contextlib.contextmanager
+def opened_sink(sink: SinkSpec | Sink) -> Iterator[Sink]:
+    """Open a described sink and close it at the end; an open one stays open."""
+    if not isinstance(sink, SinkSpec):
+        yield sink
+        return
+    opened = open_sink(sink)
+    try:
+        yield opened
+    finally:
+        opened.close()
 
 
 def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkSpec]:

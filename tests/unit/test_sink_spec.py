@@ -144,24 +144,19 @@ def test_an_own_sink_gets_options_and_resolved_secrets(monkeypatch):
     spec = SinkSpec("own_sinks:make", {"folder": "x"}, {"key": "env:XQ_TEST"})
     open_sink(spec)
     assert given == {"folder": "x", "key": "hunter2"}
-    spec.resolve().open()
-    assert given == {"folder": "x", "key": "hunter2"}
 
 
 def test_a_missing_secret_is_named_when_the_sink_is_opened(monkeypatch):
     monkeypatch.delenv("XQ_TEST", raising=False)
-    for act in (REDIS.resolve, lambda: open_sink(REDIS)):
-        with pytest.raises(SecretNotFound, match="env:XQ_TEST"):
-            act()
+    with pytest.raises(SecretNotFound, match="env:XQ_TEST"):
+        open_sink(REDIS)
 
 
 def test_nothing_shows_a_resolved_secret(monkeypatch):
     monkeypatch.setenv("XQ_TEST", "hunter2")
-    resolved = REDIS.resolve()
-    sink = resolved.open()
-    assert resolved.values == {"password": "hunter2"}
-    assert "hunter2" not in repr(resolved) + str(resolved) + repr(sink) + str(sink) + repr(vars(sink))
-    assert pickle.loads(pickle.dumps(resolved)) == resolved
+    sink = open_sink(REDIS)
+    assert "hunter2" not in repr(sink) + str(sink) + repr(vars(sink))
+    assert pickle.loads(pickle.dumps(REDIS)) == REDIS
 
 
 def test_describing_a_sink_loads_no_client():
@@ -181,8 +176,8 @@ def test_the_doors_export_what_they_always_did():
     assert set(sinks.__all__) == set(
         "MAX_SEQ ApplyResult Capabilities Claim CompositeSink ControlRecord Delete ElasticsearchSink FencedSink "
         "FloorRecord MemorySink Operations OperationsBuilder "
-        "Put RedisSink Rejection ResolvedSink Round Sink SinkSpec SqlSink SweepableSink UnderClaim "
-        "admission apply_batch collapse document_bytes isolate join_feeders next_round open_sink "
+        "Put RedisSink Rejection Round Sink SinkSpec SqlSink SweepableSink UnderClaim "
+        "admission apply_batch collapse document_bytes isolate join_feeders next_round open_sink opened_sink "
         "raise_floor refuse_seqs stale_rank".split()
     )
     assert set(testing.__all__) == {"FencedConformance", "MemorySink", "SinkConformance", "assert_converges"}
