@@ -15,7 +15,7 @@ from tests.support.servers import RedisServer
 
 from benchmarks.measuring import Figure, Watch, alternate, rate, speed
 from export_queue import Operations, RedisSink, Sink, bucket
-from export_queue.core.sinks import Claim, UnderClaim
+from export_queue.core.sinks import Claim
 
 RAW, CLIENT = "raw pipelined SET", "redis-py pipeline"
 GOALS = {100: 0.55, 1_000: 0.75, 10_000: 0.85}
@@ -114,13 +114,12 @@ class Bench:
         opened.admit(queue_id="q", store_id="s", fence=1)
         sink: Sink = opened
         if guard == "fence":
-            opened.claim([CLAIM])
-            sink = UnderClaim(opened, CLAIM)
+            (sink,) = opened.claim([CLAIM])
         if phase != "insert":
             self.deliver(sink, ids, seq - 1 if phase == "update" else seq)
         with watch.running():
             self.deliver(sink, ids, seq)
-        sink.close()
+        opened.close()
 
     def deliver(self, sink: Sink, ids: Sequence[bytes], seq: int) -> None:
         for start in range(0, len(ids), self.batch):

@@ -22,7 +22,7 @@ from tests.support.servers import PostgresServer
 
 from benchmarks.measuring import Figure, Watch, alternate, rate, speed
 from export_queue import Operations, Sink, SqlSink
-from export_queue.core.sinks import Claim, UnderClaim
+from export_queue.core.sinks import Claim
 
 COPY, UPSERT = "raw COPY into the same table", "executemany of a guarded upsert, psycopg"
 INSERT = "raw executemany INSERT"
@@ -74,13 +74,12 @@ class Bench:
         opened.admit(queue_id="q", store_id="s", fence=1)
         sink: Sink = opened
         if guard == "fence":
-            opened.claim([CLAIM])
-            sink = UnderClaim(opened, CLAIM)
+            (sink,) = opened.claim([CLAIM])
         if phase != "insert":
             self.deliver(sink, 1)
         with watch.running():
             self.deliver(sink, 2 if phase == "update" else 1)
-        sink.close()
+        opened.close()
 
     def deliver(self, sink: Sink, seq: int) -> None:
         rows = sink.capabilities.batch_rows

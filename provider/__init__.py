@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     )
     from export_queue.core.locks import Owner
     from export_queue.core.queue import DeadLetter, DeadLetterFilter, Range, bucket
+    from export_queue.core.retry import Retry
     from export_queue.core.sinks import (
         ApplyResult,
         Capabilities,
@@ -69,13 +70,13 @@ if TYPE_CHECKING:
         Sink,
         SinkSpec,
         SqlSink,
-        admission,
         apply_batch,
+        check_owner,
         refuse_seqs,
     )
     from export_queue.core.spark import DrainJob, bucket_column, drain_job
     from export_queue.core.store import Limits, Outcome, StoreSpec
-    from export_queue.core.transactions import Level, Participant, Retry, Transaction
+    from export_queue.core.transactions import Level, Participant, Transaction
 
 __version__ = "0.1.0"
 
@@ -149,10 +150,10 @@ __all__ = [
     "TransactionTimeout",
     "UnknownQueue",
     "__version__",
-    "admission",
     "apply_batch",
     "bucket",
     "bucket_column",
+    "check_owner",
     "drain",
     "drain_job",
     "readmit",
@@ -166,11 +167,12 @@ _ROOMS = {
     "queue": "DeadLetter DeadLetterFilter Range bucket",
     "sinks": (
         "ApplyResult Capabilities ControlRecord Delete ElasticsearchSink MemorySink Operations Put RedisSink Rejection "
-        "Sink SinkSpec SqlSink admission apply_batch refuse_seqs"
+        "Sink SinkSpec SqlSink apply_batch check_owner refuse_seqs"
     ),
     "spark": "DrainJob bucket_column drain_job",
     "store": "Limits Outcome StoreSpec",
-    "transactions": "Level Participant Retry Transaction",
+    "retry": "Retry",
+    "transactions": "Level Participant Transaction",
 }
 """Names by the room that they are loaded from; all others are errors."""
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

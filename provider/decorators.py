@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
-from export_queue.core.transactions import Retry
+from export_queue.core.retry import Retry
 from export_queue.hooks import ExportQueueHook, StoreAddress
 from export_queue.hooks.tasks import task_name
 

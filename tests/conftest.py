@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+from tests.support.shared import VARIABLE, Run
 
 pytest_plugins = ["tests.support.fixtures"]
 
@@ -15,6 +17,7 @@ pytest_plugins = ["tests.support.fixtures"]
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
+RUN = pytest.StashKey[Run]()
 TESTS = Path(__file__).parent
 MARKED_FOLDERS = {"airflow", "battery", "spark", "teeth"}
 MARKED_FIXTURES = {
@@ -23,8 +26,43 @@ MARKED_FIXTURES = {
     "postgres_server": "postgres",
     "redis_server": "redis",
 }
+FULL_FIXTURES = {
+    "redis_cluster": "six processes; the sink's commands run on one server anyway",
+    "pgbouncer": "another way to the same server",
+}
+"""Fixtures whose tests ``./run test --full`` runs only, and why."""
 
-STORES = ("sqlite", "postgresql", "postgresql-pooler", "postgresql-clock")
+VARIANT = pytest.mark.full("another way of using PostgreSQL, whose statements run anyway")
+STORES = {
+    "sqlite": (),
+    "postgresql": (pytest.mark.postgres,),
+    "postgresql-pooler": (
+        pytest.mark.postgres,
+        VARIANT,
+    ),
+    "postgresql-clock": (
+        pytest.mark.postgres,
+        VARIANT,
+    ),
+}
+"""Ways of registering ids, each with its markers."""
+ONE_AT_A_TIME = {"redis_cluster": "redis-cluster", "elasticsearch_server": "elasticsearch"}
+"""Fixtures that one test has at a time, with the group of pytest-xdist whose tests one worker runs."""
+LONG = 5.0
+"""Seconds above which a test says with the marker ``full`` why it takes so long."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin a run, unless this process is a part of one."""
+    if VARIABLE not in os.environ:
+        config.stash[RUN] = Run()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the servers of the run."""
+    run = config.stash.get(RUN, None)
+    if run is not None:
+        run.end()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,7 +70,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a module's tests on the store in every way of registering ids, if it says ``EVERY_WAY = True``."""
     chosen = any("store_url" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize"))
     if getattr(metafunc.module, "EVERY_WAY", False) and "store_url" in metafunc.fixturenames and not chosen:
-        kinds = [kind if kind == "sqlite" else pytest.param(kind, marks=pytest.mark.postgres) for kind in STORES]
+        kinds = [pytest.param(kind, marks=marks) for kind, marks in STORES.items()]
         metafunc.definition.add_marker(pytest.mark.parametrize("store_url", kinds, indirect=True))
 
 
@@ -42,9 +80,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
         if folder in MARKED_FOLDERS:
             item.add_marker(folder)
-        for fixture, marker in MARKED_FIXTURES.items():
-            if fixture in getattr(item, "fixturenames", ()):
-                item.add_marker(marker)
+        fixtures = set(getattr(item, "fixturenames", ()))
+        for fixture in fixtures & MARKED_FIXTURES.keys():
+            item.add_marker(MARKED_FIXTURES[fixture])
+        for fixture in fixtures & FULL_FIXTURES.keys():
+            item.add_marker(pytest.mark.full(FULL_FIXTURES[fixture]))
+        for fixture in fixtures & ONE_AT_A_TIME.keys():
+            version = getattr(item, "callspec", None) and item.callspec.params.get(fixture, "")
+            item.add_marker(pytest.mark.xdist_group(f"{ONE_AT_A_TIME[fixture]}{version or ''}"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -54,3 +97,24 @@ def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, di
     if data is not None and "sections" in data:
         data["sections"] = [(name, text.encode(errors="backslashreplace").decode()) for name, text in data["sections"]]
     return data
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how long each test took in the file that ``EXPORT_QUEUE_DURATIONS`` names, at once: runs may be killed."""
+    path = os.environ.get("EXPORT_QUEUE_DURATIONS")
+    if path and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(path).open("a") as lines:
+            lines.write(f"{report.duration:9.3f} {report.when:<8} {report.outcome:<7} {report.nodeid}\n")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Tell what tests with a budget of time have covered; name tests that took long without a marker that says why."""
+    reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "duration")]
+    for report in reports:
+        for name, value in report.user_properties if report.when == "call" else ():
+            if name == "covered":
+                terminalreporter.write_line(f"COVERED {report.nodeid}: {value}")
+    long = [report for report in reports if report.when == "call" and report.duration > LONG]
+    unmarked = [report for report in long if "full" not in report.keywords]
+    for report in sorted(unmarked, key=lambda report: -report.duration):
+        terminalreporter.write_line(f"LONG {report.duration:.1f} s without the marker full: {report.nodeid}")

@@ -1,4 +1,4 @@
-"""``export-queue maintain`` and ``metrics``: clean-up, and what there is to watch."""
+"""``export-queue maintain`` and ``metrics``: clean-up, and figures to watch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from export_queue.core.cli.commands import AsJson, Password, Schema, Url, _open, app
+from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, open_store
 from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.maintenance import MaintenanceReport, read_metrics, render
 from export_queue.core.maintenance import maintain as clean_up
@@ -24,7 +24,7 @@ def maintain(
     password: Password = None,
     schema: Schema = "export_queue",
     once: Annotated[bool, typer.Option("--once", help="stop at the limit, even if more is left")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="rows of each subject that are looked at in one go")] = 100_000,
+    limit: Annotated[int, typer.Option(min=1, help="rows of each subject that one round looks at")] = 100_000,
     keep_outcomes: Annotated[float, typer.Option(help="hours for which a commit's outcome can be asked")] = 24,
     keep_idempotency_keys: Annotated[
         float, typer.Option(help="days for which a unit of work is known to have taken effect")
@@ -33,7 +33,7 @@ def maintain(
 ) -> None:
     """Delete what nobody can read or ask for any more; safe beside everything, and to interrupt."""
     reports: list[MaintenanceReport] = []
-    with _open(store, password, schema) as opened, StopSignals() as signals:
+    with open_store(store, password, schema) as opened, StopSignals() as signals:
         _ = opened.identity
         while not reports or (reports[-1].more and not once and not signals.requested()):
             report = clean_up(
@@ -48,8 +48,8 @@ def maintain(
 
 @app.command()
 def metrics(store: Url, password: Password = None, schema: Schema = "export_queue", as_json: AsJson = False) -> None:
-    """Print what there is to watch, as OpenMetrics text."""
-    with _open(store, password, schema) as opened:
+    """Print figures to watch, as OpenMetrics text."""
+    with open_store(store, password, schema) as opened:
         _ = opened.identity
         found = read_metrics(opened.database)
     if as_json:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
+from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import Queue, QueueWriter
-from export_queue.core.tables import ObservedColumns, Table, TableOptions
+from export_queue.core.queue import QueueWriter
+from export_queue.core.tables import Table
 from export_queue.core.transactions import Level, OpenTransaction, Participant
-
-
-class Catalogue(Protocol):
-    """What a store knows of its tables and queues."""
-
-    _observed: ObservedColumns
-
-    def _table(self, name: str) -> TableOptions: ...
-
-    def _queue(self, queue_id: str) -> Queue: ...
 
 
 class TransactionContext:
@@ -44,7 +35,7 @@ class TransactionContext:
     def table(self, name: str) -> Table:
         """Bind a table to this transaction; one that is not configured is stored with default options."""
         self._transaction.require_open()
-        return Table(self._transaction, self._catalogue._table(name), self._catalogue._observed)
+        return Table(self._transaction, self._catalogue.table(name), self._catalogue.observed)
 
     def queue(self, queue_id: str) -> QueueWriter:
         """Bind a queue to this transaction.
@@ -53,7 +44,7 @@ class TransactionContext:
         """
         self._transaction.require_open()
         if queue_id not in self._writers:
-            self._writers[queue_id] = QueueWriter(self._transaction, self._catalogue._queue(queue_id))
+            self._writers[queue_id] = QueueWriter(self._transaction, self._catalogue.queue(queue_id))
         return self._writers[queue_id]
 
     def join(self, participant: Participant) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+from uuid import UUID
 
+from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.client.context import TransactionContext
-from export_queue.core.client.letters import Letters
-from export_queue.core.client.transacting import Transacting
+from export_queue.core.client.dead_letters import DeadLetters
+from export_queue.core.errors import AlreadyCommitted, InvalidArgument, StoreError, TransactionError
 from export_queue.core.maintenance import (
     MaintenanceReport,
     SinkSweep,
@@ -29,13 +32,27 @@ from export_queue.core.queue import (
     list_queues,
     waiting_ranges,
 )
+from export_queue.core.retry import Retry
 from export_queue.core.sinks import Sink, SinkSpec
-from export_queue.core.store import Clock, Database, Identity, Limits, check, create, queries
-from export_queue.core.tables import ObservedColumns, TableOptions, configure_table, find_or_add_table
-from export_queue.core.transactions import OpenTransaction, take_snapshot
+from export_queue.core.store import Clock, Database, Identity, Limits, Outcome, StoreSpec, check, create, queries
+from export_queue.core.tables import TableOptions, configure_table
+from export_queue.core.transactions import (
+    BoundSession,
+    IdempotencyState,
+    OpenKind,
+    OpenTransaction,
+    Transaction,
+    idempotency_state,
+    outcome,
+    take_snapshot,
+)
+
+Result = TypeVar("Result")
+
+DEFAULT_SCHEMA = "export_queue"
 
 
-class Store(Transacting, Letters):
+class Store:
     """A store of transactions and export queues.
 
     ::
@@ -51,18 +68,18 @@ class Store(Transacting, Letters):
     def __init__(self, database: Database) -> None:
         self.database = database
         self._identity: Identity | None = None
-        self._queues: dict[str, Queue] = {}
-        self._tables: dict[str, TableOptions] = {}
-        self._observed = ObservedColumns(database)
+        self._catalogue = Catalogue(database)
+        self.dead_letters = DeadLetters(database, self.queue)
+        """Entries that drains set aside: ``list``, ``count``, ``retry``, ``drop`` and ``audit``."""
         self._observers = Observers(database, self._context)
 
     @classmethod
     def open(
         cls,
-        url: str,
+        url: str | StoreSpec,
         *,
         password: str | None = None,
-        schema: str = "export_queue",
+        schema: str | None = None,
         behind_pooler: bool = False,
         clock: Clock | None = None,
         client: str | None = None,
@@ -70,20 +87,27 @@ class Store(Transacting, Letters):
     ) -> Store:
         """Prepare the connections to a store; nothing is sent yet.
 
-        :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
+        :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``; or a :class:`StoreSpec`, which
+            has password, schema and pooler of its own.
         :param password: a password that is kept out of the URL.
-        :param schema: the PostgreSQL schema that is the store.
+        :param schema: the PostgreSQL schema that is the store; ``export_queue``.
         :param behind_pooler: whether the URL leads to a pooler in transaction mode, such as PgBouncer's; it cannot be
-            detected. ``?behind_pooler=true`` in the URL says the same. Clients that go through one and clients that
-            do not may share a store.
+            detected. ``?behind_pooler=true`` in the URL says the same. Clients behind a pooler and clients without
+            one may share a store.
         :param clock: milliseconds since the epoch, for SQLite in tests; PostgreSQL uses the server's clock.
-        :param client: who runs transactions here, for those who watch the store; by default host and process.
+        :param client: name of this process for those that watch the store; by default host and process.
         :param limits: time-outs and sizes of this process's transactions.
         """
+        if isinstance(url, StoreSpec):
+            if password is not None or schema is not None or behind_pooler:
+                raise InvalidArgument(
+                    "password, schema and behind_pooler belong into the StoreSpec, found one beside it"
+                )
+            return cls(url.open(clock=clock, client=client, limits=limits))
         database = Database.open(
             url,
             password=password,
-            schema=schema,
+            schema=DEFAULT_SCHEMA if schema is None else schema,
             behind_pooler=behind_pooler,
             clock=clock,
             client=client,
@@ -92,7 +116,7 @@ class Store(Transacting, Letters):
         return cls(database)
 
     def _context(self, opened: OpenTransaction) -> TransactionContext:
-        return TransactionContext(self, opened)
+        return TransactionContext(self._catalogue, opened)
 
     def create(self, *, floor: int = 0) -> None:
         """Create the store, or complete it; idempotent.
@@ -134,6 +158,149 @@ class Store(Transacting, Letters):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @contextmanager
+    def transaction(
+        self,
+        *,
+        timeout: float | None = None,
+        long: bool = False,
+        idempotency_key: str | None = None,
+        connection: object = None,
+        read_only: bool = False,
+        settled: bool = False,
+    ) -> Iterator[TransactionContext]:
+        """Run a block in a transaction: leaving it commits, an exception aborts.
+
+        :param timeout: seconds from the first read until a commit is refused; 30, or 24 hours if long.
+        :param long: stage writes in the store, for work that takes long or spans processes.
+        :param idempotency_key: the unit of work; if it has committed before, the block is not entered (I14).
+        :param connection: a connection of the user's to the store's database, SQLAlchemy's or the driver's, with a
+            SQL transaction open: leaving the block checks and writes into that SQL transaction, and the user commits
+            it. Business rows and entries are then one.
+        :param read_only: nothing is written, so that nothing is registered either: the cheapest way to read.
+        :param settled: read only, a snapshot below every id in progress: no commit to come can add to what it shows.
+        :raises AlreadyCommitted: on entry, or at the commit if another attempt came first; carries the stored result.
+        :raises ConflictError: another transaction wrote a key of this one.
+        :raises CommitOutcomeUnknown: the connection broke and the store cannot be asked.
+        """
+        _ = self.identity
+        kind = _kind(long=long, bound=connection is not None, read=read_only or settled)
+        if kind == "read" and idempotency_key is not None:
+            raise InvalidArgument("an idempotency key is for work that writes, found one with read_only or settled")
+        bound = None if connection is None else BoundSession(self.database, connection, store_id=self.identity.store_id)
+        opened = OpenTransaction(
+            self.database, kind=kind, settled=settled, timeout=timeout, idempotency_key=idempotency_key, bound=bound
+        )
+        with _ending(opened):
+            yield self._context(opened)
+            opened.commit()
+
+    def begin(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Begin a long transaction that other processes go on with, and end.
+
+        :param timeout: seconds until a commit is refused; 24 hours.
+        :returns: a JSON value for :meth:`resume`, :meth:`commit` and :meth:`abort`.
+        """
+        _ = self.identity
+        return OpenTransaction(self.database, kind="long", timeout=timeout).value.to_json()
+
+    @contextmanager
+    def resume(self, transaction: dict[str, Any]) -> Iterator[TransactionContext]:
+        """Go on, for a block, with a long transaction that another process began; leaving it stages what was written.
+
+        :param transaction: as :meth:`begin` or ``tx.to_json()`` gave it.
+        :raises RegistrationLost: it has ended.
+        :raises StoreUnavailable: what was written got no answer; the transaction is aborted.
+        """
+        opened = self._resumed(transaction)
+        yield self._context(opened)
+        opened.flush()
+
+    def commit(self, transaction: dict[str, Any]) -> int:
+        """Commit a long transaction; doing it again changes nothing.
+
+        :returns: its id.
+        :raises ConflictError: another transaction wrote a key of this one.
+        :raises RegistrationLost: it was aborted, or expired after its time-out.
+        """
+        committed = self._resumed(transaction).commit()
+        assert committed is not None
+        return committed
+
+    def abort(self, transaction: dict[str, Any]) -> None:
+        """Abort a long transaction: what it staged goes; doing it again changes nothing."""
+        self._resumed(transaction).abort()
+
+    def _resumed(self, transaction: dict[str, Any]) -> OpenTransaction:
+        _ = self.identity
+        return OpenTransaction.resume(self.database, Transaction.from_json(transaction))
+
+    def run(
+        self,
+        function: Callable[[TransactionContext], Result],
+        *,
+        idempotency_key: str | None = None,
+        timeout: float | None = None,
+        retry: Retry | None = None,
+    ) -> Result:
+        """Run a function in a transaction, again from its start if the commit meets a conflict.
+
+        :param function: called with the transaction; with an idempotency key it must return a JSON value.
+        :param idempotency_key: the unit of work: it takes effect once, and later calls return the stored result (I14).
+        :param retry: how often and after which pauses; ``Retry()``.
+        :returns: what the function returned.
+        """
+        _ = self.identity
+
+        def attempt() -> Result:
+            opened = OpenTransaction(self.database, timeout=timeout, idempotency_key=idempotency_key)
+            with _ending(opened):
+                result = function(self._context(opened))
+                opened.commit(result)
+                return result
+
+        try:
+            return (retry or Retry()).call(attempt, worth_repeating=_left_nothing)
+        except AlreadyCommitted as error:
+            if error.idempotency_key != idempotency_key:
+                raise
+            return error.result  # type: ignore[no-any-return]
+
+    def outcome(self, request: UUID | str) -> Outcome:
+        """Tell what became of a commit; one that has not taken effect is refused from now on.
+
+        :param request: the transaction's ``request``.
+        """
+        return outcome(self.database, UUID(str(request)))
+
+    def kept_invalid(self) -> list[queries.invalid.KeptInvalid]:
+        """Read the ids that stay invalid since a participant could not undo what it wrote under them."""
+        with self.database.read() as work:
+            return queries.invalid.kept_invalid(work)
+
+    def forget_invalid(self, transaction: int) -> bool:
+        """Say that nothing is left of such an id, so that clean-up forgets it.
+
+        What is really left of it anybody sees from then on who asks ``Transaction.is_visible``.
+
+        :returns: False if no such id is kept.
+        """
+        with self.database.begin() as work:
+            return queries.invalid.forget_invalid(work, transaction)
+
+    def idempotency(self, idempotency_key: str) -> IdempotencyState:
+        """Tell where a unit of work stands: whether it has taken effect, and with which result."""
+        return idempotency_state(self.database, idempotency_key)
+
+    def close_idempotency_key(self, idempotency_key: str, *, generation: int | None = None) -> bool:
+        """Let the same unit of work take effect anew.
+
+        :param generation: close only this generation, so that a late caller cannot close a younger one.
+        :returns: False if there was none to close.
+        """
+        with self.database.begin() as work:
+            return queries.reports.close_idempotency_key(work, idempotency_key, generation)
 
     def configure_queue(
         self,
@@ -178,8 +345,9 @@ class Store(Transacting, Letters):
             notification off exactly one commits; ``weak``: ``table.notify`` does, and it is worked off at least once.
         :raises OptionsDiffer: the column is observed in the other kind.
         """
-        self._observers.register(self._table(table), column, function, kind)
-        self._observed.refresh()
+        _ = self.identity
+        self._observers.register(self._catalogue.table(table), column, function, kind)
+        self._catalogue.observed.refresh()
 
     def process_notifications(
         self, *, limit: int | None = None, timeout: float | None = None, stop: Callable[[], bool] | None = None
@@ -215,18 +383,6 @@ class Store(Transacting, Letters):
         """Let a queue drain into another sink from now on; nothing that was exported moves."""
         with self.database.begin() as work:
             bind_sink(work, find_queue(work, queue_id), sink, rebind=True)
-
-    def _queue(self, queue_id: str) -> Queue:
-        # Codecs, buckets and layout never change for a stored queue, so a transaction need not read them again.
-        if queue_id not in self._queues:
-            self._queues[queue_id] = self.queue(queue_id)
-        return self._queues[queue_id]
-
-    def _table(self, name: str) -> TableOptions:
-        if name not in self._tables:
-            _ = self.identity
-            self._tables[name] = find_or_add_table(self.database, name)
-        return self._tables[name]
 
     def backlog(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Backlog]:
         """Count what waits, unit by unit."""
@@ -270,3 +426,30 @@ class Store(Transacting, Letters):
         """Read reports of drains, newest first."""
         with self.database.read() as work:
             return queries.reports.find_reports(work, drain_id=drain_id, queue_id=queue_id, limit=limit)
+
+
+def _left_nothing(error: Exception) -> bool:
+    # An error of a sink or a lock is the function's own: only a transaction's says that nothing has taken effect.
+    return isinstance(error, TransactionError | StoreError) and error.transient
+
+
+def _kind(*, long: bool, bound: bool, read: bool) -> OpenKind:
+    asked: list[OpenKind] = []
+    asked += ["long"] if long else []
+    asked += ["bound"] if bound else []
+    asked += ["read"] if read else []
+    if len(asked) > 1:
+        raise InvalidArgument(
+            "a transaction is long, bound to a connection, or read-only (as is a settled one), "
+            f"found {' and '.join(asked)} asked for at once"
+        )
+    return asked[0] if asked else "short"
+
+
+@contextmanager
+def _ending(opened: OpenTransaction) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        opened.abort(error)
+        raise

@@ -10,7 +10,7 @@ from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import SinkBelongsToAnother
 from export_queue.core.queue import find_queue
-from export_queue.core.sinks import Sink, SinkSpec, opened_sink
+from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
 from export_queue.core.store import Database
 
 _ADMISSIONS = 10
@@ -46,7 +46,9 @@ def admit(database: Database, ask: Callable[[int], None]) -> None:
                 raise
 
 
-def ask_sink(sink: Sink, request: DrainRequest, *, queue_id: str, store_id: str, fence: int, drained: bool) -> None:
+def ask_sink(
+    sink: Sink | FencedSink, request: DrainRequest, *, queue_id: str, store_id: str, fence: int, drained: bool
+) -> None:
     """Ask an open sink whether a request may drain into it.
 
     :raises ConfigurationError: the request does not suit the sink's guard.
@@ -56,7 +58,7 @@ def ask_sink(sink: Sink, request: DrainRequest, *, queue_id: str, store_id: str,
     call_again(request.retry, lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained))
 
 
-def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink) -> None:
+def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink | FencedSink) -> None:
     """Go on with a sink that has lost its data, on purpose: it is taken for a new one.
 
     Drains refuse such a sink (:class:`SinkLostData`), since it lacks all that was drained before. Empty it, add all its

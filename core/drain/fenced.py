@@ -21,7 +21,7 @@ from export_queue.core.errors import ConfigurationError, EntriesNotSettled
 from export_queue.core.locks import Lease
 from export_queue.core.queue import DeadLetterFilter, Queue, count_dead
 from export_queue.core.retry import Retry
-from export_queue.core.sinks import Claim, FencedSink, Sink, UnderClaim
+from export_queue.core.sinks import Claim, FencedSink, Sink
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Snapshot
 
@@ -34,7 +34,7 @@ def claim_of(queue: Queue, lease: Lease) -> Claim:
     return Claim(f"{queue.id}/{lease.layout}/{lease.range.first}", lease.fence)
 
 
-def claim_units(sink: Sink, queue: Queue, leases: Sequence[Lease], retry: Retry) -> None:
+def claim_units(sink: Sink | FencedSink, queue: Queue, leases: Sequence[Lease], retry: Retry) -> None:
     """Shut older drains of leased units out of a fenced sink.
 
     :raises LeaseLost: a younger drain has been there.
@@ -43,12 +43,14 @@ def claim_units(sink: Sink, queue: Queue, leases: Sequence[Lease], retry: Retry)
     call_again(retry, lambda: cast(FencedSink, sink).claim(claims))
 
 
-def sink_of_unit(sink: Sink, queue: Queue, lease: Lease) -> Sink:
-    """Return where what is read under a lease goes: the sink, and if it is fenced under the lease's own claim."""
-    return UnderClaim(cast(FencedSink, sink), claim_of(queue, lease)) if sink.capabilities.fenced else sink
+def sink_of_unit(sink: Sink | FencedSink, queue: Queue, lease: Lease) -> Sink:
+    """Return where the entries of a leased unit go: the sink, and if it is fenced the one of the lease's claim."""
+    if sink.capabilities.fenced:
+        return cast(FencedSink, sink).under(claim_of(queue, lease))
+    return cast(Sink, sink)
 
 
-def check_request(sink: Sink, request: DrainRequest) -> None:
+def check_request(sink: Sink | FencedSink, request: DrainRequest) -> None:
     """Make sure that a drain sets nothing aside if its sink is fenced.
 
     :raises ConfigurationError: it would.

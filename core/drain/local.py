@@ -18,7 +18,7 @@ from export_queue.core.drain.report import Counts, DrainReport, RangeReport
 from export_queue.core.drain.request import DrainOptions, DrainRequest
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
-from export_queue.core.sinks import Sink, SinkSpec, opened_sink
+from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
 from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
 
@@ -26,7 +26,7 @@ from export_queue.core.transactions import Snapshot
 def drain(
     store: StoreHandle,
     queue_id: str,
-    sink: SinkSpec | Sink,
+    sink: SinkSpec | Sink | FencedSink,
     *,
     sink_name: str | None = None,
     on_progress: OnProgress | None = None,
@@ -58,7 +58,11 @@ def drain(
 
 
 def drain_as_requested(
-    store: StoreHandle, sink: SinkSpec | Sink, request: DrainRequest, *, on_progress: OnProgress | None = None
+    store: StoreHandle,
+    sink: SinkSpec | Sink | FencedSink,
+    request: DrainRequest,
+    *,
+    on_progress: OnProgress | None = None,
 ) -> DrainReport:
     """Do what a request asks for, in this process; see :func:`drain`.
 
@@ -89,7 +93,7 @@ class LocalEngine:
     """
 
     database: Database
-    sink: Sink
+    sink: Sink | FencedSink
     exporter: Exporter
     request: DrainRequest
     on_progress: OnProgress | None = None

@@ -31,7 +31,7 @@ from export_queue.core.queue import (
     read_entries,
     remove_span,
 )
-from export_queue.core.sinks import Sink
+from export_queue.core.sinks import FencedSink, Sink
 from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
 
@@ -43,7 +43,7 @@ def drain_ranges(
     queue: Queue,
     leases: Sequence[Lease],
     snapshot: Snapshot,
-    sink: Sink,
+    sink: Sink | FencedSink,
     exporter: Exporter,
     request: DrainRequest,
     *,

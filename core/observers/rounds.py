@@ -13,7 +13,7 @@ from typing import Any
 from export_queue.core.errors import ConflictError
 from export_queue.core.observers.backoff import delay_ms
 from export_queue.core.observers.failures import describe
-from export_queue.core.store import Database, View, notification_key, queries
+from export_queue.core.store import Database, Snapshot, notification_key, queries
 from export_queue.core.tables import ObserverKind, TableOptions
 from export_queue.core.transactions import OpenTransaction, take_snapshot
 
@@ -122,11 +122,11 @@ class Round:
     def run(self, observations: Sequence[Observation]) -> Processed:
         """Do the round."""
         # What observers and writers set meanwhile is not part of it, so that a round ends.
-        view = take_snapshot(self._database).view
+        snapshot = take_snapshot(self._database)
         lanes = deque(_Lane(one) for one in self._random.sample(observations, len(observations)))
         while lanes and not self._ended():
             lane = lanes.popleft()
-            if self._page(lane, view):
+            if self._page(lane, snapshot):
                 lanes.append(lane)
         counts = {end.value: number for end, number in self._ends.items()}
         return Processed(**counts, left=self._count_left(observations))
@@ -135,11 +135,11 @@ class Round:
         called = self._ends.total() - self._ends[_End.SKIPPED]
         return (self._limit is not None and called >= self._limit) or self._stop()
 
-    def _page(self, lane: _Lane, view: View) -> bool:
+    def _page(self, lane: _Lane, snapshot: Snapshot) -> bool:
         """Work off a page of one column; False if nothing is behind it."""
         one = lane.observation
         with self._database.read() as work:
-            page = queries.notifications.due(work, one.table.number, one.column, view, after=lane.after, limit=PAGE)
+            page = queries.notifications.due(work, one.table.number, one.column, snapshot, after=lane.after, limit=PAGE)
         attempts = {row: failed for _, row, failed in page if row not in lane.tried}
         for row in self._random.sample(list(attempts), len(attempts)):
             if self._ended():
@@ -158,7 +158,7 @@ class Round:
         cell = (one.table.number, row, one.column)
         opened = OpenTransaction(self._database, timeout=self._timeout)
         try:
-            if not self._is_set(cell, opened.value.view):
+            if not self._is_set(cell, opened.value.snapshot):
                 return _End.SKIPPED
             strong = one.kind is ObserverKind.STRONG
             opened.acknowledge(cell, conflict_key=notification_key(*cell) if strong else None)
@@ -185,9 +185,9 @@ class Round:
             return _End.FAILED, error
         return _End.DONE, None
 
-    def _is_set(self, cell: queries.notifications.Cell, view: View) -> bool:
+    def _is_set(self, cell: queries.notifications.Cell, snapshot: Snapshot) -> bool:
         with self._database.read() as work:
-            return queries.notifications.is_set(work, cell, view)
+            return queries.notifications.is_set(work, cell, snapshot)
 
     def _record(self, one: Observation, cell: queries.notifications.Cell, attempts: int, error: Exception) -> None:
         wait = delay_ms(attempts, self._random.random())
@@ -205,11 +205,11 @@ class Round:
         )
 
     def _count_left(self, observations: Sequence[Observation]) -> int:
-        view = take_snapshot(self._database).view
+        snapshot = take_snapshot(self._database)
         left = 0
         with self._database.read() as work:
             for one in observations:
                 if left < MOST_COUNTED:
                     limit = MOST_COUNTED - left
-                    left += queries.notifications.count_due(work, one.table.number, one.column, view, limit=limit)
+                    left += queries.notifications.count_due(work, one.table.number, one.column, snapshot, limit=limit)
         return left

@@ -42,26 +42,32 @@ class DeadLetter:
 class DeadLetterFilter:
     """Which of a queue's dead letters are meant: those that have all that is given.
 
-    :param key: the entry's key, as bytes.
+    :param key: the entry's key; text is the same as its UTF-8.
     :param seq: the entry's sequence.
-    :param error_class: what kind of error it was rejected with.
-    :param drain: idempotency key of the drain that set it aside.
+    :param error_class: class of the error that it was rejected with.
+    :param drain: id of the drain that set the entry aside.
+    :raises InvalidArgument: the key is neither text nor bytes.
     """
 
-    key: bytes | None = None
+    key: str | bytes | None = None
     seq: int | None = None
     error_class: str | None = None
     drain: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.key is not None and not isinstance(self.key, str | bytes):
+            raise InvalidArgument(f"key: expected text or bytes, found {type(self.key).__name__}")
+
     def columns(self) -> dict[str, Any]:
-        """Return what is given, by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        """Return what is given, by name, the key as bytes."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        return given | ({"key": self.key.encode()} if isinstance(self.key, str) else {})
 
     def shown(self) -> dict[str, Any]:
         """Return what is given, readable and as JSON; a seq is text, since it exceeds 2⁵³."""
         shown = self.columns()
         if self.key is not None:
-            shown["key"] = self.key.decode("utf-8", "backslashreplace")
+            shown["key"] = shown["key"].decode("utf-8", "backslashreplace")
         if self.seq is not None:
             shown["seq"] = str(self.seq)
         return shown

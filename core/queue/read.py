@@ -80,7 +80,7 @@ def read_entries(
         work,
         queue.number,
         queue.layout,
-        snapshot.view,
+        snapshot,
         first=within.first,
         end=within.end,
         after=None if after is None else after._sql,
@@ -122,7 +122,7 @@ def _whole_keys(work: Work, queue: Queue, snapshot: Snapshot, found: list[_Row],
             work,
             queue.number,
             queue.layout,
-            snapshot.view,
+            snapshot,
             first=last[0],
             end=last[0] + 1,
             after=taken[-1][:3],
@@ -139,7 +139,7 @@ def remove_span(work: Work, queue: Queue, snapshot: Snapshot, first: Position, l
     An older transaction may have committed into the span meanwhile: its entries are not visible in the
     snapshot and stay.
     """
-    return queries.entries.delete_span(work, queue.number, queue.layout, snapshot.view, first._sql, last._sql)
+    return queries.entries.delete_span(work, queue.number, queue.layout, snapshot, first._sql, last._sql)
 
 
 def remove_entries(work: Work, queue: Queue, positions: Sequence[Position]) -> int:
@@ -157,7 +157,7 @@ def backlog(work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range
         work,
         queue.number,
         queue.layout,
-        snapshot.view,
+        snapshot,
         first=min(wanted).first,
         end=max(unit.end for unit in wanted),
         buckets_per_range=queue.buckets_per_range,
@@ -173,7 +173,7 @@ def waiting_ranges(work: Work, queue: Queue, snapshot: Snapshot, within: Sequenc
     at = 0
     while at < len(units):
         hit = queries.entries.first_bucket(
-            work, queue.number, queue.layout, snapshot.view, first=units[at].first, end=units[-1].end
+            work, queue.number, queue.layout, snapshot, first=units[at].first, end=units[-1].end
         )
         if hit is None:
             break

@@ -9,9 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from export_queue.core.sinks.batch import Round, apply_batch, isolate, next_round, refuse_seqs
+from export_queue.core.sinks.claims import Claim, ClaimedSink, FencedSink
 from export_queue.core.sinks.composite import CompositeSink
-from export_queue.core.sinks.control import ControlRecord, FloorRecord, admission, join_feeders, raise_floor, stale_rank
-from export_queue.core.sinks.fencing import Claim, FencedSink, UnderClaim
+from export_queue.core.sinks.control import (
+    ControlRecord,
+    FloorRecord,
+    check_owner,
+    raise_floor,
+    register_store,
+    stale_rank,
+)
 from export_queue.core.sinks.memory import MemorySink
 from export_queue.core.sinks.operations import (
     MAX_SEQ,
@@ -35,6 +42,7 @@ __all__ = [
     "ApplyResult",
     "Capabilities",
     "Claim",
+    "ClaimedSink",
     "CompositeSink",
     "ControlRecord",
     "Delete",
@@ -52,18 +60,17 @@ __all__ = [
     "SinkSpec",
     "SqlSink",
     "SweepableSink",
-    "UnderClaim",
-    "admission",
     "apply_batch",
+    "check_owner",
     "collapse",
     "document_bytes",
     "isolate",
-    "join_feeders",
     "next_round",
     "open_sink",
     "opened_sink",
     "raise_floor",
     "refuse_seqs",
+    "register_store",
     "stale_rank",
 ]
 

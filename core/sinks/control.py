@@ -28,7 +28,7 @@ class FloorRecord:
     0: never swept."""
 
 
-def admission(
+def check_owner(
     found: ControlRecord | None, *, queue_id: str, store_id: str, fence: int, sink: str, drained: bool = False
 ) -> ControlRecord:
     """Decide whether a store may feed a sink, and what the sink is to remember of it.
@@ -69,10 +69,10 @@ def admission(
     return ControlRecord(store_id, fence)
 
 
-def join_feeders(found: FloorRecord, *, store_id: str, sink: str) -> FloorRecord:
+def register_store(found: FloorRecord, *, store_id: str, sink: str) -> FloorRecord:
     """Decide whether a store may be among those that feed a sink.
 
-    Asked once :func:`admission` has agreed, and kept before the queue's own record is: so all who feed are known.
+    Asked once :func:`check_owner` has agreed, and kept before the queue's own record is: so all who feed are known.
 
     :param found: what the sink remembers of all its queues.
     :param store_id: identity of the store that asks.

@@ -6,7 +6,14 @@ import threading
 from dataclasses import dataclass, field
 
 from export_queue.core.sinks.batch import apply_batch, refuse_seqs
-from export_queue.core.sinks.control import ControlRecord, FloorRecord, admission, join_feeders, raise_floor, stale_rank
+from export_queue.core.sinks.control import (
+    ControlRecord,
+    FloorRecord,
+    check_owner,
+    raise_floor,
+    register_store,
+    stale_rank,
+)
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities
 
@@ -53,10 +60,10 @@ class MemorySink:
         contents = self._contents
         with contents.lock:
             found = contents.control.get(queue_id)
-            wanted = admission(
+            wanted = check_owner(
                 found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
             )
-            contents.floor = join_feeders(contents.floor, store_id=store_id, sink=str(self))
+            contents.floor = register_store(contents.floor, store_id=store_id, sink=str(self))
             contents.control[queue_id] = wanted
 
     def apply(self, operations: Operations) -> ApplyResult:

@@ -21,7 +21,7 @@ class Capabilities:
     binary_ids: bool = True
     """Ids need not be UTF-8."""
     fenced: bool = False
-    """Records have no ranks: it is a :class:`~export_queue.core.sinks.FencedSink`, and batches go under claims."""
+    """Records have no ranks: the sink is a :class:`~export_queue.core.sinks.FencedSink`, batches go under claims."""
     ttl: bool = False
     """Puts may have a time to live; where not, such puts are rejected."""
 

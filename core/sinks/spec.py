@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.references import has_password, is_reference, resolve_secret
+from export_queue.core.sinks.claims import FencedSink
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.protocol import Sink
 
@@ -137,7 +138,7 @@ def open_sink(spec: SinkSpec) -> Sink:
 
 
 @contextlib.contextmanager
-def opened_sink(sink: SinkSpec | Sink) -> Iterator[Sink]:
+def opened_sink(sink: SinkSpec | Sink | FencedSink) -> Iterator[Sink | FencedSink]:
     """Open a described sink and close it at the end; an open one stays open."""
     if not isinstance(sink, SinkSpec):
         yield sink
@@ -198,7 +199,9 @@ def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Si
         known = ", ".join(signature.parameters)
         raise SinkConfigurationError(f"sink {spec.kind}: {error}; it takes: {known}") from None
     sink = factory(**arguments)
-    missing = [part for part in ("capabilities", "admit", "apply", "close") if not hasattr(sink, part)]
+    is_fenced = getattr(getattr(sink, "capabilities", None), "fenced", False)
+    parts = ("capabilities", "admit", *(("claim", "under") if is_fenced else ("apply",)), "close")
+    missing = [part for part in parts if not hasattr(sink, part)]
     if missing:
         raise SinkConfigurationError(f"{spec.kind} returned {type(sink).__name__}, which has no {', '.join(missing)}")
     return cast(Sink, sink)

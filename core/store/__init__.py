@@ -9,15 +9,16 @@ from export_queue.core.store.counters import Counters, Counts, Histogram
 from export_queue.core.store.creation import Identity, check, create
 from export_queue.core.store.database import Database, Work
 from export_queue.core.store.dialect import (
+    Cell,
     Clock,
     CommitCall,
     Committed,
     Handle,
     Outcome,
     Span,
-    Started,
     StoreDialect,
-    View,
+    Version,
+    VersionKey,
     Writes,
 )
 from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
@@ -30,10 +31,12 @@ from export_queue.core.store.queries.conflict_keys import (
     row_key,
 )
 from export_queue.core.store.queries.outcomes import new_request
+from export_queue.core.store.snapshot import Snapshot, pack_ids, unpack_ids
 from export_queue.core.store.spec import StoreSpec
 
 __all__ = [
     "MAX_SHORT_SECONDS",
+    "Cell",
     "Clock",
     "CommitCall",
     "Committed",
@@ -45,11 +48,12 @@ __all__ = [
     "Identity",
     "Limits",
     "Outcome",
+    "Snapshot",
     "Span",
-    "Started",
     "StoreDialect",
     "StoreSpec",
-    "View",
+    "Version",
+    "VersionKey",
     "Work",
     "Writes",
     "cell_key",
@@ -59,7 +63,9 @@ __all__ = [
     "entry_key",
     "new_request",
     "notification_key",
+    "pack_ids",
     "participant_key",
     "queries",
     "row_key",
+    "unpack_ids",
 ]

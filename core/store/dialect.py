@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 from uuid import UUID
 
-from export_queue.core.errors import SnapshotTooOld
 from export_queue.core.store.registration import IdSource, Kind
+from export_queue.core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import sqlite3
@@ -31,47 +30,12 @@ Clock = Callable[[], int]
 """Milliseconds since the epoch."""
 
 
-@dataclass(frozen=True)
-class View:
-    """What one transaction sees: the arguments of every read."""
-
-    read_pointer: int
-    excluded: tuple[int, ...]
-    """Ids at or below the read pointer that were in progress or invalid, ascending."""
-    write_pointers: tuple[int, ...] = ()
-    """The reader's own write pointers, as far as anything is stored under them before the commit."""
-
-    @cached_property
-    def low(self) -> int:
-        """The smallest id that this snapshot does not see; it reaches down to here."""
-        return min((*self.excluded[:1], *self.write_pointers[:1], self.read_pointer + 1))
-
-    @property
-    def is_prefix(self) -> bool:
-        """Whether it is just everything up to the read pointer, which reads may be told for half the price."""
-        return not (self.write_pointers or self.excluded)
-
-    def require_above(self, horizon: int) -> None:
-        """Check what a read or commit has found the horizon to be.
-
-        :raises SnapshotTooOld: clean-up may have overtaken this snapshot.
-        """
-        if self.low < horizon:
-            raise SnapshotTooOld(f"snapshot reaches down to {self.low}, clean-up has reached {horizon}")
-
-    @cached_property
-    def excluded_text(self) -> str:
-        """The excluded ids with commas between them; made once, since every read sends it."""
-        return ",".join(map(str, self.excluded))
-
-    @property
-    def write_pointers_text(self) -> str:
-        """The own write pointers with commas between them."""
-        return ",".join(map(str, self.write_pointers))
-
-
-Place = tuple[bytes, bytes, int]
-"""Row, column and version: where one version stands."""
+VersionKey = tuple[bytes, bytes, int]
+"""Row, column and version: the order of one table's versions."""
+Cell = tuple[int, bytes, bytes]
+"""Table number, row, column."""
+Version = tuple[int | None, bytes | None]
+"""Version and value of a cell: None and None if none is visible; with a version, None is a tombstone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +55,6 @@ class Span:
             and (self.end_row is None or row < self.end_row)
             and (not self.columns or column in self.columns)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A transaction that is registered as in progress."""
-
-    id: int
-    excluded: tuple[int, ...]
-    deadline_ms: int
-    found: tuple[int | None, bytes | None] | None = None
-    """Version and value of the cell that was asked for with the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +82,8 @@ class CommitCall:
     request: UUID
     transaction: int | None = None
     """Its id; None if it never read, and draws one now."""
-    view: View | None = None
-    """Its snapshot; None if it never read."""
+    snapshot: Snapshot | None = None
+    """None if it never read."""
     deadline_ms: int = 0
     writes: Writes = field(default_factory=Writes)
     idempotency_key: str | None = None
@@ -213,12 +166,14 @@ class StoreDialect(Protocol):
         request: UUID,
         timeout_ms: int,
         client: str,
-        first: tuple[int, bytes, bytes] | None = None,
-    ) -> Started:
+        first: Cell | None = None,
+    ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id and register it: every smaller id is now listed or finished (I1).
 
         :param client: who runs the transaction, for those who watch the store.
-        :param first: a cell (table, row, column) that is read in the new snapshot, at the cost of no further call.
+        :param first: a cell that is read in the new snapshot, at the cost of no further call.
+        :returns: the id; the smaller ones that its snapshot excludes, ascending; the deadline in milliseconds by the
+            store's clock; what the first cell holds, None if none was asked for.
         """
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
@@ -227,19 +182,17 @@ class StoreDialect(Protocol):
         :raises RegistrationLost: the transaction has ended.
         """
 
-    def take_snapshot(self, connection: Handle) -> View:
+    def take_snapshot(self, connection: Handle) -> Snapshot:
         """Take a snapshot without an id and without a durable write."""
 
-    def read_cell(
-        self, connection: Handle, view: View, table: int, row: bytes, column: bytes
-    ) -> tuple[int | None, bytes | None]:
-        """Read one cell; returns its version, None if none is visible, and its value (None is a tombstone).
+    def read_cell(self, connection: Handle, snapshot: Snapshot, table: int, row: bytes, column: bytes) -> Version:
+        """Read the newest visible version of one cell.
 
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """
 
     def read_cells(
-        self, connection: Handle, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
+        self, connection: Handle, snapshot: Snapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells of one table, each (row, column); returns row, column, version and value of those found.
 
@@ -249,11 +202,11 @@ class StoreDialect(Protocol):
     def scan_versions(
         self,
         connection: Handle,
-        view: View,
+        snapshot: Snapshot,
         table: int,
         span: Span,
         *,
-        after: Place,
+        after: VersionKey,
         limit: int,
         expired: int | None = None,
     ) -> list[tuple[bytes, bytes, bytes | None]]:

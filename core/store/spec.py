@@ -9,6 +9,8 @@ from functools import partial
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import has_password, is_reference, resolve_secret
 from export_queue.core.store.database import Database
+from export_queue.core.store.dialect import Clock
+from export_queue.core.store.limits import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +44,19 @@ class StoreSpec:
         """Tell whether the store is a file that only this machine sees."""
         return self.url.startswith("sqlite")
 
-    def open(self) -> Database:
-        """Prepare connections; the secret is looked up when one is opened."""
+    def open(self, *, clock: Clock | None = None, client: str | None = None, limits: Limits | None = None) -> Database:
+        """Prepare connections; the secret is looked up when one is opened.
+
+        See :meth:`Database.open` for the parameters.
+        """
         return Database.open(
             self.url,
             password=None if self.secret is None else partial(resolve_secret, self.secret),
             schema=self.schema,
             behind_pooler=self.behind_pooler,
+            clock=clock,
+            client=client,
+            limits=limits,
         )
 
     def to_json(self) -> str:

@@ -144,7 +144,7 @@ class Zombie:
     def _run(self, claim: Claim, batches: Sequence[Operations]) -> None:
         try:
             for batch in batches:
-                patiently(lambda batch=batch: self._sink.apply_under(claim, batch))  # type: ignore[misc]
+                patiently(lambda batch=batch: self._sink.under(claim).apply(batch))  # type: ignore[misc]
                 self.done += 1
         except BaseException as error:
             self._error = error
@@ -219,7 +219,7 @@ class Successors:
             patiently(lambda: sink.claim([claim]))
             position = max(self._done)  # only now: until the claim an older one may have gone on
             while position < len(self._batches):
-                patiently(lambda at=position: sink.apply_under(claim, self._batches[at]))  # type: ignore[misc]
+                patiently(lambda at=position: sink.under(claim).apply(self._batches[at]))  # type: ignore[misc]
                 position += 1
                 self._done[number] = position
         except LeaseLost:

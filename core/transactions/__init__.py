@@ -1,21 +1,14 @@
 """Snapshot isolation above the SQL database: values, buffers, the life of a transaction."""
 
-from export_queue.core.store import MAX_SHORT_SECONDS, Counters, Counts, Histogram
-from export_queue.core.transactions.open import OpenKind, OpenTransaction
+from export_queue.core.store import MAX_SHORT_SECONDS, Counters, Counts, Histogram, Snapshot
+from export_queue.core.transactions.idempotency import IdempotencyState, idempotency_state
+from export_queue.core.transactions.invalid_ids import expire, expire_if_due, prune
+from export_queue.core.transactions.outcomes import outcome
 from export_queue.core.transactions.participants import Participant
-from export_queue.core.transactions.retrying import Retry
 from export_queue.core.transactions.sessions import BoundSession
-from export_queue.core.transactions.snapshot import Level, Snapshot, Transaction
-from export_queue.core.transactions.steps import (
-    IdempotencyState,
-    expire,
-    expire_if_due,
-    idempotency_state,
-    outcome,
-    prune,
-    settled_snapshot,
-    take_snapshot,
-)
+from export_queue.core.transactions.snapshots import settled_snapshot, take_snapshot
+from export_queue.core.transactions.transaction import OpenKind, OpenTransaction
+from export_queue.core.transactions.value import Level, Transaction
 
 __all__ = [
     "MAX_SHORT_SECONDS",
@@ -28,7 +21,6 @@ __all__ = [
     "OpenKind",
     "OpenTransaction",
     "Participant",
-    "Retry",
     "Snapshot",
     "Transaction",
     "expire",

@@ -6,12 +6,10 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from export_queue.core.errors import ChangeSetTooLarge
-from export_queue.core.store import Limits, Writes
-from export_queue.core.transactions.snapshot import Level
+from export_queue.core.store import Cell, Limits, Writes
+from export_queue.core.transactions.value import Level
 
-Cell = tuple[int, bytes, bytes]
-"""Table number, row, column."""
-EntryPlace = tuple[int, int, int, bytes]
+EntryKey = tuple[int, int, int, bytes]
 """Queue number, layout, bucket, key."""
 
 log = logging.getLogger("export_queue.transactions")
@@ -31,7 +29,7 @@ class WriteBuffer:
     def _reset(self) -> None:
         self.keys: set[bytes] = set()
         self._layers: list[dict[Cell, bytes | None]] = [{}]  # one a checkpoint, the current one last
-        self.entries: dict[EntryPlace, bytes | None] = {}
+        self.entries: dict[EntryKey, bytes | None] = {}
         self.notifications: set[Cell] = set()
         """Notifications to set."""
         self.acknowledged: set[Cell] = set()
@@ -56,14 +54,14 @@ class WriteBuffer:
         self._grow(len(value or b"") - len(replaced or b"") + (0 if cell in layer else len(cell[1]) + len(cell[2])))
         layer[cell] = value
 
-    def put_entry(self, place: EntryPlace, value: bytes | None) -> None:
+    def put_entry(self, key: EntryKey, value: bytes | None) -> None:
         """Take an entry.
 
         :raises ChangeSetTooLarge: the transaction would write more than it may.
         """
-        replaced = self.entries.get(place)
-        self._grow(len(value or b"") - len(replaced or b"") + (0 if place in self.entries else len(place[3])))
-        self.entries[place] = value
+        replaced = self.entries.get(key)
+        self._grow(len(value or b"") - len(replaced or b"") + (0 if key in self.entries else len(key[3])))
+        self.entries[key] = value
 
     def _grow(self, size: int) -> None:
         self.bytes += size
@@ -117,7 +115,7 @@ class WriteBuffer:
         return Writes(
             keys=sorted(self.keys),
             cells=[(*cell, value) for cell, value in self.cells().items()],
-            entries=[(*place, value) for place, value in self.entries.items()],
+            entries=[(*key, value) for key, value in self.entries.items()],
             notifications=sorted(self.notifications),
             acknowledged=sorted(self.acknowledged),
         )

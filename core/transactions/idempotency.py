@@ -1,13 +1,15 @@
-"""What may be an idempotency key, and what may be stored under it; no I/O."""
+"""Idempotency keys: what may be one, what may be stored under it, and where its work stands."""
 
 from __future__ import annotations
 
 import reprlib
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from export_queue.core.errors import InvalidArgument
+from export_queue.core.store import Database, queries
 
 MAX_IDEMPOTENCY_KEY_BYTES = 1024
 
@@ -48,3 +50,30 @@ def _no_json(key: str, reason: str) -> InvalidArgument:
         f"idempotency key {key!r}: its result must be a JSON value, which is stored with the commit; {reason}",
         hint="return None, booleans, numbers, text, or lists and dicts (with keys of text) of these",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyState:
+    """Where a unit of work stands."""
+
+    generation: int
+    """How often its idempotency key has been closed, plus one."""
+    committed: bool
+    """Whether the work has taken effect in this generation."""
+    result: Any = None
+    """What was stored with the commit."""
+
+
+def idempotency_state(database: Database, idempotency_key: str, *, seconds: float | None = None) -> IdempotencyState:
+    """Look an idempotency key up.
+
+    :param seconds: how long the answer is waited for; an hour.
+    """
+    with database.read(seconds=seconds) as work:
+        row = queries.reports.latest_idempotency(work, idempotency_key)
+    if row is None:
+        return IdempotencyState(1, committed=False)
+    if row["closed_ms"] is not None:
+        return IdempotencyState(int(row["generation"]) + 1, committed=False)
+    result = None if row["result"] is None else orjson.loads(row["result"])
+    return IdempotencyState(int(row["generation"]), committed=True, result=result)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from export_queue.core.store import participant_key
-from export_queue.core.transactions.snapshot import Transaction
+from export_queue.core.transactions.value import Transaction
 
 
 class Participant(Protocol):

@@ -49,6 +49,7 @@ def test_recount_and_publish(orders: Any, run_dag: Any, redis_connection: Any, s
     assert found == {"anna": {"total": 4}, "ben": {"total": 2}, "carla": {"total": 10}}
 
 
+@pytest.mark.full("three submissions of Spark; recount_and_publish has one")
 def test_mapped_drain(orders: Any, run_dag: Any, redis_connection: Any, spark_connection: None) -> None:
     assert run_dag(example("recount_and_publish", "recount")).state == "success"
 

@@ -57,6 +57,7 @@ def password_of(pid: int) -> str | None:
     return None
 
 
+@pytest.mark.full("the whole demo")
 @pytest.mark.timeout(LIMIT + 60)
 def test_the_demo_proves_every_store_and_shows_no_password(tmp_path: Path) -> None:
     if not (ROOT / ".venv-spark" / "bin" / "spark-submit").exists():

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fixtures import ON_EACH_ELASTICSEARCH
 from tests.support.servers import free_port
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError, StoreNotCreated, StoreUnavailable
@@ -309,7 +308,6 @@ def test_an_elasticsearch_connection_that_cannot_be_used_says_why(
     assert PASSWORD not in str(caught.value)
 
 
-@ON_EACH_ELASTICSEARCH
 def test_the_test_of_an_elasticsearch_connection_names_what_is_wrong(connect: Any, elasticsearch_server: Any) -> None:
     server = elasticsearch_server
     fields = {"conn_type": "elasticsearch", "host": server.host, "port": server.port}

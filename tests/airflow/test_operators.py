@@ -151,7 +151,7 @@ def test_rejected_entries_become_dead_letters_and_the_rest_flows(
     drain = {"queue_id": "orders", "sink_conn_id": "copies", "exporter": "own_exporters:picky"}
     result = run_task(ExportQueueDrainOperator, **drain)
     assert (result["acknowledged"], result["dead"]) == (4, 1)
-    assert airflow_store.dead_letters("orders")[0].reason == "no threes"
+    assert airflow_store.dead_letters.list("orders")[0].reason == "no threes"
 
 
 def test_a_range_that_is_locked_is_waited_for_skipped_or_an_error(

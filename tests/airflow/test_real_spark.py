@@ -8,26 +8,20 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.locks import holders
 from export_queue.operators import ExportQueueDrainOperator, ExportQueueSparkDrainOperator
 
 WRONG = secrets.token_hex(16)  # drawn, since Airflow stores this file as the source of its DAG
-
-
-def wait_for(condition: Callable[[], bool], *, seconds: float = 60) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "the condition did not come true"
-        time.sleep(0.05)
 
 
 def command_lines() -> Iterator[tuple[int, bytes]]:
@@ -70,6 +64,7 @@ def stores(connect: Any, postgres_server: Any, postgres_url: str, redis_server: 
         yield SimpleNamespace(store=store, redis=redis_connection, passwords=passwords)
 
 
+@pytest.mark.full("several submissions of Spark")
 def test_passwords_are_in_no_command_line_template_log_or_error(
     stores: Any,
     spark_connection: None,
@@ -114,6 +109,7 @@ def test_passwords_are_in_no_command_line_template_log_or_error(
         assert found == []
 
 
+@pytest.mark.full("several submissions of Spark")
 def test_a_killed_task_leaves_no_process_and_loses_nothing(
     stores: Any, spark_connection: None, airflow_database: Path, tmp_path: Path
 ) -> None:
@@ -153,7 +149,7 @@ def test_a_killed_task_leaves_no_process_and_loses_nothing(
     first = operator()
     thread = threading.Thread(target=execute, args=(first,))
     thread.start()
-    wait_for(lambda: (tmp_path / "started").exists() or bool(outcome))
+    wait_until(lambda: (tmp_path / "started").exists() or bool(outcome), "the task does not start")
     assert not outcome
     assert owned_processes()
     killed_at = time.monotonic()
@@ -162,7 +158,7 @@ def test_a_killed_task_leaves_no_process_and_loses_nothing(
     assert not thread.is_alive()
     assert time.monotonic() - killed_at < 5  # then Airflow would kill the worker's process
     assert isinstance(outcome[0], Exception)
-    wait_for(lambda: not owned_processes())
+    wait_until(lambda: not owned_processes(), "a process is left")
     queue = stores.store.queue("orders")
     with stores.store.database.read() as work:
         assert holders(work, queue, queue.units()) == []

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException
+from tests.support.waiting import wait_until
 
 from export_queue.core.errors import (
     ConfigurationError,
@@ -428,7 +428,7 @@ def test_a_killed_task_ends_the_submission_and_takes_its_leases_away(
 
     thread = threading.Thread(target=execute)
     thread.start()
-    wait_for(lambda: (spark.folder / "hangs").exists())
+    wait_until((spark.folder / "hangs").exists, "the submission does not begin")
     assert held(airflow_store)
     operator.on_kill()
     thread.join(timeout=5)  # what Airflow gives a task before it kills the worker's process
@@ -442,13 +442,6 @@ def held(store: Any) -> bool:
     queue = store.queue("orders")
     with store.database.read() as work:
         return bool(holders(work, queue, queue.units()))
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def test_a_kill_before_the_submission_is_harmless() -> None:

@@ -22,6 +22,7 @@ import pytest
 from tests.battery.processes import clean_up
 from tests.battery.shared import fork
 from tests.battery.ways import Way
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import TransactionError
@@ -167,16 +168,14 @@ def told_lines(journals: list[Path]) -> int:
 
 
 def wait_for(lines: int, journals: list[Path]) -> None:
-    end = time.monotonic() + STALLED
-    while told_lines(journals) < lines:
-        assert time.monotonic() < end, "no transfer ends any more"
-        time.sleep(0.01)
+    wait_until(lambda: told_lines(journals) >= lines, "no transfer ends any more", seconds=STALLED)
 
 
 def settle(store: Store) -> None:
-    """Wait until the store has forgotten the transactions of those that were killed."""
-    end = time.monotonic() + TIMEOUT + 30
-    while take_snapshot(store.database).excluded:
-        assert time.monotonic() < end, "an id stays in progress for ever"
+    """Wait until the store has forgotten the transactions of killed processes."""
+
+    def is_settled() -> bool:
         clean_up(store)
-        time.sleep(0.1)
+        return not take_snapshot(store.database).excluded
+
+    wait_until(is_settled, "an id stays in progress for ever", pause=0.1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import sqlalchemy as sa
 from tests.battery.processes import clean_up
 from tests.battery.shared import fork
 from tests.battery.ways import Way
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import RegistrationLost, TransactionError, TransactionTimeout
@@ -280,7 +280,7 @@ def test_a_process_that_was_stopped_past_its_deadline_ends_nothing_and_stages_no
     process.start()
     try:
         own = told.get()
-        wait_until(lambda: stopped(process.pid or 0))
+        wait_until(lambda: stopped(process.pid or 0), "the process is not stopped")
         with store.database.begin() as work:
             work.connection.execute(sa.update(schema.active).values(deadline_ms=1).where(schema.active.c.id == own))
         clean_up(store)
@@ -303,7 +303,7 @@ def test_a_short_transaction_past_its_deadline_reads_its_snapshot_and_commits_no
             now = others.database.now
             with others.database.connect() as connection:
                 start = now(connection)
-                wait_until(lambda: now(connection) > start + 5)
+                wait_until(lambda: now(connection) > start + 5, "the clock does not move")
             clean_up(others)
             with others.transaction() as rival:
                 rival.table("rows").set("a", "c", b"rival")
@@ -316,10 +316,3 @@ def test_a_short_transaction_past_its_deadline_reads_its_snapshot_and_commits_no
 def stopped(pid: int) -> bool:
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] == "T"
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)

@@ -16,8 +16,8 @@ from tests.support.servers import PostgresServer
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef run(quick: bool)" in path.read_text())
 OWN_SERVERS = {"elasticsearch": ElasticsearchServer, "sql": MariaDbServer}
-QUICKEST = {"reads", "redis"}
-"""The others take half a minute each, and two servers of Elasticsearch take longer to start."""
+QUICKEST = {"redis"}
+TAKES_SERVERS = pytest.mark.full("a benchmark starts its own servers and takes up to half a minute")
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 
 
@@ -31,7 +31,7 @@ def test_the_page_has_a_place_for_every_benchmark() -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICKEST else [pytest.mark.slow]) for name in NAMES]
+    "name", [pytest.param(name, marks=[] if name in QUICKEST else [TAKES_SERVERS]) for name in NAMES]
 )
 def test_a_benchmark_prints_one_figure_a_line(name: str, postgres_server: object, redis_server: object) -> None:
     try:

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.conftest import VARIANT
 
 from export_queue.core.client import Store
 from export_queue.core.errors import (
@@ -25,7 +26,11 @@ from export_queue.core.transactions import expire, take_snapshot
 
 Connect = Callable[[], Any]
 EVERY_WAY = True
-ON_POSTGRESQL = ["postgresql", "postgresql-pooler", "postgresql-clock"]
+ON_POSTGRESQL = [
+    "postgresql",
+    pytest.param("postgresql-pooler", marks=VARIANT),
+    pytest.param("postgresql-clock", marks=VARIANT),
+]
 on_postgresql = pytest.mark.parametrize("store_url", ON_POSTGRESQL, indirect=True)
 
 
@@ -181,7 +186,7 @@ def test_an_exception_in_the_block_writes_nothing_of_ours(store: Store, connect:
     assert take_snapshot(store.database).excluded == ()
 
 
-@pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler"], indirect=True)
+@pytest.mark.parametrize("store_url", ON_POSTGRESQL[:2], indirect=True)
 def test_a_start_in_another_sql_transaction_is_refused(store: Store, connect: Connect) -> None:
     """Where a row registers it the start is not part of the first one, and is proven in the second."""
     connection = connect()

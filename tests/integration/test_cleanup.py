@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
@@ -61,13 +62,6 @@ def rows(store: Store, table: sa.Table) -> list[Any]:
 def horizon(store: Store) -> int:
     with store.database.read() as work:
         return cleanup.horizon(work)
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 def test_only_the_newest_version_stays_and_no_tombstone(store: Store) -> None:
@@ -489,7 +483,10 @@ def test_a_commit_that_hangs_is_neither_overtaken_nor_lost(postgres_url: str, re
 
         thread = threading.Thread(target=hang, daemon=True)
         thread.start()
-        waiting = sa.text("select 1 from pg_stat_activity where wait_event_type = 'Lock' and query like '%xq_commit%'")
+        waiting = sa.text(
+            "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query like '%xq_commit%' "
+            "and datname = current_database()"
+        )
         with store.database.read() as work:
             wait_until(lambda: work.connection.execute(waiting).scalar(), "no commit came")
         (hanging,) = [row.id for row in holders(store) if row.kind == "short"]

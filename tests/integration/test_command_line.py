@@ -107,7 +107,7 @@ def test_letters_on_the_command_line(sqlite_url: str) -> None:
     assert dropped == [{"queue": "orders", "dropped": 1, "left": 0}]
     assert "nothing to show" in run("dead", "list", "orders", url=sqlite_url)
     with Store.open(sqlite_url) as store:
-        assert [act.who for act in store.dead_letter_audit("orders")] == ["adam", "eve"]
+        assert [act.who for act in store.dead_letters.audit("orders")] == ["adam", "eve"]
         sink = MemorySink()
         assert drain(store, "orders", sink, sink_name="MemorySink").acknowledged == 1
         assert sink.records() == {("orders", b"anna"): b"confidential"}

@@ -152,7 +152,7 @@ def test_while_one_part_is_away_entries_stay_queued_and_then_all_parts_get_them(
     add(orders, anna=3, ben=None)
     with pytest.raises(SinkUnavailable):
         drain(orders, "orders", sink, retry=replace(DRAIN_RETRY, attempts=2, sleep=lambda seconds: None))
-    assert (waiting(orders), orders.count_dead("orders")) == (2, 0)
+    assert (waiting(orders), orders.dead_letters.count("orders")) == (2, 0)
     parts[away].is_away = False
     report = drain(orders, "orders", sink)
     assert (report.acknowledged, report.dead, report.written, waiting(orders)) == (2, 0, 2, 0)
@@ -164,7 +164,7 @@ def test_what_one_part_rejects_is_dead_by_its_name_and_reaches_no_later_part(ord
     add(orders, anna="good", ben="poison", carl="good")
     report = drain(orders, "orders", composite(strict=strict, mild=mild))
     assert (report.acknowledged, report.dead) == (2, 1)
-    (letter,) = orders.dead_letters("orders")
+    (letter,) = orders.dead_letters.list("orders")
     assert letter.reason == "strict: no"
     assert set(strict.records()) == set(mild.records()) == {("orders", b"anna"), ("orders", b"carl")}
 
@@ -178,7 +178,7 @@ def test_what_a_later_part_rejects_converges_after_a_retry(orders: Store) -> Non
     assert drain(orders, "orders", sink).dead == 1
     assert mild.records() != strict.records(), "until somebody does something"
     strict.refuses = b"nothing of this"
-    assert orders.retry_dead_letters("orders") == 1
+    assert orders.dead_letters.retry("orders") == 1
     assert drain(orders, "orders", sink).acknowledged == 1
     assert mild.records() == strict.records() == {("orders", b"anna"): b'"poison"'}
 

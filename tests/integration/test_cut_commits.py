@@ -5,6 +5,7 @@ I3, I12, I14.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -13,19 +14,28 @@ import pytest
 from tests.support.cuts import COMMITS, OTHERS, Cutter
 from tests.support.proxy import Cut
 
+from export_queue.core.retry import Retry
+
 How = Literal["reset", "close_half", "hold"]
 BROKEN: tuple[How, ...] = ("reset", "close_half")
 FEW = 6
 SYNC = 8
 """At most so many of an exchange's last bytes end the statement, after the server has run it."""
-EVERY_BYTE = 10**6
-"""How many places of each way of an exchange are tried, beside its beginning and its end."""
+MANY = 20
+"""How many places of each way of an exchange are tried, beside its beginning and its end.
+
+``EXPORT_QUEUE_CUTS`` sets another number; with a million every byte is tried, which takes hours.
+"""
 
 few_or_all = pytest.mark.parametrize(
     "places",
     [
         pytest.param(FEW, id="few"),
-        pytest.param(EVERY_BYTE, id="every", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+        pytest.param(
+            int(os.environ.get("EXPORT_QUEUE_CUTS", MANY)),
+            id="many",
+            marks=[pytest.mark.full("many cuts of each exchange"), pytest.mark.timeout(1800)],
+        ),
     ],
 )
 
@@ -39,8 +49,8 @@ def cutter(postgres_url: str) -> Iterator[Cutter]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that never come are waited for a moment only."""
-    monkeypatch.setattr("export_queue.core.transactions.open.ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr("export_queue.core.transactions.open.ASK_SECONDS", 5.0)
+    monkeypatch.setattr("export_queue.core.transactions.transaction.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("export_queue.core.transactions.outcomes.ASKING", Retry(attempts=None, seconds=5.0))
 
 
 def cuts(
@@ -53,7 +63,7 @@ def cuts(
     for direction, size in cutter.sizes(kind, timeout=timeout, warm=warm).items():
         assert size > 0
         for after in sorted({0, size, *chosen.sample(range(size), min(places, size))}):
-            for how in hows if places == EVERY_BYTE else [chosen.choice(hows)]:
+            for how in hows if places > MANY else [chosen.choice(hows)]:
                 yield Cut(direction=direction, after=after, how=how)
 
 

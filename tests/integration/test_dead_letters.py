@@ -14,6 +14,7 @@ from export_queue.core.drain import DrainReport, drain
 from export_queue.core.errors import InvalidArgument, LockNotAvailable, UnknownQueue
 from export_queue.core.locks import Owner, claim, release
 from export_queue.core.maintenance import maintain
+from export_queue.core.queue import DeadLetterFilter
 from export_queue.core.sinks import MemorySink, Operations, Put
 from export_queue.core.transactions import take_snapshot
 
@@ -47,7 +48,7 @@ def waiting(store: Store) -> int:
 
 
 def keys(store: Store, **which: Any) -> list[str]:
-    return [letter.position.key.decode() for letter in store.dead_letters("orders", **which)]
+    return [letter.position.key.decode() for letter in store.dead_letters.list("orders", DeadLetterFilter(**which))]
 
 
 # -- looking ---------------------------------------------------------------------------------------------------------
@@ -61,11 +62,17 @@ def test_letters_are_found_by_key_sequence_error_and_drain(orders: Store) -> Non
     dead_letter_all(orders, sink, drain_id="tuesday")
     assert keys(orders) == ["anna", "ben", "anna"]
     assert keys(orders, key="ben") == ["ben"]
-    assert [letter.position.seq for letter in orders.dead_letters("orders", key="anna")] == [first, second]
+    assert [letter.position.seq for letter in orders.dead_letters.list("orders", DeadLetterFilter(key="anna"))] == [
+        first,
+        second,
+    ]
     assert keys(orders, key="anna", seq=second) == ["anna"]
     assert keys(orders, error_class="ValueError") == ["anna"]
     assert keys(orders, error_class="TypeError", drain="monday") == ["ben"]
-    assert (orders.count_dead("orders"), orders.count_dead("orders", drain="monday")) == (3, 2)
+    assert (
+        orders.dead_letters.count("orders"),
+        orders.dead_letters.count("orders", DeadLetterFilter(drain="monday")),
+    ) == (3, 2)
     assert keys(orders, key="nobody") == []
 
 
@@ -76,7 +83,7 @@ def test_a_page_goes_on_where_the_one_before_ended(orders: Store) -> None:
     dead_letter_all(orders, sink)
     seen: list[str] = []
     after = None
-    while page := orders.dead_letters("orders", after=after, limit=5):
+    while page := orders.dead_letters.list("orders", after=after, limit=5):
         assert len(page) <= 5
         seen += [letter.position.key.decode() for letter in page]
         after = page[-1].place
@@ -86,10 +93,10 @@ def test_a_page_goes_on_where_the_one_before_ended(orders: Store) -> None:
 def test_values_come_only_if_they_are_asked_for(orders: Store) -> None:
     add(orders, {"anna": "private", "ben": None})
     dead_letter_all(orders, MemorySink())
-    hidden = orders.dead_letters("orders")
+    hidden = orders.dead_letters.list("orders")
     assert [letter.value for letter in hidden] == [None, None]
     assert [letter.value_bytes for letter in hidden] == [len('"private"'), None]
-    shown = orders.dead_letters("orders", values=True)
+    shown = orders.dead_letters.list("orders", values=True)
     assert [letter.value for letter in shown] == [b'"private"', None]
     assert "private" not in repr(shown[0].position) + shown[0].__repr__().replace(shown[0].reason, "")
 
@@ -97,11 +104,11 @@ def test_values_come_only_if_they_are_asked_for(orders: Store) -> None:
 def test_what_is_no_page_and_no_queue_is_refused(orders: Store) -> None:
     for wrong in (0, -1, True, 1.5):
         with pytest.raises(InvalidArgument, match="limit"):
-            orders.dead_letters("orders", limit=wrong)  # type: ignore[arg-type]
+            orders.dead_letters.list("orders", limit=wrong)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="limit"):
-            orders.drop_dead_letters("orders", limit=wrong)  # type: ignore[arg-type]
+            orders.dead_letters.drop("orders", limit=wrong)  # type: ignore[arg-type]
     with pytest.raises(UnknownQueue):
-        orders.retry_dead_letters("odrers")
+        orders.dead_letters.retry("odrers")
 
 
 # -- trying again ----------------------------------------------------------------------------------------------------
@@ -111,13 +118,13 @@ def test_a_retried_letter_is_sent_by_the_next_drain(orders: Store) -> None:
     sink = MemorySink()
     add(orders, {"anna": "x", "ben": "y"})
     dead_letter_all(orders, sink)
-    assert orders.retry_dead_letters("orders", key="anna", who="eve") == 1
+    assert orders.dead_letters.retry("orders", DeadLetterFilter(key="anna"), who="eve") == 1
     assert (waiting(orders), keys(orders)) == (1, ["ben"])
     report = drain(orders, "orders", sink, sink_name="s")
     assert (report.read, report.acknowledged, report.written) == (1, 1, 1)
     assert sink.records() == {("orders", b"anna"): b'"x"'}
-    assert orders.retry_dead_letters("orders", key="anna") == 0, "it is no letter any more"
-    (act,) = orders.dead_letter_audit("orders")
+    assert orders.dead_letters.retry("orders", DeadLetterFilter(key="anna")) == 0, "it is no letter any more"
+    (act,) = orders.dead_letters.audit("orders")
     assert (act.act, act.who, act.letters, json.loads(act.selection)) == ("retry", "eve", 1, {"key": "anna"})
 
 
@@ -127,7 +134,7 @@ def test_a_retried_letter_keeps_its_sequence_so_that_newer_data_stays(orders: St
     dead_letter_all(orders, sink)
     add(orders, {"anna": "new", "ben": None})
     drain(orders, "orders", sink, sink_name="s")
-    assert orders.retry_dead_letters("orders") == 2
+    assert orders.dead_letters.retry("orders") == 2
     report = drain(orders, "orders", sink, sink_name="s")
     assert (report.lowest_seq, report.highest_seq) == (old, old)
     assert (report.acknowledged, report.written, report.stale) == (2, 0, 2)
@@ -139,9 +146,9 @@ def test_what_is_refused_again_is_a_letter_again_with_the_newer_reason(orders: S
     seq = add(orders, {"anna": "x"})
     dead_letter_all(orders, sink, drain_id="one")
     for drain_id in ("two", "three"):
-        assert orders.retry_dead_letters("orders") == 1
+        assert orders.dead_letters.retry("orders") == 1
         assert dead_letter_all(orders, sink, drain_id=drain_id).dead == 1
-        (letter,) = orders.dead_letters("orders", values=True)
+        (letter,) = orders.dead_letters.list("orders", values=True)
         assert (letter.position.seq, letter.value, letter.drain) == (seq, b'"x"', drain_id)
 
 
@@ -149,10 +156,10 @@ def test_only_so_many_are_retried_as_was_said_oldest_first(orders: Store) -> Non
     for n in range(5):
         add(orders, {f"k{n}": "x"})
     dead_letter_all(orders, MemorySink())
-    assert orders.retry_dead_letters("orders", limit=2) == 2
+    assert orders.dead_letters.retry("orders", limit=2) == 2
     assert keys(orders) == ["k2", "k3", "k4"]
-    assert orders.retry_dead_letters("orders") == 3
-    assert (waiting(orders), orders.count_dead("orders")) == (5, 0)
+    assert orders.dead_letters.retry("orders") == 3
+    assert (waiting(orders), orders.dead_letters.count("orders")) == (5, 0)
 
 
 def test_a_letter_that_is_retried_beside_a_drain_is_not_removed_by_it_unsent(orders: Store) -> None:
@@ -166,7 +173,7 @@ def test_a_letter_that_is_retried_beside_a_drain_is_not_removed_by_it_unsent(ord
     class Sink(MemorySink):
         def apply(self, operations: Operations) -> Any:
             if not retries:
-                retries.append(threading.Thread(target=orders.retry_dead_letters, args=("orders",)))
+                retries.append(threading.Thread(target=orders.dead_letters.retry, args=("orders",)))
                 retries[0].start()
                 retries[0].join(0.5)  # long enough to do harm, if it could
             return super().apply(operations)
@@ -174,7 +181,7 @@ def test_a_letter_that_is_retried_beside_a_drain_is_not_removed_by_it_unsent(ord
     sink = Sink()
     drain(orders, "orders", sink, sink_name="s")
     retries[0].join(60)
-    assert orders.count_dead("orders") == 0
+    assert orders.dead_letters.count("orders") == 0
     drain(orders, "orders", sink, sink_name="s")
     assert sorted(key for _, key in sink.records()) == sorted(f"k{n}".encode() for n in range(40))
 
@@ -185,13 +192,13 @@ def test_a_retry_waits_for_a_drain_only_so_long_and_says_who_it_is(orders: Store
     queue = orders.queue("orders")
     leases = claim(orders.database, queue, queue.units()[:1], owner=Owner("dag/run/task", "1"), lease_seconds=600)
     with pytest.raises(LockNotAvailable, match="held: .*by dag/run/task") as raised:
-        orders.retry_dead_letters("orders", lock_timeout=0)
+        orders.dead_letters.retry("orders", lock_timeout=0)
     assert raised.value.transient
-    left = orders.count_dead("orders")
+    left = orders.dead_letters.count("orders")
     assert 0 < left < 40, "the other parts of the queue went back"
     assert waiting(orders) == 40 - left
     release(orders.database, leases)
-    assert orders.retry_dead_letters("orders", lock_timeout=0) == left
+    assert orders.dead_letters.retry("orders", lock_timeout=0) == left
     assert waiting(orders) == 40
     assert claim(orders.database, queue, queue.units(), owner=Owner("next", "1"), lease_seconds=1), "no lock is kept"
 
@@ -204,11 +211,11 @@ def test_a_letter_that_somebody_drops_meanwhile_is_not_put_back(orders: Store, m
     real = retrying.claim
 
     def claim_late(*arguments: Any, **options: Any) -> Any:
-        orders.drop_dead_letters("orders", key="anna")
+        orders.dead_letters.drop("orders", DeadLetterFilter(key="anna"))
         return real(*arguments, **options)
 
     monkeypatch.setattr(retrying, "claim", claim_late)
-    assert orders.retry_dead_letters("orders") == 1
+    assert orders.dead_letters.retry("orders") == 1
     assert waiting(orders) == 1
 
 
@@ -219,18 +226,18 @@ def test_a_drop_is_recorded_with_who_and_how_many(orders: Store, caplog: pytest.
     add(orders, {"anna": "x", "ben": "y", "carl": 1})
     dead_letter_all(orders, MemorySink())
     with caplog.at_level(logging.WARNING, logger="export_queue.dead_letters"):
-        assert orders.drop_dead_letters("orders", error_class="ValueError", who="eve") == 2
+        assert orders.dead_letters.drop("orders", DeadLetterFilter(error_class="ValueError"), who="eve") == 2
     assert keys(orders) == ["carl"]
     assert "eve dropped 2 dead letters of orders" in caplog.text
-    acts = orders.dead_letter_audit("orders")
+    acts = orders.dead_letters.audit("orders")
     assert len(acts) == 1
     act = acts[0]
     assert (act.act, act.who, act.letters) == ("drop", "eve", 2)
     assert json.loads(act.selection) == {"error_class": "ValueError"}
-    assert orders.drop_dead_letters("orders", key="anna") == 0
-    assert len(orders.dead_letter_audit("orders")) == 1, "nothing was done"
-    assert orders.drop_dead_letters("orders") == 1
-    assert "@" in orders.dead_letter_audit("orders")[0].who
+    assert orders.dead_letters.drop("orders", DeadLetterFilter(key="anna")) == 0
+    assert len(orders.dead_letters.audit("orders")) == 1, "nothing was done"
+    assert orders.dead_letters.drop("orders") == 1
+    assert "@" in orders.dead_letters.audit("orders")[0].who
     with orders.database.read() as work:
         prefix = "export_queue." if work.database.dialect.name == "postgresql" else ""
         rows = work.connection.exec_driver_sql(f"select act, letters from {prefix}dead_letter_audit order by id").all()
@@ -241,7 +248,7 @@ def test_only_so_many_are_dropped_as_was_said_oldest_first(orders: Store) -> Non
     for n in range(5):
         add(orders, {f"k{n}": "x"})
     dead_letter_all(orders, MemorySink())
-    assert orders.drop_dead_letters("orders", limit=2) == 2
+    assert orders.dead_letters.drop("orders", limit=2) == 2
     assert keys(orders) == ["k2", "k3", "k4"]
 
 
@@ -250,12 +257,12 @@ def test_letters_of_another_queue_are_left_alone(orders: Store) -> None:
     for queue in ("orders", "others"):
         add(orders, {"anna": "x"}, queue)
         drain(orders, queue, MemorySink(), exporter=refuse)
-    assert orders.retry_dead_letters("others") == 1
-    assert orders.count_dead("orders") == 1
-    assert orders.drop_dead_letters("others") == 0
-    assert orders.drop_dead_letters("orders") == 1
-    assert orders.dead_letter_audit("orders")[0].act == "drop"
-    assert [act.act for act in orders.dead_letter_audit("others")] == ["retry"]
+    assert orders.dead_letters.retry("others") == 1
+    assert orders.dead_letters.count("orders") == 1
+    assert orders.dead_letters.drop("others") == 0
+    assert orders.dead_letters.drop("orders") == 1
+    assert orders.dead_letters.audit("orders")[0].act == "drop"
+    assert [act.act for act in orders.dead_letters.audit("others")] == ["retry"]
 
 
 def test_nothing_but_a_drop_makes_a_letter_go(orders: Store) -> None:

@@ -13,7 +13,7 @@ from export_queue.core.drain import drain
 from export_queue.core.errors import SinkConfigurationError, SinkRefused
 from export_queue.core.sinks import Operations
 
-PAGE = Path(__file__).parents[2] / "docs" / "sinks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "sinks" / "your-own.md"
 
 
 def example() -> dict[str, Any]:

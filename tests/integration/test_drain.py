@@ -293,7 +293,7 @@ def test_a_rejected_entry_is_a_dead_letter_with_the_sinks_own_words_and_the_rest
     report = drain(orders, "orders", sink)
     assert (report.read, report.acknowledged, report.dead, report.left) == (52, 50, 2, 0)
     assert (report.produced, report.written, report.rejected) == (52, 50, 2)
-    letters = orders.dead_letters("orders", values=True)
+    letters = orders.dead_letters.list("orders", values=True)
     assert {(letter.position.key, letter.position.seq, letter.reason) for letter in letters} == {
         (b"k7", seq, "poison at k7"),
         (b"bad", seq, "poison at bad"),
@@ -312,7 +312,7 @@ def test_an_entry_that_the_exporter_refuses_is_a_dead_letter(orders: Store) -> N
 
     add(orders, {f"k{i}": i for i in range(10)})
     report = drain(orders, "orders", MemorySink(), exporter=export)
-    (letter,) = orders.dead_letters("orders")
+    (letter,) = orders.dead_letters.list("orders")
     assert (report.acknowledged, report.dead, report.produced) == (9, 1, 9)
     assert (letter.position.key, letter.error_class, letter.reason) == (b"k3", "KeyError", "'no such customer'")
 
@@ -324,7 +324,7 @@ def test_a_sink_of_the_users_that_raises_costs_only_the_entry_that_it_raises_at(
 
     add(orders, {f"k{i}": i for i in range(40)})
     report = drain(orders, "orders", SinkInFront(before=choke))
-    (letter,) = orders.dead_letters("orders")
+    (letter,) = orders.dead_letters.list("orders")
     assert (report.acknowledged, report.dead) == (39, 1)
     assert (letter.position.key, letter.error_class, letter.reason) == (b"k13", "ValueError", "thirteen")
 
@@ -333,7 +333,7 @@ def test_more_refusals_than_max_dead_stop_the_drain_and_leave_the_rest_queued(or
     add(orders, {f"k{i}": "poison" for i in range(100)})
     with pytest.raises(TooManyDeadLetters, match="max_dead=10"):
         drain(orders, "orders", PickySink(), max_dead=10, drain_id="t")
-    dead = orders.count_dead("orders")
+    dead = orders.dead_letters.count("orders")
     assert dead <= 10
     assert waiting(orders) + dead == 100
     (report,) = map(DrainReport.from_dict, orders.reports(drain_id="t"))
@@ -349,16 +349,16 @@ def test_max_dead_counts_over_all_ranges_of_a_drain(orders: Store) -> None:
     assert max(per_range) < 60, "no range alone reaches the limit"
     with pytest.raises(TooManyDeadLetters):
         drain(orders, "orders", PickySink(), max_dead=60)
-    assert 0 < orders.count_dead("orders") <= 60
+    assert 0 < orders.dead_letters.count("orders") <= 60
     drain(orders, "orders", PickySink(), max_dead=100)
-    assert orders.count_dead("orders") == 100
+    assert orders.dead_letters.count("orders") == 100
 
 
 def test_on_error_fail_stops_at_the_first_refusal_and_buries_nothing(orders: Store) -> None:
     add(orders, {"a": 1, "b": "poison"})
     with pytest.raises(EntryRejected, match="b'b' of orders .*poison at b"):
         drain(orders, "orders", PickySink(), on_error="fail", drain_id="t")
-    assert orders.count_dead("orders") == 0
+    assert orders.dead_letters.count("orders") == 0
     (report,) = map(DrainReport.from_dict, orders.reports(drain_id="t"))
     report.check()
     assert report.left == waiting(orders) == 2 - report.acknowledged
@@ -442,10 +442,10 @@ def test_a_removal_whose_commit_was_in_doubt_is_repeated_without_harm(orders: St
 
     @contextmanager
     def begin_and_break() -> Iterator[Work]:
-        buried = orders.count_dead("orders")
+        buried = orders.dead_letters.count("orders")
         with begin() as work:
             yield work
-        if orders.count_dead("orders") > buried and not broken:
+        if orders.dead_letters.count("orders") > buried and not broken:
             broken.append(1)
             raise StoreUnavailable("connection lost")
 
@@ -453,7 +453,7 @@ def test_a_removal_whose_commit_was_in_doubt_is_repeated_without_harm(orders: St
     report = drain(orders, "orders", PickySink(), retry=IMPATIENT)
     assert broken
     assert (report.read, report.acknowledged, report.dead) == (2, 1, 1)
-    assert (waiting(orders), orders.count_dead("orders")) == (0, 1)
+    assert (waiting(orders), orders.dead_letters.count("orders")) == (0, 1)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -496,7 +496,7 @@ def test_whatever_fails_counts_reconcile_and_in_the_end_every_entry_is_in_the_si
     for report in reports:
         report.check()
     dead = sum(report.dead for report in reports)
-    assert 0 < dead == orders.count_dead("orders")
+    assert 0 < dead == orders.dead_letters.count("orders")
     assert sum(report.acknowledged for report in reports) + dead == total
     assert sink.inner.records() == {("orders", key.encode()): f'"{value}"'.encode() for key, value in last.items()}
 

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, DrainRequest, LocalEngine, drain, load_exporter, run_drain
@@ -55,13 +55,6 @@ def add(store: Store, values: dict[str, Any]) -> int:
 
 def waiting(store: Store) -> int:
     return sum(unit.entries for unit in store.backlog("orders"))
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 def all_units_held(store: Store) -> Owner:

@@ -106,7 +106,7 @@ def test_max_dead_counts_over_all_tasks_of_a_drain(orders: Store, address: Store
     assert all(report.problem is None for report in prepared.run(leases[:1]))
     problems = [prepared.run([lease])[0].problem for lease in leases[1:]]
     assert {problem.error_class for problem in problems if problem} == {"TooManyDeadLetters"}
-    assert orders.count_dead("orders") == counts[0]
+    assert orders.dead_letters.count("orders") == counts[0]
     assert waiting(orders) == 100 - counts[0]
 
 

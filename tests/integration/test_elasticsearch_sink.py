@@ -9,12 +9,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 from tests.support.elasticsearch import ElasticsearchServer
-from tests.support.fixtures import ON_EACH_ELASTICSEARCH
 from tests.support.servers import free_port
 
 from export_queue.core.errors import (
@@ -25,8 +25,10 @@ from export_queue.core.errors import (
     SinkUnavailable,
 )
 from export_queue.core.sinks import MAX_SEQ, ApplyResult, ElasticsearchSink, Operations, SinkSpec, open_sink
+from export_queue.core.sinks.elasticsearch import floor as floor_module
 from export_queue.core.sinks.elasticsearch import sink as sink_module
-from export_queue.core.sinks.elasticsearch import sweeping
+from export_queue.core.sinks.elasticsearch import tombstones
+from export_queue.core.sinks.elasticsearch.connection import Connection
 from export_queue.core.testing import SinkConformance
 from export_queue.core.testing.sink_histories import apply_patiently
 
@@ -45,7 +47,6 @@ def name(elasticsearch_server: ElasticsearchServer) -> Iterator[str]:
     elasticsearch_server.request("DELETE", "/xq_control/_doc/%2A")
 
 
-@ON_EACH_ELASTICSEARCH
 class TestElasticsearch(SinkConformance):
     """Records as documents."""
 
@@ -54,8 +55,8 @@ class TestElasticsearch(SinkConformance):
     @pytest.fixture(autouse=True)
     def _target(self, elasticsearch_server: ElasticsearchServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server, self.name = elasticsearch_server, name
-        monkeypatch.setattr(sweeping, "FLOOR_SECONDS", 0.05)
-        monkeypatch.setattr(sweeping, "TIMEOUTS", 0.02)
+        monkeypatch.setattr(floor_module, "FLOOR_SECONDS", 0.05)
+        monkeypatch.setattr(floor_module, "TIMEOUTS", 0.02)
 
     def make_sink(self) -> ElasticsearchSink:
         index = f"{self.name}-{{collection}}"
@@ -133,10 +134,15 @@ def ask(elasticsearch_server: ElasticsearchServer) -> Callable[..., Any]:
     return request
 
 
+def waits(monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
+    """Let all sinks wait in another way."""
+    monkeypatch.setattr(Connection, "retry", replace(Connection.retry, **how))
+
+
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     pauses: list[float] = []
-    monkeypatch.setattr(sink_module.time, "sleep", pauses.append)
+    waits(monkeypatch, sleep=pauses.append, random=lambda: 0.5)
     return pauses
 
 
@@ -618,7 +624,7 @@ def test_a_server_that_is_not_there_is_unavailable_by_name(host, monkeypatch):
 
 def test_what_goes_by_the_old_floor_arrives_before_tombstones_go(make, ask, elasticsearch_server, name, monkeypatch):
     """A late put has passed the old floor, and reaches the server while the sweep waits for such as it."""
-    monkeypatch.setattr(sweeping, "FLOOR_SECONDS", 1000.0)
+    monkeypatch.setattr(floor_module, "FLOOR_SECONDS", 1000.0)
     sink, late = admit(make(timeout=60)), admit(make(timeout=90))
     sink.apply(batch(None, seq=20))
     assert late.apply(batch(b'{"n":1}', seq=19)).stale == 1
@@ -631,7 +637,7 @@ def test_what_goes_by_the_old_floor_arrives_before_tombstones_go(make, ask, elas
         ask("GET", f"/_cluster/health/{name}-000001?wait_for_status=yellow&timeout=60s")
         assert late.apply(batch(b'{"n":1}', seq=15)).stale == 1
 
-    monkeypatch.setattr(sweeping, "sleep", arrive)
+    waits(monkeypatch, sleep=arrive)
     assert sink.sweep(store_id="s", floor=25) == 1
     assert waited == [1000.0 + 2 * 90], "for the slowest of all sinks"
     assert read(elasticsearch_server, name) == {}
@@ -639,8 +645,7 @@ def test_what_goes_by_the_old_floor_arrives_before_tombstones_go(make, ask, elas
 
 def test_a_batch_that_was_held_up_looks_at_the_floor_again_before_each_request(make, name, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(sweeping, "clock", lambda: now[0])
-    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
+    waits(monkeypatch, clock=lambda: now[0], sleep=lambda seconds: None)
     sink, sweeper = admit(make()), admit(make())
     sink.apply(batch(None, seq=20))
     lines_of = sink_module.lines.lines_of
@@ -648,7 +653,7 @@ def test_a_batch_that_was_held_up_looks_at_the_floor_again_before_each_request(m
     def held_up(operations: Operations) -> list[bytes]:
         monkeypatch.setattr(sink_module.lines, "lines_of", lines_of)
         assert sweeper.sweep(store_id="s", floor=25) == 1
-        now[0] += sweeping.FLOOR_SECONDS + 1
+        now[0] += floor_module.FLOOR_SECONDS + 1
         return lines_of(operations)
 
     monkeypatch.setattr(sink_module.lines, "lines_of", held_up)
@@ -660,11 +665,11 @@ def test_a_batch_that_was_held_up_looks_at_the_floor_again_before_each_request(m
 
 
 def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(make, elasticsearch_server, name, monkeypatch):
-    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
-    monkeypatch.setattr(sweeping, "PAGE", 7)
+    waits(monkeypatch, sleep=lambda seconds: None)
+    monkeypatch.setattr(tombstones, "PAGE", 7)
     sink, other = admit(make()), admit(make())
     sink.apply(batch(*[None] * 40, seq=20))
-    remove, pages = sweeping._remove, []
+    remove, pages = tombstones._remove, []
 
     def put_first(*arguments: Any) -> int:
         pages.append(len(arguments[2]))
@@ -672,7 +677,7 @@ def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(make, elasticsearch_
             other.apply(batch(*[b'{"n":1}'] * 40, seq=30).take([0, 13, 26]))
         return remove(*arguments)
 
-    monkeypatch.setattr(sweeping, "_remove", put_first)
+    monkeypatch.setattr(tombstones, "_remove", put_first)
     assert sink.sweep(store_id="s", floor=25) == 37
     assert (max(pages), sum(pages)) == (7, 40)
     assert len(read(elasticsearch_server, name)) == 3
@@ -680,7 +685,7 @@ def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(make, elasticsearch_
 
 
 def test_only_indices_of_the_template_are_swept(make, name, monkeypatch):
-    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
+    waits(monkeypatch, sleep=lambda seconds: None)
     sink, other = admit(make(index=f"{name}-{{collection}}")), admit(make(index=f"{name}other-{{collection}}"))
     for one in (sink, other):
         one.apply(batch(None, seq=20))
@@ -689,7 +694,7 @@ def test_only_indices_of_the_template_are_swept(make, name, monkeypatch):
 
 
 def test_a_sweep_needs_the_right_to_delete(make, elasticsearch_server, monkeypatch):
-    monkeypatch.setattr(sweeping, "sleep", lambda seconds: None)
+    waits(monkeypatch, sleep=lambda seconds: None)
     sink = admit(make(index="least"))
     sink.apply(batch(None, None, seq=20))
     elasticsearch_server.request("POST", "/least/_refresh")

@@ -37,7 +37,17 @@ from export_queue.core.errors import (
     SinkUnavailable,
 )
 from export_queue.core.locks import Owner, claim, revoke
-from export_queue.core.sinks import Claim, MemorySink, Operations, RedisSink, SinkSpec, SqlSink, open_sink
+from export_queue.core.sinks import (
+    ApplyResult,
+    Claim,
+    ClaimedSink,
+    MemorySink,
+    Operations,
+    RedisSink,
+    SinkSpec,
+    SqlSink,
+    open_sink,
+)
 from export_queue.core.testing import FencedConformance
 from export_queue.core.testing.sink_histories import Record
 
@@ -298,7 +308,7 @@ def test_a_queue_with_dead_letters_is_refused_with_the_commands(orders: Store) -
         fenced_drain(orders, sink, sink_name="s")
     assert "export-queue dead drop orders" in caught.value.hint
     assert not sink.documents
-    orders.drop_dead_letters("orders", who="test")
+    orders.dead_letters.drop("orders", who="test")
     assert fenced_drain(orders, sink, sink_name="s").read == 1
 
 
@@ -311,7 +321,7 @@ def test_an_entry_that_is_rejected_stops_the_drain_and_stays(one_unit: Store) ->
     with pytest.raises(EntryRejected, match="poison"):
         fenced_drain(one_unit, FencedMemory(), exporter=poison)
     assert waiting(one_unit) == 2
-    assert one_unit.dead_letters("orders") == []
+    assert one_unit.dead_letters.list("orders") == []
 
 
 # -- drains that die, sleep or are overtaken -------------------------------------------------------------------------
@@ -409,17 +419,20 @@ class FencedDrainProcess(DrainProcess):
         with Store.open(url) as mine:
             inner = open_sink(copies)
             assert isinstance(inner, SqlSink | RedisSink)
-            apply_under = inner.apply_under
+            under = inner.under
 
-            def stop(claim: Claim, operations: Operations) -> Any:
-                if not applies_first:
-                    reach()
-                result = apply_under(claim, operations)
-                if applies_first:
-                    reach()
-                return result
+            def gate(claim: Claim) -> ClaimedSink:
+                def write(operations: Operations) -> ApplyResult:
+                    if not applies_first:
+                        reach()
+                    result = under(claim).apply(operations)
+                    if applies_first:
+                        reach()
+                    return result
 
-            inner.apply_under = stop  # type: ignore[method-assign]
+                return ClaimedSink(inner, write)
+
+            inner.under = gate  # type: ignore[method-assign]
             try:
                 report = drain(mine, "orders", inner, sink_name=copies.name, on_error="fail", **options)
                 pipe.send(report.to_dict())

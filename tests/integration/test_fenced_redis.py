@@ -35,6 +35,7 @@ class TestStrings(FencedConformance):
         return strings(self.client)
 
 
+@pytest.mark.full("the guard is that of strings")
 class TestSets(TestStrings):
     """Records as members of sets."""
 
@@ -48,6 +49,7 @@ class TestSets(TestStrings):
         return members(self.client)
 
 
+@pytest.mark.full("the guard is that of strings")
 class TestHashes(TestStrings):
     """Records as hashes."""
 
@@ -72,8 +74,8 @@ def claimed(sink: RedisSink) -> RedisSink:
 
 def test_the_server_holds_no_ranks(make, redis_client):
     sink = claimed(make(key="customer:{id}"))
-    sink.apply_under(MINE, puts(b"1", b"2"))
-    sink.apply_under(MINE, puts(b"2", document=None))
+    sink.under(MINE).apply(puts(b"1", b"2"))
+    sink.under(MINE).apply(puts(b"2", document=None))
     assert sorted(redis_client.keys()) == [b"customer:1", b"xq:control", b"xq:fence:q/1/0", b"xq:queue:q"]
     assert redis_client.hgetall("xq:fence:q/1/0") == {b"fence": b"7"}
 
@@ -82,10 +84,10 @@ def test_the_server_holds_no_ranks(make, redis_client):
 def test_a_put_has_its_own_time_to_live_or_none(make, redis_client, target):
     sink = claimed(make(key="k:{id}", target=target))
     batch = Operations(["c"] * 2, [b"1", b"2"], [b'{"a": 1}'] * 2, [5] * 2, range(2), [3600.0, None])
-    assert sink.apply_under(MINE, batch).written == 2
+    assert sink.under(MINE).apply(batch).written == 2
     assert 0 < redis_client.ttl("k:1") <= 3600
     assert redis_client.ttl("k:2") == -1
-    assert sink.apply_under(MINE, puts(b"1", document=b'{"a": 2}')).written == 1
+    assert sink.under(MINE).apply(puts(b"1", document=b'{"a": 2}')).written == 1
     assert redis_client.ttl("k:1") == -1
 
 
@@ -103,7 +105,7 @@ def test_a_claim_between_look_and_write_keeps_the_batch_out(make, redis_client, 
 
     monkeypatch.setattr(Connection, "exchange", meet)
     with pytest.raises(LeaseLost, match="taken over"):
-        sink.apply_under(MINE, puts(b"1", b"2"))
+        sink.under(MINE).apply(puts(b"1", b"2"))
     assert met
     assert redis_client.keys("k:*") == []
 
@@ -111,12 +113,12 @@ def test_a_claim_between_look_and_write_keeps_the_batch_out(make, redis_client, 
 def test_a_set_that_is_no_set_is_rejected_alone(make, redis_client):
     redis_client.set("by:1", "a string")
     sink = claimed(make(key="by:{id}", target="set"))
-    result = sink.apply_under(MINE, puts(b"0/a", b"1/b", b"2/c", b"1/d"))
+    result = sink.under(MINE).apply(puts(b"0/a", b"1/b", b"2/c", b"1/d"))
     assert (result.written, [rejection.position for rejection in result.rejected]) == (2, [1, 3])
     assert "WRONGTYPE" in result.rejected[0].reason
-    result = sink.apply_under(MINE, puts(b"1/b"))
+    result = sink.under(MINE).apply(puts(b"1/b"))
     assert (result.written, len(result.rejected)) == (0, 1)
-    assert sink.apply_under(MINE, puts(b"0/b")).written == 1
+    assert sink.under(MINE).apply(puts(b"0/b")).written == 1
 
 
 def test_a_key_that_ceases_to_be_a_set_at_the_last_moment_is_rejected(make, redis_client, monkeypatch):
@@ -131,16 +133,16 @@ def test_a_key_that_ceases_to_be_a_set_at_the_last_moment_is_rejected(make, redi
         return exchange(self, commands, **how)
 
     monkeypatch.setattr(Connection, "exchange", meet)
-    result = sink.apply_under(MINE, puts(b"0/a", b"1/b"))
+    result = sink.under(MINE).apply(puts(b"0/a", b"1/b"))
     assert (result.written, [rejection.position for rejection in result.rejected]) == (1, [1])
 
 
 def test_a_server_that_lost_its_memory_is_noticed(make, redis_client):
     sink = claimed(make())
-    sink.apply_under(MINE, puts(b"1"))
+    sink.under(MINE).apply(puts(b"1"))
     redis_client.flushall()
     with pytest.raises(LeaseLost, match="forgotten the claim.*found none") as caught:
-        sink.apply_under(MINE, puts(b"2"))
+        sink.under(MINE).apply(puts(b"2"))
     assert "compare it with the data" in caught.value.hint
     assert redis_client.keys("orders:*") == []
 
@@ -161,11 +163,11 @@ def test_a_batch_that_memory_refuses_is_not_written_in_part(make, redis_client):
     try:
         batch = Operations(["c"] * 3, [b"1", b"2", b"3"], [b"x", b"y" * (4 << 20), b"z"], [5] * 3, range(3))
         with pytest.raises(Exception, match="memory|OOM"):
-            sink.apply_under(MINE, batch)
+            sink.under(MINE).apply(batch)
     finally:
         redis_client.config_set("maxmemory", "0")
     assert redis_client.keys("k:*") == []
-    assert sink.apply_under(MINE, batch).written == 3
+    assert sink.under(MINE).apply(batch).written == 3
 
 
 def test_an_answer_that_was_lost_leaves_a_batch_that_may_be_repeated(make, redis_client, monkeypatch):
@@ -183,11 +185,16 @@ def test_an_answer_that_was_lost_leaves_a_batch_that_may_be_repeated(make, redis
 
     monkeypatch.setattr(Connection, "exchange", lose)
     with pytest.raises(SinkUnavailable):
-        sink.apply_under(MINE, puts(b"1"))
-    assert sink.apply_under(MINE, puts(b"1")).written == 1
+        sink.under(MINE).apply(puts(b"1"))
+    assert sink.under(MINE).apply(puts(b"1")).written == 1
     assert redis_client.get("k:1") == b"x"
 
 
 def test_another_guard_is_refused():
     with pytest.raises(SinkConfigurationError, match="expected 'seq' or 'fence'"):
         RedisSink("nowhere.invalid", guard="none")
+
+
+def test_a_batch_without_a_claim_is_refused(make: Make) -> None:
+    with pytest.raises(SinkConfigurationError, match="guard"):
+        claimed(make()).apply(puts(b"1"))

@@ -55,17 +55,18 @@ class OnGeneric(OnPostgresql):
         return generic(self.url)
 
 
+@pytest.mark.full("the guard is that of the dialects, in portable statements")
 class TestGeneric(OnGeneric, Plain):
     pass
 
 
 def generic(url: str) -> SqlSink:
-    from export_queue.core.sinks.sql.dialects.generic import Generic
+    from export_queue.core.sinks.sql.dialects.generic import GenericDialect
 
     sink = SqlSink(url, guard="fence")
     sink._engine.dispose()
     parsed = make_url(url)
-    sink._dialect = Generic(parsed._replace(password=None), password=parsed.password, timeout=60)
+    sink._dialect = GenericDialect(parsed._replace(password=None), password=parsed.password, timeout=60)
     sink._engine = sink._dialect.engine()
     return sink
 
@@ -88,8 +89,8 @@ def claimed(sink: SqlSink) -> SqlSink:
 
 def test_a_table_holds_nothing_but_the_data(url, make):
     sink = claimed(make(url, guard="fence"))
-    sink.apply_under(MINE, puts(b"1", b"2"))
-    sink.apply_under(MINE, puts(b"2", document=None))
+    sink.under(MINE).apply(puts(b"1", b"2"))
+    sink.under(MINE).apply(puts(b"2", document=None))
     assert execute(url, "SELECT * FROM orders") == [("1", "x")]
     assert execute(url, "SELECT unit, fence FROM xq_unit") == [("q/1/0", 7)]
     with pytest.raises(Exception, match="orders_live"):
@@ -102,8 +103,8 @@ KEYS: Mapping = {"customer": "text", "number": "integer"}
 def test_keys_of_several_columns_are_put_and_deleted(url, make):
     sink = claimed(make(url, guard="fence", key=KEYS, columns={"total": "integer"}))
     document = b'{"total": 7}'
-    sink.apply_under(MINE, puts(b'["a",1]', b'["a",2]', b'["b",1]', document=document))
-    sink.apply_under(MINE, puts(b'["a",2]', b'["b",1]', b'["c",1]', document=None))
+    sink.under(MINE).apply(puts(b'["a",1]', b'["a",2]', b'["b",1]', document=document))
+    sink.under(MINE).apply(puts(b'["a",2]', b'["b",1]', b'["c",1]', document=None))
     assert execute(url, "SELECT customer, number, total FROM orders") == [("a", 1, 7)]
 
 
@@ -114,8 +115,8 @@ def test_rows_and_columns_of_somebody_else_stay(url, make):
         "INSERT INTO orders (id, document, more) VALUES ('1', 'before', 8), ('2', 'before', 8), ('3', 'before', 8)",
     )
     sink = claimed(make(url, guard="fence"))
-    assert sink.apply_under(MINE, puts(b"2", b"4")).written == 2
-    sink.apply_under(MINE, puts(b"3", document=None))
+    assert sink.under(MINE).apply(puts(b"2", b"4")).written == 2
+    sink.under(MINE).apply(puts(b"3", document=None))
     assert execute(url, "SELECT id, document, more FROM orders ORDER BY id") == [
         ("1", "before", 8),
         ("2", "x", 8),
@@ -128,7 +129,7 @@ def test_a_row_that_the_table_refuses_is_rejected_alone(url, make):
     sink = claimed(make(url, guard="fence"))
     batch = puts(b"1", b"2", b"3")
     batch.documents[1] = b"bad"
-    result = sink.apply_under(MINE, batch)
+    result = sink.under(MINE).apply(batch)
     assert (result.written, [rejection.position for rejection in result.rejected]) == (2, [1])
 
 
@@ -150,7 +151,7 @@ def test_the_ddl_can_be_printed_and_run_by_somebody_else(url, make):
     assert "xq_unit" not in ddl
     assert "_rank" not in ddl
     execute(url, *ddl.split(";\n")[:-1])
-    assert claimed(sink).apply_under(MINE, puts(b"1")).written == 1
+    assert claimed(sink).under(MINE).apply(puts(b"1")).written == 1
     assert make(url, guard="fence").ddl("orders").count(";") == 1
 
 
@@ -158,10 +159,10 @@ def test_two_tables_in_one_batch_are_both_checked(url, make):
     sink = claimed(make(url, guard="fence"))
     batch = puts(b"1", b"2")
     batch.collections[1] = "others"
-    assert sink.apply_under(MINE, batch).written == 2
+    assert sink.under(MINE).apply(batch).written == 2
     sink.claim([Claim(MINE.unit, 8)])
     with pytest.raises(LeaseLost):
-        sink.apply_under(MINE, puts(b"3", collection="others"))
+        sink.under(MINE).apply(puts(b"3", collection="others"))
     assert execute(url, "SELECT id FROM others") == [("2",)]
 
 
@@ -173,7 +174,7 @@ def test_a_claim_waits_for_the_batch_that_has_compared_its_fence(url, make, port
     older, younger = (generic(url) if portable else make(url, guard="fence") for _ in range(2))
     claimed(older)
     younger.admit(queue_id="q", store_id="s", fence=1)
-    older.apply_under(MINE, puts(b"0"))
+    older.under(MINE).apply(puts(b"0"))
     compared, go_on = threading.Event(), threading.Event()
     upsert, results = older._dialect.upsert, []
 
@@ -188,7 +189,7 @@ def test_a_claim_waits_for_the_batch_that_has_compared_its_fence(url, make, port
         younger.claim([Claim(MINE.unit, 8)])
         results.append(execute(url, "SELECT id FROM orders ORDER BY id"))
 
-    writer = threading.Thread(target=lambda: results.append(older.apply_under(MINE, puts(b"1", b"2")).written))
+    writer = threading.Thread(target=lambda: results.append(older.under(MINE).apply(puts(b"1", b"2")).written))
     claimer = threading.Thread(target=claim_and_look)
     writer.start()
     assert compared.wait(30)
@@ -201,7 +202,7 @@ def test_a_claim_waits_for_the_batch_that_has_compared_its_fence(url, make, port
     assert is_waiting
     assert sorted(results, key=str) == [2, [("0",), ("1",), ("2",)]]
     with pytest.raises(LeaseLost):
-        older.apply_under(MINE, puts(b"3"))
+        older.under(MINE).apply(puts(b"3"))
     older.close()
     younger.close()
 
@@ -210,18 +211,18 @@ def test_a_claim_that_the_sink_has_lost_is_not_taken_for_one_that_stands(url, ma
     sink = claimed(make(url, guard="fence"))
     execute(url, "UPDATE xq_unit SET fence = 6")
     with pytest.raises(LeaseLost, match="forgotten the claim.*expected fence 7, found 6"):
-        sink.apply_under(MINE, puts(b"1"))
+        sink.under(MINE).apply(puts(b"1"))
     execute(url, "DELETE FROM xq_unit")
     with pytest.raises(LeaseLost, match="found none") as caught:
-        sink.apply_under(MINE, puts(b"1"))
+        sink.under(MINE).apply(puts(b"1"))
     assert "fail-over" in caught.value.hint
 
 
 def test_units_of_one_table_live_in_the_schema_of_the_tables(postgres_url, make):
     execute(postgres_url, "CREATE SCHEMA sales")
     sink = claimed(make(postgres_url, guard="fence", table="sales.{collection}"))
-    assert sink.apply_under(MINE, puts(b"1", b"2")).written == 2
-    assert sink.apply_under(MINE, puts(b"2", document=None)).written == 1
+    assert sink.under(MINE).apply(puts(b"1", b"2")).written == 2
+    assert sink.under(MINE).apply(puts(b"2", document=None)).written == 1
     assert execute(postgres_url, "SELECT id FROM sales.orders") == [("1",)]
     assert execute(postgres_url, "SELECT unit FROM sales.xq_unit") == [("q/1/0",)]
 
@@ -234,3 +235,8 @@ def test_another_guard_is_refused(tmp_path, make):
 def test_a_part_of_a_composite_sink_is_refused(tmp_path, make):
     with pytest.raises(SinkConfigurationError, match="'one' of a composite sink needs the guard seq"):
         CompositeSink([("one", make(f"sqlite:///{tmp_path}/sink.db", guard="fence"))])
+
+
+def test_a_batch_without_a_claim_is_refused(url, make):
+    with pytest.raises(SinkConfigurationError, match="guard"):
+        claimed(make(url, guard="fence")).apply(puts(b"1"))

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.errors import CommitOutcomeUnknown, TransactionError
@@ -44,13 +45,6 @@ def nothing_is_left(store: Store) -> None:
     with store.database.read() as work:
         for table in (schema.cell, schema.entry, schema.conflict_key, schema.active, schema.invalid):
             assert work.connection.execute(table.select()).all() == [], table.name
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 def test_a_long_writer_killed_between_flush_and_commit_leaves_nothing(
@@ -130,7 +124,10 @@ def blocked_commit(postgres_url: str):  # type: ignore[no-untyped-def]
 def is_committing(store: Store) -> int | None:
     with store.database.read() as work:
         return work.connection.execute(
-            sa.text("select pid from pg_stat_activity where wait_event_type = 'Lock' and query like '%xq_commit_v1%'")
+            sa.text(
+                "select pid from pg_stat_activity where wait_event_type = 'Lock' and query like '%xq_commit_v1%' "
+                "and datname = current_database()"
+            )
         ).scalar()
 
 

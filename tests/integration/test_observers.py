@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 import pytest
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, OptionsDiffer, StoreUnavailable
@@ -257,7 +258,7 @@ def test_a_long_transaction_that_ends_without_a_commit_notifies_nobody(store: St
         tx.flush()
     aborted._transaction.abort()
     assert store.process_notifications() == Processed()
-    wait_for(lambda: expire(store.database), "the transaction is not swept")
+    wait_until(lambda: expire(store.database), "the transaction is not swept")
     assert store.process_notifications() == Processed()
     assert prune(store.database) == 1
     assert notifications(store) == []
@@ -854,24 +855,17 @@ def worker(store: Store, store_url: str, tmp_path: Path) -> Iterator[Callable[..
         process.communicate()
 
 
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_ends_the_transaction_at_hand_when_it_is_told_to_stop(
     store: Store, worker: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
 ) -> None:
     process = worker()
-    wait_for(lambda: _observed(store), "the worker did not register")
+    wait_until(lambda: _observed(store), "the worker did not register")
     store._observed.refresh()
     with store.transaction() as tx:
         for row in "abc":
             tx.table("t").set(row, "n", b"1")
-    wait_for((tmp_path / "begun").exists, "no observer was called")
+    wait_until((tmp_path / "begun").exists, "no observer was called")
     process.send_signal(number)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)
@@ -887,10 +881,10 @@ def test_a_second_ctrl_c_ends_a_worker_at_once_and_leaves_nothing_half_done(
     store: Store, worker: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     process = worker()
-    wait_for(lambda: _observed(store), "the worker did not register")
+    wait_until(lambda: _observed(store), "the worker did not register")
     store._observed.refresh()
     write(store, "a")
-    wait_for((tmp_path / "begun").exists, "no observer was called")
+    wait_until((tmp_path / "begun").exists, "no observer was called")
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)
@@ -899,7 +893,7 @@ def test_a_second_ctrl_c_ends_a_worker_at_once_and_leaves_nothing_half_done(
     assert process.returncode != 0
     assert result(store, "a") is None
     assert notifications(store) == [(b"a", b"n")]
-    wait_for(lambda: take_snapshot(store.database).excluded == (), "its id stays in progress")
+    wait_until(lambda: take_snapshot(store.database).excluded == (), "its id stays in progress")
 
 
 def _observed(store: Store) -> bool:
@@ -909,7 +903,7 @@ def _observed(store: Store) -> bool:
 
 def test_an_idle_worker_stops_at_once(store: Store, worker: Callable[..., subprocess.Popen[str]]) -> None:
     process = worker()
-    wait_for(lambda: _observed(store), "the worker did not register")
+    wait_until(lambda: _observed(store), "the worker did not register")
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=30)
     assert process.returncode == 0, told

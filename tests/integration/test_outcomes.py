@@ -14,11 +14,13 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
-from tests.support.cuts import Truth, fill, wait_until
+from tests.support.cuts import Truth, fill
 from tests.support.servers import PostgresServer
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused, StoreUnavailable, TransactionEnded
+from export_queue.core.retry import Retry
 from export_queue.core.transactions import outcome, take_snapshot
 
 fork = multiprocessing.get_context("fork")
@@ -219,8 +221,8 @@ def test_a_commit_whose_session_is_ended_while_it_commits_is_refused(
 def test_a_commit_that_stays_in_flight_ends_in_outcome_unknown_and_the_truth_can_be_asked_later(
     held: tuple[Store, psycopg.Connection], postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("export_queue.core.transactions.open.ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr("export_queue.core.transactions.open.ASK_SECONDS", 0.3)
+    monkeypatch.setattr("export_queue.core.transactions.transaction.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("export_queue.core.transactions.outcomes.ASKING", Retry(attempts=None, seconds=0.3))
     store, holder = held
     requests: list[UUID] = []
     with pytest.raises(CommitOutcomeUnknown, match="has not answered") as unknown:
@@ -295,8 +297,8 @@ def test_a_token_whose_commit_is_still_in_flight_is_waited_for(
         return function
 
     with monkeypatch.context() as patched:
-        patched.setattr("export_queue.core.transactions.open.ANSWER_SECONDS", 0.2)
-        patched.setattr("export_queue.core.transactions.open.ASK_SECONDS", 0.3)
+        patched.setattr("export_queue.core.transactions.transaction.ANSWER_SECONDS", 0.2)
+        patched.setattr("export_queue.core.transactions.outcomes.ASKING", Retry(attempts=None, seconds=0.3))
         with pytest.raises(CommitOutcomeUnknown):
             store.run(work("first"), idempotency_key="load/1", timeout=0.2)
     with in_background(lambda: store.run(work("second"), idempotency_key="load/1")) as (second,):
@@ -366,8 +368,8 @@ def test_a_commit_that_waits_for_a_standby_has_committed_when_the_wait_is_broken
 def test_a_commit_that_waits_for_a_standby_too_long_is_unknown_and_not_broken_off(
     unreplicated: tuple[Store, psycopg.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("export_queue.core.transactions.open.ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr("export_queue.core.transactions.open.ASK_SECONDS", 0.3)
+    monkeypatch.setattr("export_queue.core.transactions.transaction.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("export_queue.core.transactions.outcomes.ASKING", Retry(attempts=None, seconds=0.3))
     store, admin = unreplicated
     requests: list[UUID] = []
     with pytest.raises(CommitOutcomeUnknown):

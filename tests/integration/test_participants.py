@@ -17,8 +17,8 @@ from export_queue.core.errors import (
     RegistrationLost,
     StoreUnavailable,
 )
-from export_queue.core.transactions import Transaction, expire, prune, take_snapshot
-from export_queue.core.transactions import open as opening
+from export_queue.core.retry import Retry
+from export_queue.core.transactions import Transaction, expire, outcomes, prune, take_snapshot
 
 STEPS = ("start", "update", "changes", "persist")
 """Those before the commit."""
@@ -155,7 +155,7 @@ def test_nobody_is_called_while_the_outcome_is_unknown(store: Store, monkeypatch
         tx.join(resource)
         monkeypatch.setattr(store.database.dialect, "commit", unanswered)
         monkeypatch.setattr(store.database.dialect, "decide", unanswered)
-        monkeypatch.setattr(opening, "ASK_SECONDS", 0.0)
+        monkeypatch.setattr(outcomes, "ASKING", Retry(attempts=1))
     assert resource.calls == ["start", "changes", "persist"]
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -19,7 +20,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import Progress, drain
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec
-from export_queue.core.sinks.redis import slots
+from export_queue.core.sinks.redis import cluster as cluster_module
 from export_queue.core.testing import SinkConformance
 
 
@@ -47,7 +48,6 @@ class TestRedisClusterStrings(SinkConformance):
         return strings(self.client)
 
 
-@pytest.mark.slow  # a special case of strings on a cluster
 class TestRedisClusterStringsInOneSlot(TestRedisClusterStrings):
     """Keys with a hash tag: appliers meet all the time."""
 
@@ -57,7 +57,6 @@ class TestRedisClusterStringsInOneSlot(TestRedisClusterStrings):
         return {(name, record.removeprefix(b"{one}")): value for (name, record), value in super().read_all().items()}
 
 
-@pytest.mark.slow  # hashes on one server, and strings on a cluster, are tried always
 class TestRedisClusterHashes(TestRedisClusterStrings):
     """Records as hashes."""
 
@@ -68,7 +67,6 @@ class TestRedisClusterHashes(TestRedisClusterStrings):
         return hashes(self.client)
 
 
-@pytest.mark.slow  # sets on one server, and strings on a cluster, are tried always
 class TestRedisClusterSets(TestRedisClusterStrings):
     """Records as members of sets."""
 
@@ -250,7 +248,7 @@ def slot_on_the_move(cluster: RedisCluster, key: bytes) -> Iterator[Callable[[],
 
 
 def test_a_record_in_a_slot_that_is_being_moved_waits_and_keeps_its_rank(make, redis_cluster, client, monkeypatch):
-    monkeypatch.setattr(slots, "_TRIES", 3)
+    monkeypatch.setattr(cluster_module, "MOVES", replace(cluster_module.MOVES, attempts=3))
     sink = make(key="orders:{{moving}}{id}")
     sink.apply(puts(b"1", b"2", seq=5))
     with slot_on_the_move(redis_cluster, b"orders:{moving}1") as move_keys:

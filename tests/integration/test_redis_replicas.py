@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import redis
 from tests.support.redis_cluster import RedisCluster
 from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
 
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Claim, Operations, RedisSink
@@ -21,13 +21,6 @@ from export_queue.core.sinks import ApplyResult, Claim, Operations, RedisSink
 def puts(seq: int, count: int = 50) -> Operations:
     ids = [b"%d" % n for n in range(count)]
     return Operations(["o"] * count, ids, [b"%d" % seq] * count, [seq] * count, range(count))
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    limit = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -45,7 +38,7 @@ def primary() -> Iterator[RedisServer]:
 def replica(primary: RedisServer) -> Iterator[RedisServer]:
     """A replica of it that has caught up."""
     with RedisServer({"replicaof": f"{primary.host} {primary.port}", "masterauth": primary.password}) as server:
-        wait_until(lambda: follows(primary))
+        wait_until(lambda: follows(primary), "the replica does not follow")
         yield server
 
 
@@ -102,7 +95,7 @@ def test_without_its_replica_a_batch_is_not_acknowledged_and_later_it_is(make, r
         hasty.apply(puts(2))
     assert caught.value.transient
     replica.start()
-    wait_until(lambda: follows(primary))
+    wait_until(lambda: follows(primary), "the replica does not follow")
     assert patient.apply(puts(2)) == ApplyResult(0, 50)
     with client(replica) as reader:
         assert reader.get("o:49") == b"2"
@@ -122,7 +115,7 @@ def test_a_batch_that_comes_again_over_another_connection_is_waited_for_as_well(
         for hasty in (make(wait_replicas=1, socket_timeout=0.4), make(wait_replicas=1, socket_timeout=0.4)):
             with pytest.raises(SinkUnavailable, match="found 0"):
                 hasty.apply(puts(2))
-    wait_until(lambda: make(wait_replicas=1).apply(puts(2)) == ApplyResult(0, 50))
+    wait_until(lambda: make(wait_replicas=1).apply(puts(2)) == ApplyResult(0, 50), "no replica acknowledges")
     with client(replica) as reader:
         assert reader.get("o:49") == b"2"
 
@@ -131,12 +124,12 @@ def test_a_batch_under_a_claim_is_waited_for_as_well(make, replica):
     patient, mine = make(wait_replicas=1, guard="fence"), Claim("q/1/0", 1)
     patient.admit(queue_id="q", store_id="s", fence=1)
     patient.claim([mine])
-    patient.apply_under(mine, puts(1))
+    patient.under(mine).apply(puts(1))
     with client(replica) as reader:
         assert reader.get("o:49") == b"1"
     hasty = make(wait_replicas=1, socket_timeout=0.4, guard="fence")
     with frozen(replica), pytest.raises(SinkUnavailable, match="expected 1 .* found 0"):
-        hasty.apply_under(mine, puts(2))
+        hasty.under(mine).apply(puts(2))
 
 
 @pytest.mark.parametrize("wrong", [-1, "1", 1.5])

@@ -15,6 +15,7 @@ from tests.support.redis_records import Make, admit, making, member_id, members,
 from tests.support.servers import RedisServer, free_port
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.retry import Retry
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec, open_sink
 from export_queue.core.testing import SinkConformance
 
@@ -35,6 +36,7 @@ class TestRedisStrings(SinkConformance):
         return strings(self.client)
 
 
+@pytest.mark.full("strings in many shards run anyway")
 class TestRedisStringsInFewShards(TestRedisStrings):
     """Few shards, so that appliers meet all the time."""
 
@@ -358,8 +360,8 @@ def test_a_batch_that_others_disturb_is_read_again(make, redis_client):
 
 def test_a_batch_that_is_disturbed_for_ever_is_unavailable(make, monkeypatch):
     sink = admit(make())
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    monkeypatch.setattr(sink, "_attempt", lambda part: None)
+    monkeypatch.setattr(sink._servers, "_retry", Retry(sleep=lambda _: None))
+    monkeypatch.setattr(sink._servers, "_attempt", lambda part: None)
     with pytest.raises(SinkUnavailable, match="other writers"):
         sink.apply(puts(*(b"%d" % n for n in range(50))))
 

@@ -12,7 +12,7 @@ from tests.support.servers import RedisServer
 
 from export_queue.core.errors import SinkBelongsToAnother, SinkRefused
 from export_queue.core.sinks import RedisSink
-from export_queue.core.sinks.redis import sweeping
+from export_queue.core.sinks.redis import tombstones
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_hashes_of_any_size_are_swept(make, redis_client, shards, rows):
 
 
 def test_pages_are_small_and_a_sweep_that_meets_writers_goes_on(make, redis_client, monkeypatch):
-    monkeypatch.setattr(sweeping, "PAGE", 20)
+    monkeypatch.setattr(tombstones, "PAGE", 20)
     sink, other = admit(make(shards=1)), admit(make())
     ids = [b"%d" % n for n in range(2000)]
     for start in range(0, 2000, 500):

@@ -102,5 +102,5 @@ def test_times_to_live_go_from_exporters_to_sinks_that_keep_them(sqlite_url: str
         assert memory.ttls() == {("sessions", b"a"): HOUR}
         copies = SinkSpec("sql", {"url": f"sqlite:///{tmp_path}/copies.db"})
         assert drain(store, "refused", copies, exporter=in_an_hour).dead == 1
-        (letter,) = store.dead_letters("refused")
+        (letter,) = store.dead_letters.list("refused")
         assert "takes no put with a time to live" in letter.reason

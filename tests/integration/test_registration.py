@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.conftest import VARIANT
 from tests.support.servers import PostgresServer
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.errors import (
@@ -25,14 +26,16 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionError,
 )
-from export_queue.core.store import CommitCall, Started, View, Writes, schema
+from export_queue.core.store import CommitCall, Snapshot, Version, Writes, schema
 from export_queue.core.store.creation import create
 from export_queue.core.store.queries.conflict_keys import row_key
 from export_queue.core.transactions import expire, take_snapshot
 
-sequence_ways = pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler"], indirect=True)
+POOLER = pytest.param("postgresql-pooler", marks=VARIANT)
+CLOCK = pytest.param("postgresql-clock", marks=VARIANT)
+sequence_ways = pytest.mark.parametrize("store_url", ["postgresql", POOLER], indirect=True)
 row_ways = pytest.mark.parametrize("store_url", ["postgresql-pooler", "postgresql-clock"], indirect=True)
-all_ways = pytest.mark.parametrize("store_url", ["postgresql", "postgresql-pooler", "postgresql-clock"], indirect=True)
+all_ways = pytest.mark.parametrize("store_url", ["postgresql", POOLER, CLOCK], indirect=True)
 locks_only = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 
 
@@ -43,9 +46,18 @@ def application(store_url: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
+class Started(NamedTuple):
+    """What a start gives."""
+
+    id: int
+    excluded: tuple[int, ...]
+    deadline_ms: int
+    found: Version | None
+
+
 def start(store: Store, connection: sa.Connection, **options: Any) -> Started:
     options = {"kind": "short", "request": uuid4(), "timeout_ms": 30_000, "client": "test", **options}
-    return store.database.dialect.start(connection, **options)
+    return Started(*store.database.dialect.start(connection, **options))
 
 
 def commit(store: Store, connection: sa.Connection, started: Started, *, row: bytes = b"a") -> int:
@@ -53,7 +65,7 @@ def commit(store: Store, connection: sa.Connection, started: Started, *, row: by
         kind="short",
         request=uuid4(),
         transaction=started.id,
-        view=View(started.id - 1, started.excluded, (started.id,)),
+        snapshot=Snapshot(started.id - 1, started.excluded, (started.id,)),
         deadline_ms=started.deadline_ms,
         writes=Writes(keys=[row_key(1, row)], cells=[(1, row, b"n", b"%d" % started.id)]),
     )
@@ -69,15 +81,10 @@ def mask(store: Store) -> int:
         return int(work.connection.execute(sa.select(schema.store.c.mask)).scalar_one())
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
 def waiting(application: psycopg.Connection[Any]) -> int:
-    found = application.execute("select count(*) from pg_stat_activity where wait_event_type = 'Lock'").fetchone()
+    found = application.execute(
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    ).fetchone()
     assert found
     return int(found[0])
 
@@ -204,17 +211,17 @@ BEFORE_THE_LIST, BEHIND_THE_LIST = r"\bbegin\b", r"listed := .*?;"
 @contextlib.contextmanager
 def slow_snapshot(
     store: Store, application: psycopg.Connection[Any], place: str, *, starts: bool = False
-) -> Iterator[tuple[Future[View], Callable[[], None]]]:
+) -> Iterator[tuple[Future[Snapshot], Callable[[], None]]]:
     """Take a snapshot that waits in the middle of listing what is in progress, until it is let go or the block ends.
 
     :param starts: whether it is one of a transaction that starts.
     """
 
-    def take(connection: sa.Connection) -> View:
+    def take(connection: sa.Connection) -> Snapshot:
         if not starts:
             return store.database.dialect.take_snapshot(connection)
         started = start(store, connection, kind="long")
-        return View(started.id - 1, started.excluded)
+        return Snapshot(started.id - 1, started.excluded)
 
     with (
         ThreadPoolExecutor(1) as pool,
@@ -233,8 +240,8 @@ def slow_snapshot(
             connection.exec_driver_sql("reset application_name")
 
 
-def sees(view: View, transaction: int) -> bool:
-    return transaction <= view.read_pointer and transaction not in view.excluded
+def sees(snapshot: Snapshot, transaction: int) -> bool:
+    return transaction <= snapshot.read_pointer and transaction not in snapshot.excluded
 
 
 @all_ways
@@ -259,12 +266,12 @@ def test_who_sees_a_commit_sees_what_was_committed_before_it(
         was_first = writing.done()
         store.commit(older)
         let_go()
-        younger, view = writing.result(), slow.result()
+        younger, snapshot = writing.result(), slow.result()
     assert int(older["id"]) < younger
     if was_first:
-        assert sees(view, younger) or not sees(view, int(older["id"]))
+        assert sees(snapshot, younger) or not sees(snapshot, int(older["id"]))
     else:
-        assert not sees(view, younger), "it waited for the snapshot, so it is not in it"
+        assert not sees(snapshot, younger), "it waited for the snapshot, so it is not in it"
 
 
 @sequence_ways
@@ -344,8 +351,8 @@ def test_what_is_in_progress_is_not_found_with_the_start(store: Store) -> None:
         younger = start(store, two)
         commit(store, one, older)
         assert start(store, one, first=(1, b"a", b"n")).found == (older.id, b"%d" % older.id)
-        view = View(younger.id - 1, younger.excluded, (younger.id,))
-        assert store.database.dialect.read_cell(two, view, 1, b"a", b"n") == (None, None)
+        snapshot = Snapshot(younger.id - 1, younger.excluded, (younger.id,))
+        assert store.database.dialect.read_cell(two, snapshot, 1, b"a", b"n") == (None, None)
 
 
 @all_ways
@@ -587,7 +594,10 @@ def test_an_abort_frees_no_lock_of_its_user(store: Store, application: psycopg.C
         started = start(store, connection)
         store.database.dialect.abort(connection, kind="short", transaction=started.id)
         assert excluded(store) == ()
-        held = application.execute("select count(*) from pg_locks where locktype = 'advisory' and objid = 7").fetchone()
+        held = application.execute(
+            "select count(*) from pg_locks where locktype = 'advisory' and objid = 7 "
+            "and database = (select oid from pg_database where datname = current_database())"
+        ).fetchone()
         assert held == (1,)
         connection.exec_driver_sql("select pg_advisory_unlock(7)")
 

@@ -252,7 +252,7 @@ class OnSql(Faults):
     @pytest.fixture(autouse=True)
     def _soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("postgresql", "mysql"):
-            monkeypatch.setattr(f"export_queue.core.sinks.sql.{name}._GRACE_SECONDS", 0.5)
+            monkeypatch.setattr(f"export_queue.core.sinks.sql.dialects.{name}._GRACE_SECONDS", 0.5)
 
     def at(self, url: str) -> None:
         parsed = make_url(url)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 import redis
 from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
 
 from export_queue.core.errors import SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink
@@ -56,13 +56,6 @@ def puts(*, seq: int, document: bytes | None = b"new") -> Operations:
 
 def documents(client: redis.Redis) -> set[bytes | None]:
     return set(client.mget([f"orders:{n:02d}" for n in range(50)]))
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.002)
 
 
 @contextmanager

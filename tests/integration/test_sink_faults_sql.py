@@ -97,7 +97,7 @@ def test_bad_rows_of_a_large_batch_become_dead_letters_and_the_others_are_there(
     monkeypatch.setattr(sink._dialect, "upsert", counted)
     report = drain(orders, "orders", sink, sink_name="copies")
     assert (report.acknowledged, report.dead, report.left) == (4000, len(bad), 0)
-    letters = {letter.position.key: letter.reason for letter in orders.dead_letters("orders")}
+    letters = {letter.position.key: letter.reason for letter in orders.dead_letters.list("orders")}
     assert letters.keys() == bad.keys()
     assert all(letters.values())
     assert "fine" in letters[b"constraint-1"], "the database's own words"
@@ -276,7 +276,6 @@ class ThroughPgBouncer:
         self.readers.dispose()
 
 
-@pytest.mark.slow  # fields through the pooler are tried always
 class TestDocumentsThroughPgBouncer(ThroughPgBouncer, Documents):
     pass
 

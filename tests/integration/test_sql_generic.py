@@ -15,12 +15,12 @@ from tests.support.sql_targets import Documents, Fields, OnPostgresql, OnSqlite,
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, SqlSink
 from export_queue.core.sinks.sql.dialects import generic as generic_module
-from export_queue.core.sinks.sql.dialects.generic import Generic
+from export_queue.core.sinks.sql.dialects.generic import GenericDialect
 
 
-def open_generic(url: str, password: Any, timeout: float) -> Generic:
+def open_generic(url: str, password: Any, timeout: float) -> GenericDialect:
     found = make_url(url)
-    return Generic(found, password=password or found.password, timeout=timeout)
+    return GenericDialect(found, password=password or found.password, timeout=timeout)
 
 
 def generic(url: str, **options: Any) -> SqlSink:
@@ -33,12 +33,12 @@ class GenericDocuments(Documents):
         return generic(self.url, **self.options)
 
 
-@pytest.mark.slow  # the same portable statements as on PostgreSQL
+@pytest.mark.full("the same portable statements as on PostgreSQL")
 class TestSqliteDocuments(OnSqlite, GenericDocuments):
     pass
 
 
-@pytest.mark.slow  # as the next one, but for one column instead of many
+@pytest.mark.full("as the next one, but for one column instead of many")
 class TestPostgresqlDocuments(OnPostgresql, GenericDocuments):
     pass
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 
 import pymysql
@@ -13,10 +12,11 @@ from sqlalchemy import make_url
 from tests.support.mariadb import MariaDbServer
 from tests.support.servers import free_port
 from tests.support.sql_targets import Make, admit, execute, opened_sinks, puts
+from tests.support.waiting import wait_until
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, SqlSink
-from export_queue.core.sinks.sql.dialects.mysql import MySQL, _written
+from export_queue.core.sinks.sql.dialects.mysql import MySqlDialect, _written
 
 TABLE = (
     "CREATE TABLE orders (id varchar(99) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PRIMARY KEY, "
@@ -28,6 +28,13 @@ SECRET = "hunter" + str(2)
 @pytest.fixture
 def make() -> Iterator[Make]:
     yield from opened_sinks()
+
+
+@pytest.fixture
+def own_url() -> Iterator[str]:
+    """An empty database of a server of its own, for tests that change what is global."""
+    with MariaDbServer() as server:
+        yield server.url(server.create_database())
 
 
 def connect(url: str) -> pymysql.Connection:
@@ -62,17 +69,17 @@ def test_a_binary_key_takes_ids_as_they_are(mariadb_url, make):
     assert sink.apply(puts("é".encode(), b"a", b"A", b"a ")).written == 4
 
 
-def test_a_server_that_is_lenient_by_itself_is_strict_for_the_sink(mariadb_url, mariadb_server, make):
-    execute(mariadb_url, TABLE.replace("longtext", "varchar(3)"), "SET GLOBAL sql_mode = 'NO_BACKSLASH_ESCAPES'")
+def test_a_server_that_is_lenient_by_itself_is_strict_for_the_sink(own_url, make):
+    execute(own_url, TABLE.replace("longtext", "varchar(3)"), "SET GLOBAL sql_mode = 'NO_BACKSLASH_ESCAPES'")
     try:
-        sink = admit(make(mariadb_url))
+        sink = admit(make(own_url))
         batch = Operations(["orders"] * 2, [b"1", b"2"], [b"longer", b"\\'"], [5, 5], [0, 1])
         result = sink.apply(batch)
         assert (result.written, [one.position for one in result.rejected]) == (1, [0])
         assert "1406" in result.rejected[0].reason
-        assert execute(mariadb_url, "SELECT id, document FROM orders") == [("2", "\\'")]
+        assert execute(own_url, "SELECT id, document FROM orders") == [("2", "\\'")]
     finally:
-        execute(mariadb_url, "SET GLOBAL sql_mode = DEFAULT")
+        execute(own_url, "SET GLOBAL sql_mode = DEFAULT")
 
 
 def test_an_id_that_is_too_long_for_the_index_is_rejected_alone(mariadb_url, make):
@@ -159,10 +166,13 @@ def test_a_deadlock_is_repeated_until_it_is_gone(mariadb_url, make):
         cursor.execute("UPDATE orders SET document = 'other' WHERE id = 'z'")
         thread = threading.Thread(target=lambda: results.append(sink.apply(puts(b"a", b"z", seq=2, document=b"new"))))
         thread.start()
-        limit = time.monotonic() + 20
-        while not looking.execute("SELECT 1 FROM information_schema.innodb_lock_waits"):
-            assert time.monotonic() < limit
-            time.sleep(0.2)  # the server makes this table anew only for who has not looked for a tenth of a second
+        waiting = (
+            "SELECT 1 FROM information_schema.innodb_lock_waits w "
+            "JOIN information_schema.innodb_locks l ON l.lock_id = w.requested_lock_id "
+            "WHERE l.lock_table LIKE CONCAT('`', DATABASE(), '`%')"
+        )
+        # The server makes these tables anew only for a client that has not looked for a tenth of a second.
+        wait_until(lambda: looking.execute(waiting), "the sink does not wait for the row", pause=0.2)
         cursor.execute("UPDATE orders SET document = 'other' WHERE id = 'a'")
         other.commit()
         thread.join(30)
@@ -194,20 +204,20 @@ def test_a_session_that_the_server_ends_is_replaced(mariadb_url, make):
     assert sink.apply(puts(b"1", seq=7)).written == 1
 
 
-def test_a_server_that_takes_no_writes_for_now_is_unavailable(mariadb_url, make):
-    sink = admit(make(mariadb_url))
+def test_a_server_that_takes_no_writes_for_now_is_unavailable(own_url, make):
+    sink = admit(make(own_url))
     sink.create("orders")
-    execute(mariadb_url, "DROP USER IF EXISTS writer", f"CREATE USER writer IDENTIFIED BY '{SECRET}'")
-    database = make_url(mariadb_url).database
-    execute(mariadb_url, f"GRANT SELECT, INSERT, UPDATE ON {database}.* TO writer")
-    as_writer = make_url(mariadb_url).set(username="writer", password=SECRET).render_as_string(hide_password=False)
+    execute(own_url, "DROP USER IF EXISTS writer", f"CREATE USER writer IDENTIFIED BY '{SECRET}'")
+    database = make_url(own_url).database
+    execute(own_url, f"GRANT SELECT, INSERT, UPDATE ON {database}.* TO writer")
+    as_writer = make_url(own_url).set(username="writer", password=SECRET).render_as_string(hide_password=False)
     assert admit(make(as_writer)).apply(puts(b"1")).written == 1, "these are the least privileges"
-    execute(mariadb_url, "SET GLOBAL read_only = ON")
+    execute(own_url, "SET GLOBAL read_only = ON")
     try:
         with pytest.raises(SinkUnavailable, match="1290"):
             make(as_writer).apply(puts(b"1", seq=6))
     finally:
-        execute(mariadb_url, "SET GLOBAL read_only = OFF")
+        execute(own_url, "SET GLOBAL read_only = OFF")
     with pytest.raises(SinkRefused, match="1142") as caught:
         make(as_writer).apply(puts(b"1", collection="others"))
     assert "CREATE TABLE" in caught.value.hint
@@ -234,7 +244,7 @@ def test_any_driver_may_be_named(mariadb_url, make, scheme):
     [(1213, "TryAgain"), (1062, "Poison"), (1205, "SinkUnavailable"), (2013, "SinkUnavailable"), (1146, "SinkRefused")],
 )
 def test_errors_are_told_apart_by_their_number(number, kind):
-    dialect = MySQL(make_url("mysql+pymysql://db/x"), password=None, timeout=1)
+    dialect = MySqlDialect(make_url("mysql+pymysql://db/x"), password=None, timeout=1)
     assert type(dialect.explain(pymysql.OperationalError(number, "words"))).__name__ == kind
 
 

@@ -40,7 +40,7 @@ class SeveralColumns(Documents):
         return {(name, orjson.dumps([row.part, row.name])): row.body.encode() for name, row in read_views(self.readers)}
 
 
-@pytest.mark.slow  # the same statements as of other tables; PostgreSQL's are tried always
+@pytest.mark.full("the same statements as of other tables")
 class TestSqliteKeys(OnSqlite, SeveralColumns):
     pass
 
@@ -49,7 +49,7 @@ class TestPostgresqlKeys(OnPostgresql, SeveralColumns):
     pass
 
 
-@pytest.mark.slow  # the same statements as of other tables; PostgreSQL's are tried always
+@pytest.mark.full("the same statements as of other tables")
 class TestMariadbKeys(OnMariadb, SeveralColumns):
     pass
 

@@ -14,8 +14,8 @@ from tests.support.sql_targets import admit, execute, puts
 
 from export_queue.core.errors import SinkRefused
 from export_queue.core.sinks import Operations, SqlSink
-from export_queue.core.sinks.sql import sweeping
-from export_queue.core.sinks.sql.dialects.generic import Generic
+from export_queue.core.sinks.sql import tombstones
+from export_queue.core.sinks.sql.dialects.generic import GenericDialect
 
 WAYS = ["sqlite", "postgresql", "mariadb", "generic-sqlite", "generic-postgresql"]
 
@@ -49,9 +49,9 @@ def make(way: str) -> Iterator[Any]:
         sink.close()
 
 
-def open_generic(url: str, password: Any, timeout: float) -> Generic:
+def open_generic(url: str, password: Any, timeout: float) -> GenericDialect:
     found = make_url(url)
-    return Generic(found, password=password or found.password, timeout=timeout)
+    return GenericDialect(found, password=password or found.password, timeout=timeout)
 
 
 def ranks(url: str, table: str = "orders") -> list[Any]:
@@ -84,25 +84,25 @@ def test_a_batch_that_has_read_the_floor_ends_before_it_rises(url, make, monkeyp
 def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(url, make, monkeypatch):
     sink = admit(make(url))
     sink.apply(puts(b"1", b"2", seq=20, document=None))
-    delete = sweeping.sa.delete
+    delete = tombstones.sa.delete
 
     def put_first(table: Any) -> Any:
         sink.apply(puts(b"1", seq=30))
         return delete(table)
 
-    monkeypatch.setattr(sweeping.sa, "delete", put_first)
+    monkeypatch.setattr(tombstones.sa, "delete", put_first)
     with ThreadPoolExecutor(1) as pool:
         if url.startswith("sqlite"):
             # nobody writes in the middle of a transaction there
-            monkeypatch.setattr(sweeping.sa, "delete", delete)
-            put_first(sweeping.sa.table("orders"))
+            monkeypatch.setattr(tombstones.sa, "delete", delete)
+            put_first(tombstones.sa.table("orders"))
         assert pool.submit(sink.sweep, store_id="s", floor=25).result(60) == 1
     assert ranks(url) == [("1", 61)]
 
 
 @pytest.mark.parametrize("rows", [1, 6, 7, 8, 40])
 def test_all_pages_are_swept_and_only_once(url, make, monkeypatch, rows):
-    monkeypatch.setattr(sweeping, "PAGE", 7)
+    monkeypatch.setattr(tombstones, "PAGE", 7)
     sink = admit(make(url))
     ids = [b"%03d" % n for n in range(rows)]
     sink.apply(puts(*ids, seq=20, document=None))
@@ -117,7 +117,7 @@ KEY = {"day": "date", "customer": "text", "number": "integer", "token": "uuid"}
 
 
 def test_keys_of_several_columns_are_paged(way, url, make, monkeypatch):
-    monkeypatch.setattr(sweeping, "PAGE", 4)
+    monkeypatch.setattr(tombstones, "PAGE", 4)
     sink = admit(make(url, table="bills", key=KEY))
     token = "0b6c1f6e-5f5c-4a62-9f0e-00000000000%d"
     ids = [

@@ -19,7 +19,8 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
-from tests.support.cuts import fill, wait_until
+from tests.support.cuts import fill
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.errors import StoreError, StoreUnavailable
@@ -151,7 +152,9 @@ def commit_for_ever(url: str, kind: str, first: str, sender: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "kills", [6, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])], ids=["few", "many"]
+    "kills",
+    [6, pytest.param(100, marks=[pytest.mark.full("a hundred kills"), pytest.mark.timeout(900)])],
+    ids=["few", "many"],
 )
 def test_a_writer_killed_at_any_moment_has_lost_nothing_that_it_was_told(sqlite_url: str, kills: int) -> None:
     create(sqlite_url)

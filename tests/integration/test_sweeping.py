@@ -76,7 +76,7 @@ def test_the_floor_stays_below_what_is_in_progress_staged_or_not(orders: Store) 
 
 
 def test_the_floor_stays_below_what_is_invalid_and_not_pruned(orders: Store) -> None:
-    from export_queue.core.transactions.steps import invalidate
+    from export_queue.core.transactions.invalid_ids import invalidate
 
     with orders.transaction() as tx:
         seq = tx.id
@@ -91,10 +91,10 @@ def test_the_floor_stays_below_a_dead_letter_until_it_is_dropped(orders: Store) 
     report = drain(orders, "orders", MemorySink(), exporter=lambda entry: [entry])
     assert report.dead == 1
     assert held(orders) == (seq - 1, "a dead letter")
-    orders.retry_dead_letters("orders")
+    orders.dead_letters.retry("orders")
     assert held(orders) == (seq - 1, "queued")
     drain(orders, "orders", MemorySink(), sink_name="MemorySink", exporter=lambda entry: [entry])
-    orders.drop_dead_letters("orders")
+    orders.dead_letters.drop("orders")
     assert held(orders)[0] >= seq
 
 

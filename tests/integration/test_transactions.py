@@ -10,6 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import (
@@ -206,18 +207,12 @@ def test_a_blind_write_that_a_younger_one_has_overtaken_is_drawn_anew(postgres_u
 
 
 def waits_for_a_lock(store: Store, function: str) -> bool:
-    statement = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like :what"
+    statement = (
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like :what "
+        "and datname = current_database()"
+    )
     with store.database.read() as work:
         return bool(work.connection.execute(sa.text(statement), {"what": f"%{function}%"}).scalar())
-
-
-def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
-    done = threading.Event()
-    for _ in range(3000):
-        if condition():
-            return
-        done.wait(0.01)
-    raise AssertionError(otherwise)
 
 
 def test_ids_increase_and_the_id_is_the_sequence(store: Store) -> None:

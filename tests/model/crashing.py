@@ -198,7 +198,7 @@ class CrashingMachine(RuleBasedStateMachine):
             if not self.world.has_clock:
                 tx.deadline_ms = self.model.active[value.id].deadline_ms = value.deadline_ms
             assert tx.deadline_ms == value.deadline_ms
-        assert opened.view.low == tx.low
+        assert opened.snapshot.low == tx.low
 
     def drawn(self, own: int) -> None:
         """Ids only grow (I5)."""

@@ -17,7 +17,7 @@ from psycopg import OperationalError
 from sqlalchemy import event
 
 from export_queue.core.client import Store
-from export_queue.core.store.postgresql.connection import BoundedConnection
+from export_queue.core.postgresql_connection import BoundedConnection
 
 
 class Crash(BaseException):

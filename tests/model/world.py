@@ -20,7 +20,7 @@ from export_queue.core.client import Store
 from export_queue.core.store import schema
 from export_queue.core.store.creation import create
 from export_queue.core.store.queries.outcomes import new_request
-from export_queue.core.transactions import open as opening
+from export_queue.core.transactions import transaction as opening
 
 BEGIN_MS = 1_800_000_000_000
 

@@ -7,23 +7,16 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.spark import DrainJob
 
 ROOT = Path(__file__).parents[2]
-
-
-def wait_until(condition: Callable[[], object], what: str, *, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def children(pid: int) -> dict[int, str]:

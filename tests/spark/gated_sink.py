@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from export_queue.core.sinks import ApplyResult, Claim, Operations, SqlSink
+from export_queue.core.sinks import ApplyResult, Claim, ClaimedSink, Operations, SqlSink
 
 
 class GatedSink:
@@ -43,8 +43,12 @@ class GatedFencedSink:
         self._inner = SqlSink(url, guard="fence")
         self.capabilities = self._inner.capabilities
         self.admit, self.claim, self.close = self._inner.admit, self._inner.claim, self._inner.close
-        self.apply = self._inner.apply
 
-    def apply_under(self, claim: Claim, operations: Operations) -> ApplyResult:
-        self._gate.wait()
-        return self._inner.apply_under(claim, operations)
+    def under(self, claim: Claim) -> ClaimedSink:
+        inner = self._inner.under(claim)
+
+        def write(operations: Operations) -> ApplyResult:
+            self._gate.wait()
+            return inner.apply(operations)
+
+        return ClaimedSink(self._inner, write)

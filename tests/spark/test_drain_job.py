@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 import pytest
 import sqlalchemy as sa
-from tests.spark.conftest import Submission, Submit, is_running, wait_until
+from tests.spark.conftest import Submission, Submit, is_running
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, drain
@@ -93,7 +94,7 @@ def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_
         f"orders:k{i}": 33 if i == 3 else i for i in range(500)
     }
     assert {document["library"].partition(".zip")[1] for document in documents.values()} == {".zip"}
-    (letter,) = orders.dead_letters("orders")
+    (letter,) = orders.dead_letters.list("orders")
     assert (letter.position.key, letter.reason, letter.drain) == (b"bad", "refused by the exporter", job.drain_id)
 
     shown = "\n".join(
@@ -104,6 +105,7 @@ def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_
         assert password not in shown
 
 
+@pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
 @pytest.mark.parametrize(
     ("options", "status", "error", "message"),
     [
@@ -182,6 +184,7 @@ VALUES = {f"k{i}": i for i in range(200)}
 EXPECTED = {key: str(value) for key, value in VALUES.items()}
 
 
+@pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
 def test_a_python_worker_killed_between_sink_and_removal_is_repeated(
     orders: Store, stopped_job: Callable[..., Stopped], copies: str
 ) -> None:
@@ -197,6 +200,7 @@ def test_a_python_worker_killed_between_sink_and_removal_is_repeated(
     assert read(copies) == EXPECTED
 
 
+@pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
 def test_a_killed_driver_removes_nothing_more_and_the_next_drain_ends_its_work(
     orders: Store, stopped_job: Callable[..., Stopped], copies: str
 ) -> None:
@@ -213,6 +217,7 @@ def test_a_killed_driver_removes_nothing_more_and_the_next_drain_ends_its_work(
     assert read(copies) == EXPECTED
 
 
+@pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
 def test_an_orphaned_driver_gives_its_leases_back_and_ends_itself(
     orders: Store, stopped_job: Callable[..., Stopped], copies: str
 ) -> None:
@@ -236,6 +241,7 @@ def test_an_orphaned_driver_gives_its_leases_back_and_ends_itself(
     assert read(copies) == EXPECTED
 
 
+@pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_an_orphaned_driver_that_waits_for_others_does_not_wait_on(
     orders: Store,
@@ -261,6 +267,7 @@ def test_an_orphaned_driver_that_waits_for_others_does_not_wait_on(
     assert waiting(orders) == 200
 
 
+@pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
 def test_a_job_whose_leases_were_revoked_removes_nothing_more_and_ends(
     orders: Store, stopped_job: Callable[..., Stopped], copies: str
 ) -> None:
@@ -289,6 +296,7 @@ def read_plain(copies: str) -> dict[str, str]:
         return {row[0]: row[1] for row in connection.execute(sa.text("select * from orders"))}
 
 
+@pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
 def test_a_worker_of_a_fenced_drain_that_is_killed_is_repeated_under_its_claim(
     orders: Store, stopped_job: Callable[..., Stopped], copies: str
 ) -> None:
@@ -302,6 +310,7 @@ def test_a_worker_of_a_fenced_drain_that_is_killed_is_repeated_under_its_claim(
     assert read_plain(copies) == EXPECTED
 
 
+@pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
 def test_tasks_of_a_fenced_drain_that_was_taken_over_are_shut_out_by_the_sink(
     orders: Store, stopped_job: Callable[..., Stopped], copies: str
 ) -> None:

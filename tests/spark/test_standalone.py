@@ -13,9 +13,10 @@ from typing import Any
 import orjson
 import pytest
 import sqlalchemy as sa
-from tests.spark.conftest import Submit, wait_until
+from tests.spark.conftest import Submit
 from tests.spark.test_drain_job import add, job_for, report_of, waiting
 from tests.support.servers import free_port
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.sinks import SinkSpec
@@ -81,6 +82,7 @@ def passwords(store_url: str, redis_server: Any) -> dict[str, str]:
     return {"XQ_STORE": sa.make_url(store_url).password or "", "XQ_REDIS": redis_server.password}
 
 
+@pytest.mark.full("a cluster of Spark; local processes run anyway")
 @pytest.mark.timeout(300)
 def test_a_cluster_drains_with_the_shipped_library_and_secrets_of_the_driver_and_names_what_executors_lack(
     cluster: str,

@@ -13,6 +13,7 @@ from uuid import UUID
 import psycopg
 import sqlalchemy as sa
 from tests.support.proxy import Cut, CuttingProxy, Direction
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import CommitOutcomeUnknown, ExportQueueError
@@ -22,13 +23,6 @@ DIRECTIONS: tuple[Direction, ...] = ("to_server", "to_client")
 PATIENCE = 60.0
 """Seconds that even a slow machine does not need; nothing waits for so long when all is well."""
 _numbers = count()
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.002)
 
 
 @dataclass

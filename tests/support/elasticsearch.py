@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.servers import HOST, _Server, _unprivileged_account, free_port
+from tests.support.servers import HOST, Server, free_port, unprivileged_account
 
 VERSIONS = {
     "8.19.8": "8d943e94cef02cbceb6e39cd00175bb04e5f882fa32783a473880b8691a54376",
@@ -48,7 +48,7 @@ _SETTINGS = {
 }
 
 
-class ElasticsearchServer(_Server):
+class ElasticsearchServer(Server):
     """An Elasticsearch server of one node, with 512 MB of heap and a password.
 
     :param settings: lines of its configuration beside the defaults.
@@ -75,6 +75,10 @@ class ElasticsearchServer(_Server):
         self._java = find_java(version)
         self._zip = fetch(version)
         self._roles = dict(roles or {})
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a client must know of a running server, as JSON takes it."""
+        return {**super().facts(), "version": self.version}
 
     @property
     def url(self) -> str:
@@ -123,13 +127,13 @@ class ElasticsearchServer(_Server):
         (config / "users_roles").write_text("".join(f"{role}:{name}\n" for name, role in roles.items()))
         definitions = (f"{name}: {json.dumps(role)}\n" for name, role in self._roles.items())  # JSON is YAML
         (config / "roles.yml").write_text("".join(definitions))
-        account = _unprivileged_account()  # Elasticsearch, as PostgreSQL, refuses to run as root
+        account = unprivileged_account()  # Elasticsearch, as PostgreSQL, refuses to run as root
         if account is not None:
             for path in (self.folder, *self.folder.rglob("*")):
                 os.chown(path, account.pw_uid, account.pw_gid)
 
     def _identity(self) -> dict[str, Any]:
-        account = _unprivileged_account()
+        account = unprivileged_account()
         return {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
     def _launch(self) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from export_queue.core.sinks import ApplyResult, Capabilities, Claim, Operations, apply_batch, refuse_seqs
-from export_queue.core.sinks.fencing import needs_higher_fence, overtaken_error, unclaimed_error
+from export_queue.core.sinks import ApplyResult, Capabilities, Claim, ClaimedSink, Operations, apply_batch, refuse_seqs
+from export_queue.core.sinks.claims import needs_higher_fence, overtaken_error
 
 
 class FencedMemory:
@@ -35,16 +36,17 @@ class FencedMemory:
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None: ...
 
-    def apply(self, operations: Operations) -> ApplyResult:
-        raise unclaimed_error("memory")
-
-    def claim(self, claims: Sequence[Claim]) -> None:
+    def claim(self, claims: Sequence[Claim]) -> Sequence[ClaimedSink]:
         self._on_claim(claims)
         with self._lock:
             raised = [claim for claim in claims if needs_higher_fence(self.fences.get(claim.unit), claim, "memory")]
             self.fences |= {claim.unit: claim.fence for claim in raised}
+        return [self.under(claim) for claim in claims]
 
-    def apply_under(self, claim: Claim, operations: Operations) -> ApplyResult:
+    def under(self, claim: Claim) -> ClaimedSink:
+        return ClaimedSink(self, partial(self._apply, claim))
+
+    def _apply(self, claim: Claim, operations: Operations) -> ApplyResult:
         self._before(operations)
         reasons: dict[int, str] = {}
         refuse_seqs(operations, reasons)

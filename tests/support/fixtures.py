@@ -1,4 +1,4 @@
-"""Fixtures for real servers, from ``tests.support.servers``, and for stores on them."""
+"""Fixtures of servers, which the whole run shares, and of stores on them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,38 @@ from tests.support.elasticsearch import VERSIONS, ElasticsearchServer
 from tests.support.mariadb import MariaDbServer
 from tests.support.pgbouncer import PgBouncer
 from tests.support.redis_cluster import RedisCluster
-from tests.support.servers import PostgresServer, RedisServer
+from tests.support.servers import PostgresServer, RedisServer, Server
+from tests.support.shared import exclusive, shared
 
 if TYPE_CHECKING:
     import redis
 
     from export_queue.core.client import Store
 
-Server = TypeVar("Server", MariaDbServer, PostgresServer, RedisServer)
+Kept = TypeVar("Kept", bound=Server)
 
 
-def _or_skip(kind: type[Server]) -> Server:
+Covered = Callable[[str], None]
+
+
+@pytest.fixture
+def covered(request: pytest.FixtureRequest) -> Covered:
+    """Tell in the summary what a test that stops at its budget of time has covered."""
+    return lambda text: request.node.user_properties.append(("covered", text))
+
+
+def shared_or_skip(kind: type[Kept], name: str = "") -> Kept:
+    """Return the run's server of a kind; skip the test where the machine has none."""
     try:
-        return kind()
+        return shared(kind, name)
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    """One PostgreSQL server for the whole session: ``host``, ``port``, ``user``, ``password``, ``url(database)``."""
-    with _or_skip(PostgresServer) as server:
-        yield server
+def postgres_server() -> PostgresServer:
+    """The run's PostgreSQL server: ``host``, ``port``, ``user``, ``password``, ``url(database)``."""
+    return shared_or_skip(PostgresServer)
 
 
 @pytest.fixture
@@ -44,10 +54,9 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def mariadb_server() -> Iterator[MariaDbServer]:
-    """One MariaDB server for the whole session: ``host``, ``port``, ``user``, ``password``, ``url(database)``."""
-    with _or_skip(MariaDbServer) as server:
-        yield server
+def mariadb_server() -> MariaDbServer:
+    """The run's MariaDB server: ``host``, ``port``, ``user``, ``password``, ``url(database)``."""
+    return shared_or_skip(MariaDbServer)
 
 
 @pytest.fixture
@@ -59,14 +68,9 @@ def mariadb_url(mariadb_server: MariaDbServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def pgbouncer(postgres_server: PostgresServer) -> Iterator[PgBouncer]:
-    """A PgBouncer in transaction mode with 3 sessions a database: ``url(database)``."""
-    try:
-        pooler = PgBouncer(postgres_server)
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with pooler:
-        yield pooler
+def pgbouncer(postgres_server: PostgresServer) -> PgBouncer:
+    """The run's PgBouncer in transaction mode, with 3 sessions a database: ``url(database)``."""
+    return shared_or_skip(PgBouncer)
 
 
 @pytest.fixture
@@ -77,18 +81,21 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def store_url(request: pytest.FixtureRequest) -> str:
-    """The URL of an empty database, once on each kind of store.
+    """The URL of a database, once on each kind of store; it is empty unless the test takes the fixture ``store`` too.
 
     Modules that say ``EVERY_WAY = True`` also run on ``postgresql-pooler``, where clients use the store as they would
-    behind a pooler, and on ``postgresql-clock``, where it takes its ids from a row and no advisory lock can be had.
+    behind a pooler, and on ``postgresql-clock``, where it takes its ids from a row and no advisory lock can be had;
+    these databases always hold a store.
     """
-    fixture = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}.get(request.param, "copied_store_url")
-    return str(request.getfixturevalue(fixture))
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("sqlite_url"))
+    is_empty = request.param == "postgresql" and "store" not in request.fixturenames
+    return str(request.getfixturevalue("postgres_url" if is_empty else "copied_store_url"))
 
 
 @pytest.fixture
 def copied_store_url(
-    postgres_server: PostgresServer, request: pytest.FixtureRequest, stores_to_copy: dict[str, str]
+    postgres_server: PostgresServer, request: pytest.FixtureRequest, stores_to_copy: StoresToCopy
 ) -> Iterator[str]:
     """The URL of a database that holds a store: a copy, which takes less time than to create one."""
     name = postgres_server.create_database(stores_to_copy[request.node.callspec.params["store_url"]])
@@ -96,21 +103,34 @@ def copied_store_url(
     postgres_server.drop_database(name)
 
 
-@pytest.fixture(scope="session")
-def stores_to_copy(postgres_server: PostgresServer) -> dict[str, str]:
-    """Databases with a store each, by kind; nobody is connected to them."""
-    from export_queue.core.client import Store
-    from export_queue.core.store.creation import create
+class StoresToCopy(dict[str, str]):
+    """Names of databases with a store each, by kind of store; each is created when it is first asked for.
 
-    names = {}
-    for kind in ("postgresql-pooler", "postgresql-clock"):
-        names[kind] = postgres_server.create_database()
-        url = postgres_server.url(names[kind])
+    They are this process's own, since planted bugs may differ in what they create, and nobody is connected to them.
+    """
+
+    def __init__(self, server: PostgresServer) -> None:
+        super().__init__()
+        self._server = server
+
+    def __missing__(self, kind: str) -> str:
+        from export_queue.core.client import Store
+        from export_queue.core.store.creation import create
+
+        name = self._server.create_database()
+        url = self._server.url(name)
         if kind == "postgresql-clock":
             without_advisory_locks(url)
         with Store.open(url) as opened:
             create(opened.database, id_source="clock" if kind == "postgresql-clock" else "sequence")
-    return names
+        self[kind] = name
+        return name
+
+
+@pytest.fixture(scope="session")
+def stores_to_copy(postgres_server: PostgresServer) -> StoresToCopy:
+    """Databases with a store each, by kind of store."""
+    return StoresToCopy(postgres_server)
 
 
 @pytest.fixture
@@ -129,10 +149,12 @@ def open_store(store_kind: str, store_url: str) -> Callable[[], Store]:
 
 
 @pytest.fixture
-def store(store_kind: str, open_store: Callable[[], Store]) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, store_url: str, open_store: Callable[[], Store]) -> Iterator[Store]:
     """An opened and created store."""
+    call = getattr(request.node, "callspec", None)
+    is_copied = call is not None and str(call.params.get("store_url")).startswith("postgresql")
     with open_store() as opened:
-        if store_kind in ("sqlite", "postgresql"):
+        if not is_copied:
             opened.create()
         yield opened
 
@@ -153,8 +175,12 @@ def without_advisory_locks(url: str) -> None:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    """One Redis server for the whole session: ``host``, ``port``, ``password``, ``url()``."""
-    with _or_skip(RedisServer) as server:
+    """A Redis server of this process alone, since tests empty and configure it; it starts in a moment."""
+    try:
+        server = RedisServer()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    with server:
         yield server
 
 
@@ -180,32 +206,14 @@ def redis_cluster() -> Iterator[RedisCluster]:
 
 
 OLDER, NEWER = VERSIONS
-ON_EACH_ELASTICSEARCH = pytest.mark.parametrize(
-    "elasticsearch_server", [OLDER, pytest.param(NEWER, marks=pytest.mark.slow)], indirect=True
-)
-"""For what takes long, and is the same in each version as far as anybody knows."""
 
 
-@pytest.fixture(scope="session", params=VERSIONS)
+@pytest.fixture(params=[OLDER, pytest.param(NEWER, marks=pytest.mark.full("the second version takes a second server"))])
 def elasticsearch_server(request: pytest.FixtureRequest) -> Iterator[ElasticsearchServer]:
-    """One Elasticsearch server for the whole session, once in each version: ``url``, ``user``, ``password``.
+    """The run's Elasticsearch server, once in each version: ``url``, ``user``, ``password``.
 
-    It has the users ``reader``, ``writer``, ``sweeper`` and ``creator``; see ``ELASTICSEARCH_ROLES``.
+    It has the users of ``ELASTICSEARCH_ROLES``. One test has it at a time: all share the index of control records.
     """
-    settings = {"http.max_content_length": "5mb", "action.auto_create_index": "true"}
-    try:
-        server = ElasticsearchServer(settings, version=request.param, roles=ELASTICSEARCH_ROLES)
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with server:
+    server = shared_or_skip(ElasticsearchServer, request.param)
+    with exclusive(f"elasticsearch-{request.param}"):
         yield server
-
-
-_WRITES = ["index", "read", "view_index_metadata"]
-ELASTICSEARCH_ROLES = {
-    "reader": {"indices": [{"names": ["*"], "privileges": ["read", "view_index_metadata"]}]},
-    "writer": {"indices": [{"names": ["least*", "xq_control"], "privileges": _WRITES}]},
-    "sweeper": {"indices": [{"names": ["least*", "xq_control"], "privileges": [*_WRITES, "delete", "maintenance"]}]},
-    "creator": {"indices": [{"names": ["least*", "xq_control"], "privileges": [*_WRITES, "manage"]}]},
-}
-"""What the page about sinks says is needed, without and with ``create_indices`` and for sweeps; one writes nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from tests.support.servers import HOST, _Server, _unprivileged_account
+from tests.support.servers import HOST, Server, unprivileged_account
 
 
-class MariaDbServer(_Server):
+class MariaDbServer(Server):
     """A MariaDB server with full durability and one user, who may do everything.
 
     :param settings: server variables beside the defaults, such as ``{"max-allowed-packet": "1M"}``.
@@ -29,7 +30,6 @@ class MariaDbServer(_Server):
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings)
         self._program, self._installer = _find("mariadbd"), _find("mariadb-install-db")
-        self._databases = 0
 
     def url(self, database: str = "mysql") -> str:
         """Return SQLAlchemy's URL of a database, with user and password.
@@ -40,8 +40,7 @@ class MariaDbServer(_Server):
 
     def create_database(self) -> str:
         """Create an empty database and return its name."""
-        self._databases += 1
-        name = f"test_{self._databases}"
+        name = f"test_{secrets.token_hex(6)}"  # other processes create databases on the same server
         self._execute(f"CREATE DATABASE `{name}`")
         return name
 
@@ -64,7 +63,7 @@ class MariaDbServer(_Server):
             cursor.execute(statement)
 
     def _prepare(self) -> None:
-        account = _unprivileged_account()
+        account = unprivileged_account()
         if account is not None:
             os.chown(self.folder, account.pw_uid, account.pw_gid)
         done = subprocess.run(
@@ -97,7 +96,7 @@ class MariaDbServer(_Server):
             os.chown(users, account.pw_uid, account.pw_gid)
 
     def _identity(self) -> dict[str, Any]:
-        account = _unprivileged_account()  # MariaDB, as PostgreSQL, refuses to run as root
+        account = unprivileged_account()  # MariaDB, as PostgreSQL, refuses to run as root
         return {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
     def _command(self) -> list[str]:

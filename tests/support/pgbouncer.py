@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from tests.support.servers import HOST, PostgresServer, _Server, _unprivileged_account
+from tests.support.servers import HOST, PostgresServer, Server, unprivileged_account
 
 
-class PgBouncer(_Server):
+class PgBouncer(Server):
     """A pooler whose clients share a few sessions of the server, from one SQL transaction to the next.
 
     :param server: a running server, all of whose databases can be reached.
@@ -24,9 +24,11 @@ class PgBouncer(_Server):
 
     product = "PgBouncer"
     stop_signals = (signal.SIGTERM,)
+    user = PostgresServer.user
 
     def __init__(self, server: PostgresServer, *, sessions: int = 3, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings)
+        self.password = server.password
         self._server = server
         self._sessions = sessions
         program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
@@ -39,16 +41,15 @@ class PgBouncer(_Server):
 
         :param database: its name on the server.
         """
-        server = self._server
-        return f"postgresql+psycopg://{quote(server.user)}:{quote(server.password)}@{self.host}:{self.port}/{database}"
+        return f"postgresql+psycopg://{quote(self.user)}:{quote(self.password)}@{self.host}:{self.port}/{database}"
 
     def _prepare(self) -> None:
-        account = _unprivileged_account()
+        account = unprivileged_account()
         if account is not None:
             os.chown(self.folder, account.pw_uid, account.pw_gid)
 
     def _identity(self) -> dict[str, Any]:
-        account = _unprivileged_account()  # PgBouncer, as PostgreSQL, refuses to run as root
+        account = unprivileged_account()  # PgBouncer, as PostgreSQL, refuses to run as root
         return {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
     def _launch(self) -> None:
@@ -66,14 +67,14 @@ class PgBouncer(_Server):
         lines = ["[databases]", f"* = host={self._server.host} port={self._server.port}", "[pgbouncer]"]
         lines += [f"{name} = {value}" for name, value in settings.items()]
         self._write("pgbouncer.ini", "\n".join(lines) + "\n")
-        self._write("users", f'"{self._server.user}" "{self._server.password}"\n')
+        self._write("users", f'"{self.user}" "{self.password}"\n')
         super()._launch()
 
     def _write(self, name: str, text: str) -> None:
         path = self.folder / name
         path.touch(mode=0o600)
         path.write_text(text)
-        account = _unprivileged_account()
+        account = unprivileged_account()
         if account is not None:
             os.chown(path, account.pw_uid, account.pw_gid)
 

@@ -36,7 +36,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class _Server(ABC):
+class Server(ABC):
     """One server process of ours: its folder, port, password and pid."""
 
     product: ClassVar[str]
@@ -64,6 +64,20 @@ class _Server(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._discard()
+
+    @classmethod
+    def attached(cls, facts: Mapping[str, Any]) -> Self:
+        """Return a server that another process runs: it can be used here, but neither started nor stopped.
+
+        :param facts: as the server's own :meth:`facts` gave them.
+        """
+        server = cls.__new__(cls)
+        vars(server).update(facts, _process=None, _folder=None)
+        return server
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a client must know of a running server, as JSON takes it."""
+        return {"host": self.host, "port": self.port, "password": self.password}
 
     @property
     def folder(self) -> Path:
@@ -174,7 +188,7 @@ class _Server(ABC):
     def _is_ready(self) -> bool: ...
 
 
-class PostgresServer(_Server):
+class PostgresServer(Server):
     """A PostgreSQL cluster of its own, with full durability and password authentication.
 
     :param settings: server parameters beside the defaults, such as ``{"max_connections": "300"}``.
@@ -188,7 +202,6 @@ class PostgresServer(_Server):
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__({"max_connections": "200", **(settings or {})})
         self._programs = find_postgres_programs()
-        self._databases = 0
 
     def url(self, database: str = "postgres") -> str:
         """Return SQLAlchemy's URL of a database, with user and password.
@@ -202,8 +215,7 @@ class PostgresServer(_Server):
 
         :param template: name of the database that it is a copy of; by default it is empty.
         """
-        self._databases += 1
-        name = f"test_{self._databases}"
+        name = f"test_{secrets.token_hex(6)}"  # other processes create databases on the same server
         self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         return name
 
@@ -225,7 +237,7 @@ class PostgresServer(_Server):
         secret = self.folder / "password"
         secret.touch(mode=0o600)
         secret.write_text(self.password)
-        account = _unprivileged_account()
+        account = unprivileged_account()
         if account is not None:
             for path in (self.folder, secret):
                 os.chown(path, account.pw_uid, account.pw_gid)
@@ -253,7 +265,7 @@ class PostgresServer(_Server):
         secret.unlink()
 
     def _identity(self) -> dict[str, Any]:
-        account = _unprivileged_account()
+        account = unprivileged_account()
         return {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
     def _command(self) -> list[str]:
@@ -271,7 +283,7 @@ class PostgresServer(_Server):
         return len(lines) >= 8 and lines[0].strip() == str(self.pid) and lines[7].strip() == "ready"
 
 
-class RedisServer(_Server):
+class RedisServer(Server):
     """A Redis server without persistence and with a password.
 
     :param settings: lines of its configuration beside the defaults, such as ``{"maxmemory-policy": "allkeys-lru"}``.
@@ -343,7 +355,7 @@ def _version(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split(".") if part.isdigit())
 
 
-def _unprivileged_account() -> pwd.struct_passwd | None:
+def unprivileged_account() -> pwd.struct_passwd | None:
     """Return whom PostgreSQL runs as when we are root, which it refuses; None when we are not."""
     if os.geteuid() != 0:
         return None

@@ -6,6 +6,7 @@ import pytest
 from tests.teeth.planting import Bug, check_unplanted, judge, load
 
 pytestmark = pytest.mark.timeout(1500)
+FULL = pytest.mark.full("a copy of the tree and a run of tests for each bug")
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +17,7 @@ def unplanted(request: pytest.FixtureRequest) -> str | None:
     return check_unplanted(chosen)
 
 
-@pytest.mark.parametrize(
-    "bug", [pytest.param(bug, id=bug.name, marks=() if bug.quick else pytest.mark.slow) for bug in load()]
-)
+@pytest.mark.parametrize("bug", [pytest.param(bug, id=bug.name, marks=FULL) for bug in load()])
 def test_a_planted_bug_is_caught(bug: Bug, unplanted: str | None) -> None:
     assert unplanted is None, unplanted
     verdict = judge(bug)

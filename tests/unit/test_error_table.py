@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from export_queue.core.errors import SinkRefused, SinkUnavailable
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.redis.errors import explain
-from export_queue.core.sinks.sql.dialect import Poison, TryAgain
-from export_queue.core.sinks.sql.dialects.postgresql import PostgreSQL
+from export_queue.core.sinks.sql.dialects import Poison, TryAgain
+from export_queue.core.sinks.sql.dialects.postgresql import PostgresDialect
 
 TABLE = ErrorTable(
     "Some",
@@ -103,5 +103,5 @@ def test_errors_of_postgresqls_driver_without_a_code(error, kind):
     assert type(postgresql().explain(error)) is kind
 
 
-def postgresql() -> PostgreSQL:
-    return PostgreSQL(sa.make_url("postgresql+psycopg://user@host/database"), password=None, timeout=1)
+def postgresql() -> PostgresDialect:
+    return PostgresDialect(sa.make_url("postgresql+psycopg://user@host/database"), password=None, timeout=1)

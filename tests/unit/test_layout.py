@@ -19,7 +19,6 @@ PAST_THE_DOOR = {
     ("benchmarks/drain.py", "drain.chunk"): "reads pieces as large as those that a drain reads",
     ("benchmarks/elasticsearch.py", "sinks.elasticsearch.indices"): "creates the index that the sink would create",
     ("benchmarks/start.py", "store.schema"): "registers many ids at once, which no transaction does",
-    ("core/sinks/sql/dialects/postgresql.py", "store.postgresql.connection"): "needs psycopg, which the store may lack",
 }
 """Imports of inner modules that are allowed, and why."""
 

@@ -1,4 +1,4 @@
-"""The code on the page about observers runs as it stands there, and its figures are those of the code."""
+"""The figures on the page about observers are those of the code."""
 
 from __future__ import annotations
 
@@ -13,16 +13,6 @@ from export_queue.core.observers.worker import LONGEST_PAUSE
 from export_queue.core.tables.observed import OBSERVED_SECONDS
 
 PAGE_TEXT = (Path(__file__).parents[2] / "docs" / "observers.md").read_text()
-
-
-def test_every_code_block_of_the_page_about_observers_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", PAGE_TEXT, re.DOTALL)
-    assert len(blocks) == PAGE_TEXT.count("```python") > 0
-    names: dict[str, object] = {"__name__": "page"}
-    for block in blocks:
-        exec(compile(block, "docs/observers.md", "exec"), names)
-    names["store"].close()
 
 
 def test_the_page_about_observers_explains_every_count():

@@ -21,9 +21,9 @@ from export_queue.core.sinks.batch import apply_batch, isolate, refuse_lengths, 
 from export_queue.core.sinks.control import (
     ControlRecord,
     FloorRecord,
-    admission,
-    join_feeders,
+    check_owner,
     raise_floor,
+    register_store,
     stale_rank,
 )
 
@@ -186,7 +186,7 @@ def test_ids_and_documents_that_are_too_long_are_refused():
 
 
 def admit(found: ControlRecord | None, store_id: str = "s", fence: int = 5) -> ControlRecord:
-    return admission(found, queue_id="q", store_id=store_id, fence=fence, sink="the sink")
+    return check_owner(found, queue_id="q", store_id=store_id, fence=fence, sink="the sink")
 
 
 @pytest.mark.parametrize("seen", [4, 5])
@@ -224,12 +224,12 @@ NEVER, OURS, TWO = FloorRecord(), FloorRecord(frozenset({"s"}), 7), FloorRecord(
     ],
 )
 def test_any_store_may_join_a_sink_that_was_never_swept_and_its_sweeper_always(found, store_id, wanted):
-    assert join_feeders(found, store_id=store_id, sink="the sink") == wanted
+    assert register_store(found, store_id=store_id, sink="the sink") == wanted
 
 
 def test_no_other_store_joins_a_sink_that_was_swept():
     with pytest.raises(SinkBelongsToAnother, match="swept by another store: expected store t, found store s"):
-        join_feeders(OURS, store_id="t", sink="the sink")
+        register_store(OURS, store_id="t", sink="the sink")
 
 
 @pytest.mark.parametrize(

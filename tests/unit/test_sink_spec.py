@@ -174,10 +174,10 @@ assert not clients & set(sys.modules), sys.modules
 def test_the_doors_export_what_they_always_did():
     """What is taken away here breaks somebody's exporter, sink or test."""
     assert set(sinks.__all__) == set(
-        "MAX_SEQ ApplyResult Capabilities Claim CompositeSink ControlRecord Delete ElasticsearchSink FencedSink "
-        "FloorRecord MemorySink Operations OperationsBuilder "
-        "Put RedisSink Rejection Round Sink SinkSpec SqlSink SweepableSink UnderClaim "
-        "admission apply_batch collapse document_bytes isolate join_feeders next_round open_sink opened_sink "
+        "MAX_SEQ ApplyResult Capabilities Claim ClaimedSink CompositeSink ControlRecord Delete "
+        "ElasticsearchSink FencedSink FloorRecord MemorySink Operations OperationsBuilder "
+        "Put RedisSink Rejection Round Sink SinkSpec SqlSink SweepableSink "
+        "apply_batch check_owner collapse document_bytes isolate register_store next_round open_sink opened_sink "
         "raise_floor refuse_seqs stale_rank".split()
     )
     assert set(testing.__all__) == {"FencedConformance", "MemorySink", "SinkConformance", "assert_converges"}

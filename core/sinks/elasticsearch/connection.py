@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import elastic_transport
 import elasticsearch
 
-from export_queue.core.errors import SinkConfigurationError, SinkRefused
+from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused
+from export_queue.core.retry import Retry
 from export_queue.core.sinks.elasticsearch.answers import ERRORS, NO_ANSWER
 
+Result = TypeVar("Result")
 Secret = str | Callable[[], str] | None
 """A secret, or what finds it."""
 
@@ -28,8 +30,19 @@ CLIENT_OPTIONS = frozenset(
 """Arguments of the client that users may give; the others are ours, or secrets."""
 
 
+class PutOff(Exception):
+    """The server is busy, or another writer was first: the request may be repeated.
+
+    :param final: the error where it was repeated in vain.
+    """
+
+    def __init__(self, final: ExportQueueError) -> None:
+        super().__init__(final.message)
+        self.final = final
+
+
 class Connection:
-    """A client that is built at its first use, and again where it is let in no more.
+    """A client that is built at its first use, and again when the server refuses its secrets.
 
     :param hosts: URLs of the cluster's nodes.
     :param username: the user; None together with an API key.
@@ -39,6 +52,9 @@ class Connection:
     :param options: further arguments of the client.
     :raises SinkConfigurationError: the client takes no such argument.
     """
+
+    retry = Retry(attempts=8, first_pause=0.04, longest_pause=2.5)
+    """How often requests are repeated that were put off, and the pauses in between."""
 
     def __init__(
         self,
@@ -70,7 +86,7 @@ class Connection:
         params: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | bytes | None = None,
     ) -> tuple[int, Any]:
-        """Send one request, once, unless the server lets us in with a newer secret only.
+        """Send one request, once, and a second time if the server refuses the secrets and newer ones are found.
 
         :param body: JSON, or the lines of a bulk request.
         :returns: the status, also of a refusal, and the answer.
@@ -81,6 +97,16 @@ class Connection:
         if status == 401 and self._renew():  # nothing of it took effect
             status, answer = self._send(method, path, params, body)
         return status, answer
+
+    def repeat(self, step: Callable[[], Result]) -> Result:
+        """Repeat a step while it raises :class:`PutOff`.
+
+        :raises ExportQueueError: it was put off each time.
+        """
+        try:
+            return self.retry.call(step, worth_repeating=lambda error: isinstance(error, PutOff))
+        except PutOff as put_off:
+            raise put_off.final from None
 
     def close(self) -> None:
         """Close all connections; the next use opens them again."""

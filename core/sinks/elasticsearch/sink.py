@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -11,17 +9,14 @@ from urllib.parse import quote
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.references import has_password
 from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
-from export_queue.core.sinks.control import admission, stale_rank
-from export_queue.core.sinks.elasticsearch import indices, lines, sweeping
+from export_queue.core.sinks.control import check_owner, stale_rank
+from export_queue.core.sinks.elasticsearch import indices, lines, tombstones
 from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Meaning, items_of, whole
-from export_queue.core.sinks.elasticsearch.connection import CLIENT_OPTIONS, Connection, Secret
+from export_queue.core.sinks.elasticsearch.connection import CLIENT_OPTIONS, Connection, PutOff, Secret
+from export_queue.core.sinks.elasticsearch.floor import Floor, unreadable
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 
-_TRIES = 8
-"""Of operations that a busy server puts off, and of what others may do at the same moment."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 3.0
-"""Seconds; each pause is twice the one before, less a random part."""
 _STATUS = "errors,items.*.status,items.*.error.type"
 _REASONS = f"{_STATUS},items.*.error.reason,items.*.error.caused_by.reason"
 
@@ -76,7 +71,7 @@ class ElasticsearchSink:
         self._connection = Connection(
             nodes, username=username, password=password, api_key=api_key, timeout=timeout, options=options
         )
-        self._floor = sweeping.Floor(self._connection, timeout=timeout)
+        self._floor = Floor(self._connection, timeout=timeout)
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
@@ -84,22 +79,19 @@ class ElasticsearchSink:
         if "{collection}" not in self._template:
             self._prepare(self._template)
         path = f"/{indices.CONTROL}/_doc/{quote(queue_id, safe='')}"
-        for attempt in range(_TRIES):
+
+        def record() -> None:
             status, answer = self._connection.ask("GET", path)
             if status not in (200, 404):
-                outcome = whole(status, answer)
-                if outcome.type == "no_shard_available_action_exception" and attempt < _TRIES - 1:
-                    _pause(attempt)  # somebody has created the index just now
-                    continue
-                raise outcome.explain(f"{self}, {indices.CONTROL}")
+                raise unreadable(whole(status, answer), f"{self}, {indices.CONTROL}")
             found, guard = None, {"op_type": "create"}
             if status == 200:
                 found = indices.read_control(answer["_source"])
                 guard = {"if_seq_no": str(answer["_seq_no"]), "if_primary_term": str(answer["_primary_term"])}
-            wanted = admission(
+            wanted = check_owner(
                 found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
             )
-            self._floor.join(store_id)
+            self._floor.register_store(store_id)
             if wanted == found:
                 return
             params = {**guard, "timeout": self._patience}
@@ -109,8 +101,9 @@ class ElasticsearchSink:
             outcome = whole(status, answer)
             if outcome.meaning not in (Meaning.STALE, Meaning.BUSY):
                 raise outcome.explain(f"{self}, {indices.CONTROL}")
-            _pause(attempt)
-        raise SinkUnavailable(f"{self}: the control record of queue {queue_id!r} changes all the time")
+            raise PutOff(SinkUnavailable(f"{self}: the control record of queue {queue_id!r} changes all the time"))
+
+        self._connection.repeat(record)
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
@@ -128,11 +121,11 @@ class ElasticsearchSink:
     def sweep(self, *, store_id: str, floor: int) -> int:
         """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`.
 
-        It waits for a while after it has raised the floor: see :mod:`export_queue.core.sinks.elasticsearch.sweeping`.
+        It waits for a while after it has raised the floor: see :mod:`export_queue.core.sinks.elasticsearch.floor`.
         """
         self._ensure(indices.CONTROL, indices.control_definition())
-        raised = self._floor.lift(store_id, floor)
-        return sweeping.sweep(self._connection, template=self._template, floor=raised)
+        raised = self._floor.raise_floor(store_id, floor)
+        return tombstones.sweep(self._connection, template=self._template, floor=raised)
 
     def create(self, collection: str) -> None:
         """Create the index of a collection, and its alias, if they are missing.
@@ -207,16 +200,20 @@ class ElasticsearchSink:
         """Send operations, and those again, after longer and longer pauses, for which the server has no room."""
         answers: dict[int, Answer] = {}
         waiting: Sequence[int] = range(len(wanted))
-        for attempt in range(_TRIES):
-            found = self._send(alias, [wanted[i] for i in waiting] if attempt else wanted, floor, reasons)
+
+        def send_waiting() -> list[Answer]:
+            nonlocal waiting
+            found = self._send(alias, [wanted[i] for i in waiting] if answers else wanted, floor, reasons)
             if not answers and found.count(DONE) == len(found):
                 return found
-            answers |= zip(waiting, found, strict=True)
+            answers.update(zip(waiting, found, strict=True))
             waiting = [i for i in waiting if answers[i].meaning is Meaning.BUSY]
-            if not waiting:
-                return [answers[i] for i in range(len(wanted))]
-            _pause(attempt)
-        raise answers[waiting[0]].explain(f"{self}, {alias}: {len(waiting)} operations put off {_TRIES} times")
+            if waiting:
+                many = f"{len(waiting)} operations put off {self._connection.retry.attempts} times"
+                raise PutOff(answers[waiting[0]].explain(f"{self}, {alias}: {many}"))
+            return [answers[i] for i in range(len(wanted))]
+
+        return self._connection.repeat(send_waiting)
 
     def _send(self, alias: str, wanted: Sequence[bytes], floor: int, reasons: bool) -> list[Answer]:
         """Send one bulk request, or several smaller ones where the server refuses it as a whole."""
@@ -296,32 +293,31 @@ class ElasticsearchSink:
     def _ensure(self, name: str, definition: tuple[str, Mapping[str, Any]]) -> None:
         """Create what is missing; another process may do the same at this moment."""
         index, body = definition
-        for attempt in range(_TRIES):
+        request = indices.console([definition])
+
+        def create() -> None:
             if name in self._ready or self._look(name) is not None:
                 return
-            request = indices.console([definition])
             if not self._create:
                 raise SinkRefused(f"{self} has no {name!r}", hint=f"create it:\n{request}")
             status, answer = self._connection.ask("PUT", f"/{index}", body=body)
             outcome = whole(status, answer)
             if outcome.type == "resource_already_exists_exception" or outcome.meaning is Meaning.BUSY:
-                _pause(attempt)
-            elif status != 200:
-                if outcome.meaning is Meaning.UNAVAILABLE:
-                    raise outcome.explain(f"{self}, {index}")
+                raise PutOff(
+                    SinkConfigurationError(
+                        f"{self} has an index {index!r}, but nothing is called {name!r}",
+                        hint=f"give that index the alias, or remove it; the sink would create:\n{request}",
+                    )
+                )
+            if outcome.meaning is Meaning.UNAVAILABLE:
+                raise outcome.explain(f"{self}, {index}")
+            if status != 200:
                 raise SinkRefused(f"{self}, {index}: {outcome}", hint=f"let somebody with more rights send:\n{request}")
-        raise SinkConfigurationError(
-            f"{self} has an index {index!r}, but nothing is called {name!r}",
-            hint=f"give that index the alias, or remove it; the sink would create:\n{indices.console([definition])}",
-        )
+
+        self._connection.repeat(create)
 
     def __str__(self) -> str:
         return str(self._connection)
 
     def __repr__(self) -> str:
         return f"<ElasticsearchSink {self._connection} {self._template}>"
-
-
-def _pause(attempt: int) -> None:
-    longest = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
-    time.sleep(random.uniform(longest / 2, longest))

@@ -17,6 +17,8 @@ from export_queue.core.sinks.redis.errors import explain
 from export_queue.core.sinks.redis.layout import Command
 
 Reply = Any
+Ask = Callable[..., list[Reply]]
+"""Sends commands that must not fail to one server, and returns their replies."""
 
 _MANY = 64
 """Parts from which a command is packed here: the C packer takes twice the time for it."""
@@ -123,7 +125,7 @@ class Connection:
         :param meanwhile: called while the server is at work on them.
         :returns: one reply a command; a server's error stands in its place.
         :raises SinkUnavailable: the connection broke; whether the commands took effect is not known.
-        :raises SinkRefused: the server does not let us in.
+        :raises SinkRefused: the server refuses user or password.
         """
         self.send(commands, packed)
         if meanwhile is not None:
@@ -155,7 +157,7 @@ class Connection:
             self._connection.disconnect()
             raise explain(error, self.server) from error
         except BaseException:
-            self._connection.disconnect()  # replies may be on their way: nobody may take them for others
+            self._connection.disconnect()  # replies may be on their way, which would be taken for those of others
             raise
 
     def ask(self, *command: bytes | str) -> Reply:
@@ -167,6 +169,19 @@ class Connection:
         if isinstance(reply, Exception):
             raise explain(reply, self.server) from reply
         return reply
+
+    def ask_all(self, *commands: Command, **how: Any) -> list[Reply]:
+        """Send commands of which none may fail, and return their replies.
+
+        :param how: further arguments of :meth:`exchange`.
+        :raises ExportQueueError: the server answered one of them with an error; the connection is closed.
+        """
+        replies = self.exchange(commands, **how)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                self.close()  # also ends a WATCH or a MULTI
+                raise explain(reply, self.server) from reply
+        return replies
 
     def close(self) -> None:
         """Close the connection; the next use opens it again."""

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import redis
 
-from export_queue.core.errors import SinkConfigurationError, SinkError
+from export_queue.core.errors import SinkConfigurationError, SinkError, SinkUnavailable
+from export_queue.core.retry import Retry
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 
+Result = TypeVar("Result")
+
 NO_ANSWER = "no answer"
+COLLISIONS = Retry(attempts=200, first_pause=0.001, longest_pause=0.015)
+"""How a transaction is repeated that other clients disturb."""
+
+
+class Collision(Exception):
+    """Another client changed a watched key: the transaction did not take effect, and may be repeated."""
+
+
+def until_undisturbed(step: Callable[[], Result], complaint: str, *, hint: str | None = None) -> Result:
+    """Repeat a transaction until no other client disturbs it.
+
+    :param step: raises :class:`Collision` where the transaction did not take effect.
+    :param complaint: the message where all attempts were disturbed.
+    :raises SinkUnavailable: they were.
+    """
+    try:
+        return COLLISIONS.call(step, worth_repeating=lambda error: isinstance(error, Collision))
+    except Collision:
+        raise SinkUnavailable(complaint, hint=hint) from None
+
 
 ERRORS = ErrorTable(
     "Redis",

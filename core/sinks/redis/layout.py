@@ -4,8 +4,8 @@
 key                           holds
 ============================  ==============================================================================
 the user's                    a string, or a plain set of members
-``xq:control``                hash: number of this layout, number of shards, a random mark, floor, stores that feed it
-``xq:queue:<queue>``          hash: the queue's control record; in a cluster also the marks of all primaries
+``xq:control``                hash: number of this layout, number of shards, incarnation, floor, stores that feed it
+``xq:queue:<queue>``          hash: the queue's control record; in a cluster also the incarnations of all primaries
 ``xq:waited``                 a string that is written again and again, where replicas are waited for
 ``xq:rank:<shard>``           hash: key of a string → its rank
 ``xq:member:<shard>``         hash: key of a set, NUL, member → its rank
@@ -14,9 +14,9 @@ the user's                    a string, or a plain set of members
 In a cluster a shard is a slot, that of the record's own key, so that record and rank lie on one node and
 change together. Its hashes are ``xq:rank:{<tag>}`` and ``xq:member:{<tag>}``, where the tag is the smallest
 number whose text belongs to the slot, and their field ``xq:floor`` is the highest stale rank. Each primary
-has a mark of its own in ``xq:control:{<tag>}``.
+has an incarnation of its own in ``xq:control:{<tag>}``.
 
-A rank is 20 decimal digits, compared as text: whoever takes numbers for doubles cannot blur it. An even
+A rank is 20 decimal digits, compared as text: a program that takes numbers for doubles cannot blur it. An even
 rank is a tombstone. The shard follows from the record's id alone, by the function that also gives the
 bucket of a queue's key, so that drains of different units do not meet where ids are keys.
 """
@@ -175,9 +175,9 @@ def rank_texts(ranks: Sequence[int]) -> list[bytes]:
     return [b"%020d" % rank for rank in ranks]
 
 
-def control_key(queue_id: str) -> str:
+def control_key(queue_id: str) -> bytes:
     """Return the key of a queue's control record."""
-    return f"xq:queue:{queue_id}"
+    return f"xq:queue:{queue_id}".encode()
 
 
 def read_control(fields: Sequence[bytes | None]) -> ControlRecord | None:

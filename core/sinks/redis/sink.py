@@ -1,35 +1,30 @@
-"""The Redis sink: reads ranks under WATCH, compares them here, writes records and ranks in one MULTI."""
+"""The Redis sink: what it takes, which store may feed it, and the batches that it hands to its servers."""
 
 from __future__ import annotations
 
-import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
+from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
-from export_queue.core.sinks.control import admission
-from export_queue.core.sinks.fencing import Claim, Guard, check_guard, unclaimed_error
+from export_queue.core.sinks.claims import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
+from export_queue.core.sinks.control import ControlRecord, check_owner
 from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
-from export_queue.core.sinks.redis import fenced, layout, sweeping
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities
+from export_queue.core.sinks.redis import layout
+from export_queue.core.sinks.redis.claims import GUARD, check_queue, claim_units, write_under
+from export_queue.core.sinks.redis.cluster import Cluster
 from export_queue.core.sinks.redis.connection import Connection
-from export_queue.core.sinks.redis.errors import code_of, explain
+from export_queue.core.sinks.redis.errors import Collision, until_undisturbed
+from export_queue.core.sinks.redis.floor import raise_floor, register_store
+from export_queue.core.sinks.redis.incarnation import Incarnations
 from export_queue.core.sinks.redis.layout import Command
-from export_queue.core.sinks.redis.marks import Marks
-from export_queue.core.sinks.redis.nodes import Nodes
-from export_queue.core.sinks.redis.replicas import wait_for_replicas
-from export_queue.core.sinks.redis.slots import check_marks, sweep_slots, write_by_slot
-from export_queue.core.sinks.redis.targets import TARGETS, Kind, Records, decide
-
-_MAX_COLLISIONS = 200
-"""Tries of one batch that others spoilt, one after the other, before the sink counts as overloaded."""
-_PAUSE_SECONDS = 0.02
+from export_queue.core.sinks.redis.servers import Servers, check_server
+from export_queue.core.sinks.redis.single import SingleServer
+from export_queue.core.sinks.redis.targets import TARGETS, Kind
 
 
 class RedisSink:
@@ -91,10 +86,9 @@ class RedisSink:
         self._template = template
         self._target = TARGETS[target]
         self._wanted_shards = shards
-        self._marks = Marks()
+        self._incarnations = Incarnations()
         self._wait_replicas = wait_replicas
         self._wait_seconds = socket_timeout / 2  # the server says how many there are before we give up on it
-        self._shards: int | None = None
         self._lock = threading.Lock()
 
         def connect(host: str, port: int) -> Connection:
@@ -117,57 +111,43 @@ class RedisSink:
 
         self._connect = connect
         self._connection = connect(host, port)
-        self._nodes: Nodes | None = None
-        """Of a cluster; None for a single server."""
+        self._servers: Servers | None = None
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         key = layout.control_key(queue_id)
         with self._lock:
-            self._prepare()
-            joined = False
-            marks = self._check_marks(key)
-            for _ in range(_MAX_COLLISIONS):
-                at = self._at(key.encode())
-                _, (*fields, guard) = self._all(
-                    ("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS, fenced.GUARD), at=at
-                )
+            servers = self._prepare()
+            incarnations = servers.note_incarnations(key)
+            ask = partial(servers.ask, key)
+
+            def read_and_check() -> ControlRecord:
+                _, (*fields, guard) = ask(("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS, GUARD))
                 found = layout.read_control(fields)
                 try:
-                    fenced.check_queue(
+                    check_queue(
                         guard, is_known=found is not None, is_fenced=self._is_fenced, queue_id=queue_id, sink=self
                     )
-                    wanted = admission(
+                    return check_owner(
                         found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
                     )
                 except Exception:
-                    self._all(("UNWATCH",), at=at)
+                    ask(("UNWATCH",))
                     raise
-                mark = (fenced.GUARD, "fence") if self._is_fenced else ()
-                if not joined:  # only now: who is refused is not among the feeders
-                    self._all(("UNWATCH",), at=at)
-                    sweeping.join(partial(self._all, at=self._at(layout.CONTROL)), store_id=store_id, sink=str(self))
-                    joined = True
-                    continue
-                write: Command = ("HSET", key, *layout.write_control(wanted), *marks, *mark)
-                *_, done = self._all(("MULTI",), write, ("EXEC",), at=at)
-                if done is not None:
-                    self._wait()
-                    return
-        raise SinkUnavailable(f"{self}: the control record of queue {queue_id!r} changes all the time")
 
-    def _check_marks(self, key: str) -> Command:
-        """In a cluster, see that no primary has lost its data since the last drain, when their marks were noted.
+            def record() -> None:
+                guard = (GUARD, "fence") if self._is_fenced else ()
+                write: Command = ("HSET", key, *layout.write_control(read_and_check()), *incarnations, *guard)
+                *_, done = ask(("MULTI",), write, ("EXEC",))
+                if done is None:
+                    raise Collision
 
-        :returns: the field of the control record that notes them.
-        """
-        if self._nodes is None:
-            return ()  # control record and data lie in one server, and go together
-        (noted,) = self._all(("HGET", key, "marks"), at=self._at(key.encode()))
-        self._marks.expect(noted)
-        with self._looking_again():
-            check_marks(self._nodes, self._marks)
-        return ("marks", self._marks.to_text())
+            # a store that is refused must not be registered, one that is registered must be known before its record is
+            read_and_check()
+            ask(("UNWATCH",))
+            register_store(partial(servers.ask, layout.CONTROL), store_id=store_id, sink=str(self))
+            until_undisturbed(record, f"{self}: the control record of queue {queue_id!r} changes all the time")
+            self._wait()
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
@@ -175,15 +155,15 @@ class RedisSink:
             raise unclaimed_error(self)
         return self._apply(operations, self._write)
 
-    def claim(self, claims: Sequence[Claim]) -> None:
+    def claim(self, claims: Sequence[Claim]) -> Sequence[ClaimedSink]:
         """Take units over; see :class:`~export_queue.core.sinks.FencedSink`."""
         with self._lock:
-            self._prepare()
-            fenced.claim_units(self._all, claims, self)
+            claim_units(partial(self._prepare().ask, layout.CONTROL), claims, self)
+        return [self.under(claim) for claim in claims]
 
-    def apply_under(self, claim: Claim, operations: Operations) -> ApplyResult:
-        """Apply a batch under a claim; see :class:`~export_queue.core.sinks.FencedSink`."""
-        return self._apply(operations, partial(self._write_under, claim))
+    def under(self, claim: Claim) -> ClaimedSink:
+        """Return the sink of a claim; see :class:`~export_queue.core.sinks.FencedSink`."""
+        return ClaimedSink(self, lambda operations: self._apply(operations, partial(self._write_under, claim)))
 
     def _apply(self, operations: Operations, write: Callable[[Operations], ApplyResult]) -> ApplyResult:
         templates, refused = layout.fill_collections(self._template, set(operations.collections))
@@ -200,175 +180,52 @@ class RedisSink:
     def sweep(self, *, store_id: str, floor: int) -> int:
         """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
         with self._lock:
-            shards = self._prepare()
-            ask = partial(self._all, at=self._at(layout.CONTROL))
-            stale = sweeping.lift(ask, store_id=store_id, floor=floor, sink=str(self))
-            if self._nodes is not None:
-                return sweep_slots(self._nodes, self._marks, stale, sink=str(self))
-            return sweeping.sweep_hashes(ask, layout.rank_hashes(shards), stale, str(self))
+            servers = self._prepare()
+            raised = raise_floor(partial(servers.ask, layout.CONTROL), store_id=store_id, floor=floor, sink=str(self))
+            return servers.sweep(raised)
 
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
             self._connection.close()
-            if self._nodes is not None:
-                self._nodes.close()
+            if self._servers is not None:
+                self._servers.close()
 
     def _write(self, operations: Operations) -> ApplyResult:
-        """Write operations on distinct records: all at once, or by parts where others write to the same shards."""
-        shards = self._prepare()
-        if self._nodes is not None:
-            return write_by_slot(self._nodes, self._target, self._marks, operations)
-        records = self._target.place(operations, shards)
-        written, collisions = 0, 0
-        rejected: list[Rejection] = []
-        parts = [records]
-        while parts:
-            part = parts.pop()
-            outcome = self._attempt(part)
-            if outcome is not None:
-                written += outcome.written
-                rejected += outcome.rejected
-                collisions = 0
-                continue
-            collisions += 1
-            if collisions > _MAX_COLLISIONS:
-                raise SinkUnavailable(f"{self}: {collisions} tries of one batch met other writers of its records")
-            # the first time at once; then smaller, which meets fewer others, and after a moment
-            parts += (part.halves() if collisions > 1 else None) or (part,)
-            if collisions > 1:
-                time.sleep(random.uniform(0, _PAUSE_SECONDS))
-        return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
+        return self._prepare().write(operations)
 
     def _write_under(self, claim: Claim, operations: Operations) -> ApplyResult:
-        self._prepare()
-        return fenced.write_under(self._all, self._target, operations, claim, self)
-
-    def _attempt(self, part: Records) -> ApplyResult | None:
-        """Compare and write in one transaction; None if somebody else wrote to one of its shards meanwhile."""
-        checked = self._target.checked_keys(part)
-        guards, floor_reads = sweeping.floor_reads(part.shards)
-        reads: list[Command] = [("WATCH", *part.shards, *guards), *floor_reads]
-        reads += [("HMGET", name, *[part.fields[i] for i in group]) for name, group in part.shards.items()]
-        reads += [("TYPE", key) for key in checked]
-        reads.append(self._marks.look(layout.CONTROL))
-        _, *found, mark = self._all(*reads)
-        self._marks.check(layout.CONTROL, mark, server=self._connection.server)
-        stale = sweeping.stale_text(found[: len(floor_reads)])
-        del found[: len(floor_reads)]
-        types = dict(zip(checked, found[len(part.shards) :], strict=True))
-        decision = decide(part, found[: len(part.shards)], types, repeats=self._target.repeats, stale=stale)
-        writes = self._target.writes(part, decision.newer + decision.repeated)
-        if not writes:
-            self._all(("UNWATCH",))
-            return ApplyResult(0, 0, decision.rejected)
-        *_, answers = self._all(("MULTI",), *writes, *decision.ranks, ("EXEC",))
-        if answers is None:
-            return None
-        for answer in answers:
-            if isinstance(answer, Exception):
-                if code_of(answer) == "WRONGTYPE":
-                    return None  # a key became something else just now: the next try sees it
-                raise explain(answer, self._connection.server) from answer
-        return ApplyResult(len(decision.newer), 0, decision.rejected)
+        return write_under(partial(self._prepare().ask, layout.CONTROL), self._target, operations, claim, self)
 
     def _wait(self) -> None:
         """Wait for replicas, where that is asked for."""
-        if not self._wait_replicas:
-            return
-        self._prepare()  # where nothing was written, nobody has looked since the last error
-        with self._looking_again():
-            keys = {self._connection: layout.WAITED}
-            if self._nodes is not None:
-                keys = {n: layout.key_in_slot(layout.WAITED, slot) for n, slot in self._nodes.primaries().items()}
-            wait_for_replicas(keys, wanted=self._wait_replicas, seconds=self._wait_seconds)
+        if self._wait_replicas:
+            self._prepare().wait_for_replicas(wanted=self._wait_replicas, seconds=self._wait_seconds)
 
-    @contextmanager
-    def _looking_again(self) -> Iterator[None]:
-        """After an error, look at the server again, or ask the cluster who serves what: it may be another one."""
-        try:
-            yield
-        except Exception:
-            self._shards = None
-            raise
+    def _prepare(self) -> Servers:
+        """Look at the servers, at first and after each error, since others may have taken their place."""
+        if self._servers is None or not self._servers.is_known:
+            # a cluster stays one: its nodes are known, and the one that was named may be away
+            if not isinstance(self._servers, Cluster):
+                self._servers = self._recognize()
+            self._servers.prepare()
+        return self._servers
 
-    def _prepare(self) -> int:
-        """Look at the server, or at all nodes of the cluster, once per connection, and return the number of shards."""
-        if self._shards is None:
-            if self._nodes is None and self._check_server(self._connection) == "cluster":
-                if self._is_fenced:
-                    raise SinkConfigurationError(
-                        f"{self} is part of a cluster: fence and records of a unit would lie in different nodes",
-                        hint="use guard='seq'",
-                    )
-                self._nodes = Nodes(self._connection, connect=self._connect, check=self._check_server)
-            if self._nodes is not None:
-                self._nodes.look()
-            self._shards = self._agree_on_shards()
-        return self._shards
-
-    def _check_server(self, connection: Connection) -> str:
-        """Refuse a server that cannot hold the guarantees.
-
-        :returns: the server's mode, ``standalone`` or ``cluster``.
-        """
-        facts, name = _facts(connection.ask("INFO")), f"Redis at {connection.server}"
-        policy = facts.get("maxmemory_policy", "noeviction")
-        if policy.startswith("allkeys"):
+    def _recognize(self) -> Servers:
+        """Ask the server that was named whether it is a single one."""
+        if check_server(self._connection) != "cluster":
+            return SingleServer(self._connection, self._target, self._incarnations, wanted_shards=self._wanted_shards)
+        if self._is_fenced:
             raise SinkConfigurationError(
-                f"{name} may evict any key (maxmemory-policy {policy}): it would forget records and their ranks",
-                hint="set maxmemory-policy to noeviction, or to one that begins with volatile",
+                f"{self} is part of a cluster: fence and records of a unit would lie in different nodes",
+                hint="use guard='seq'",
             )
-        mode = facts.get("redis_mode", "standalone")
-        if mode != "cluster" and facts.get("role", "master") != "master":  # a cluster's replica knows the primaries
-            raise SinkUnavailable(f"{name} is a replica", hint="connect to the primary")
-        return mode
-
-    def _agree_on_shards(self) -> int:
-        expected, wanted = layout.NUMBER, self._wanted_shards or layout.DEFAULT_SHARDS
-        if self._nodes is not None:
-            expected, wanted = layout.NUMBER_IN_CLUSTERS, layout.SLOTS
-        # each field is set by whoever comes first, and never changed
-        *_, (number, shards), mark = self._all(
-            ("HSETNX", layout.CONTROL, "layout", expected),
-            ("HSETNX", layout.CONTROL, "shards", str(wanted)),
-            self._marks.leave(layout.CONTROL),
-            ("HMGET", layout.CONTROL, "layout", "shards"),
-            self._marks.look(layout.CONTROL),
-            at=self._at(layout.CONTROL),
+        return Cluster(
+            self._connection, self._connect, self._target, self._incarnations, wanted_shards=self._wanted_shards
         )
-        self._marks.check(layout.CONTROL, mark, server=self._connection.server)
-        if number.decode() != expected:
-            raise SinkConfigurationError(f"{self} has ranks in layout {number.decode()}, expected {expected}")
-        if self._wanted_shards not in (None, int(shards)):
-            raise SinkConfigurationError(
-                f"{self} has its ranks in {int(shards)} shards, the sink asks for {self._wanted_shards}",
-                hint="leave shards out: the number is fixed once a database has ranks",
-            )
-        return int(shards)
-
-    def _at(self, key: bytes) -> Connection:
-        """Return the connection to the server that has a key."""
-        return self._connection if self._nodes is None else self._nodes.at(key)
-
-    def _all(self, *commands: Command, at: Connection | None = None, **how: Any) -> list[Any]:
-        """Send commands that must not fail, and return their replies; ``how`` is for the connection."""
-        connection = at or self._connection
-        with self._looking_again():
-            replies = connection.exchange(commands, **how)
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    connection.close()  # also ends a WATCH or a MULTI
-                    raise explain(reply, connection.server) from reply
-        return replies
 
     def __str__(self) -> str:
         return f"Redis at {self._connection.server}"
 
     def __repr__(self) -> str:
         return f"<RedisSink {self._connection.server} {self._template}>"
-
-
-def _facts(info: bytes) -> dict[str, str]:
-    pairs = (line.partition(":") for line in info.decode(errors="replace").splitlines())
-    return {name: value for name, mark, value in pairs if mark}

@@ -13,8 +13,9 @@ from functools import cache
 from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, Unicode, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from export_queue.core.sinks.control import ControlRecord, FloorRecord, admission, join_feeders, raise_floor
-from export_queue.core.sinks.sql.dialect import TryAgain
+from export_queue.core.sinks import control
+from export_queue.core.sinks.control import ControlRecord, FloorRecord
+from export_queue.core.sinks.sql.dialects import TryAgain
 from export_queue.core.sinks.sql.statements import CONTROL_TABLE, lock_control
 
 WHOLE_SINK = "*"
@@ -58,7 +59,9 @@ def admit(
     with held_floor(connection, schema, locks_reads=locks_reads) as floor:
         row = connection.execute(select(table).where(mine).with_for_update()).one_or_none()
         found = None if row is None else ControlRecord(row.store_id, row.fence)
-        wanted = admission(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, drained=drained)
+        wanted = control.check_owner(
+            found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, drained=drained
+        )
         if found is None:
             try:
                 connection.execute(insert(table).values(queue_id=queue_id, store_id=store_id, fence=fence, floor=0))
@@ -69,7 +72,7 @@ def admit(
             raised = update(table).where(mine, table.c.fence == found.fence, table.c.store_id == store_id)
             if connection.execute(raised.values(fence=fence)).rowcount == 0:
                 raise TryAgain(f"another drain of {queue_id!r} began at the same moment")
-        join_feeders(_floor_record(connection, schema, floor), store_id=store_id, sink=sink)
+        control.register_store(_floor_record(connection, schema, floor), store_id=store_id, sink=sink)
 
 
 @contextmanager
@@ -94,7 +97,7 @@ def held_floor(connection: Connection, schema: str | None, *, locks_reads: bool)
             raise TryAgain("the floor was raised at the same moment")
 
 
-def raise_to(connection: Connection, *, schema: str | None, store_id: str, floor: int, sink: str) -> int:
+def raise_floor(connection: Connection, *, schema: str | None, store_id: str, floor: int, sink: str) -> int:
     """Raise the floor, once all batches that have read the old one are through; it never falls.
 
     :returns: where it is now.
@@ -109,7 +112,7 @@ def raise_to(connection: Connection, *, schema: str | None, store_id: str, floor
     if connection.execute(update(table).where(mine).values(fence=table.c.fence + 1)).rowcount == 0:
         _add_whole(connection, schema)
     found = _floor_record(connection, schema, connection.execute(select(table.c.floor).where(mine)).scalar_one())
-    wanted = raise_floor(found, store_id=store_id, floor=floor, sink=sink)
+    wanted = control.raise_floor(found, store_id=store_id, floor=floor, sink=sink)
     connection.execute(update(table).where(mine).values(store_id=store_id, floor=wanted.floor))
     return wanted.floor
 

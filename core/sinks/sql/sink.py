@@ -16,17 +16,15 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
+from export_queue.core.sinks.claims import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.control import stale_rank
-from export_queue.core.sinks.fencing import Claim, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
-from export_queue.core.sinks.sql.control_table import admit, held_floor, raise_to
-from export_queue.core.sinks.sql.dialect import Clash, Password, Poison, TryAgain
-from export_queue.core.sinks.sql.fenced import UNIT_TABLE, claim_units, create_units, write_under
+from export_queue.core.sinks.sql.claims import UNIT_TABLE, claim_units, create_units, write_under
+from export_queue.core.sinks.sql.control_table import admit, held_floor, raise_floor
+from export_queue.core.sinks.sql.dialects import Clash, Password, Poison, TryAgain, open_dialect
 from export_queue.core.sinks.sql.fitting import misfits
-from export_queue.core.sinks.sql.opening import open_dialect
 from export_queue.core.sinks.sql.statements import CONTROL_TABLE
-from export_queue.core.sinks.sql.sweeping import sweep_table, tables_of
 from export_queue.core.sinks.sql.tables import (
     DELETED,
     RANK,
@@ -39,6 +37,7 @@ from export_queue.core.sinks.sql.tables import (
     rows_of,
     split_schema,
 )
+from export_queue.core.sinks.sql.tombstones import sweep_table, tables_of
 
 _TRIES = 5
 _PAUSE_SECONDS = 0.05
@@ -125,17 +124,18 @@ class SqlSink:
             raise unclaimed_error(self)
         return self._apply(operations, self._upsert_above_floor)
 
-    def claim(self, claims: Sequence[Claim]) -> None:
+    def claim(self, claims: Sequence[Claim]) -> Sequence[ClaimedSink]:
         """Take units over; see :class:`~export_queue.core.sinks.FencedSink`."""
         self._ask(lambda connection: claim_units(connection, self._schema, claims, self))
+        return [self.under(claim) for claim in claims]
 
-    def apply_under(self, claim: Claim, operations: Operations) -> ApplyResult:
-        """Apply a batch under a claim; see :class:`~export_queue.core.sinks.FencedSink`."""
+    def under(self, claim: Claim) -> ClaimedSink:
+        """Return the sink of a claim; see :class:`~export_queue.core.sinks.FencedSink`."""
 
         def write(connection: Connection, table: Table, rows: Sequence[Row]) -> int:
             return write_under(connection, self._dialect, table, rows, schema=self._schema, claim=claim, sink=self)
 
-        return self._apply(operations, write)
+        return ClaimedSink(self, lambda operations: self._apply(operations, write))
 
     def _apply(self, operations: Operations, write_rows: _WriteRows) -> ApplyResult:
         tables, refused = fill_collections(self._template, set(operations.collections), fold=self._dialect.folds_names)
@@ -148,7 +148,9 @@ class SqlSink:
         """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
         self._prepare_control()
         raised = self._ask(
-            lambda connection: raise_to(connection, schema=self._schema, store_id=store_id, floor=floor, sink=str(self))
+            lambda connection: raise_floor(
+                connection, schema=self._schema, store_id=store_id, floor=floor, sink=str(self)
+            )
         )
         keys = [column.name for column in self._key.columns]
         names = self._ask(

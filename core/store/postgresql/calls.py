@@ -10,10 +10,10 @@ import psycopg
 import sqlalchemy as sa
 from psycopg.rows import tuple_row
 
+from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.store.dialect import Handle, Writes
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql.arrays import NO_BYTEAS, NO_INTS, ByteaArray, IntArray
-from export_queue.core.store.postgresql.connection import BoundedConnection
 
 
 def raw(connection: Handle) -> psycopg.Connection[Any]:

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import select
-import time
-from collections.abc import Callable, Generator, Iterator
-from functools import cached_property
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import psycopg
 import sqlalchemy as sa
-from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
-from psycopg.rows import tuple_row
 from sqlalchemy import event
 
-Value = TypeVar("Value")
+from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection
 
 CONNECT_SECONDS = 10
 """How long a connection attempt may take."""
-LONGEST_SECONDS = 3600.0
-"""How long any answer is waited for where nobody says less; maintenance of large tables takes its time."""
 
 CLIENT_DEFAULTS = {
     "connect_timeout": CONNECT_SECONDS,
@@ -42,42 +35,6 @@ _SERVER_DEFAULTS = b"""
                  ('tcp_user_timeout', '60000'), ('client_connection_check_interval', '10000')) v(name, value)
     join pg_catalog.pg_settings s on s.name = v.name and s.source = 'default'
 """
-
-
-class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that is closed when an answer does not come in time.
-
-    TCP alone does not see everything: a stopped server, a hanging pooler or firewall keeps its end alive.
-    The statement is not cancelled in the server: that would end the wait for a synchronous standby, too.
-    """
-
-    answer_seconds: float = LONGEST_SECONDS
-
-    @cached_property
-    def single(self) -> psycopg.Cursor[tuple[Any, ...]]:
-        """The cursor for statements of one row; making one each time would cost a third of such a call."""
-        return self.cursor(binary=True, row_factory=tuple_row)
-
-    def wait(self, gen: PQGen[Value], *arguments: Any, **options: Any) -> Value:
-        """Wait for the answer to what was sent.
-
-        :raises psycopg.OperationalError: it did not come in time; the connection is closed.
-        """
-        return super().wait(self._in_time(gen), *arguments, **options)
-
-    def _in_time(self, answer: PQGen[Value]) -> Generator[Any, Any, Value]:
-        seconds = self.answer_seconds
-        end = time.monotonic() + seconds
-        try:
-            awaited = next(answer)
-            while True:
-                ready = yield awaited
-                if not ready and time.monotonic() > end:
-                    self.pgconn.finish()
-                    raise psycopg.OperationalError(f"the server has not answered for {seconds:g} s")
-                awaited = answer.send(ready)
-        except StopIteration as ended:
-            return ended.value  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -19,15 +19,16 @@ from export_queue.core.errors import (
     RegistrationLost,
     StoreUnavailable,
 )
+from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.store.dialect import (
+    Cell,
     CommitCall,
     Committed,
     Handle,
     Outcome,
-    Place,
     Span,
-    Started,
-    View,
+    Version,
+    VersionKey,
     Writes,
 )
 from export_queue.core.store.postgresql import calls as calls
@@ -36,12 +37,12 @@ from export_queue.core.store.postgresql import statements as sql
 from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray
 from export_queue.core.store.postgresql.connection import (
     CLIENT_DEFAULTS,
-    BoundedConnection,
     bound_connections,
     is_idle,
     limited,
 )
 from export_queue.core.store.registration import IdSource, Kind, Registration, registration_of
+from export_queue.core.store.snapshot import Snapshot
 
 WRITE_ONLY_MS = 60_000
 """How long a transaction that never read stays registered while its commit is on its way, where that takes a row."""
@@ -203,8 +204,8 @@ class PostgresDialect:
         request: UUID,
         timeout_ms: int,
         client: str,
-        first: tuple[int, bytes, bytes] | None = None,
-    ) -> Started:
+        first: Cell | None = None,
+    ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id, register it, list what is in progress and read the first cell, in one call."""
         registration = self._registration(connection, kind)
         relaxed = registration in ("session", "row") or self._stored_id_source(connection) == "clock"
@@ -218,7 +219,7 @@ class PostgresDialect:
         tx, excluded, deadline, version, value = row
         if registration == "rows" and relaxed:
             self._settle(connection, tx)
-        return Started(tx, tuple(excluded), deadline, None if first is None else (version, value))
+        return tx, tuple(excluded), deadline, None if first is None else (version, value)
 
     def _settle(self, connection: Handle, transaction: int) -> None:
         """Make a long transaction's rows durable, after the gate or the clock has been released."""
@@ -230,48 +231,46 @@ class PostgresDialect:
         self._settle(connection, transaction)
         return pointer
 
-    def take_snapshot(self, connection: Handle) -> View:
+    def take_snapshot(self, connection: Handle) -> Snapshot:
         """Read the id source, under the gate if it has one, then what is in progress."""
         read_pointer, excluded = calls.one(connection, self._sql(sql.TAKE_SNAPSHOT))
-        return View(read_pointer, tuple(excluded))
+        return Snapshot(read_pointer, tuple(excluded))
 
-    def read_cell(
-        self, connection: Handle, view: View, table: int, row: bytes, column: bytes
-    ) -> tuple[int | None, bytes | None]:
+    def read_cell(self, connection: Handle, snapshot: Snapshot, table: int, row: bytes, column: bytes) -> Version:
         """Read the newest visible version, and the horizon in the same statement."""
-        statement = self._read_cell_up_to if view.is_prefix else self._read_cell
-        found = calls.one(connection, statement, (table, row, column, *sql.of_view(view)))
+        statement = self._read_cell_up_to if snapshot.is_prefix else self._read_cell
+        found = calls.one(connection, statement, (table, row, column, *sql.of_snapshot(snapshot)))
         horizon, version, value = found
-        view.require_above(horizon)
+        snapshot.require_above(horizon)
         return version, value
 
     def read_cells(
-        self, connection: Handle, view: View, table: int, cells: Sequence[tuple[bytes, bytes]]
+        self, connection: Handle, snapshot: Snapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells in one statement."""
         rows, columns = zip(*cells, strict=True)
-        seen = (BigintArray.of(view.write_pointers), view.read_pointer, BigintArray.of(view.excluded))
+        seen = (BigintArray.of(snapshot.write_pointers), snapshot.read_pointer, BigintArray.of(snapshot.excluded))
         found = calls.rows(connection, self._read_cells, (ByteaArray.of(rows), ByteaArray.of(columns), table, *seen))
         if found:
-            view.require_above(found[0][0])
+            snapshot.require_above(found[0][0])
         return [(row, column, version, value) for _, row, column, version, value in found if version is not None]
 
     def scan_versions(
         self,
         connection: Handle,
-        view: View,
+        snapshot: Snapshot,
         table: int,
         span: Span,
         *,
-        after: Place,
+        after: VersionKey,
         limit: int,
         expired: int | None = None,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
-        statement = sql.scan(self._s, span, view, expires=expired is not None)
-        arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_view(view), limit)
+        statement = sql.scan(self._s, span, snapshot, expires=expired is not None)
+        arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_snapshot(snapshot), limit)
         found = calls.rows(connection, statement, arguments)
-        view.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
+        snapshot.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
         return found
 
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
@@ -308,13 +307,13 @@ class PostgresDialect:
     def _send(
         self, connection: Handle, call: CommitCall, registration: Registration, transaction: int | None
     ) -> Committed:
-        view = call.view
+        snapshot = call.snapshot
         arguments = (
             registration,
             call.request,
             transaction,
-            BigintArray.of(view.excluded if view else ()),
-            view.low if view else None,
+            BigintArray.of(snapshot.excluded if snapshot else ()),
+            snapshot.low if snapshot else None,
             call.deadline_ms,
             call.idempotency_key,
             call.generation,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from export_queue.core.store.dialect import Place, Span, View
+from export_queue.core.store.dialect import Span, VersionKey
 from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray
+from export_queue.core.store.snapshot import Snapshot
 
 _VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
-_UP_TO = "version <= %b"  # of a view that is a prefix
+_UP_TO = "version <= %b"  # of a snapshot that is a prefix
 _WRITES = ", ".join(["%b"] * 10)
 _NOTES = "%b, %b, %b"
 
@@ -56,10 +57,10 @@ _SCAN = """
 """
 
 
-def scan(schema: str, span: Span, view: View, *, expires: bool) -> bytes:
+def scan(schema: str, span: Span, snapshot: Snapshot, *, expires: bool) -> bytes:
     """Write the statement that reads the first versions of a span.
 
-    It takes the arguments of :func:`of_span`, those of :func:`of_view`, and how many versions.
+    It takes the arguments of :func:`of_span`, those of :func:`of_snapshot`, and how many versions.
     """
     conditions = ["true"]
     if span.end_row is not None:
@@ -67,18 +68,18 @@ def scan(schema: str, span: Span, view: View, *, expires: bool) -> bytes:
     if span.columns:
         conditions.append("column_key = any(%b)")
     value = "case when version > %b then value end" if expires else "value"
-    seen = _UP_TO if view.is_prefix else _VISIBLE
+    seen = _UP_TO if snapshot.is_prefix else _VISIBLE
     return _SCAN.format(s=schema, value=value, span=" and ".join(conditions), seen=seen).encode()
 
 
-def of_view(view: View) -> tuple[Any, ...]:
-    """Return the arguments for what a view adds to the statement that reads one cell, or a span."""
-    if view.is_prefix:
-        return (view.read_pointer,)
-    return BigintArray.of(view.write_pointers), view.read_pointer, BigintArray.of(view.excluded)
+def of_snapshot(snapshot: Snapshot) -> tuple[Any, ...]:
+    """Return the arguments for what a snapshot adds to the statement that reads one cell, or a span."""
+    if snapshot.is_prefix:
+        return (snapshot.read_pointer,)
+    return BigintArray.of(snapshot.write_pointers), snapshot.read_pointer, BigintArray.of(snapshot.excluded)
 
 
-def of_span(table: int, span: Span, after: Place, *, expired: int | None) -> list[Any]:
+def of_span(table: int, span: Span, after: VersionKey, *, expired: int | None) -> list[Any]:
     """Return the arguments for what a span adds to the statement, before those of visibility."""
     arguments: list[Any] = [] if expired is None else [expired]
     arguments += [table, *after]

@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Work
-from export_queue.core.store.dialect import View
 from export_queue.core.store.schema import entry as e
+from export_queue.core.store.snapshot import Snapshot
 
 Key = tuple[int, bytes, int]
 """Bucket, key, seq: the order of entries."""
@@ -20,10 +20,10 @@ _REMOVE_BLOCK = 300
 _bytes_of = sa.func.length(e.c.key) + sa.func.coalesce(sa.func.length(e.c.value), 0)
 
 
-def visible(view: View) -> sa.ColumnElement[bool]:
+def visible(snapshot: Snapshot) -> sa.ColumnElement[bool]:
     """Say which entries a snapshot sees; every read and every removal uses this one predicate."""
-    seen: sa.ColumnElement[bool] = e.c.seq <= view.read_pointer
-    return sa.and_(seen, e.c.seq.not_in(view.excluded)) if view.excluded else seen
+    seen: sa.ColumnElement[bool] = e.c.seq <= snapshot.read_pointer
+    return sa.and_(seen, e.c.seq.not_in(snapshot.excluded)) if snapshot.excluded else seen
 
 
 def _of(queue: int, layout: int) -> sa.ColumnElement[bool]:
@@ -31,13 +31,13 @@ def _of(queue: int, layout: int) -> sa.ColumnElement[bool]:
 
 
 def select_entries(
-    work: Work, queue: int, layout: int, view: View, *, first: int, end: int, after: Key | None, rows: int
+    work: Work, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, after: Key | None, rows: int
 ) -> list[tuple[int, bytes, int, bytes | None]]:
     """Read visible entries of a bucket interval in the order of their keys, from after a position on."""
     order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
     statement = (
         sa.select(e.c.bucket, e.c.key, e.c.seq, e.c.value)
-        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(view))
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(snapshot))
         .order_by(e.c.bucket, e.c.key, e.c.seq)
         .limit(rows)
     )
@@ -49,7 +49,7 @@ def select_entries(
     return list(cursor.fetchall())
 
 
-def delete_span(work: Work, queue: int, layout: int, view: View, first: Key, last: Key) -> int:
+def delete_span(work: Work, queue: int, layout: int, snapshot: Snapshot, first: Key, last: Key) -> int:
     """Remove what the snapshot sees between two positions, both included."""
     order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
     statement = e.delete().where(
@@ -58,7 +58,7 @@ def delete_span(work: Work, queue: int, layout: int, view: View, first: Key, las
         e.c.bucket <= last[0],
         order >= _key(first),
         order <= _key(last),
-        visible(view),
+        visible(snapshot),
     )
     return work.connection.execute(statement).rowcount
 
@@ -80,24 +80,24 @@ def _key(key: Key) -> Any:
 
 
 def count_by_unit(
-    work: Work, queue: int, layout: int, view: View, *, first: int, end: int, buckets_per_range: int
+    work: Work, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, buckets_per_range: int
 ) -> list[tuple[int, int, int, int]]:
     """Sum up visible entries of a bucket interval per unit: unit number, entries, bytes, lowest seq."""
     unit = e.c.bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
     statement = (
         sa.select(unit, sa.func.count(), sa.func.sum(_bytes_of), sa.func.min(e.c.seq))
-        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(view))
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(snapshot))
         .group_by(unit)
         .order_by(unit)
     )
     return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in work.connection.execute(statement)]
 
 
-def first_bucket(work: Work, queue: int, layout: int, view: View, *, first: int, end: int) -> int | None:
+def first_bucket(work: Work, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int) -> int | None:
     """Find the first bucket of an interval that has a visible entry."""
     statement = (
         sa.select(e.c.bucket)
-        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(view))
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(snapshot))
         .order_by(e.c.bucket, e.c.key, e.c.seq)
         .limit(1)
     )

@@ -9,11 +9,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from export_queue.core.store.database import Work
-from export_queue.core.store.dialect import View
 from export_queue.core.store.schema import notification as n
 from export_queue.core.store.schema import observed as o
 from export_queue.core.store.schema import observer_failure as f
 from export_queue.core.store.schema import table as t
+from export_queue.core.store.snapshot import Snapshot
 
 Cell = tuple[int, bytes, bytes]
 """Table number, row, column."""
@@ -35,7 +35,7 @@ def add_observed(work: Work, table: int, column: bytes, kind: str) -> str:
 
 
 def due(
-    work: Work, table: int, column: bytes, view: View, *, after: Place | None, limit: int
+    work: Work, table: int, column: bytes, snapshot: Snapshot, *, after: Place | None, limit: int
 ) -> list[tuple[int, bytes, int]]:
     """Read the next notifications of one column that a snapshot sees, oldest first, from after a place on.
 
@@ -46,7 +46,7 @@ def due(
     order = sa.tuple_(n.c.version, n.c.row_key)
     statement = (
         sa.select(n.c.version, n.c.row_key, sa.func.coalesce(f.c.attempts, 0))
-        .where(_due(work, table, column, view))
+        .where(_due(work, table, column, snapshot))
         .select_from(_WITH_FAILURES)
         .order_by(n.c.version, n.c.row_key)
         .limit(limit)
@@ -57,17 +57,17 @@ def due(
     return [tuple(row) for row in work.connection.execute(statement)]
 
 
-def count_due(work: Work, table: int, column: bytes, view: View, *, limit: int) -> int:
+def count_due(work: Work, table: int, column: bytes, snapshot: Snapshot, *, limit: int) -> int:
     """Count the rows of one column that have notifications due in a snapshot, among the first ``limit`` of these."""
     # The limit is inside: a database that makes rows distinct first would read them all.
-    some = sa.select(n.c.row_key).select_from(_WITH_FAILURES).where(_due(work, table, column, view)).limit(limit)
+    some = sa.select(n.c.row_key).select_from(_WITH_FAILURES).where(_due(work, table, column, snapshot)).limit(limit)
     rows = some.subquery()
     return int(work.connection.execute(sa.select(sa.func.count(rows.c.row_key.distinct()))).scalar_one())
 
 
-def is_set(work: Work, cell: Cell, view: View) -> bool:
+def is_set(work: Work, cell: Cell, snapshot: Snapshot) -> bool:
     """Tell whether a snapshot sees a notification on a cell."""
-    statement = sa.select(n.c.version).where(_on(n, cell), _visible(view)).limit(1)
+    statement = sa.select(n.c.version).where(_on(n, cell), _visible(snapshot)).limit(1)
     return work.connection.execute(statement).first() is not None
 
 
@@ -111,18 +111,18 @@ _WITH_FAILURES = n.outerjoin(
 )
 
 
-def _due(work: Work, table: int, column: bytes, view: View) -> sa.ColumnElement[bool]:
+def _due(work: Work, table: int, column: bytes, snapshot: Snapshot) -> sa.ColumnElement[bool]:
     return sa.and_(
         n.c.table_number == table,
         n.c.column_key == column,
-        _visible(view),
+        _visible(snapshot),
         sa.or_(f.c.next_ms.is_(None), f.c.next_ms <= work.now()),
     )
 
 
-def _visible(view: View) -> sa.ColumnElement[bool]:
-    seen: sa.ColumnElement[bool] = n.c.version <= view.read_pointer
-    return sa.and_(seen, n.c.version.not_in(view.excluded)) if view.excluded else seen
+def _visible(snapshot: Snapshot) -> sa.ColumnElement[bool]:
+    seen: sa.ColumnElement[bool] = n.c.version <= snapshot.read_pointer
+    return sa.and_(seen, n.c.version.not_in(snapshot.excluded)) if snapshot.excluded else seen
 
 
 def _on(table: sa.Table, cell: Cell) -> sa.ColumnElement[bool]:

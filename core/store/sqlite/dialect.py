@@ -18,17 +18,18 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store.dialect import (
+    Cell,
     Clock,
     CommitCall,
     Committed,
     Handle,
     Outcome,
-    Started,
-    View,
+    Version,
     Writes,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error
 from export_queue.core.store.registration import IdSource, Kind
+from export_queue.core.store.snapshot import Snapshot
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.file import LOCK_SECONDS, explain, undone
 from export_queue.core.store.sqlite.filelock import FileLock
@@ -145,8 +146,8 @@ class SqliteDialect(SqliteReads):
         request: UUID,
         timeout_ms: int,
         client: str,
-        first: tuple[int, bytes, bytes] | None = None,
-    ) -> Started:
+        first: Cell | None = None,
+    ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id, list what is in progress and add an active row, in one SQL transaction."""
         raw = raw_of(connection)
         if kind == "bound" and not raw.in_transaction:
@@ -157,9 +158,8 @@ class SqliteDialect(SqliteReads):
             now = self._clock()
             low = excluded[0] if excluded else own
             raw.execute(sql.REGISTER, (own, request.hex, kind, now, now + timeout_ms, low, own, client))
-        view = View(own - 1, excluded)
-        found = None if first is None else self.read_cell(connection, view, *first)
-        return Started(own, excluded, now + timeout_ms, found)
+        found = None if first is None else self.read_cell(connection, Snapshot(own - 1, excluded), *first)
+        return own, excluded, now + timeout_ms, found
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
         """Add a second active row; commit, abort and expiry take all rows of a transaction."""
@@ -215,8 +215,8 @@ class SqliteDialect(SqliteReads):
             self._notify(raw, call, own)
             if call.kind == "long":
                 self._run_for_each(raw, sql.FORGET_STAGED, pointers)
-            if call.view is not None:
-                call.view.require_above(raw.execute(sql.HORIZON).fetchone()[0])
+            if call.snapshot is not None:
+                call.snapshot.require_above(raw.execute(sql.HORIZON).fetchone()[0])
             return Committed(own)
 
     def _end_registration(self, raw: sqlite3.Connection, call: CommitCall) -> tuple[int, ...]:
@@ -253,14 +253,14 @@ class SqliteDialect(SqliteReads):
                 keys |= {row[0] for row in raw.execute("select key from xq_staged_key where id = ?", (pointer,))}
         if not keys:
             return
-        own, view = pointers[0], call.view
+        own, snapshot = pointers[0], call.snapshot
         arguments = {
             "own": own,
             # The last one: what commits after this must have a greater id than any version written here.
             "writer": pointers[-1],
-            "reads": int(view is not None),
-            "low": view.low if view else 0,
-            "hidden": json.dumps(view.excluded if view else ()),
+            "reads": int(snapshot is not None),
+            "low": snapshot.low if snapshot else 0,
+            "hidden": json.dumps(snapshot.excluded if snapshot else ()),
         }
         for key in sorted(keys):
             if raw.execute(sql.TAKE_KEY, {**arguments, "key": key}).rowcount == 0:
@@ -268,12 +268,12 @@ class SqliteDialect(SqliteReads):
                 raise conflict_error(own, key, writer)
 
     def _notify(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
-        writes, view = call.writes, call.view
+        writes, snapshot = call.writes, call.snapshot
         if writes.notifications:
             raw.executemany(sql.PUT_NOTIFICATION, [(*note, own) for note in writes.notifications])
-        if writes.acknowledged and view is not None:
+        if writes.acknowledged and snapshot is not None:
             # Exactly what this transaction saw: a notification that an older one sets meanwhile stays.
-            seen = (view.read_pointer, json.dumps(view.excluded))
+            seen = (snapshot.read_pointer, json.dumps(snapshot.excluded))
             raw.executemany(sql.ACKNOWLEDGE, [(*note, *seen) for note in writes.acknowledged])
 
     def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:

@@ -19,7 +19,7 @@ from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql.control_table import control_table
-from export_queue.core.sinks.sql.dialect import Clash, Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.dialects.protocol import Clash, Password, Poison, TryAgain, judged
 from export_queue.core.sinks.sql.tables import DELETED, RANK, Limits, Row, Table, as_python
 
 ERRORS = ErrorTable(
@@ -42,7 +42,7 @@ _HIGHEST = (1 << 63) - 1
 _TRICKY = ("a", "A", "a ", "á", "ß", "ss")
 
 
-class Generic:
+class GenericDialect:
     """A database of some SQLAlchemy dialect.
 
     :param url: with user, without password.

@@ -14,8 +14,8 @@ from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain, judged
 from export_queue.core.sinks.sql.dialects import mysql_statements
+from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, judged
 from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.tables import Limits, Row, Table, as_utc
 
@@ -49,7 +49,7 @@ _SLACK = 1 << 10
 """For what stands before and after the rows of a statement, beside its names."""
 
 
-class MySQL:
+class MySqlDialect:
     """A database of a MySQL or MariaDB server.
 
     :param url: with user, without password.

@@ -9,13 +9,13 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 
 from export_queue.core.errors import ExportQueueError
+from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialect import Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, judged
 from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
-from export_queue.core.store.postgresql.connection import BoundedConnection
 
 _GRACE_SECONDS = 5.0
 """By how much a statement's end may be late before the server counts as hanging."""
@@ -44,7 +44,7 @@ ERRORS = ErrorTable(
 )
 
 
-class PostgreSQL:
+class PostgresDialect:
     """A database of a PostgreSQL server.
 
     :param url: with user, without password.

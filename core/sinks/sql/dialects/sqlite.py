@@ -13,7 +13,7 @@ from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialect import Poison, TryAgain, judged
+from export_queue.core.sinks.sql.dialects.protocol import Poison, TryAgain, judged
 from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
@@ -37,7 +37,7 @@ ERRORS = ErrorTable(
 )
 
 
-class SQLite:
+class SqliteDialect:
     """A database file.
 
     :param url: ``sqlite:///path``.

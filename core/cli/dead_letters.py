@@ -1,0 +1,166 @@
+"""``export-queue dead``: entries that were set aside, and what to do with them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, open_store, show, utc_time
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.queue import ALL_DEAD_LETTERS, DeadLetter, DeadLetterFilter
+
+dead = typer.Typer(no_args_is_help=True, help="Entries that were set aside: see why, send them again, or drop them.")
+app.add_typer(dead, name="dead")
+
+QueueId = Annotated[str, typer.Argument(help="id of the queue")]
+Key = Annotated[str | None, typer.Option(help="only entries of this key")]
+KeyHex = Annotated[str | None, typer.Option(help="the same, for keys that are not text: as hexadecimal digits")]
+Seq = Annotated[int | None, typer.Option(help="only the entry of this sequence")]
+Error = Annotated[str | None, typer.Option(help="only what was rejected with this class of error")]
+OfDrain = Annotated[str | None, typer.Option("--drain", help="only what the drain of this idempotency key set aside")]
+Limit = Annotated[int, typer.Option(min=1, help="how many at most, oldest entries first")]
+Who = Annotated[str | None, typer.Option(help="who does it, for the record; else user and host")]
+
+
+@dead.command("list")
+def list_letters(
+    queue_id: QueueId,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    key: Key = None,
+    key_hex: KeyHex = None,
+    seq: Seq = None,
+    error: Error = None,
+    drain: OfDrain = None,
+    after: Annotated[
+        str | None, typer.Option(help="go on after this letter: its seq and key_hex as SEQ:KEY_HEX, from --json")
+    ] = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List what was set aside, and why; values are not shown."""
+    with open_store(store, password, schema) as opened:
+        which = _filter(key, key_hex, seq, error, drain)
+        place = None if after is None else _place(after)
+        letters = opened.dead_letters.list(queue_id, which, after=place, limit=limit)
+    show([_row(letter) for letter in letters], as_json=as_json, hide=("key_hex", "value_bytes"))
+
+
+@dead.command("show")
+def show_letters(
+    queue_id: QueueId,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    key: Key = None,
+    key_hex: KeyHex = None,
+    seq: Seq = None,
+    value: Annotated[bool, typer.Option("--value", help="show the entry's value too")] = False,
+    limit: Limit = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Show the letters of one key whole, their values only if they are asked for."""
+    if key is None and key_hex is None:
+        sys.exit("which letter? give --key or --key-hex")
+    with open_store(store, password, schema) as opened:
+        which = _filter(key, key_hex, seq, None, None)
+        letters = opened.dead_letters.list(queue_id, which, limit=limit, values=value)
+    rows = [_row(letter) | ({"value": _text(letter.value)} if value else {}) for letter in letters]
+    if as_json or not rows:
+        show(rows, as_json=as_json)
+        return
+    for row in rows:
+        print("\n".join(f"{name:<12} {'' if found is None else found}" for name, found in row.items()), end="\n\n")
+
+
+@dead.command()
+def retry(
+    queue_id: QueueId,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    key: Key = None,
+    key_hex: KeyHex = None,
+    seq: Seq = None,
+    error: Error = None,
+    drain: OfDrain = None,
+    limit: Limit = 1000,
+    wait: Annotated[float, typer.Option(min=0, help="seconds to wait for drains that are at work there")] = 600,
+    who: Who = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put letters back into the queue, under their own sequences; the next drain sends them again."""
+    with open_store(store, password, schema) as opened:
+        which = _filter(key, key_hex, seq, error, drain)
+        moved = opened.dead_letters.retry(queue_id, which, limit=limit, lock_timeout=wait, who=who)
+        left = opened.dead_letters.count(queue_id, which)
+    show([{"queue": queue_id, "requeued": moved, "left": left}], as_json=as_json)
+
+
+@dead.command()
+def drop(
+    queue_id: QueueId,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    key: Key = None,
+    key_hex: KeyHex = None,
+    seq: Seq = None,
+    error: Error = None,
+    drain: OfDrain = None,
+    everything: Annotated[bool, typer.Option("--all", help="whatever the letters are; instead of naming some")] = False,
+    limit: Limit = 1000,
+    who: Who = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete letters for good: what they held reaches no sink. The store keeps who did it."""
+    with open_store(store, password, schema) as opened:
+        which = _filter(key, key_hex, seq, error, drain)
+        if (which == ALL_DEAD_LETTERS) != everything:
+            sys.exit("which letters? name some by --key, --seq, --error or --drain, or say --all")
+        dropped = opened.dead_letters.drop(queue_id, which, limit=limit, who=who)
+        left = opened.dead_letters.count(queue_id, which)
+    show([{"queue": queue_id, "dropped": dropped, "left": left}], as_json=as_json)
+
+
+def _filter(
+    key: str | None, key_hex: str | None, seq: int | None, error: str | None, drain: str | None
+) -> DeadLetterFilter:
+    if key is not None and key_hex is not None:
+        raise InvalidArgument("a key is given by --key or by --key-hex, not by both")
+    given = key if key_hex is None else _bytes(key_hex)
+    return DeadLetterFilter(key=given, seq=seq, error_class=error, drain=drain)
+
+
+def _place(text: str) -> tuple[int, bytes]:
+    seq, colon, key = text.partition(":")
+    if not colon or not seq.isdecimal():
+        raise InvalidArgument(f"--after: expected SEQ:KEY_HEX, found {text!r}")
+    return int(seq), _bytes(key)
+
+
+def _bytes(digits: str) -> bytes:
+    try:
+        return bytes.fromhex(digits)
+    except ValueError:
+        raise InvalidArgument(f"expected hexadecimal digits, found {digits!r}") from None
+
+
+def _row(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "key": _text(letter.position.key),
+        "key_hex": letter.position.key.hex(),
+        "seq": str(letter.position.seq),
+        "error": letter.error_class,
+        "reason": letter.reason,
+        "drain": letter.drain,
+        "since": utc_time(letter.dead_since_ms),
+        "value_bytes": letter.value_bytes,
+    }
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode("utf-8", "backslashreplace")

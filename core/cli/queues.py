@@ -1,0 +1,27 @@
+"""``export-queue status``: the queues of a store and their backlog."""
+
+from __future__ import annotations
+
+from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, open_store, show, utc_time
+
+
+@app.command()
+def status(store: Url, password: Password = None, schema: Schema = "export_queue", as_json: AsJson = False) -> None:
+    """Show every queue: what waits, how long, what is dead, where it drains."""
+    rows = []
+    with open_store(store, password, schema) as opened:
+        for queue in opened.queues():
+            units = opened.backlog(queue.id)
+            oldest = min((unit.oldest_seq for unit in units), default=None)
+            rows.append(
+                {
+                    "queue": queue.id,
+                    "sink": queue.sink,
+                    "entries": sum(unit.entries for unit in units),
+                    "bytes": sum(unit.bytes for unit in units),
+                    "ranges": [unit.range.to_json() for unit in units],
+                    "oldest": None if oldest is None else utc_time(oldest // 1_000_000),
+                    "dead": opened.dead_letters.count(queue.id),
+                }
+            )
+    show(rows, as_json=as_json, hide=("ranges",))

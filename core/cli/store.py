@@ -1,0 +1,13 @@
+"""``export-queue init``: creating a store."""
+
+from __future__ import annotations
+
+from export_queue.core.cli.console import Password, Schema, Url, app, open_store
+
+
+@app.command()
+def init(store: Url, password: Password = None, schema: Schema = "export_queue") -> None:
+    """Create the store, or complete it; safe to repeat."""
+    with open_store(store, password, schema) as opened:
+        opened.create()
+        print(f"store {opened.id} is ready in {opened.url_safe} (schema version {opened.identity.schema_version})")

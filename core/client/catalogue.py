@@ -1,0 +1,36 @@
+"""What one store has, as its transactions see it."""
+
+from __future__ import annotations
+
+from export_queue.core.queue import Queue, find_queue
+from export_queue.core.store import Database
+from export_queue.core.tables import ObservedColumns, TableOptions, find_or_add_table
+
+
+class Catalogue:
+    """The options of a store's queues and tables, each read once, and its observed columns.
+
+    Codecs, buckets and layout of a stored queue never change, so that a transaction need not read them again.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.observed = ObservedColumns(database)
+        self._database = database
+        self._queues: dict[str, Queue] = {}
+        self._tables: dict[str, TableOptions] = {}
+
+    def queue(self, queue_id: str) -> Queue:
+        """Find a queue.
+
+        :raises UnknownQueue: the store has no such queue.
+        """
+        if queue_id not in self._queues:
+            with self._database.read() as work:
+                self._queues[queue_id] = find_queue(work, queue_id)
+        return self._queues[queue_id]
+
+    def table(self, name: str) -> TableOptions:
+        """Find a table; an unknown one is stored with default options."""
+        if name not in self._tables:
+            self._tables[name] = find_or_add_table(self._database, name)
+        return self._tables[name]

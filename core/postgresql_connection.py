@@ -1,0 +1,53 @@
+"""A connection to PostgreSQL on which no answer is waited for without end; the store and the SQL sink share it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from functools import cached_property
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.rows import tuple_row
+
+Value = TypeVar("Value")
+
+LONGEST_SECONDS = 3600.0
+"""How long any answer is waited for where nobody says less; maintenance of large tables takes its time."""
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection that is closed when an answer does not come in time.
+
+    TCP alone does not see everything: a stopped server, a hanging pooler or firewall keeps its end alive.
+    The statement is not cancelled in the server: that would end the wait for a synchronous standby, too.
+    """
+
+    answer_seconds: float = LONGEST_SECONDS
+
+    @cached_property
+    def single(self) -> psycopg.Cursor[tuple[Any, ...]]:
+        """The cursor for statements of one row; making one each time would cost a third of such a call."""
+        return self.cursor(binary=True, row_factory=tuple_row)
+
+    def wait(self, gen: PQGen[Value], *arguments: Any, **options: Any) -> Value:
+        """Wait for the answer to what was sent.
+
+        :raises psycopg.OperationalError: it did not come in time; the connection is closed.
+        """
+        return super().wait(self._in_time(gen), *arguments, **options)
+
+    def _in_time(self, answer: PQGen[Value]) -> Generator[Any, Any, Value]:
+        seconds = self.answer_seconds
+        end = time.monotonic() + seconds
+        try:
+            awaited = next(answer)
+            while True:
+                ready = yield awaited
+                if not ready and time.monotonic() > end:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"the server has not answered for {seconds:g} s")
+                awaited = answer.send(ready)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]

@@ -1,0 +1,96 @@
+"""The guard ``fence`` in SQL: a row a unit, compared in the transaction of each batch.
+
+The row is changed, not only read: whoever changes it holds its lock to the end of the transaction, on every
+database and at every isolation level. So a claim waits for the batch that is being written, and a batch that
+comes after the claim finds another fence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, Unicode, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.schema import CreateTable
+
+from export_queue.core.sinks.claims import Claim, needs_higher_fence, overtaken_error
+from export_queue.core.sinks.sql import tables
+from export_queue.core.sinks.sql.dialects import Dialect, TryAgain
+
+UNIT_TABLE = "xq_unit"
+
+
+def unit_table(schema: str | None) -> Table:
+    """Describe the table."""
+    return Table(
+        UNIT_TABLE,
+        MetaData(),
+        Column("unit", Unicode(200), primary_key=True),
+        Column("fence", BigInteger, nullable=False),
+        # what each batch changes, since some databases do not count a row whose values stay the same
+        Column("batches", BigInteger, nullable=False),
+        schema=schema,
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
+    )
+
+
+def create_units(connection: Connection, schema: str | None) -> str:
+    """Return the statement that creates the rows of units; their names have no letter that a collation could merge."""
+    return str(CreateTable(unit_table(schema)).compile(dialect=connection.dialect)).strip()
+
+
+def claim_units(connection: Connection, schema: str | None, claims: Sequence[Claim], sink: object) -> None:
+    """Raise the fences of units.
+
+    :raises LeaseLost: one of them has a higher fence.
+    """
+    units = unit_table(schema)
+    for claim in sorted(claims):  # in one order, so that two drains cannot lock each other out
+        mine = units.c.unit == claim.unit
+        found = connection.execute(select(units.c.fence).where(mine).with_for_update()).scalar_one_or_none()
+        if not needs_higher_fence(found, claim, sink):
+            continue
+        if found is None:
+            try:
+                connection.execute(insert(units).values(unit=claim.unit, fence=claim.fence, batches=0))
+            except IntegrityError as error:
+                raise TryAgain(f"another drain was the first to claim {claim.unit}") from error
+        # again as a condition: not every database locks a row that is read
+        elif (
+            connection.execute(update(units).where(mine, units.c.fence == found).values(fence=claim.fence)).rowcount
+            != 1
+        ):
+            raise TryAgain(f"another drain claims {claim.unit} at the same moment")
+
+
+def write_under(
+    connection: Connection,
+    dialect: Dialect,
+    table: tables.Table,
+    rows: Sequence[tables.Row],
+    *,
+    schema: str | None,
+    claim: Claim,
+    sink: object,
+) -> int:
+    """Write rows if their unit still has this very fence.
+
+    :param rows: with rank and tombstone mark, as for a table that has them.
+    :returns: how many rows there are: all of them are written.
+    :raises LeaseLost: it has another one.
+    """
+    units = unit_table(schema)
+    mine = units.c.unit == claim.unit
+    held = update(units).where(mine, units.c.fence == claim.fence).values(batches=units.c.batches + 1)
+    if connection.execute(held).rowcount != 1:
+        found = connection.execute(select(units.c.fence).where(mine)).scalar_one_or_none()
+        raise overtaken_error(found, claim, sink)
+    width = len(table.keys)
+    put = [row[:-2] for row in rows if not row[-1]]
+    gone = [row[:width] for row in rows if row[-1]]
+    if put:
+        dialect.upsert(connection, table, put)
+    if gone:
+        dialect.delete(connection, table, gone)
+    return len(rows)

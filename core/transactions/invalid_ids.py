@@ -1,0 +1,40 @@
+"""Ids that never commit: how they become invalid, and how they are forgotten."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from export_queue.core.store import Database, queries
+
+EXPIRE_SECONDS = 10.0
+"""Least time between two looks of one process for transactions that are late."""
+
+
+def expire(database: Database, *, seconds: float | None = None) -> int:
+    """Make transactions past their deadline invalid, and return how many.
+
+    :param seconds: how long the answer is waited for; an hour.
+    """
+    with database.connect(seconds=seconds) as connection:
+        return database.dialect.expire(connection)
+
+
+def expire_if_due(database: Database, *, seconds: float) -> None:
+    """Expire as part of starting, unless this process did so a moment ago."""
+    now = time.monotonic()
+    if now - database.expired_at > EXPIRE_SECONDS:
+        database.expired_at = now
+        expire(database, seconds=seconds)
+
+
+def invalidate(database: Database, pointers: Sequence[int], *, left_to: str) -> None:
+    """Exclude write pointers for good, since participants could not undo what they wrote under them."""
+    with database.begin() as work:
+        queries.invalid.keep_invalid(work, pointers, left_to)
+
+
+def prune(database: Database, *, limit: int = 1000) -> int:
+    """Delete what invalid transactions left and forget them, and return how many."""
+    with database.connect() as connection:
+        return database.dialect.prune(connection, limit=limit)

@@ -1,0 +1,589 @@
+"""One transaction from its first read to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from uuid import UUID
+
+from export_queue.core.errors import (
+    AfterCommitFailed,
+    AlreadyCommitted,
+    CommitOutcomeUnknown,
+    CommitRefused,
+    ConflictError,
+    ExportQueueError,
+    InvalidArgument,
+    RegistrationLost,
+    StoreUnavailable,
+    TransactionEnded,
+    TransactionTimeout,
+)
+from export_queue.core.store import (
+    Cell,
+    CommitCall,
+    Database,
+    Handle,
+    Snapshot,
+    Span,
+    Version,
+    VersionKey,
+    new_request,
+)
+from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
+from export_queue.core.transactions.idempotency import as_json, check_idempotency_key, idempotency_state
+from export_queue.core.transactions.invalid_ids import expire_if_due, invalidate
+from export_queue.core.transactions.outcomes import ask_outcome
+from export_queue.core.transactions.participants import Participant, Participants
+from export_queue.core.transactions.scans import LARGEST_PAGE, Found, first_limit, merged, next_limit, page_of
+from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
+from export_queue.core.transactions.snapshots import settled_snapshot, take_snapshot
+from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
+from export_queue.core.transactions.value import Level, Transaction
+
+Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+
+ANSWER_SECONDS = 10.0
+"""How long beyond its time-out a transaction waits for an answer before it takes the connection for dead."""
+WRITE_ONLY_TRIES = 20
+"""How often a commit that never read is repeated when a younger transaction has overtaken it."""
+READ_BLOCK = 1000
+"""Cells that one statement looks up at most."""
+LAST_VERSION = (1 << 63) - 1
+"""No version of a cell lies behind it."""
+
+OpenKind = Literal["read", "short", "long", "bound"]
+
+
+class OpenTransaction:
+    """A transaction in progress: buffered if short, staged early if long.
+
+    Its id is drawn at the first read or when somebody asks for it, at the latest in the commit, so that
+    nothing that depends on a read has an id younger than its snapshot.
+
+    :param database: the store.
+    :param kind: ``short``: writes are buffered; ``long``: they are staged in the store before the commit, for work
+        that spans processes; ``bound``: the commit writes into the user's own SQL transaction, which the user ends;
+        ``read``: it writes nothing and has no id.
+    :param settled: for ``read``: a snapshot below every id in progress, which no commit to come can reach into.
+    :param timeout: seconds from the first read until the commit is refused.
+    :param idempotency_key: the unit of work; a second commit under it is refused (I14).
+    :param bound: the user's own SQL transaction, for that kind.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        kind: OpenKind = "short",
+        settled: bool = False,
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+        bound: BoundSession | None = None,
+    ) -> None:
+        self._timeout_ms = database.limits.timeout_ms(timeout, long=kind == "long")
+        self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
+        pins = kind == "short" and database.dialect.pins_connection
+        session: Session = bound or (PinnedSession if pins else PooledSession)(database, seconds=self._seconds)
+        self.database = database
+        self.buffer = WriteBuffer(database.limits)
+        self.kind: OpenKind = kind
+        self.request: UUID = new_request()
+        self.idempotency_key = idempotency_key
+        self._session = session
+        self._state = State.NEW
+        self._level = Level.SNAPSHOT
+        self._value: Transaction | None = None
+        self._snapshot: Snapshot | None = None
+        self._settled = settled
+        self._generation = 1
+        self._participants = Participants()
+        self._is_resumed = False
+        if idempotency_key is not None:
+            check_idempotency_key(idempotency_key)
+            state = idempotency_state(database, idempotency_key, seconds=self._seconds)
+            if state.committed:
+                raise AlreadyCommitted(idempotency_key, state.result)
+            self._generation = state.generation
+
+    @classmethod
+    def resume(cls, database: Database, value: Transaction) -> OpenTransaction:
+        """Go on with a long transaction that another process began.
+
+        :raises InvalidArgument: the transaction is short: its writes live in the process that began it.
+        """
+        if value.kind != "long":
+            raise InvalidArgument(f"only a long transaction may travel, found transaction {value.id}, {value.kind}")
+        opened = cls(database, kind="long")
+        opened.request = UUID(value.request)
+        opened._is_resumed = True
+        opened._level = value.level
+        opened._become(value)
+        opened._move(State.IN_PROGRESS)
+        return opened
+
+    def require_open(self) -> None:
+        """Refuse to go on after the end.
+
+        :raises TransactionEnded: it has been committed or aborted.
+        """
+        if self._state not in OPEN:
+            raise TransactionEnded(f"the transaction has ended: {self._state}")
+
+    def _require_writable(self) -> None:
+        self.require_open()
+        if self.kind == "read":
+            raise InvalidArgument(
+                "expected a transaction that may write, found a read-only one",
+                hint="leave out read_only=True and settled=True",
+            )
+
+    def _move(self, state: State) -> None:
+        assert state in TRANSITIONS[self._state], f"{self._state} → {state}"
+        self._state = state
+
+    @property
+    def value(self) -> Transaction:
+        """The transaction as a value; draws the id if it has none yet."""
+        self.require_open()
+        if self._value is None:
+            self._start()
+        assert self._value is not None
+        return self._value
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What its reads in the store see."""
+        _ = self.value
+        assert self._snapshot is not None
+        return self._snapshot
+
+    @property
+    def level(self) -> Level:
+        """What it sees of its own writes."""
+        return self._level
+
+    @level.setter
+    def level(self, level: Level) -> None:
+        self.require_open()
+        self._level = Level(level)
+        if self._value is not None:
+            self._become(replace(self._value, level=self._level))
+
+    def _start(self, first: Cell | None = None) -> Version | None:
+        found: Version | None = None
+        deadline_ms = 0
+        if self.kind == "read":
+            snapshot = settled_snapshot(self.database) if self._settled else take_snapshot(self.database)
+            number = snapshot.read_pointer + 1
+        else:
+            if self.kind != "bound":
+                expire_if_due(self.database, seconds=self._seconds)
+            try:
+                number, excluded, deadline_ms, found = self._session.call(
+                    self.database.dialect.start,
+                    kind=self.kind,
+                    request=self.request,
+                    timeout_ms=self._timeout_ms,
+                    client=self.database.client,
+                    first=first,
+                )
+            except BaseException:
+                self._session.drop()  # a cancel may hit after the id was registered: its session must not keep it
+                raise
+            snapshot = Snapshot(number - 1, excluded)
+        self._become(
+            Transaction(
+                id=number,
+                snapshot=snapshot,
+                write_pointers=() if self.kind == "read" else (number,),
+                kind=self.kind,
+                deadline_ms=deadline_ms,
+                request=self.request.hex,
+                level=self._level,
+            )
+        )
+        self._move(State.IN_PROGRESS)
+        return found
+
+    def _become(self, value: Transaction) -> None:
+        self._value = value
+        self._snapshot = value.stored_snapshot
+
+    def read_cell(self, cell: Cell, *, ttl_ms: int | None = None) -> bytes | None:
+        """Read one cell: own writes first, then the snapshot.
+
+        :param ttl_ms: versions that are older than this many milliseconds count as deleted.
+        :returns: the value; None if there is none.
+        """
+        self.require_open()
+        if self.buffer:
+            is_own, value = self.buffer.find(cell, self._level)
+            if is_own:
+                return value
+        found = self._start(cell) if self._value is None else None
+        if found is None:
+            found = self._read(self.database.dialect.read_cell, *cell)
+        version, value = found
+        return value if version is not None and self._lives(version, ttl_ms) else None
+
+    def read_cells(
+        self, table: int, cells: Iterable[tuple[bytes, bytes]], *, ttl_ms: int | None = None
+    ) -> dict[tuple[bytes, bytes], bytes]:
+        """Read many cells of one table at once.
+
+        :param cells: each row and column.
+        :returns: the values of those that have one.
+        """
+        self.require_open()
+        wanted = list(dict.fromkeys(cells))
+        found: dict[tuple[bytes, bytes], bytes | None] = {}
+        for cell in wanted:
+            is_own, value = self.buffer.find((table, *cell), self._level)
+            if is_own:
+                found[cell] = value
+        unknown = [cell for cell in wanted if cell not in found]
+        for start in range(0, len(unknown), READ_BLOCK):
+            rows = self._read(self.database.dialect.read_cells, table, unknown[start : start + READ_BLOCK])
+            found |= {(row, column): value for row, column, version, value in rows if self._lives(version, ttl_ms)}
+        return {cell: value for cell in wanted if (value := found.get(cell)) is not None}
+
+    def scan_cells(
+        self, table: int, span: Span, *, ttl_ms: int | None = None, limit: int | None = None, page: int = LARGEST_PAGE
+    ) -> Iterator[Found]:
+        """Read a span in the order of rows and columns, page by page, own writes merged in.
+
+        :param limit: most cells.
+        :param page: versions that one statement reads at most.
+        :returns: row, column and value of each cell that has one.
+        """
+        self.require_open()
+        own = {  # as they are now: what is written while the scan runs is not part of it
+            (row, column): value
+            for (number, row, column), value in self.buffer.cells(self._level).items()
+            if number == table and span.holds(row, column)
+        }
+        stored = chain.from_iterable(self._pages(table, span, ttl_ms, *first_limit(page, limit)))
+        return islice(merged(stored, own), limit)
+
+    def _pages(self, table: int, span: Span, ttl_ms: int | None, limit: int, longest: int) -> Iterator[list[Found]]:
+        scan_versions = self.database.dialect.scan_versions
+        after: VersionKey = span.first_row, b"", 0  # before all columns of the first row: no column has an empty name
+        expired = None if ttl_ms is None else self._expired(ttl_ms)
+        while True:
+            self.require_open()
+            rows = self._read(scan_versions, table, span, after=after, limit=limit, expired=expired)
+            page = page_of(rows, limit)
+            decided = page.decided
+            if page.cut is not None:
+                after = *page.cut, 0  # the next page begins with all versions of the cell
+                if not decided:  # the page is too short for one cell
+                    decided = [(*page.cut, self._read_stored((table, *page.cut), ttl_ms))]
+                    after = *page.cut, LAST_VERSION
+            yield cast("list[Found]", [found for found in decided if found[2] is not None])
+            if page.cut is None:
+                return
+            limit = next_limit(rows, limit, longest)
+
+    def _read_stored(self, cell: Cell, ttl_ms: int | None) -> bytes | None:
+        """Read one cell as it is stored."""
+        version, value = self._read(self.database.dialect.read_cell, *cell)
+        return value if version is not None and self._lives(version, ttl_ms) else None
+
+    def read_versions(self, cell: Cell, *, ttl_ms: int | None = None) -> list[bytes | None]:
+        """Read a cell's own versions, one a checkpoint, the newest first, and behind them what was committed.
+
+        How many of them there are is the level's to say; None is a delete.
+        """
+        self.require_open()
+        if self.value.kind == "long":
+            self._read(_nothing)  # but the write pointers as they are now
+        buffered = list(self.buffer.versions(cell, self._level))
+        committed_only = self.value.snapshot
+        own = [
+            p for p in reversed(self.snapshot.write_pointers) if not (buffered and p == self.value.write_pointers[-1])
+        ]
+        snapshots = [replace(committed_only, write_pointers=(pointer,)) for pointer in own] + [committed_only]
+        found = buffered
+        for snapshot in snapshots:
+            version, value = self._read(self._read_in, snapshot, cell)
+            if version is not None and (version in snapshot.write_pointers or snapshot is committed_only):
+                found.append(value if self._lives(version, ttl_ms) else None)
+        return found if self._level is Level.SNAPSHOT_ALL else found[:1]
+
+    def _read_in(self, connection: Handle, _: Snapshot, snapshot: Snapshot, cell: Cell) -> Version:
+        return self.database.dialect.read_cell(connection, snapshot, *cell)
+
+    def _lives(self, version: int, ttl_ms: int | None) -> bool:
+        return ttl_ms is None or version > self._expired(ttl_ms)
+
+    def _expired(self, ttl_ms: int) -> int:
+        """The last version that has outlived its time; own ones are younger."""
+        # Ids carry the time at which their transactions began, so a version's age needs no column of its own.
+        return self._aged_from - ttl_ms * 1_000_000
+
+    @cached_property
+    def _aged_from(self) -> int:
+        """The id that ages count back from; only those who read what expires need it."""
+        value = self.value
+        if value.kind != "read":
+            return value.id
+        # What only reads has drawn no id, and the last one of others may be of long ago.
+        return max(value.id, self._session.call(self.database.dialect.now) * 1_000_000)
+
+    def _read(
+        self,
+        read: Callable[Concatenate[Handle, Snapshot, Arguments], Answer],
+        *plain: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Answer:
+        snapshot, value = self.snapshot, self.value
+        if value.kind != "long":
+            return self._session.call(read, snapshot, *plain, **named)
+
+        def step(connection: Handle) -> Answer:
+            while True:
+                found = read(connection, self.snapshot, *plain, **named)
+                # Afterwards: while it is active nobody removes what it staged, and it read that too (I4).
+                pointers = self.database.dialect.pointers(connection, self.value.id)
+                if pointers == self.value.write_pointers:
+                    return found
+                self._become(replace(self.value, write_pointers=pointers))  # another process has made a checkpoint
+
+        return self._session.call(step)
+
+    def write_cell(self, cell: Cell, value: bytes | None, *, conflict_key: bytes | None) -> None:
+        """Buffer a write; None is a delete."""
+        self._require_writable()
+        self.buffer.put_cell(cell, value)
+        if conflict_key is not None:
+            self.buffer.keys.add(conflict_key)
+
+    def add_entry(self, key: EntryKey, value: bytes | None, *, conflict_key: bytes | None) -> None:
+        """Buffer an entry."""
+        self._require_writable()
+        self.buffer.put_entry(key, value)
+        if conflict_key is not None:
+            self.buffer.keys.add(conflict_key)
+
+    def notify(self, cell: Cell) -> None:
+        """Set a notification on a cell, with the commit."""
+        self._require_writable()
+        self.buffer.notifications.add(cell)
+
+    def acknowledge(self, cell: Cell, *, conflict_key: bytes | None) -> None:
+        """Remove the notifications on a cell that this snapshot sees, with the commit.
+
+        :param conflict_key: of two overlapping transactions that give it, one commits.
+        """
+        self._require_writable()
+        _ = self.value  # what is seen is what the snapshot holds
+        self.buffer.acknowledged.add(cell)
+        if conflict_key is not None:
+            self.buffer.keys.add(conflict_key)
+
+    def join(self, participant: Participant) -> None:
+        """Let another resource take part; it is rolled back if this transaction does not commit.
+
+        :raises InvalidArgument: the transaction is bound to its user's, or was resumed: others end it.
+        """
+        self._require_writable()
+        if self.kind == "bound":
+            raise InvalidArgument("a transaction that is bound to its user's SQL transaction has no participants")
+        if self._is_resumed:
+            raise InvalidArgument(
+                "a resumed transaction has no participants: nobody would call them at its end",
+                hint="let the process join them that holds the transaction: with store.transaction(long=True)",
+            )
+        self._participants.join(participant, self.value)
+
+    def checkpoint(self) -> None:
+        """Draw a line: what is written from now on is a version of its own, under the same snapshot.
+
+        All of it commits or rolls back together. A checkpoint of a long transaction counts in every process that
+        works for it, from its next read or flush on.
+        """
+        self._require_writable()
+        if self.kind == "long":
+            self.flush()
+            pointer = self._session.call(self.database.dialect.checkpoint, self.value.id)
+            self._become(replace(self.value, write_pointers=(*self.value.write_pointers, pointer)))
+        else:
+            self.buffer.checkpoint()
+        if self._participants:
+            self._participants.update(self.value)
+
+    def flush(self) -> None:
+        """Stage what is buffered, so that it need not fit into memory; for long transactions only.
+
+        :raises InvalidArgument: the transaction is short.
+        :raises RegistrationLost: it has ended, or expired after its time-out.
+        :raises StoreUnavailable: there was no answer; the transaction is aborted.
+        """
+        if self.kind != "long":
+            raise InvalidArgument("a short transaction is sent as a whole; flush() is for transaction(long=True)")
+        value = self.value
+        if self.buffer:
+            stage, writes = self.database.dialect.stage, self.buffer.writes()
+            try:
+                pointers = self._session.call(stage, value.id, writes)
+            except StoreUnavailable as error:
+                if error.sent:
+                    # It may still arrive, behind a later flush that it would undo; after the abort it is refused.
+                    self.abort(error)
+                raise
+            self._become(replace(value, write_pointers=pointers))
+            self.buffer.sent()
+
+    def commit(self, result: Any = None) -> int | None:
+        """Commit, or find out truthfully what became of it.
+
+        :param result: a JSON value that is stored with the idempotency key.
+        :returns: the transaction's id; None if there was nothing to commit.
+        :raises ConflictError: another transaction wrote a key of this one; run the function again.
+        :raises CommitOutcomeUnknown: the connection broke and the store cannot be asked.
+        :raises AlreadyCommitted: the idempotency key has been committed meanwhile.
+        :raises AfterCommitFailed: it has committed, and a participant failed when it was told.
+        """
+        self.require_open()
+        try:
+            self.buffer.keys |= self._participants.persist()
+            if self._has_nothing_to_commit():
+                return self._end_reading()
+            if self.kind == "long":
+                self.flush()
+            call = self._call(result)
+            self._move(State.COMMITTING)
+            committed = self._send(call)
+        except BaseException as error:
+            self.abort(error)
+            raise
+        self._end(State.COMMITTED)
+        failure = self._participants.after_commit()
+        if failure is not None:
+            raise AfterCommitFailed(f"transaction {committed} has committed; afterwards: {failure}") from failure
+        return committed
+
+    def _has_nothing_to_commit(self) -> bool:
+        only_read = self.kind in ("read", "short") or self._value is None
+        return only_read and not self.buffer and self.idempotency_key is None and not self._participants
+
+    def _end_reading(self) -> int | None:
+        number = None if self._value is None or self.kind == "read" else self._value.id
+        self._forget()  # giving an id back costs no flush
+        self._move(State.COMMITTING)
+        self._end(State.COMMITTED)
+        return number
+
+    def _call(self, result: Any) -> CommitCall:
+        value, kind = self._value, self.kind
+        assert kind != "read"
+        return CommitCall(
+            kind="write" if value is None else kind,
+            request=self.request,
+            transaction=None if value is None else value.id,
+            snapshot=self._snapshot,
+            deadline_ms=0 if value is None else value.deadline_ms,
+            writes=self.buffer.writes(),
+            idempotency_key=self.idempotency_key,
+            generation=self._generation,
+            result=None if self.idempotency_key is None else as_json(result, self.idempotency_key),
+        )
+
+    def _send(self, call: CommitCall) -> int:
+        begun, counters = time.monotonic(), self.database.counters
+        try:
+            number = self._send_and_ask(call)
+        except TransactionTimeout:
+            counters.timed_out(call.kind)
+            raise
+        except Exception as error:
+            counters.refused(call.kind, type(error))
+            raise
+        counters.committed(call.kind, time.monotonic() - begun)
+        return number
+
+    def _send_and_ask(self, call: CommitCall) -> int:
+        try:
+            return self._send_repeatedly(call)
+        except AlreadyCommitted as error:
+            state = idempotency_state(self.database, error.idempotency_key, seconds=self._seconds)
+            raise AlreadyCommitted(error.idempotency_key, state.result) from error
+        except (StoreUnavailable, RegistrationLost) as error:
+            # Neither is a verdict: the same commit may have taken effect before its answer was lost.
+            if self.kind == "bound":
+                raise  # its outcome is that of the user's SQL transaction
+            if isinstance(error, StoreUnavailable) and not error.sent:
+                raise  # the commit never left this process
+            return self._ask(error)
+
+    def _send_repeatedly(self, call: CommitCall) -> int:
+        for left in range(WRITE_ONLY_TRIES, -1, -1):
+            try:
+                return int(self._session.call(self.database.dialect.commit, call).id)
+            except ConflictError:
+                if call.snapshot is not None or not left:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _ask(self, reason: ExportQueueError) -> int:
+        """Learn the outcome on a new connection after the commit's answer was lost."""
+        self._session.drop()
+        try:
+            decided = ask_outcome(self.database, self.request)
+        except Exception as error:  # whatever it is: the commit may have taken effect
+            self._end(State.UNKNOWN)
+            raise CommitOutcomeUnknown(
+                f"the commit of request {self.request} got no answer, and the store cannot be asked: {error}"
+            ) from reason
+        if decided.status == "committed" and decided.id is not None:
+            return decided.id
+        if isinstance(reason, RegistrationLost):
+            raise reason
+        raise CommitRefused(f"the commit of request {self.request} did not take effect: {reason.message}") from reason
+
+    def abort(self, reason: BaseException | None = None) -> None:
+        """Drop what was written and forget the id; safe to call after the end.
+
+        The id of a transaction whose participant could not undo its writes becomes invalid for good, so that nobody
+        who asks the snapshot sees them.
+
+        :param reason: why; it gets a note of every failure on the way.
+        """
+        if self._state not in OPEN and self._state is not State.COMMITTING:
+            return
+        if self._state in OPEN and self.kind != "read":
+            self.database.counters.aborted(self.kind)
+        failed = self._participants.roll_back(reason) if self._participants else []
+        if failed and self._value is not None:
+            try:
+                invalidate(self.database, self._value.write_pointers, left_to=", ".join(failed))
+            except Exception as error:
+                if reason is not None:
+                    reason.add_note(f"besides, transaction {self._value.id} could not be made invalid: {error}")
+        self._forget()
+        self._end(State.ABORTED)
+
+    def _forget(self) -> None:
+        if self._value is None or self.kind == "read":
+            return
+        kind, number = self.kind, self._value.id
+        # What cannot be undone now becomes invalid at its deadline; the abort itself always succeeds.
+        try:
+            self._session.call(self.database.dialect.abort, kind=kind, transaction=number)
+        except ExportQueueError:
+            self._session.drop()  # a lock of its server session goes with it, and does not stay with the pool
+
+    def _end(self, state: State) -> None:
+        self._move(state)
+        self.buffer = WriteBuffer(self.database.limits)
+        self._session.close()
+
+
+def _nothing(connection: Handle, snapshot: Snapshot) -> None:
+    """Read nothing."""
