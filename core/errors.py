@@ -144,16 +144,16 @@ class ConflictError(TransactionError):
     default_hint = "run the function again from its start; store.run() does this for you"
 
     @classmethod
-    def between(cls, *, own: int | None, key: str, other: int) -> ConflictError:
+    def between(cls, *, transaction: int | None, key: str, other: int) -> ConflictError:
         """Name the key, both transactions and both times.
 
-        :param own: id of the refused transaction; None where none was drawn.
+        :param transaction: id of the refused transaction; None where none was drawn.
         :param key: the conflict key, readable.
         :param other: id of the transaction that wrote the key last.
         """
-        started = f", started at {clock_of(own)}" if own else ""
+        started = f", started at {clock_of(transaction)}" if transaction else ""
         return cls(
-            f"commit of transaction {own or 'without id'} refused: key {key!r} has changed\n"
+            f"commit of transaction {transaction or 'without id'} refused: key {key!r} has changed\n"
             f"  expected the version of this transaction's snapshot{started}\n"
             f"  found a commit of transaction {other}, started at {clock_of(other)}"
         )

@@ -19,7 +19,7 @@ from tests.support.servers import RedisServer
 
 from demo import settings
 from demo.progress import Display
-from demo.steps import stop_background
+from demo.tasks import stop_background
 
 RUN_SECONDS = 3600
 
@@ -58,26 +58,28 @@ def main() -> int:
 
 
 def environment(folder: Path, redis: RedisServer) -> dict[str, str]:
-    """Return what Airflow, the tasks and Spark need to know."""
-    root = Path(sys.prefix)
+    """Return the variables for Airflow, its tasks and Spark."""
+    root = Path(__file__).parents[1]
     connections = {
         "export_queue_default": {"conn_type": "export_queue", "host": f"sqlite:///{folder / 'store.db'}"},
         "redis_default": {"conn_type": "redis", "host": redis.host, "port": redis.port, "password": redis.password},
         "copies": {"conn_type": "sqlite", "host": str(folder / "copies.db")},
         "spark_default": {"conn_type": "spark", "host": "local[2]"},
     }
-    spark_home = os.environ.get("EXPORT_QUEUE_SPARK_HOME", str(root.parent / ".venv-spark"))
+    spark_home = os.environ.get("EXPORT_QUEUE_SPARK_HOME", str(root / ".venv-spark"))
     return {
         **{f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in connections.items()},
         "AIRFLOW_VAR_DEMO_FOLDER": str(folder),
         "AIRFLOW_HOME": str(folder / "airflow"),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(Path(__file__).parents[1]),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(Path(__file__).parent),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(64),
         "AIRFLOW__EXPORT_QUEUE__SPARK_HOME": spark_home,
         "EXPORT_QUEUE_SPARK_HOME": spark_home,
         "EXPORT_QUEUE_DEMO_REDIS_PASSWORD": redis.password or "",
+        # The demo is no part of the package: tasks, Spark's driver and its executors find it by this path.
+        "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])]),
         settings.FOLDER: str(folder),
     }
 
@@ -86,10 +88,12 @@ def run_dag(folder: Path) -> bool:
     """Run the DAG in a process of its own, and show how far it is."""
     log = folder / "airflow.log"
     print(f"==> the DAG `flights` runs; its log is {folder.name}/{log.name}", flush=True)
-    module = "demo.run_dag"
     with log.open("wb") as output, Display(folder / "progress") as display:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", module], stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            [sys.executable, "-P", "-m", "demo.run_dag"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             end = time.monotonic() + RUN_SECONDS

@@ -23,7 +23,7 @@ def main() -> int:
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 
     DagBundlesManager().sync_bundles_to_db()
-    bag = DagBag(dag_folder=Path(__file__).parents[1] / "flights.py", bundle_path=None, bundle_name="dags-folder")
+    bag = DagBag(dag_folder=Path(__file__).with_name("flights.py"), bundle_path=None, bundle_name="dags-folder")
     if bag.import_errors:
         print(bag.import_errors)
         return 1

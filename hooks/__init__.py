@@ -1,22 +1,22 @@
 """Airflow hooks: the store and the sinks, on the connections that users have."""
 
-from export_queue.hooks.export_queue import ExportQueueHook, StoreAddress
-from export_queue.hooks.sinks import (
-    ElasticsearchSinkHook,
-    RedisSinkHook,
-    SinkHook,
-    SqlSinkHook,
-    resolve_sink,
-    sink_hook,
-)
+from export_queue.hooks.described import Described, environment
+from export_queue.hooks.elasticsearch import ElasticsearchSinkHook
+from export_queue.hooks.export_queue import ExportQueueHook, open_store
+from export_queue.hooks.redis import RedisSinkHook
+from export_queue.hooks.sink import SinkHook
+from export_queue.hooks.sinks import resolve_sink, sink_hook
+from export_queue.hooks.sql import SqlSinkHook
 
 __all__ = [
+    "Described",
     "ElasticsearchSinkHook",
     "ExportQueueHook",
     "RedisSinkHook",
     "SinkHook",
     "SqlSinkHook",
-    "StoreAddress",
+    "environment",
+    "open_store",
     "resolve_sink",
     "sink_hook",
 ]

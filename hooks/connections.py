@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 SQL_TYPES = ("postgres", "sqlite")
 """Connection types that lead to a SQL database."""
 
-# What libpq takes; other extras of a postgres connection speak to Airflow's own hook.
 _LIBPQ_OPTIONS = frozenset(
     "application_name channel_binding client_encoding connect_timeout gssencmode hostaddr keepalives keepalives_count "
     "keepalives_idle keepalives_interval krbsrvname load_balance_hosts options passfile service sslcert sslcrl sslkey "
     "sslmode sslnegotiation sslrootcert target_session_attrs tcp_user_timeout".split()
 )
+"""Parameters of libpq; other extras of a postgres connection are for Airflow's own hook."""
 
 _MYSQL_TLS = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key"}
-"""What Airflow calls the files of TLS, and what the driver does."""
+"""Names of the files of TLS: in Airflow, and in the driver."""
 
 
 class MissingConnection(ConfigurationError, AirflowNotFoundException):
@@ -39,7 +38,7 @@ class MissingConnection(ConfigurationError, AirflowNotFoundException):
 
 @dataclass(frozen=True, slots=True)
 class SqlAddress:
-    """Where a SQL database is; the password never stands in the URL and is never shown.
+    """The address of a SQL database; the password never stands in the URL and is never shown.
 
     :param url: SQLAlchemy URL without a password.
     :param password: the password, or None.
@@ -58,11 +57,11 @@ def find_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
     """Return a connection.
 
     :param conn_id: id of the connection.
-    :param example: fields of a connection that would do, for the error.
-    :raises MissingConnection: there is none; the error shows the variable that would define it.
+    :param example: fields of a fitting connection, for the error.
+    :raises MissingConnection: Airflow has no such connection; the error shows the variable that would define it.
     """
     if not conn_id or not isinstance(conn_id, str):
-        raise InvalidArgument(f"a connection's id is a text, found {conn_id!r}")
+        raise InvalidArgument(f"a connection's id: expected text, found {conn_id!r}")
     try:
         return BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
@@ -70,7 +69,7 @@ def find_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
 
 
 async def afind_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
-    """Return a connection; the way for code on an event loop, such as triggers."""
+    """Return a connection, from an event loop such as the triggerer's."""
     try:
         return await BaseHook.aget_connection(conn_id)
     except AirflowNotFoundException:
@@ -81,7 +80,7 @@ def missing(conn_id: str, example: Mapping[str, Any]) -> MissingConnection:
     """Build the error for a connection that Airflow does not know."""
     variable = f"AIRFLOW_CONN_{conn_id.upper()}"
     if variable in os.environ:
-        # Airflow answers "not defined" for a value that it cannot read, too.
+        # Airflow answers "not defined" also for a value that it cannot read.
         return MissingConnection(
             f"connection {conn_id!r} cannot be read: the value of {variable} is neither valid JSON nor a valid URI",
             hint=f"for example: {variable}='{json.dumps(dict(example))}'",
@@ -117,7 +116,7 @@ def sql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
     """Turn a ``postgres`` or ``sqlite`` connection into an address.
 
     :param connection: the connection.
-    :param extra: its extra fields; read by the caller, since an event loop reads them another way.
+    :param extra: its extra fields; the caller reads them, since an event loop does so in another way.
     :raises InvalidArgument: the connection has another type, or names no database.
     """
     if connection.conn_type == "sqlite":
@@ -135,7 +134,7 @@ def mysql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddres
 
     :param connection: the connection.
     :param extra: its extra fields; ``ssl`` gives the files of TLS.
-    :raises InvalidArgument: the connection names no database, or wants what is not supported.
+    :raises InvalidArgument: the connection names no database, or asks for something unsupported.
     """
     from sqlalchemy import URL
 
@@ -164,12 +163,12 @@ def mysql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddres
 
 
 def split_url(text: str, *, where: str, login: str | None = None, password: str | None = None) -> SqlAddress:
-    """Read a database URL that a person wrote, and part it from its password.
+    """Read a database URL that a person wrote, and separate the password from it.
 
     :param text: the URL.
-    :param where: what holds it, for errors.
-    :param login: user, where the URL names none.
-    :param password: password that goes before the URL's own.
+    :param where: place of the URL, for errors.
+    :param login: user of a URL that names none.
+    :param password: password that precedes the URL's own.
     """
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
@@ -190,10 +189,10 @@ def split_url(text: str, *, where: str, login: str | None = None, password: str 
         return SqlAddress(url.render_as_string())
     if backend != "postgresql":
         raise InvalidArgument(f"{where}: expected a postgresql or sqlite URL, found {url.drivername}")
-    return _part(url.set(username=url.username or login), password)
+    return _without_password(url.set(username=url.username or login), password)
 
 
-def _part(url: URL, password: str | None) -> SqlAddress:
+def _without_password(url: URL, password: str | None) -> SqlAddress:
     hidden = password or url.password or url.query.get("password")
     if isinstance(hidden, tuple):
         hidden = hidden[-1]
@@ -249,29 +248,4 @@ def _postgres_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAd
         database=connection.schema,
         query=query,
     )
-    return _part(url, connection.password)
-
-
-@contextmanager
-def environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of this process, and so of the programs it starts, for the duration of a block.
-
-    :param values: the variables; None unsets one.
-
-    Secrets go this way: unlike operator fields, configuration and arguments, the environment is neither rendered,
-    stored, logged nor shown in the list of processes.
-    """
-    before = {name: os.environ.get(name) for name in values}
-    _set_variables(values)
-    try:
-        yield
-    finally:
-        _set_variables(before)
-
-
-def _set_variables(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    return _without_password(url, connection.password)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
@@ -18,11 +18,13 @@ from export_queue.hooks.connections import (
     split_url,
     sql_address,
 )
+from export_queue.hooks.described import Described
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
     from export_queue.core.client import Store
+    from export_queue.core.store import StoreSpec
 
 DEFAULT_CONNECTION = "export_queue_default"
 DEFAULT_SCHEMA = "export_queue"
@@ -33,34 +35,15 @@ _EXAMPLE = {"conn_type": "export_queue", "host": "sqlite:////var/lib/exports.db"
 _SQL_EXAMPLE = {"conn_type": "postgres", "host": "db.example", "schema": "exports", "login": "exports", "password": "…"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreAddress:
-    """Where a store is, and what opens it; the password is never shown."""
+def open_store(store: Described[StoreSpec]) -> Store:
+    """Open a described store; the caller closes it.
 
-    url: str
-    """SQLAlchemy URL without a password."""
-    schema: str
-    password: str | None = field(default=None, repr=False)
+    The password goes to the store directly: a process such as the triggerer has several stores and one environment.
+    """
+    from export_queue.core.client import Store
 
-    @property
-    def is_sqlite(self) -> bool:
-        """Tell whether the store is a file that only this machine sees."""
-        return self.url.startswith("sqlite")
-
-    @property
-    def secret(self) -> str | None:
-        """Reference under which other processes find the password; it goes with :meth:`environment`."""
-        return f"env:{PASSWORD_VARIABLE}" if self.password else None
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables that the reference names."""
-        return {PASSWORD_VARIABLE: self.password} if self.password else {}
-
-    def open(self) -> Store:
-        """Open the store; the caller closes it."""
-        from export_queue.core.client import Store
-
-        return Store.open(self.url, password=self.password, schema=self.schema)
+    spec, password = store.spec, store.variables.get(PASSWORD_VARIABLE)
+    return Store.open(spec.url, password=password, schema=spec.schema, behind_pooler=spec.behind_pooler)
 
 
 class ExportQueueHook(BaseHook):
@@ -81,8 +64,8 @@ class ExportQueueHook(BaseHook):
         super().__init__(**kwargs)
         self.export_queue_conn_id = export_queue_conn_id
 
-    def get_address(self) -> StoreAddress:
-        """Read where the store is.
+    def describe(self) -> Described[StoreSpec]:
+        """Describe the store.
 
         :raises MissingConnection: Airflow has no such connection.
         :raises InvalidArgument: the connection does not lead to a store.
@@ -91,17 +74,17 @@ class ExportQueueHook(BaseHook):
         extra = connection.extra_dejson
         if linked := _linked(connection, extra):
             target = find_connection(linked, example=_SQL_EXAMPLE)
-            return _address(extra, sql_address(target, target.extra_dejson))
-        return _address(extra, _own_address(connection, extra))
+            return _described(extra, sql_address(target, target.extra_dejson))
+        return _described(extra, _own_address(connection, extra))
 
-    async def aget_address(self) -> StoreAddress:
-        """Read where the store is; the way for code on an event loop."""
+    async def adescribe(self) -> Described[StoreSpec]:
+        """Describe the store, from an event loop."""
         connection = await afind_connection(self.export_queue_conn_id, example=_EXAMPLE)
         extra = await connection.aextra_dejson()
         if linked := _linked(connection, extra):
             target = await afind_connection(linked, example=_SQL_EXAMPLE)
-            return _address(extra, sql_address(target, await target.aextra_dejson()))
-        return _address(extra, _own_address(connection, extra))
+            return _described(extra, sql_address(target, await target.aextra_dejson()))
+        return _described(extra, _own_address(connection, extra))
 
     def get_store(self) -> Store:
         """Open the store; close it, or use it in a ``with`` statement.
@@ -109,24 +92,24 @@ class ExportQueueHook(BaseHook):
         :raises StoreNotCreated: the database holds no store yet.
         :raises StoreUnavailable: the database does not answer.
         """
-        return self.get_address().open()
+        return open_store(self.describe())
 
     def get_conn(self) -> Store:
-        """Open the store, under the name that all hooks have for this."""
+        """Open the store; all hooks have a method of this name."""
         return self.get_store()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Open the store and list its queues; for the form's test button.
+        """Open the store and list its queues, for the test button of the form.
 
-        This runs inside Airflow's API server, so it waits a few seconds at most.
+        The button's call runs inside of Airflow's API server, so that it waits a few seconds at most.
         """
         try:
-            address = self.get_address()
-            with _hurried(address).open() as store:
+            described = self.describe()
+            with open_store(_hurried(described)) as store:
                 queues = store.queues()
         except ExportQueueError as error:
             return False, str(error)
-        return True, f"store {store.id} on {address.url}, {len(queues)} queues"
+        return True, f"store {store.id} on {described.spec.url}, {len(queues)} queues"
 
 
 def _linked(connection: Connection, extra: Mapping[str, Any]) -> str | None:
@@ -152,22 +135,26 @@ def _own_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress
     return split_url(connection.host, where=where, login=connection.login, password=connection.password)
 
 
-def _address(extra: Mapping[str, Any], address: SqlAddress) -> StoreAddress:
-    schema = str(option(extra, "store_schema", DEFAULT_SCHEMA))
-    url = address.url
-    if as_bool(option(extra, "behind_pooler", False)) and not url.startswith("sqlite"):
-        url += ("&" if "?" in url else "?") + "behind_pooler=true"  # in the URL it goes along to Spark
-    return StoreAddress(url=url, schema=schema, password=address.password)
+def _described(extra: Mapping[str, Any], address: SqlAddress) -> Described[StoreSpec]:
+    from export_queue.core.store import StoreSpec
+
+    spec = StoreSpec(
+        url=address.url,
+        schema=str(option(extra, "store_schema", DEFAULT_SCHEMA)),
+        secret=f"env:{PASSWORD_VARIABLE}" if address.password else None,
+        behind_pooler=as_bool(option(extra, "behind_pooler", False)) and not address.is_sqlite,
+    )
+    return Described(spec, {PASSWORD_VARIABLE: address.password} if address.password else {})
 
 
-def _hurried(address: StoreAddress) -> StoreAddress:
-    """Bound the time to connect, unless the connection says otherwise."""
-    if address.is_sqlite:
-        return address
+def _hurried(store: Described[StoreSpec]) -> Described[StoreSpec]:
+    """Bound the time to connect, unless the connection has a bound."""
+    if store.spec.is_sqlite:
+        return store
     from sqlalchemy import make_url
 
-    url = make_url(address.url)
+    url = make_url(store.spec.url)
     if "connect_timeout" in url.query:
-        return address
+        return store
     hurried = url.update_query_dict({"connect_timeout": str(TEST_SECONDS)})
-    return StoreAddress(url=hurried.render_as_string(), schema=address.schema, password=address.password)
+    return replace(store, spec=replace(store.spec, url=hurried.render_as_string()))

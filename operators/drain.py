@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
-from export_queue.hooks import ExportQueueHook, resolve_sink
-from export_queue.hooks.connections import environment
+from export_queue.hooks import ExportQueueHook, environment, resolve_sink
 from export_queue.hooks.tasks import task_name
 
 if TYPE_CHECKING:
@@ -106,13 +105,13 @@ class ExportQueueDrainOperator(BaseOperator):
         from export_queue.core.drain import DrainRequest, drain_as_requested
         from export_queue.core.locks import Owner
 
-        spec, secrets = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
+        sink = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
         task, attempt = task_name(context), uuid.uuid4().hex
         raw = {name: getattr(self, name) for name in READ_OPTIONS}
         options = {**raw, "owner": Owner(task, attempt), "drain_id": f"{task}#{attempt}"}
-        request = DrainRequest.read(self.queue_id, spec.name, options)
-        with ExportQueueHook(self.export_queue_conn_id).get_store() as store, environment(secrets):
-            report = drain_as_requested(store, spec, request, on_progress=self._go_on)
+        request = DrainRequest.read(self.queue_id, sink.spec.name, options)
+        with ExportQueueHook(self.export_queue_conn_id).get_store() as store, environment(sink.variables):
+            report = drain_as_requested(store, sink.spec, request, on_progress=self._go_on)
         self.log.info("%s", report.line())
         return report.to_dict()
 

@@ -13,8 +13,8 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from export_queue.core.arguments import whole_number
 from export_queue.core.errors import ConfigurationError, DrainError, ExportQueueError, InvalidArgument
 from export_queue.core.references import is_reference
-from export_queue.hooks import ExportQueueHook, StoreAddress, resolve_sink
-from export_queue.hooks.connections import environment, find_connection
+from export_queue.hooks import Described, ExportQueueHook, environment, open_store, resolve_sink
+from export_queue.hooks.connections import find_connection
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.drain import DRAIN_FIELDS, DRAIN_RENDERERS, READ_OPTIONS
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
@@ -131,7 +131,7 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             if reference is not None and not is_reference(reference):
                 # Not repeated here: it may be a password.
                 raise InvalidArgument(f"{what}: expected env:NAME, file:/PATH or module:callable, found another text")
-        self._address: StoreAddress | None = None
+        self._store: Described[StoreSpec] | None = None
         self._task = ""
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
@@ -143,24 +143,24 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         from export_queue.core.locks import Owner
         from export_queue.core.spark import DrainArguments
 
-        spec, secrets = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
-        spec = dataclasses.replace(spec, secrets={**spec.secrets, **self.sink_secrets})
-        self._address = ExportQueueHook(self.export_queue_conn_id).get_address()
+        sink = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
+        spec = dataclasses.replace(sink.spec, secrets={**sink.spec.secrets, **self.sink_secrets})
+        self._store = ExportQueueHook(self.export_queue_conn_id).describe()
         self._task = task_name(context)
         raw = {name: getattr(self, name) for name in READ_OPTIONS}
         options = {**raw, "owner": Owner(self._task), "drain_id": f"{self._task}#{uuid.uuid4().hex}"}
         arguments = DrainArguments(
-            store=self._store_spec(),
+            store=dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret),
             sink=spec,
             request=DrainRequest.read(self.queue_id, spec.name, options),
             max_parallel=whole_number(self.max_parallel, what="max_parallel") if self.max_parallel else None,
         )
         drain_id = arguments.request.drain_id
-        passwords = {name: value for name, value in secrets.items() if f"env:{name}" in spec.secrets.values()}
+        passwords = {name: value for name, value in sink.variables.items() if f"env:{name}" in spec.secrets.values()}
         if self.store_secret is None:
-            passwords |= self._address.environment()
+            passwords |= self._store.variables
         variables = self._prepare_spark(arguments, has_passwords=bool(passwords))
-        with self._address.open() as store:
+        with open_store(self._store) as store:
             report = self._nothing_to_drain(store, arguments)
             if report is None:
                 self._describe_job(arguments)
@@ -176,12 +176,12 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         """Kill the submission and take its leases away, so that a driver that outlives it changes nothing."""
         if self._hook is not None:
             super().on_kill()
-        if self._address is None or not self._task:
+        if self._store is None or not self._task:
             return
         from export_queue.core.locks import revoke
 
         try:
-            with self._address.open() as store:
+            with open_store(self._store) as store:
                 revoke(store.database, self._task)
         except ExportQueueError:
             # Called from a signal handler: an error here would break into whatever runs. The leases expire anyway.
@@ -246,13 +246,6 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             return None
         self.log.info("Nothing waits in queue %s; nothing is submitted", self.queue_id)
         return DrainReport(queue=self.queue_id, sink=arguments.sink.name, drain_id="", ranges=join_ranges(units))
-
-    def _store_spec(self) -> StoreSpec:
-        from export_queue.core.store import StoreSpec
-
-        assert self._address is not None
-        address = self._address
-        return StoreSpec(url=address.url, schema=address.schema, secret=self.store_secret or address.secret)
 
     def _describe_job(self, arguments: DrainArguments) -> None:
         from export_queue.core.spark import describe_job

@@ -12,7 +12,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
 from export_queue.core.retry import Retry
-from export_queue.hooks import ExportQueueHook, StoreAddress
+from export_queue.hooks import Described, ExportQueueHook, open_store
 from export_queue.hooks.tasks import task_name
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator
 
     from export_queue.core.client import TransactionContext
+    from export_queue.core.store import StoreSpec
 
 PARAMETER = "tx"
 
@@ -61,7 +62,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
         self.attempts = attempts
         self._idempotency_key = ""
         self._generation = 0
-        self._address: StoreAddress | None = None
+        self._store: Described[StoreSpec] | None = None
 
     def execute(self, context: Context) -> Any:
         """Run the function.
@@ -81,8 +82,8 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
             calls += 1
             return function(*self.op_args, **{**self.op_kwargs, PARAMETER: transaction})
 
-        self._address = ExportQueueHook(self.export_queue_conn_id).get_address()
-        with self._address.open() as store:
+        self._store = ExportQueueHook(self.export_queue_conn_id).describe()
+        with open_store(self._store) as store:
             result = store.run(
                 work,
                 idempotency_key=self._idempotency_key,
@@ -105,7 +106,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
         :param task_instance: the task instance that reported success; Airflow calls its listeners also if that report
             was refused, so the recorded state decides.
         """
-        if self._address is None:
+        if self._store is None:
             return
         index = task_instance.map_index
         mapped = index is not None and index >= 0
@@ -120,7 +121,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
         if state != "success":
             self.log.warning("Airflow records the state %r; clearing this task will count as a retry", state)
             return
-        with self._address.open() as store:
+        with open_store(self._store) as store:
             store.close_idempotency_key(self._idempotency_key, generation=self._generation)
 
 

@@ -32,7 +32,12 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "asset-uris": [{"schemes": ["export-queue"], "handler": "export_queue.assets.sanitize_uri"}],
         "config": {"export_queue": _configuration()},
-        "hooks": [{"integration-name": INTEGRATION, "python-modules": _modules("hooks", "export_queue", "sinks")}],
+        "hooks": [
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": _modules("hooks", "export_queue", "redis", "elasticsearch", "sql", "sink"),
+            }
+        ],
         "operators": [
             {
                 "integration-name": INTEGRATION,

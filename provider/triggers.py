@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from export_queue.hooks.export_queue import ExportQueueHook
+from export_queue.hooks import ExportQueueHook, open_store
 
 if TYPE_CHECKING:
     from export_queue.core.client import Store
@@ -53,8 +53,8 @@ class ExportQueueTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look again and again; the store is asked in a thread, since its drivers block."""
-        address = await ExportQueueHook(self.export_queue_conn_id).aget_address()
-        store = await asyncio.to_thread(address.open)
+        described = await ExportQueueHook(self.export_queue_conn_id).adescribe()
+        store = await asyncio.to_thread(open_store, described)
         try:
             was_empty = True
             while True:

@@ -18,7 +18,7 @@ from typing import Any
 
 from export_queue.core.errors import LeaseLost
 from export_queue.core.queue import Queue, Range
-from export_queue.core.store import Database, Work, queries
+from export_queue.core.store import Database, Reading, Work, queries
 
 DRAIN_PRIORITY = 75
 
@@ -190,7 +190,7 @@ def revoke(database: Database, task: str) -> int:
         return queries.locks.revoke_task(work, task)
 
 
-def holders(work: Work, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
+def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
     """Say who holds units, for messages."""
     wanted = set(ranges)
     found = [

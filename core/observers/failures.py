@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from export_queue.core.store import Work, queries
+from export_queue.core.store import Reading, queries
 
 MOST_TEXT = 2_000
 """Characters that are kept of an error."""
@@ -24,7 +24,7 @@ class ObserverFailure:
     """Class and text of the last error."""
 
 
-def observer_failures(work: Work, *, limit: int) -> list[ObserverFailure]:
+def observer_failures(work: Reading, *, limit: int) -> list[ObserverFailure]:
     """Read what failed and still waits, the next to be tried first."""
     return [
         ObserverFailure(row["name"], row["row_key"], row["column_key"], row["attempts"], row["next_ms"], row["error"])

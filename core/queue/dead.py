@@ -9,7 +9,7 @@ from typing import Any
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue.options import Queue
 from export_queue.core.queue.read import Position
-from export_queue.core.store import Work, queries
+from export_queue.core.store import Reading, Work, queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def dead_letter(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> None
 
 
 def dead_letters(
-    work: Work,
+    work: Reading,
     queue: Queue,
     which: DeadLetterFilter = ALL_DEAD_LETTERS,
     *,
@@ -144,7 +144,7 @@ def dead_letters(
     ]
 
 
-def count_dead(work: Work, queue: Queue, which: DeadLetterFilter = ALL_DEAD_LETTERS) -> int:
+def count_dead(work: Reading, queue: Queue, which: DeadLetterFilter = ALL_DEAD_LETTERS) -> int:
     """Count a queue's dead letters."""
     return queries.dead_letters.count_dead(work, queue.number, which.columns())
 
@@ -182,7 +182,7 @@ def drop_dead_letters(work: Work, queue: Queue, which: DeadLetterFilter, *, who:
     return dropped
 
 
-def dead_letter_audit(work: Work, queue: Queue, *, limit: int = 100) -> list[AuditRecord]:
+def dead_letter_audit(work: Reading, queue: Queue, *, limit: int = 100) -> list[AuditRecord]:
     """Read who retried and dropped a queue's dead letters, newest first."""
     return [
         AuditRecord(row["act"], row["who"], row["letters"], row["selection"], row["at_ms"])

@@ -9,7 +9,7 @@ from typing import Any
 from export_queue.core.errors import InvalidArgument, OptionsDiffer, SinkBindingError, UnknownQueue
 from export_queue.core.queue import codecs
 from export_queue.core.queue.buckets import Range, split, units_of
-from export_queue.core.store import Database, Work, queries
+from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.tables import check_name
 
 FIRST_LAYOUT = 1
@@ -126,7 +126,7 @@ def _queue(row: Any) -> Queue:
     return Queue(**{f.name: row[renamed.get(f.name, f.name)] for f in fields(Queue)})
 
 
-def find_queue(work: Work, queue_id: str) -> Queue:
+def find_queue(work: Reading, queue_id: str) -> Queue:
     """Read a queue's options.
 
     :raises UnknownQueue: naming those that exist.
@@ -138,7 +138,7 @@ def find_queue(work: Work, queue_id: str) -> Queue:
     return _queue(row)
 
 
-def list_queues(work: Work) -> list[Queue]:
+def list_queues(work: Reading) -> list[Queue]:
     """Read all queues, by name."""
     return [_queue(row) for row in queries.queues.queue_rows(work)]
 

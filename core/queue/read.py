@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from export_queue.core.queue.buckets import Range
 from export_queue.core.queue.options import Queue
-from export_queue.core.store import Work, queries
+from export_queue.core.store import Reading, Work, queries
 from export_queue.core.transactions import Snapshot
 
 
@@ -57,7 +57,7 @@ class Backlog:
 
 
 def read_entries(
-    work: Work,
+    work: Reading,
     queue: Queue,
     snapshot: Snapshot,
     within: Range,
@@ -104,7 +104,7 @@ def read_entries(
 _Row = tuple[int, bytes, int, bytes | None]
 
 
-def _whole_keys(work: Work, queue: Queue, snapshot: Snapshot, found: list[_Row], end: int) -> list[_Row]:
+def _whole_keys(work: Reading, queue: Queue, snapshot: Snapshot, found: list[_Row], end: int) -> list[_Row]:
     """Cut what was read where a key ends: before the last key, or behind it if there is no other.
 
     :param found: what was read; there may be more.
@@ -147,7 +147,7 @@ def remove_entries(work: Work, queue: Queue, positions: Sequence[Position]) -> i
     return queries.entries.delete_entries(work, queue.number, queue.layout, [position._sql for position in positions])
 
 
-def backlog(work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Backlog]:
+def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Backlog]:
     """Count what waits, unit by unit; units without entries are left out."""
     units = queue.units()
     wanted = set(units if within is None else within)
@@ -166,7 +166,9 @@ def backlog(work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range
     return [unit for unit in found if unit.range in wanted]
 
 
-def waiting_ranges(work: Work, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Range]:
+def waiting_ranges(
+    work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None
+) -> list[Range]:
     """Say which units have work, at the cost of one index probe each."""
     units = queue.units() if within is None else sorted(within)
     found: list[Range] = []

@@ -30,7 +30,7 @@ from export_queue.core.sinks.operations import (
     document_bytes,
 )
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink, SweepableSink
-from export_queue.core.sinks.spec import SinkSpec, open_sink, opened_sink
+from export_queue.core.sinks.spec import SinkSpec, opened_sink
 
 if TYPE_CHECKING:
     from export_queue.core.sinks.elasticsearch import ElasticsearchSink
@@ -66,7 +66,6 @@ __all__ = [
     "document_bytes",
     "isolate",
     "next_round",
-    "open_sink",
     "opened_sink",
     "raise_floor",
     "refuse_seqs",

@@ -1,4 +1,4 @@
-"""One batch at a sink: what is refused before it is sent, what is superseded inside it, what is written (pure).
+"""One batch at a sink: operations that are refused before they are sent, superseded, or written (pure).
 
 Shared by the drain and all sinks. A sink only has to write operations on distinct records.
 """
@@ -28,7 +28,7 @@ class Round:
 
     batch: Operations
     operations: Operations
-    """What is sent."""
+    """The operations to send."""
     positions: Sequence[int]
     """Position in the batch of each operation that is sent."""
     superseded: Sequence[int]
@@ -98,8 +98,8 @@ def apply_batch(
 ) -> ApplyResult:
     """Apply operations of which several may concern one record.
 
-    What lost against another operation inside the batch counts as stale. A winner that the sink
-    rejects does not take the losers with it: they are tried next.
+    An operation that gives way to another one of the batch counts as stale. Where the sink rejects a winner, the
+    operations that gave way to it are tried next.
 
     :param operations: the batch, its collections already replaced by the sink's own targets.
     :param reasons: operations that are refused before anything is sent.

@@ -1,8 +1,8 @@
-"""The guard ``fence``: what a drain and a sink without ranks agree on.
+"""The guard ``fence``: the agreement between a drain and a sink without ranks.
 
 A record of such a sink has no rank. In its place the sink keeps, for each unit of a queue, the fence of the
 drain that claimed it last, and takes a batch only from that drain: the fence is compared in the batch's own
-transaction. So an older drain is shut out as a whole, and the order of what is left is the drain's.
+transaction. So an older drain is shut out as a whole, and the younger drain alone decides the order of operations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Guard = Literal["seq", "fence"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Claim:
-    """A drain's right to write what comes from one unit of a queue; a value that may travel to other processes."""
+    """A drain's right to write the operations of one unit of a queue; a value that may travel to other processes."""
 
     unit: str
     """Name of the unit: queue, layout and first bucket."""

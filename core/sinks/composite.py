@@ -1,4 +1,4 @@
-"""Several sinks as one: what all of them acknowledged is acknowledged."""
+"""Several sinks as one: an operation is acknowledged once all of them have acknowledged it."""
 
 from __future__ import annotations
 

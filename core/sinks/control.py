@@ -72,13 +72,14 @@ def check_owner(
 def register_store(found: FloorRecord, *, store_id: str, sink: str) -> FloorRecord:
     """Decide whether a store may be among those that feed a sink.
 
-    Asked once :func:`check_owner` has agreed, and kept before the queue's own record is: so all who feed are known.
+    Called once :func:`check_owner` has agreed. The result is kept before the queue's own record, so that all stores
+    that feed the sink are known.
 
     :param found: what the sink remembers of all its queues.
     :param store_id: identity of the store that asks.
     :param sink: the sink's name, for the message.
     :returns: the record to keep; ``found`` itself where nothing changes.
-    :raises SinkBelongsToAnother: another store has swept the sink: what this one sends might all be stale.
+    :raises SinkBelongsToAnother: another store has swept the sink: all operations of this one might be stale.
     """
     others = found.stores - {store_id}
     if found.floor and others:
@@ -106,7 +107,7 @@ def raise_floor(found: FloorRecord, *, store_id: str, floor: int, sink: str) -> 
         raise SinkBelongsToAnother(
             f"sink {sink} is fed by other stores, too: expected store {store_id} alone, "
             f"found {', '.join(sorted(others))}",
-            hint="only a sink that one store feeds can be swept: what another store has yet to send would become stale",
+            hint="only a sink of one store can be swept: later operations of another store would be stale",
         )
     if store_id in found.stores and floor <= found.floor:
         return found

@@ -17,7 +17,7 @@ class Fate(Enum):
     LATER = "`SinkUnavailable`"
     """Transient: the drain waits and tries again, with patience."""
     REFUSED = "`SinkRefused`"
-    """Terminal: the drain ends; somebody has to do something."""
+    """Terminal: the drain ends, and a person has to act."""
     CONFIGURATION = "`SinkConfigurationError`"
     """Terminal: the sink cannot be used as it is described."""
     REJECTED = "a rejection"
@@ -37,8 +37,8 @@ class ErrorRow:
     """One code, several, or all that begin alike.
 
     :param code: the client's or server's own; ``22*`` means all that begin so, ``*`` any other; commas part several.
-        What has no code gets a word of ours, such as ``no answer``.
-    :param fate: what becomes of what met it.
+        An error without a code gets a word of this library, such as ``no answer``.
+    :param fate: the fate of the batch or operation that met it.
     :param note: what it is and what to do about it; the hint of the error.
     """
 

@@ -16,8 +16,6 @@ class Capabilities:
     """Operations per call of ``apply`` that suit the sink best, and the most that it is given."""
     batch_bytes: int
     """Bytes of ids and documents per call; a single larger operation is given alone."""
-    versioned_deletes: bool = True
-    """A late, older put after a delete is stale."""
     binary_ids: bool = True
     """Ids need not be UTF-8."""
     fenced: bool = False
@@ -96,11 +94,11 @@ class SweepableSink(Sink, Protocol):
         """Raise the sink's floor, then remove the tombstones whose sequence is at or below it.
 
         The floor is one for all that shares the sink's control records, and never falls. From its rise on,
-        and before the first tombstone goes, ``apply`` takes every operation whose sequence is at or below it
-        for stale, whatever the rank of its record: the floor is read in the batch's own atomic unit.
+        and before the first tombstone goes, ``apply`` counts every operation whose sequence is at or below it
+        as stale, whatever the rank of its record: the floor is read in the batch's own atomic unit.
 
-        Work is done in bounded steps; an interrupted sweep is finished by the next one. What is above the floor, and
-        what was put again, stays.
+        Work is done in bounded steps; an interrupted sweep is finished by the next one. Tombstones above the floor
+        stay, and so do records that were put again.
 
         :param store_id: identity of the store, which must be the only one that feeds the sink.
         :param floor: below the sequence of everything that the store may still send; see

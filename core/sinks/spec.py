@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import inspect
 import json
 import re
@@ -14,7 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
-from export_queue.core.references import has_password, is_reference, resolve_secret
+from export_queue.core.references import has_password, import_object, is_reference, resolve_secret
 from export_queue.core.sinks.claims import FencedSink
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.protocol import Sink
@@ -26,7 +25,7 @@ _BUILT_IN = {
     "sql": "export_queue.core.sinks.sql:SqlSink",
 }
 _COMPOSITE = "composite"
-_FIELDS = {"kind", "options", "secrets", "name"}
+_FIELDS = ("kind", "options", "secrets", "name")
 _LOOKED_UP_AGAIN = {"elasticsearch": ("password", "api_key"), "redis": ("password",), "sql": ("password",)}
 """Secrets that may change while a sink is open."""
 _OWN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -84,13 +83,16 @@ class SinkSpec:
     def from_dict(cls, found: object) -> SinkSpec:
         """Read a description as people write it: ``kind``, and perhaps ``options``, ``secrets`` and ``name``.
 
-        :raises SinkConfigurationError: something else stands there, which is not shown, or there is no such sink.
+        :raises InvalidArgument: something else stands there, which is not shown.
+        :raises SinkConfigurationError: there is no such sink.
         """
-        if not isinstance(found, dict) or "kind" not in found or not found.keys() <= _FIELDS:
-            raise SinkConfigurationError(
-                'the description of a sink: expected JSON such as {"kind": "redis", "options": {…}, '
+        if not isinstance(found, Mapping) or not isinstance(found.get("kind"), str):
+            raise InvalidArgument(
+                'sink: expected a description with a kind, such as {"kind": "redis", "options": {…}, '
                 '"secrets": {"password": "env:NAME"}}, and perhaps a name'
             )
+        if unknown := sorted(str(name) for name in found if name not in _FIELDS):
+            raise InvalidArgument(f"sink: unknown {', '.join(unknown)}; expected kind, options, secrets and name")
         options, secrets = found.get("options") or {}, found.get("secrets") or {}
         return cls(found["kind"], options, secrets, name=found.get("name") or "")
 
@@ -112,29 +114,28 @@ class SinkSpec:
         """
         try:
             found = json.loads(text)
-            return cls(found["kind"], found["options"], found["secrets"], name=found["name"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidArgument(f"not the JSON of a sink: {type(error).__name__}: {error}") from None
+        except ValueError as error:
+            raise InvalidArgument(f"expected the description of a sink as JSON: {error}") from None
+        return cls.from_dict(found)
 
+    def open(self) -> Sink:
+        """Build the sink.
 
-def open_sink(spec: SinkSpec) -> Sink:
-    """Build the sink that a description names.
+        A ``password``, and an ``api_key`` of Elasticsearch, is looked up again at each new connection, so that
+        it may change while the sink is open; other secrets are looked up once.
 
-    A ``password``, and an ``api_key`` of Elasticsearch, is looked up again at each new connection, so that
-    it may change while the sink is open; other secrets are looked up once.
-
-    :param spec: the description.
-    :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
-    :raises SecretNotFound: a reference leads nowhere.
-    """
-    if spec.kind == _COMPOSITE:
-        return _compose([(part.name, partial(open_sink, part)) for part in _parts(spec.options, {})])
-    secrets: dict[str, str | Callable[[], str]] = {}
-    for option, reference in spec.secrets.items():
-        secrets[option] = resolve_secret(reference)
-        if option in _LOOKED_UP_AGAIN.get(spec.kind, ()):
-            secrets[option] = partial(resolve_secret, reference)
-    return _build(spec, secrets)
+        :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
+        :raises SecretNotFound: a reference leads nowhere.
+        """
+        if self.kind == _COMPOSITE:
+            return _compose([(part.name, part.open) for part in _parts(self.options, {})])
+        secrets: dict[str, str | Callable[[], str]] = {}
+        for option, reference in self.secrets.items():
+            # at once, so that a reference that leads nowhere is known before a connection is opened
+            secrets[option] = resolve_secret(reference)
+            if option in _LOOKED_UP_AGAIN.get(self.kind, ()):
+                secrets[option] = partial(resolve_secret, reference)
+        return _build(self, secrets)
 
 
 @contextlib.contextmanager
@@ -143,7 +144,7 @@ def opened_sink(sink: SinkSpec | Sink | FencedSink) -> Iterator[Sink | FencedSin
     if not isinstance(sink, SinkSpec):
         yield sink
         return
-    opened = open_sink(sink)
+    opened = sink.open()
     try:
         yield opened
     finally:
@@ -161,10 +162,10 @@ def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkS
     for part in parts:
         try:
             spec = SinkSpec.from_dict(part)
-        except SinkConfigurationError as error:
+        except (InvalidArgument, SinkConfigurationError) as error:
             raise SinkConfigurationError(f"a part of a composite sink: {error.message}", hint=error.hint) from None
         if spec.options.get("guard") == "fence":
-            # its rank is that of the whole batch: a part that lags behind would take all that is delivered again
+            # its rank is that of the whole batch: a part that lags behind would take all repeated deliveries
             raise SinkConfigurationError(f"part {spec.name!r} of a composite sink needs the guard seq, found fence")
         found.append(spec)
     names = [spec.name for spec in found]
@@ -174,7 +175,7 @@ def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkS
 
 
 def _plain(spec: SinkSpec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in ("kind", "options", "secrets", "name")}
+    return {name: getattr(spec, name) for name in _FIELDS}
 
 
 def _compose(parts: Sequence[tuple[str, Callable[[], Sink]]]) -> Sink:
@@ -190,7 +191,14 @@ def _compose(parts: Sequence[tuple[str, Callable[[], Sink]]]) -> Sink:
 
 
 def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Sink:
-    factory = _find(_BUILT_IN.get(spec.kind, spec.kind), spec.kind)
+    extra = f"pip install 'airflow-provider-export-queue[{spec.kind}]'"
+    factory = import_object(
+        _BUILT_IN.get(spec.kind, spec.kind),
+        error=SinkConfigurationError,
+        hint=extra if spec.kind in _BUILT_IN else "name a module that this process can import",
+    )
+    if not callable(factory):
+        raise SinkConfigurationError(f"sink {spec.kind}: {type(factory).__name__} is not callable")
     arguments = {**spec.options, **secrets}
     signature = inspect.signature(factory)
     try:
@@ -207,24 +215,8 @@ def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Si
     return cast(Sink, sink)
 
 
-def _find(path: str, kind: str) -> Callable[..., object]:
-    module_name, _, names = path.partition(":")
-    try:
-        found: object = importlib.import_module(module_name)
-        for name in names.split("."):
-            found = getattr(found, name)
-    except ModuleNotFoundError as error:
-        hint = f"pip install 'airflow-provider-export-queue[{kind}]'" if kind in _BUILT_IN else "mend sys.path"
-        raise SinkConfigurationError(f"sink {kind} needs the module {error.name}", hint=hint) from None
-    except AttributeError as error:
-        raise SinkConfigurationError(f"sink {kind} cannot be imported: {error}") from None
-    if not callable(found):
-        raise SinkConfigurationError(f"sink {kind}: {type(found).__name__} is not callable")
-    return found
-
-
 def _refuse_secrets(value: Any, kind: str, name: str = "") -> None:
-    """Refuse what looks like a password among options, which are stored and shown."""
+    """Refuse options that look like passwords: options are stored and shown."""
     reason = ""
     if isinstance(value, dict):
         for key, inner in value.items():

@@ -54,7 +54,7 @@ class DrainArguments:
             values = json.loads(text)
             return cls(
                 store=StoreSpec.from_json(json.dumps(values["store"])),
-                sink=SinkSpec.from_json(json.dumps(values["sink"])),
+                sink=SinkSpec.from_dict(values["sink"]),
                 request=DrainRequest.from_json(json.dumps(values["request"])),
                 max_parallel=values["max_parallel"],
             )

@@ -7,7 +7,7 @@ dialect's steps of a transaction.
 from export_queue.core.store import queries
 from export_queue.core.store.counters import Counters, Counts, Histogram
 from export_queue.core.store.creation import Identity, check, create
-from export_queue.core.store.database import Database, Work
+from export_queue.core.store.database import Database, Reading, Work
 from export_queue.core.store.dialect import (
     Cell,
     Clock,
@@ -48,6 +48,7 @@ __all__ = [
     "Identity",
     "Limits",
     "Outcome",
+    "Reading",
     "Snapshot",
     "Span",
     "StoreDialect",

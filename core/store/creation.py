@@ -9,9 +9,9 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated
-from export_queue.core.store import schema
-from export_queue.core.store.database import Database, Work, prefix_of, schema_of
-from export_queue.core.store.registration import IdSource
+from export_queue.core.store import schema, views
+from export_queue.core.store.database import Database, Reading, Work, prefix_of, schema_of
+from export_queue.core.store.registration import LOCK_WINDOW, IdSource
 
 _SIGN = 1 << 63
 
@@ -75,15 +75,15 @@ def _add_first_rows(work: Work, source: IdSource) -> None:
 
 
 def _create_views(connection: sa.Connection) -> None:
-    prefix, views = prefix_of(connection), schema.VIEWS
+    prefix, bodies = prefix_of(connection), views.VIEWS
     if connection.scalar(sa.select(schema.store.c.id_source)) == "sequence":
-        views = views | schema.VIEWS_OF_LOCKS
-    for name, body in views.items():
+        bodies = bodies | views.VIEWS_OF_LOCKS
+    for name, body in bodies.items():
         connection.exec_driver_sql(f"drop view if exists {prefix}{name}")
-        connection.exec_driver_sql(f"create view {prefix}{name} as {body.format(s=prefix)}")
+        connection.exec_driver_sql(f"create view {prefix}{name} as {body.format(s=prefix, lock_window=LOCK_WINDOW)}")
 
 
-def check(work: Work) -> Identity:
+def check(work: Reading) -> Identity:
     """Read the store's identity and see whether this code may use it.
 
     :raises StoreNotCreated: there is none.

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _POOLER = "behind_pooler"
 _MOST_IDLE = 8
-"""Connections kept at hand between transactions; those of more threads go back to the pool."""
+"""Connections that stay at hand between transactions; the pool takes back all others."""
 _ENDED_AT_ONCE = "This connection is closed"
-"""What the pool says when the connection in the place of a dead one is dead, too."""
+"""The pool's words when the connection in the place of a dead one is dead, too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """An open SQL transaction of the store; rooms pass it on and never end it."""
+class Reading:
+    """A connection for reading, lent for a block: each statement sees what was committed before it."""
 
     connection: sa.Connection
     database: Database
@@ -43,6 +43,11 @@ class Work:
     def now(self) -> int:
         """Read the store's clock, in milliseconds since the epoch."""
         return self.database.now(self.connection)
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Reading):
+    """An open SQL transaction of the store; rooms pass it on and never end it."""
 
 
 class Database:
@@ -66,11 +71,11 @@ class Database:
         self.shown_url = shown_url
         self.limits = limits or Limits()
         self.counters = Counters()
-        """What this process's transactions came to."""
+        """Ends of this process's transactions, counted."""
         self._client = client
         self.expired_at = 0.0
-        """When this process last looked for late transactions; monotonic seconds."""
-        # The last used one first, with warm caches. The pool's own way out and in would cost as much as a statement.
+        """Monotonic seconds of this process's last look for late transactions."""
+        # The last used one first: its caches are warm. The pool's own way out and in would cost as much as a statement.
         self._idle: list[sa.PoolProxiedConnection] = []
         _forget_connections_in_children(self)
 
@@ -89,29 +94,17 @@ class Database:
         """Prepare connections; nothing is sent yet.
 
         :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
-        :param password: a password that is kept out of the URL, or what tells it at each new connection.
+        :param password: a password that is kept out of the URL, or a function that tells it at each new connection.
         :param schema: the PostgreSQL schema that is the store; SQLite has one store a file.
         :param behind_pooler: whether the URL leads to a pooler in transaction mode (PgBouncer), for PostgreSQL;
             ``?behind_pooler=true`` in the URL says the same.
         :param clock: the host's clock, for SQLite; PostgreSQL uses the server's.
-        :param client: who runs transactions here, for those who watch the store.
+        :param client: the name under which monitoring shows the transactions that run here.
         :param limits: time-outs and sizes of its transactions.
         :raises InvalidArgument: the URL is of another kind.
         """
-        try:
-            parsed = sa.make_url(url)
-        except UrlError as error:
-            raise InvalidArgument(
-                "a store's URL reads like sqlite:///path or postgresql+psycopg://user@host/database, "
-                f"found text of {len(url)} characters that is no URL"
-            ) from error
-        if isinstance(password, str):
-            parsed = parsed.set(password=password)
-        asked = parsed.query.get(_POOLER, "false")
-        if asked not in ("true", "false"):
-            raise InvalidArgument(f"{_POOLER} in the store's URL: expected true or false, found {asked!r}")
-        behind_pooler = behind_pooler or asked == "true"
-        parsed = parsed.difference_update_query([_POOLER])
+        parsed, says_pooler = _read_url(url, password if isinstance(password, str) else None)
+        behind_pooler = behind_pooler or says_pooler
         backend = parsed.get_backend_name()
         shown = parsed.render_as_string(hide_password=True)
         if backend == "sqlite":
@@ -145,7 +138,7 @@ class Database:
 
     @property
     def client(self) -> str:
-        """Who runs transactions here, for those who watch the store; by default host and process."""
+        """The name under which monitoring shows the transactions that run here; by default host and process."""
         return self._client or f"{socket.gethostname()}:{os.getpid()}"
 
     def check_out(self) -> sa.PoolProxiedConnection:
@@ -205,13 +198,13 @@ class Database:
             raise
 
     @contextlib.contextmanager
-    def read(self, *, seconds: float | None = None) -> Iterator[Work]:
-        """Lend a connection for reading, each statement by itself.
+    def read(self, *, seconds: float | None = None) -> Iterator[Reading]:
+        """Lend a connection for reading; without a SQL transaction, which would cost two round trips.
 
         :param seconds: how long each answer is waited for; an hour.
         """
         with self.connect(seconds=seconds) as connection:
-            yield Work(connection, self)
+            yield Reading(connection, self)
 
     def translated(self) -> Translated:
         """Turn a database's own errors into :class:`StoreUnavailable` or :class:`StoreNotCreated`."""
@@ -222,7 +215,7 @@ class Database:
         if isinstance(error, PoolTimeout):
             return StoreUnavailable(
                 f"store {self.shown_url}: all connections of this process are taken",
-                hint="a transaction that has read owns a connection to its end: keep fewer of them open at once",
+                hint="a transaction that has read owns a connection to its end: keep fewer transactions open at once",
             )
         if isinstance(error, InvalidRequestError) and str(error) == _ENDED_AT_ONCE:
             return StoreUnavailable(f"store {self.shown_url}: sessions end as soon as they begin")
@@ -252,6 +245,25 @@ class Database:
     def close(self) -> None:
         """Close all connections."""
         self.forget_connections()
+
+
+def _read_url(url: str, password: str | None) -> tuple[sa.URL, bool]:
+    """Parse a store's URL; returns it with the password, and whether its query says that it leads to a pooler.
+
+    :raises InvalidArgument: it is no URL; a password in it is not shown.
+    """
+    try:
+        parsed = sa.make_url(url)
+    except UrlError as error:
+        raise InvalidArgument(
+            "a store's URL reads like sqlite:///path or postgresql+psycopg://user@host/database, "
+            f"found text of {len(url)} characters that is no URL"
+        ) from error
+    asked = parsed.query.get(_POOLER, "false")
+    if asked not in ("true", "false"):
+        raise InvalidArgument(f"{_POOLER} in the store's URL: expected true or false, found {asked!r}")
+    parsed = parsed.difference_update_query([_POOLER])
+    return (parsed if password is None else parsed.set(password=password)), asked == "true"
 
 
 def schema_of(connection: sa.Connection) -> str:
@@ -288,7 +300,7 @@ class Translated:
 
 
 _of_parents: list[sa.PoolProxiedConnection] = []
-"""Kept, since one that is thrown away would be reset on the socket that it shares with its owner."""
+"""A child keeps its parent's connections: a connection that is collected would be reset on the socket of both."""
 
 
 def _host_clock() -> int:

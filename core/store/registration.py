@@ -16,6 +16,10 @@ Registration = Literal["commit", "session", "transaction", "row", "rows"]
 the server session; ``transaction``: an advisory lock of the user's SQL transaction; ``row``: an active row, which any
 session may end; ``rows``: an active row for each write pointer, under which rows are staged before the commit."""
 
+LOCK_WINDOW = 1 << 43
+"""How far below the newest id a lock's key counts as an id, in ids: two hours and a half of the clock. The lock of an
+application, read as an id, may be any number."""
+
 
 def registration_of(kind: Kind, *, id_source: IdSource, owns_session: bool) -> Registration:
     """Choose how a transaction is registered on a server.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from export_queue.core.errors import InvalidArgument, OptionsDiffer
-from export_queue.core.store import Database, Work, queries
+from export_queue.core.store import Database, Reading, queries
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 
@@ -92,7 +92,7 @@ def find_or_add_table(
     return added
 
 
-def _read(work: Work, name: str) -> TableOptions | None:
+def _read(work: Reading, name: str) -> TableOptions | None:
     row = queries.queues.table_row(work, name)
     if row is None:
         return None

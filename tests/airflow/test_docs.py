@@ -45,15 +45,15 @@ def test_its_connections_are_understood(monkeypatch: pytest.MonkeyPatch, connect
         name, value = re.fullmatch(r"(AIRFLOW_CONN_\w+)='(.*)'", line).groups()  # type: ignore[union-attr]
         monkeypatch.setenv(name, value)
         if "EXPORT_QUEUE" in name:
-            address = ExportQueueHook().get_address()
-            found.append((address.url, address.schema))
+            spec = ExportQueueHook().describe().spec
+            found.append((spec.url, spec.schema))
     assert found == [
         ("postgresql+psycopg://exports@db.example/exports", "export_queue"),
         ("postgresql+psycopg://h/d", "exports"),
         ("sqlite:////var/lib/exports.db", "export_queue"),
     ]
-    assert sink_hook("redis_default").sink_spec()[0].options["host"] == "redis.example"
-    assert sink_hook("elasticsearch_default").sink_spec()[0].options["hosts"] == ["https://search.example:9200"]
+    assert sink_hook("redis_default").describe().spec.options["host"] == "redis.example"
+    assert sink_hook("elasticsearch_default").describe().spec.options["hosts"] == ["https://search.example:9200"]
 
 
 @pytest.mark.parametrize("operator", ["ExportQueueDrainOperator", "ExportQueueSparkDrainOperator", "ExportQueueSensor"])

@@ -63,6 +63,7 @@ def test_the_demo_proves_every_store_and_shows_no_password(tmp_path: Path) -> No
     if not (ROOT / ".venv-spark" / "bin" / "spark-submit").exists():
         pytest.skip("Spark is missing: ./run setup builds .venv-spark")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
     environment |= {"EXPORT_QUEUE_DEMO_DAYS": "1", "EXPORT_QUEUE_SPARK_HOME": str(ROOT / ".venv-spark")}
     command = [sys.executable, "-P", "-m", "demo"]
     seen: set[bytes] = set()

@@ -10,17 +10,26 @@ from typing import Any
 import pytest
 from tests.support.servers import free_port
 
-from export_queue.core.errors import InvalidArgument, SinkConfigurationError, StoreNotCreated, StoreUnavailable
-from export_queue.core.sinks import SinkSpec, open_sink
+from export_queue.core.errors import (
+    ConfigurationError,
+    InvalidArgument,
+    SinkConfigurationError,
+    StoreNotCreated,
+    StoreUnavailable,
+)
+from export_queue.core.sinks import SinkSpec
 from export_queue.hooks import (
+    Described,
     ElasticsearchSinkHook,
     ExportQueueHook,
     RedisSinkHook,
     SqlSinkHook,
+    environment,
+    open_store,
     resolve_sink,
     sink_hook,
 )
-from export_queue.hooks.connections import MissingConnection, environment
+from export_queue.hooks.connections import MissingConnection
 
 PASSWORD = "kept-secret-4711"
 
@@ -62,11 +71,11 @@ PASSWORD = "kept-secret-4711"
 )
 def test_a_store_is_found_through_its_connection(connect: Any, fields: dict[str, Any], url: str) -> None:
     connect("store", **fields)
-    address = ExportQueueHook("store").get_address()
-    assert address.url == url
-    assert address.schema == "export_queue"
-    assert address.password == (PASSWORD if "postgres" in url else None)
-    assert PASSWORD not in f"{address!r} {address!s} {address.url}"
+    described = ExportQueueHook("store").describe()
+    assert described.spec.url == url
+    assert described.spec.schema == "export_queue"
+    assert list(described.variables.values()) == ([PASSWORD] if "postgres" in url else [])
+    assert PASSWORD not in f"{described!r} {described!s} {described.spec.url}"
 
 
 @pytest.mark.parametrize(
@@ -80,25 +89,26 @@ def test_a_store_is_found_through_its_connection(connect: Any, fields: dict[str,
 def test_connections_given_as_uris_work(connect: Any, monkeypatch: pytest.MonkeyPatch, uri: str, url: str) -> None:
     connect("other", conn_type="sqlite", host="/data/other.db")
     monkeypatch.setenv("AIRFLOW_CONN_STORE", uri)
-    address = ExportQueueHook("store").get_address()
-    assert address.url == url
-    assert address.schema == ("mine" if "mine" in uri else "export_queue")
+    spec = ExportQueueHook("store").describe().spec
+    assert spec.url == url
+    assert spec.schema == ("mine" if "mine" in uri else "export_queue")
 
 
 def test_a_store_is_found_through_another_sql_connection(connect: Any) -> None:
     connect("db", conn_type="postgres", host="h", schema="d", login="u", password=PASSWORD)
     connect("store", conn_type="export_queue", extra={"sql_conn_id": "db", "store_schema": "mine"})
-    address = ExportQueueHook("store").get_address()
-    assert (address.url, address.schema, address.password) == ("postgresql+psycopg://u@h/d", "mine", PASSWORD)
-    assert asyncio.run(ExportQueueHook("store").aget_address()) == address
+    described = ExportQueueHook("store").describe()
+    assert (described.spec.url, described.spec.schema) == ("postgresql+psycopg://u@h/d", "mine")
+    assert list(described.variables.values()) == [PASSWORD]
+    assert asyncio.run(ExportQueueHook("store").adescribe()) == described
 
 
-def test_a_store_behind_a_pooler_says_so_in_its_url(connect: Any) -> None:
+def test_a_store_behind_a_pooler_is_described_as_such(connect: Any) -> None:
     connect("db", conn_type="postgres", host="h", schema="d", extra={"sslmode": "require"})
     connect("store", conn_type="export_queue", extra={"sql_conn_id": "db", "behind_pooler": True})
-    address = ExportQueueHook("store").get_address()
-    assert "behind_pooler=true" in address.url
-    with address.open() as store:
+    described = ExportQueueHook("store").describe()
+    assert described.spec.behind_pooler
+    with open_store(described) as store:
         assert not store.database.dialect.pins_connection
         assert "behind_pooler" not in store.database.engine.url.query
 
@@ -107,17 +117,17 @@ def test_untouched_form_fields_mean_the_defaults(connect: Any) -> None:
     connect(
         "store", conn_type="export_queue", host="sqlite:////x.db", extra={"sql_conn_id": None, "store_schema": None}
     )
-    assert ExportQueueHook("store").get_address().schema == "export_queue"
+    assert ExportQueueHook("store").describe().spec.schema == "export_queue"
 
 
 def test_the_password_travels_as_a_reference(connect: Any) -> None:
     connect("store", conn_type="export_queue", host="postgresql://u@h/d", password=PASSWORD)
-    address = ExportQueueHook("store").get_address()
-    assert address.secret == "env:XQ_STORE_PASSWORD"
-    assert address.environment() == {"XQ_STORE_PASSWORD": PASSWORD}
+    described = ExportQueueHook("store").describe()
+    assert described.spec.secret == "env:XQ_STORE_PASSWORD"
+    assert described.variables == {"XQ_STORE_PASSWORD": PASSWORD}
     connect("store", conn_type="export_queue", host="sqlite:////x.db")
-    address = ExportQueueHook("store").get_address()
-    assert (address.secret, address.environment()) == (None, {})
+    described = ExportQueueHook("store").describe()
+    assert (described.spec.secret, described.variables) == (None, {})
 
 
 @pytest.mark.parametrize(
@@ -139,7 +149,7 @@ def test_the_password_travels_as_a_reference(connect: Any) -> None:
 def test_a_connection_that_leads_to_no_store_says_why(connect: Any, fields: dict[str, Any], expected: str) -> None:
     connect("store", **fields)
     with pytest.raises(InvalidArgument, match=expected) as caught:
-        ExportQueueHook("store").get_address()
+        ExportQueueHook("store").describe()
     assert PASSWORD not in str(caught.value)
     assert caught.value.__cause__ is None
 
@@ -148,13 +158,13 @@ def test_a_connection_that_leads_to_no_store_says_why(connect: Any, fields: dict
 def test_a_missing_connection_prints_the_variable_to_set(way: str) -> None:
     hook = ExportQueueHook("my_store")
     with pytest.raises(MissingConnection, match='AIRFLOW_CONN_MY_STORE=\'{"conn_type": "export_queue"'):
-        hook.get_address() if way == "sync" else asyncio.run(hook.aget_address())
+        hook.describe() if way == "sync" else asyncio.run(hook.adescribe())
 
 
 def test_a_connection_that_cannot_be_read_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_STORE", "{not json " + PASSWORD)
     with pytest.raises(MissingConnection, match="cannot be read") as caught:
-        ExportQueueHook("store").get_address()
+        ExportQueueHook("store").describe()
     assert PASSWORD not in str(caught.value)
 
 
@@ -214,7 +224,8 @@ def test_a_redis_connection_is_a_redis_sink(connect: Any) -> None:
     connect(
         "cache", conn_type="redis", host="h", port=6380, login="u", password=PASSWORD, extra={"db": "3", "ssl": "true"}
     )
-    spec, variables = sink_hook("cache").sink_spec({"key": "customer:{id}"})
+    described = sink_hook("cache").describe({"key": "customer:{id}"})
+    spec, variables = described.spec, described.variables
     assert spec.kind == "redis"
     assert spec.name == "cache"
     assert spec.options == {
@@ -228,20 +239,20 @@ def test_a_redis_connection_is_a_redis_sink(connect: Any) -> None:
 def test_tls_fields_of_a_redis_connection_reach_the_sink(connect: Any) -> None:
     extra = {"ssl": True, "ssl_cert_reqs": "required", "ssl_ca_certs": "/ca.pem", "ssl_check_hostname": "false"}
     connect("cache", conn_type="redis", host="h", extra=extra)
-    spec, _ = RedisSinkHook("cache").sink_spec()
+    spec = RedisSinkHook("cache").describe().spec
     assert spec.options["ssl_options"] == {
         "ssl_cert_reqs": "required",
         "ssl_ca_certs": "/ca.pem",
         "ssl_check_hostname": False,
     }
     with environment({}):
-        open_sink(spec).close()  # the sink takes them
+        spec.open().close()  # the sink takes them
 
 
 @pytest.mark.parametrize("password", ["None", "false", ""])
 def test_texts_that_airflow_reads_as_no_password_are_none(connect: Any, password: str) -> None:
     connect("cache", conn_type="redis", host="h", password=password)
-    assert RedisSinkHook("cache").sink_spec()[0].secrets == {}
+    assert RedisSinkHook("cache").describe().spec.secrets == {}
 
 
 @pytest.mark.parametrize("conn_type", ["sqlite", "postgres"])
@@ -250,7 +261,8 @@ def test_sql_connections_are_sql_sinks(connect: Any, conn_type: str) -> None:
         connect("copies", conn_type="sqlite", host="/data/copies.db")
     else:
         connect("copies", conn_type="postgres", host="h", schema="d", login="u", password=PASSWORD)
-    spec, variables = sink_hook("copies").sink_spec({"table": "t"})
+    described = sink_hook("copies").describe({"table": "t"})
+    spec, variables = described.spec, described.variables
     assert (spec.kind, spec.name, spec.options["table"]) == ("sql", "copies", "t")
     assert variables == ({} if conn_type == "sqlite" else {"XQ_SINK_COPIES_PASSWORD": PASSWORD})
     assert PASSWORD not in spec.to_json()
@@ -259,7 +271,8 @@ def test_sql_connections_are_sql_sinks(connect: Any, conn_type: str) -> None:
 def test_an_elasticsearch_connection_is_an_elasticsearch_sink(connect: Any) -> None:
     extra = {"ca_certs": certifi_file(), "verify_certs": "true", "fetch_size": 10, "max_retries": 9}
     connect("search", conn_type="elasticsearch", host="a, b", schema="https", login="u", password=PASSWORD, extra=extra)
-    spec, variables = sink_hook("search").sink_spec({"index": "customers"})
+    described = sink_hook("search").describe({"index": "customers"})
+    spec, variables = described.spec, described.variables
     assert (spec.kind, spec.name) == ("elasticsearch", "search")
     assert spec.options == {
         "hosts": ["https://a:9200", "https://b:9200"],
@@ -271,7 +284,7 @@ def test_an_elasticsearch_connection_is_an_elasticsearch_sink(connect: Any) -> N
     assert variables == {"XQ_SINK_SEARCH_PASSWORD": PASSWORD}
     assert PASSWORD not in spec.to_json()
     with environment(variables):
-        open_sink(spec).close()  # the sink takes them
+        spec.open().close()  # the sink takes them
 
 
 def certifi_file() -> str:
@@ -282,12 +295,13 @@ def certifi_file() -> str:
 
 def test_an_api_key_goes_before_user_and_password(connect: Any) -> None:
     connect("search", conn_type="elasticsearch", host="h", port=1, login="u", password="p", extra={"api_key": PASSWORD})
-    spec, variables = ElasticsearchSinkHook("search").sink_spec()
+    described = ElasticsearchSinkHook("search").describe()
+    spec, variables = described.spec, described.variables
     assert spec.options == {"hosts": ["http://h:1"]}
     assert spec.secrets == {"api_key": "env:XQ_SINK_SEARCH_API_KEY"}
     assert variables == {"XQ_SINK_SEARCH_API_KEY": PASSWORD}
     with environment(variables):
-        open_sink(spec).close()
+        spec.open().close()
 
 
 @pytest.mark.parametrize(
@@ -304,7 +318,7 @@ def test_an_elasticsearch_connection_that_cannot_be_used_says_why(
 ) -> None:
     connect("search", conn_type="elasticsearch", **fields)
     with pytest.raises(SinkConfigurationError, match=why) as caught:
-        sink_hook("search").sink_spec()
+        sink_hook("search").describe()
     assert PASSWORD not in str(caught.value)
 
 
@@ -336,7 +350,7 @@ def test_another_type_of_connection_names_those_that_are_supported(connect: Any)
     ):
         sink_hook("mail")
     with pytest.raises(SinkConfigurationError, match="RedisSinkHook takes redis"):
-        RedisSinkHook("mail").sink_spec()
+        RedisSinkHook("mail").describe()
 
 
 def test_a_missing_sink_connection_prints_the_variable_to_set() -> None:
@@ -349,9 +363,9 @@ def test_what_belongs_in_the_connection_is_refused_as_an_option(connect: Any, op
     connect("sink", conn_type="sqlite" if option == "url" else "redis", host="/h")
     with pytest.raises(SinkConfigurationError, match=f"{option} belongs in connection") as caught:
         if option == "host":
-            sink_hook("sink").sink_spec({"host": "other"})
+            sink_hook("sink").describe({"host": "other"})
         else:
-            sink_hook("sink").sink_spec({option: PASSWORD})
+            sink_hook("sink").describe({option: PASSWORD})
     assert PASSWORD not in str(caught.value)
 
 
@@ -360,9 +374,10 @@ def test_a_connection_to_a_redis_cluster_leads_to_a_sink(connect: Any, redis_clu
     connect("cache", conn_type="redis", **address, extra={"cluster": True})
     done, message = sink_hook("cache").test_connection()
     assert (done, message.startswith("Redis Cluster ")) == (True, True), message
-    spec, variables = sink_hook("cache").sink_spec()
+    described = sink_hook("cache").describe()
+    spec, variables = described.spec, described.variables
     with environment(variables):
-        sink = open_sink(spec)
+        sink = spec.open()
         sink.admit(queue_id="q", store_id="s", fence=1)
         sink.close()
 
@@ -399,10 +414,11 @@ def test_a_mysql_connection_leads_to_a_sink(connect: Any, mariadb_server: Any) -
     assert isinstance(hook, SqlSinkHook)
     done, message = hook.test_connection()
     assert (done, "MySQL at 127.0.0.1" in message) == (True, True), message
-    spec, variables = hook.sink_spec()
+    described = hook.describe()
+    spec, variables = described.spec, described.variables
     assert mariadb_server.password not in spec.to_json()
     with environment(variables):
-        sink = open_sink(spec)
+        sink = spec.open()
         sink.admit(queue_id="q", store_id="s", fence=1)
         sink.close()
     connect("wrong", **{**fields, "password": PASSWORD})
@@ -428,24 +444,23 @@ def test_a_mysql_connection_leads_to_a_sink(connect: Any, mariadb_server: Any) -
 def test_a_mysql_connection_that_is_no_sink_is_refused(connect: Any, fields: dict, problem: str) -> None:
     connect("copies", conn_type="mysql", host="h", password=PASSWORD, **fields)
     with pytest.raises(SinkConfigurationError, match=problem) as caught:
-        SqlSinkHook("copies").sink_spec()
+        SqlSinkHook("copies").describe()
     assert PASSWORD not in str(caught.value)
 
 
 def test_tls_of_a_mysql_connection_is_kept(connect: Any) -> None:
     connect("copies", conn_type="mysql", host="h", schema="d", login="u", extra={"ssl": {"ca": "/ca.pem"}})
-    spec, _ = SqlSinkHook("copies").sink_spec()
+    spec = SqlSinkHook("copies").describe().spec
     assert spec.options["url"] == "mysql+pymysql://u@h:3306/d?ssl_ca=%2Fca.pem"
 
 
 def test_a_sink_of_ones_own_needs_no_connection() -> None:
-    assert resolve_sink(sink_conn_id=None, sink_options={"size": 3}, sink="mine.sinks:make") == (
-        SinkSpec("mine.sinks:make", {"size": 3}),
-        {},
+    assert resolve_sink(sink_conn_id=None, sink_options={"size": 3}, sink="mine.sinks:make") == Described(
+        SinkSpec("mine.sinks:make", {"size": 3})
     )
     described = {"kind": "redis", "options": {"host": "h"}, "secrets": {"password": "env:P"}, "name": "cache"}
     for given in (described, json.dumps(described), SinkSpec(**described)):
-        assert resolve_sink(sink_conn_id=None, sink_options=None, sink=given)[0] == SinkSpec(**described)
+        assert resolve_sink(sink_conn_id=None, sink_options=None, sink=given).spec == SinkSpec(**described)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +476,7 @@ def test_a_sink_of_ones_own_needs_no_connection() -> None:
     ],
 )
 def test_a_sink_that_is_not_described_well_is_refused(arguments: dict[str, Any], expected: str) -> None:
-    with pytest.raises(InvalidArgument, match=expected):
+    with pytest.raises(ConfigurationError, match=expected):
         resolve_sink(**{"sink_conn_id": None, "sink_options": None, "sink": None, **arguments})
 
 

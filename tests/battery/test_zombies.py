@@ -60,7 +60,7 @@ def begin(way: Way, way_url: str, store: Store) -> Iterator[Begin]:
         def begin_one() -> Zombie:
             opened = OpenTransaction(store.database, kind="long")
             begun.append(opened)
-            tx = TransactionContext(store, opened)
+            tx = TransactionContext(store._catalogue, opened)
             for row in ROWS:
                 tx.table("rows").set(row, "c", b"own")
             tx.table("noted").set("early", "n", b"")
@@ -98,7 +98,7 @@ def committed_elsewhere(z: Zombie) -> None:
 def refused_elsewhere(z: Zombie) -> None:
     """Another process tried to commit it and met a conflict."""
     rival = OpenTransaction(z.others.database)
-    TransactionContext(z.others, rival).table("rows").set(ROWS[0], "c", b"rival")
+    TransactionContext(z.others._catalogue, rival).table("rows").set(ROWS[0], "c", b"rival")
     rival.commit()
     with pytest.raises(TransactionError):
         z.elsewhere().commit()
@@ -260,7 +260,7 @@ def test_a_process_that_was_stopped_past_its_deadline_ends_nothing_and_stages_no
     def begin_and_go_on() -> None:
         with way.open(way_url, number=1) as mine:
             opened = OpenTransaction(mine.database, kind="long", timeout=WAIT)
-            tx = TransactionContext(mine, opened)
+            tx = TransactionContext(mine._catalogue, opened)
             tx.table("rows").set("a", "c", b"own")
             tx.flush()
             told.put(opened.value.id)

@@ -45,7 +45,7 @@ class Heir:
     def execute(self, will: dict[str, Any]) -> None:
         opened = OpenTransaction.resume(self.store.database, Transaction.from_json(will["transaction"]))
         try:
-            self.read(TransactionContext(self.store, opened), will["lists"])
+            self.read(TransactionContext(self.store._catalogue, opened), will["lists"])
             match self.generator.choice(("commit", "commit", "abort", "abort", "leave it")):
                 case "commit":
                     opened.commit()

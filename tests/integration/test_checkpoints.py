@@ -73,7 +73,7 @@ def test_work_that_reads_what_it_changes_may_flush_behind_a_checkpoint(store: St
     tx.checkpoint()
     tx.level = Level.SNAPSHOT_EXCLUDE_CURRENT
     seen = []
-    number = store._table("t").number
+    number = store._catalogue.table("t").number
     for row, _, _ in tx._transaction.scan_cells(number, Span(), page=1):
         seen.append(row)
         put(tx, b"new", row=chr(row[0] + 1))
@@ -127,7 +127,7 @@ def test_what_commits_after_a_checkpointed_transaction_has_a_greater_sequence(st
     tx._transaction.commit()
     with store.database.read() as work:
         assert list(work.connection.scalars(sa.select(schema.conflict_key.c.writer))) == [tx_pointers[1]]
-    TransactionContext(store, late).table("t").set("a", "n", b"lost")
+    TransactionContext(store._catalogue, late).table("t").set("a", "n", b"lost")
     with pytest.raises(ConflictError):
         late.commit()
     write(store, "a", b"third")

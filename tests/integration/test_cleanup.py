@@ -34,7 +34,7 @@ def clean(store: Store, *, age: float = 0.0, **options: Any) -> MaintenanceRepor
 
 def begin(store: Store, **options: Any) -> TransactionContext:
     """A transaction that the test itself ends."""
-    return TransactionContext(store, OpenTransaction(store.database, **options))
+    return TransactionContext(store._catalogue, OpenTransaction(store.database, **options))
 
 
 def commit(tx: TransactionContext) -> None:

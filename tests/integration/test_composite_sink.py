@@ -25,10 +25,9 @@ from export_queue.core.sinks import (
     Sink,
     SinkSpec,
     SqlSink,
-    open_sink,
 )
 from export_queue.core.testing import SinkConformance
-from export_queue.core.testing.sink_histories import Delivery, expected, visible
+from export_queue.core.testing.conformance.histories import Delivery, expected, visible
 
 Records = Mapping[tuple[str, bytes], bytes]
 
@@ -232,7 +231,7 @@ def test_a_description_names_its_parts_and_survives_json(orders: Store) -> None:
     add(orders, anna=1)
     assert drain(orders, "orders", spec).acknowledged == 1
     assert MemorySink("composite a").records() == MemorySink("composite b").records() == {("orders", b"anna"): b"1"}
-    assert isinstance(spec.resolve().open(), CompositeSink)
+    assert isinstance(spec.open(), CompositeSink)
 
 
 def test_each_part_has_its_own_secrets(monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer) -> None:
@@ -243,14 +242,13 @@ def test_each_part_has_its_own_secrets(monkeypatch: pytest.MonkeyPatch, redis_se
         "secrets": {"password": "env:XQ_TEST_PART"},
     }
     spec = described(cache, memory("beside redis"))
-    resolved = spec.resolve()
-    assert redis_server.password not in repr(resolved) + spec.to_json()
-    for sink in (open_sink(spec), resolved.open()):
-        sink.admit(queue_id="q", store_id="s", fence=1)
-        sink.close()
+    assert redis_server.password not in repr(spec) + spec.to_json()
+    sink = spec.open()
+    sink.admit(queue_id="q", store_id="s", fence=1)
+    sink.close()
     monkeypatch.delenv("XQ_TEST_PART")
     with pytest.raises(SecretNotFound):
-        spec.resolve()
+        spec.open()
 
 
 @pytest.mark.parametrize(
@@ -280,5 +278,5 @@ def test_a_part_that_cannot_be_opened_closes_the_others(monkeypatch: pytest.Monk
     closed: list[str] = []
     monkeypatch.setattr(MemorySink, "close", lambda self: closed.append(self.name))
     with pytest.raises(SinkConfigurationError, match="it takes"):
-        open_sink(described(memory("opened"), {"kind": "memory", "options": {"unknown": 1}, "name": "broken"}))
+        described(memory("opened"), {"kind": "memory", "options": {"unknown": 1}, "name": "broken"}).open()
     assert closed == ["opened"]

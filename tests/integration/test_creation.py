@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated, StoreUnavailable
-from export_queue.core.store import schema
+from export_queue.core.store import schema, views
 
 
 def test_creating_twice_keeps_everything(store: Store) -> None:
@@ -130,6 +130,6 @@ def test_the_views_of_monitoring_can_be_read(store: Store) -> None:
         tx.queue("q").add("k", 1)
     prefix = "export_queue." if store.database.dialect.name == "postgresql" else ""
     with store.database.read() as work:
-        for view in schema.VIEWS:
+        for view in views.VIEWS:
             rows = work.connection.execute(sa.text(f"select * from {prefix}{view}")).mappings().all()
             assert len(rows) == (view in ("queue_lag", "horizon"))

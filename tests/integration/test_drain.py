@@ -41,7 +41,6 @@ from export_queue.core.sinks import (
     Rejection,
     Sink,
     SinkSpec,
-    open_sink,
 )
 from export_queue.core.store import Work
 
@@ -506,7 +505,7 @@ def test_a_server_that_restarts_in_the_middle_delays_the_drain(orders: Store, mo
     with RedisServer({"appendonly": "yes"}) as server:
         monkeypatch.setenv("XQ_TEST_REDIS", server.password)
         spec = SinkSpec("redis", {"host": server.host, "port": server.port}, {"password": "env:XQ_TEST_REDIS"})
-        inner = open_sink(spec)
+        inner = spec.open()
         restarts: list[int] = []
 
         class Restarting(SinkInFront):

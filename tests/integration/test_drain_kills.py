@@ -21,7 +21,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, DrainRequest, LocalEngine, drain, load_exporter, run_drain
 from export_queue.core.errors import LeaseLost, LockNotAvailable
 from export_queue.core.locks import Owner, claim, holders, release, revoke
-from export_queue.core.sinks import ApplyResult, Capabilities, MemorySink, Operations, Sink, SinkSpec, open_sink
+from export_queue.core.sinks import ApplyResult, Capabilities, MemorySink, Operations, Sink, SinkSpec
 
 fork = multiprocessing.get_context("fork")
 
@@ -110,7 +110,7 @@ class DrainProcess:
                 pipe.recv()
 
         with Store.open(url) as mine:
-            gate = Gate(open_sink(copies), reach, applies_first=applies_first)
+            gate = Gate(copies.open(), reach, applies_first=applies_first)
             try:
                 report = drain(mine, "orders", gate, sink_name=copies.name, **options)
                 pipe.send(report.to_dict())

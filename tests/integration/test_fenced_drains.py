@@ -46,10 +46,9 @@ from export_queue.core.sinks import (
     RedisSink,
     SinkSpec,
     SqlSink,
-    open_sink,
 )
 from export_queue.core.testing import FencedConformance
-from export_queue.core.testing.sink_histories import Record
+from export_queue.core.testing.conformance.histories import Record
 
 IMPATIENT = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
 
@@ -417,7 +416,7 @@ class FencedDrainProcess(DrainProcess):
                 pipe.recv()
 
         with Store.open(url) as mine:
-            inner = open_sink(copies)
+            inner = copies.open()
             assert isinstance(inner, SqlSink | RedisSink)
             under = inner.under
 

@@ -57,7 +57,7 @@ def test_queues_dead_letters_and_locks_are_counted(store: Store) -> None:
     for i in range(3):
         store.run(lambda tx, i=i: tx.queue("orders").add(f"k{i}", i))  # type: ignore[misc]
     hidden = OpenTransaction(store.database, kind="long")
-    tx = TransactionContext(store, hidden)
+    tx = TransactionContext(store._catalogue, hidden)
     tx.queue("orders").add("hidden", 1)
     tx.flush()
     claim(store.database, queue, queue.units()[:1], owner=Owner("somebody", "1"), lease_seconds=600)

@@ -32,7 +32,7 @@ fork = multiprocessing.get_context("fork")
 
 def begin(store: Store, **options: Any) -> TransactionContext:
     """A transaction that the test itself ends."""
-    return TransactionContext(store, OpenTransaction(store.database, **options))
+    return TransactionContext(store._catalogue, OpenTransaction(store.database, **options))
 
 
 def write(store: Store, row: str | bytes, value: bytes = b"x", column: str = "n") -> None:
@@ -366,7 +366,7 @@ def test_of_two_observers_of_one_notification_one_commits(store: Store, second: 
 def acknowledge(store: Store, row: bytes, **options: Any) -> None:
     """Work one notification off as an observer's transaction does."""
     tx = begin(store, **options)
-    tx._transaction.acknowledge((store._table("t").number, row, b"n"), conflict_key=None)
+    tx._transaction.acknowledge((store._catalogue.table("t").number, row, b"n"), conflict_key=None)
     if options:
         tx.flush()
     tx._transaction.commit()

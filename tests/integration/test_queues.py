@@ -133,7 +133,7 @@ def test_the_same_key_twice_in_one_transaction_is_an_error_unless_it_replaces(st
 
 def test_adding_the_same_key_in_two_transactions_makes_two_entries(store: Store) -> None:
     store.configure_queue("q")
-    older = TransactionContext(store, OpenTransaction(store.database))
+    older = TransactionContext(store._catalogue, OpenTransaction(store.database))
     seqs = [older.id, add(store, "k")]
     older.queue("q").add("k", 1)
     older._transaction.commit()
@@ -181,7 +181,7 @@ def test_reading_in_chunks_gives_all_entries_once(store: Store, rows: int, size:
 
 def test_removing_a_span_leaves_what_an_older_transaction_committed_into_it_meanwhile(store: Store) -> None:
     queue = store.configure_queue("q", buckets=1, buckets_per_range=1)
-    older = TransactionContext(store, OpenTransaction(store.database))
+    older = TransactionContext(store._catalogue, OpenTransaction(store.database))
     assert older.id
     add(store, "a", "z")
     snapshot = take_snapshot(store.database)
@@ -195,7 +195,7 @@ def test_removing_a_span_leaves_what_an_older_transaction_committed_into_it_mean
 
 def test_removing_a_span_leaves_staged_entries(store: Store) -> None:
     queue = store.configure_queue("q", buckets=1, buckets_per_range=1)
-    long = TransactionContext(store, OpenTransaction(store.database, kind="long"))
+    long = TransactionContext(store._catalogue, OpenTransaction(store.database, kind="long"))
     long.queue("q").add("m", 1)
     long.flush()
     add(store, "a", "z")

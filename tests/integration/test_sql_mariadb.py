@@ -15,6 +15,7 @@ from tests.support.sql_targets import Make, admit, execute, opened_sinks, puts
 from tests.support.waiting import wait_until
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.retry import Retry
 from export_queue.core.sinks import ApplyResult, Operations, SqlSink
 from export_queue.core.sinks.sql.dialects.mysql import MySqlDialect, _written
 
@@ -127,7 +128,9 @@ def test_many_rows_go_in_several_statements(mariadb_url, make):
 
 def test_writers_of_the_same_rows_do_not_lock_each_other_out(mariadb_url, make, monkeypatch):
     """Each batch is in another order; the sink takes the rows' locks in one."""
-    monkeypatch.setattr("export_queue.core.sinks.sql.sink._TRIES", 1)  # what is repeated would not be seen
+    monkeypatch.setattr(
+        "export_queue.core.sinks.sql.sink.RETRY", Retry(attempts=1)
+    )  # what is repeated would not be seen
     first = make(mariadb_url)
     first.create("orders")
     ids = [b"%03d" % n for n in range(300)]

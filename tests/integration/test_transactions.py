@@ -33,7 +33,7 @@ EVERY_WAY = True
 
 def begin(store: Store, **options: object) -> TransactionContext:
     """A transaction that the test itself ends."""
-    return TransactionContext(store, OpenTransaction(store.database, **options))  # type: ignore[arg-type]
+    return TransactionContext(store._catalogue, OpenTransaction(store.database, **options))  # type: ignore[arg-type]
 
 
 def read(store: Store, row: str, column: str = "n") -> bytes | None:
@@ -296,7 +296,7 @@ def test_a_write_that_is_staged_while_the_transaction_is_aborted_is_refused(stor
     tx = begin(store, kind="long")
     own = tx.id
     tx._transaction.abort()
-    late = Writes(cells=[(store._table("t").number, b"a", b"n", b"late")])
+    late = Writes(cells=[(store._catalogue.table("t").number, b"a", b"n", b"late")])
     with store.database.connect() as connection, pytest.raises(RegistrationLost):
         store.database.dialect.stage(connection, own, late)
     assert read(store, "a") is None

@@ -52,7 +52,7 @@ class StoreMachine(WorkingMachine):
                 self._begin_long(store, seconds * 2)
             elif kind == "read":
                 opened = OpenTransaction(store.database, kind="read", settled=settled)
-                self.handles[self.new_tx("read", process=process).number] = TransactionContext(store, opened)
+                self.handles[self.new_tx("read", process=process).number] = TransactionContext(store._catalogue, opened)
             else:
                 self._begin_short(process, store, seconds, idempotency_key)
 
@@ -66,7 +66,7 @@ class StoreMachine(WorkingMachine):
         opened = OpenTransaction(store.database, timeout=seconds, idempotency_key=idempotency_key)
         chosen = None if idempotency_key is None else (idempotency_key, generation)
         tx = self.new_tx("short", process=process, seconds=seconds, idempotency_key=chosen, request=opened.request)
-        self.handles[tx.number] = TransactionContext(store, opened)
+        self.handles[tx.number] = TransactionContext(store._catalogue, opened)
 
     def _begin_long(self, store: Store, seconds: float) -> None:
         value = store.begin(timeout=seconds)
@@ -253,7 +253,7 @@ class StoreMachine(WorkingMachine):
         def function(context: TransactionContext, row: bytes, column: bytes) -> None:
             cell = (table, row, column)
             assert cell in self.model.due()
-            (process,) = [n for n, one in enumerate(self.processes) if one.store is context._catalogue]
+            (process,) = [n for n, one in enumerate(self.processes) if one.store._catalogue is context._catalogue]
             tx = self.new_tx("short", process=process, request=context.request)
             self.sync(tx, context._transaction)
             tx.acknowledged.add(cell)
@@ -292,7 +292,7 @@ class StoreMachine(WorkingMachine):
                 snapshot, seen = self.snapshots[number % len(self.snapshots)]
             else:
                 snapshot, seen = take_snapshot(store.database), frozenset(self.model.committed)
-            queue = store._queue("q")
+            queue = store._catalogue.queue("q")
             found = entries_of(store, snapshot, queue)
             assert found == self.model.entries_in(seen)
             if not found:

@@ -51,12 +51,12 @@ def entries_of(store: Store, snapshot: Snapshot, queue: Queue) -> dict[tuple[byt
 
 def look(store: Store) -> Seen:
     """Read everything."""
-    names = {store._table(name).number: name for name in CONFLICT}
+    names = {store._catalogue.table(name).number: name for name in CONFLICT}
     snapshot = take_snapshot(store.database)
     with store.transaction(read_only=True) as tx:
         cells = {(table, row, column): value for table in CONFLICT for row, column, value in tx.table(table).scan()}
         aged_from = tx._transaction._aged_from
-    queued = entries_of(store, snapshot, store._queue("q"))
+    queued = entries_of(store, snapshot, store._catalogue.queue("q"))
 
     with store.database.read() as work:
 
@@ -170,6 +170,6 @@ def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict
 
 def _as_bytes(store: Store, key: tuple[Any, ...]) -> bytes:
     if key[0] == "queue":
-        return entry_key(store._queue("q").number, key[1])
-    number = store._table(key[0]).number
+        return entry_key(store._catalogue.queue("q").number, key[1])
+    number = store._catalogue.table(key[0]).number
     return row_key(number, key[1]) if len(key) == 2 else cell_key(number, key[1], key[2])

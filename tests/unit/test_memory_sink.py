@@ -8,7 +8,7 @@ import pytest
 
 from export_queue.core.sinks import MemorySink, Operations
 from export_queue.core.testing import SinkConformance
-from export_queue.core.testing.sink_histories import Delivery, goes_back
+from export_queue.core.testing.conformance.histories import Delivery, goes_back
 
 
 class TestMemorySink(SinkConformance):

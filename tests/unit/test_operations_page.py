@@ -8,10 +8,11 @@ from pathlib import Path
 from export_queue.core.client import Store
 from export_queue.core.maintenance import read_metrics
 from export_queue.core.maintenance.run import DAY
-from export_queue.core.store import schema
+from export_queue.core.store import views
 from export_queue.core.transactions import MAX_SHORT_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+WORDS = " ".join(PAGE.split())
 
 
 def test_every_query_of_the_page_about_operations_runs(tmp_path):
@@ -26,10 +27,10 @@ def test_every_query_of_the_page_about_operations_runs(tmp_path):
 
 def test_the_page_about_operations_has_the_right_figures():
     assert MAX_SHORT_SECONDS == 3600
-    assert "at least one hour" in PAGE
+    assert "at least one hour" in WORDS
     assert DAY == 24 * 3600
-    assert "| outcomes of commits | 24 hours;" in PAGE
-    assert "| idempotency keys | 30 days;" in PAGE
+    assert "| outcomes of commits | 24 hours;" in WORDS
+    assert "| idempotency keys | 30 days;" in WORDS
 
 
 def test_the_page_about_operations_explains_every_metric(tmp_path):
@@ -42,4 +43,4 @@ def test_the_page_about_operations_explains_every_metric(tmp_path):
 
 def test_the_page_about_operations_explains_every_view():
     table = PAGE.partition("| view |")[2]
-    assert set(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == set(schema.VIEWS)
+    assert set(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == set(views.VIEWS)

@@ -13,7 +13,7 @@ import pytest
 from export_queue.core import sinks, testing
 from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
 from export_queue.core.references import has_password
-from export_queue.core.sinks import MemorySink, SinkSpec, open_sink
+from export_queue.core.sinks import MemorySink, SinkSpec
 
 REDIS = SinkSpec("redis", {"host": "cache.example", "key": "customer:{id}"}, {"password": "env:XQ_TEST"})
 
@@ -30,7 +30,6 @@ def test_a_description_survives_json():
         "5",
         "{}",
         '{"kind": "redis", "options": {}, "secrets": 3, "name": ""}',
-        '{"kind": "redis"}',
         '{"kind": 1, "options": 2, "secrets": 3, "name": 4}',
     ],
 )
@@ -108,10 +107,10 @@ def test_a_secret_that_is_no_reference_is_refused_and_not_shown():
         lambda: SinkSpec("mongo"),
         lambda: SinkSpec("redis", {"when": object()}),
         lambda: SinkSpec("redis", {"host": "a"}, {"host": "env:A"}),
-        lambda: open_sink(SinkSpec("memory", {"nmae": "m"})),
-        lambda: open_sink(SinkSpec("no_such_module:Sink")),
-        lambda: open_sink(SinkSpec("json:no_such_name")),
-        lambda: open_sink(SinkSpec("json:JSONDecoder")),
+        lambda: SinkSpec("memory", {"nmae": "m"}).open(),
+        lambda: SinkSpec("no_such_module:Sink").open(),
+        lambda: SinkSpec("json:no_such_name").open(),
+        lambda: SinkSpec("json:JSONDecoder").open(),
     ],
 )
 def test_a_description_of_no_sink_is_refused(build):
@@ -121,11 +120,11 @@ def test_a_description_of_no_sink_is_refused(build):
 
 def test_an_unknown_option_is_answered_with_the_known_ones():
     with pytest.raises(SinkConfigurationError, match="it takes: name"):
-        open_sink(SinkSpec("memory", {"nmae": "m"}))
+        SinkSpec("memory", {"nmae": "m"}).open()
 
 
 def test_memory_sinks_are_opened_by_name():
-    sink = open_sink(SinkSpec("memory", {"name": "opened by name"}))
+    sink = SinkSpec("memory", {"name": "opened by name"}).open()
     assert isinstance(sink, MemorySink)
     assert sink.name == "opened by name"
 
@@ -142,21 +141,28 @@ def test_an_own_sink_gets_options_and_resolved_secrets(monkeypatch):
     monkeypatch.setitem(sys.modules, "own_sinks", module)
     monkeypatch.setenv("XQ_TEST", "hunter2")
     spec = SinkSpec("own_sinks:make", {"folder": "x"}, {"key": "env:XQ_TEST"})
-    open_sink(spec)
+    spec.open()
     assert given == {"folder": "x", "key": "hunter2"}
 
 
 def test_a_missing_secret_is_named_when_the_sink_is_opened(monkeypatch):
     monkeypatch.delenv("XQ_TEST", raising=False)
     with pytest.raises(SecretNotFound, match="env:XQ_TEST"):
-        open_sink(REDIS)
+        REDIS.open()
 
 
 def test_nothing_shows_a_resolved_secret(monkeypatch):
     monkeypatch.setenv("XQ_TEST", "hunter2")
-    sink = open_sink(REDIS)
+    sink = REDIS.open()
     assert "hunter2" not in repr(sink) + str(sink) + repr(vars(sink))
     assert pickle.loads(pickle.dumps(REDIS)) == REDIS
+
+
+def test_a_changed_secret_is_followed_again(monkeypatch):
+    monkeypatch.setenv("XQ_TEST", "before")
+    credentials = REDIS.open()._connection._connection.credential_provider
+    monkeypatch.setenv("XQ_TEST", "after")
+    assert credentials.get_credentials() == ("after",)
 
 
 def test_describing_a_sink_loads_no_client():
@@ -177,7 +183,7 @@ def test_the_doors_export_what_they_always_did():
         "MAX_SEQ ApplyResult Capabilities Claim ClaimedSink CompositeSink ControlRecord Delete "
         "ElasticsearchSink FencedSink FloorRecord MemorySink Operations OperationsBuilder "
         "Put RedisSink Rejection Round Sink SinkSpec SqlSink SweepableSink "
-        "apply_batch check_owner collapse document_bytes isolate register_store next_round open_sink opened_sink "
+        "apply_batch check_owner collapse document_bytes isolate register_store next_round opened_sink "
         "raise_floor refuse_seqs stale_rank".split()
     )
     assert set(testing.__all__) == {"FencedConformance", "MemorySink", "SinkConformance", "assert_converges"}

@@ -31,7 +31,7 @@ _ANSWERS = {
     (409, "version_conflict_engine_exception"): Meaning.STALE,
     (413, ""): Meaning.TOO_LARGE,
 }
-"""What is no error."""
+"""Answers that are no errors."""
 
 NO_ANSWER = "no answer"
 ERRORS = ErrorTable(

@@ -15,7 +15,7 @@ from export_queue.core.sinks.elasticsearch.answers import ERRORS, NO_ANSWER
 
 Result = TypeVar("Result")
 Secret = str | Callable[[], str] | None
-"""A secret, or what finds it."""
+"""A secret, or a function that finds it."""
 
 # Servers of 8.x and 9.x understand 8; a client that is left alone asks for its own version.
 _JSON = "application/vnd.elasticsearch+json; compatible-with=8"
@@ -160,7 +160,7 @@ class Connection:
             self._hosts,
             api_key=api_key,
             basic_auth=None if api_key or username is None else (username, self._secrets.found["password"] or ""),
-            # what was lost may have been applied, and only the drain decides to repeat it
+            # a lost request may have been applied, and only the drain decides to repeat it
             max_retries=0,
             retry_on_timeout=False,
             retry_on_status=(),
@@ -174,7 +174,7 @@ class Connection:
 
 
 class _Secrets:
-    """Finds secrets, and remembers what was found."""
+    """Finds secrets, and remembers them."""
 
     def __init__(self, **secrets: Secret) -> None:
         self._secrets = secrets

@@ -17,7 +17,7 @@ MAX_ID_BYTES = 512
 MAX_DOCUMENT_BYTES = (1 << 31) - 1
 
 _PLAIN = re.compile(rb"[ !#-\[\]-~]*")
-"""What JSON writes as it is."""
+"""Bytes that JSON writes as they are."""
 _SUSPECT = (RESERVED.encode(), b"\\u")
 """Without one of these no name of a field can be the reserved one."""
 
@@ -46,7 +46,7 @@ def refuse(operations: Operations, reasons: Reasons) -> None:
 def refuse_document(document: bytes) -> str | None:
     """Say why a document cannot be a line of a bulk request."""
     if b"\n" in document:
-        # the server would take what follows for a line of its own: a delete of another record, for instance
+        # the server would take the rest for a line of its own: a delete of another record, for instance
         return "the document holds a line break: expected JSON in one line"
     if document.lstrip(b" \t\r")[:1] != b"{":
         return "the document is no JSON object"

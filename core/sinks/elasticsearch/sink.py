@@ -66,7 +66,7 @@ class ElasticsearchSink:
         self._template = index
         self._create = create_indices
         self._ready: set[str] = set()
-        # an answer that says what is amiss should come before we give up waiting for any
+        # so that the server's own answer comes before the time-out
         self._patience = f"{int(timeout * 500)}ms"
         self._connection = Connection(
             nodes, username=username, password=password, api_key=api_key, timeout=timeout, options=options
@@ -135,7 +135,7 @@ class ElasticsearchSink:
         self._prepare(self._alias(collection))
 
     def ddl(self, *collections: str) -> str:
-        """Return the requests that create what the sink needs, to be sent by somebody with more rights.
+        """Return the requests that create what the sink needs, to be sent by a user with more rights.
 
         :param collections: whose indices are wanted; the index of control records always comes first.
         """
@@ -189,7 +189,7 @@ class ElasticsearchSink:
         if not poison or reasons:
             return answers
         if any(answers[i].type not in OF_DOCUMENTS for i in poison):
-            self._check(alias)  # an index that is not fit any more refuses what is not to blame
+            self._check(alias)  # an index that is not fit any more refuses operations that are not to blame
         # asked for in every answer, the reasons of all that is stale would cost more than everything else
         again = self._settle(alias, [wanted[i] for i in poison], floor, reasons=True)
         for i, answer in zip(poison, again, strict=True):
@@ -312,7 +312,7 @@ class ElasticsearchSink:
             if outcome.meaning is Meaning.UNAVAILABLE:
                 raise outcome.explain(f"{self}, {index}")
             if status != 200:
-                raise SinkRefused(f"{self}, {index}: {outcome}", hint=f"let somebody with more rights send:\n{request}")
+                raise SinkRefused(f"{self}, {index}: {outcome}", hint=f"let a user with more rights send:\n{request}")
 
         self._connection.repeat(create)
 

@@ -70,7 +70,7 @@ def _sweep_index(connection: Connection, index: str, floor: int) -> int:
 
 
 def _remove(connection: Connection, index: str, hits: Sequence[Mapping[str, Any]], floor: int) -> int:
-    """Remove tombstones that are still what was found.
+    """Remove tombstones that have not changed since they were found.
 
     The delete has the version that was found, and the type ``external_gte``: an equal version is deleted, a newer
     document refuses. The delete leaves behind that version, which lets every later write in; another guard would leave

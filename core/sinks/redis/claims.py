@@ -31,7 +31,7 @@ _NO_TYPES: Mapping[bytes, bytes] = {}
 def check_queue(guard: bytes | None, *, is_known: bool, is_fenced: bool, queue_id: str, sink: object) -> None:
     """Make sure that all that a queue brought here was brought under one guard.
 
-    :param guard: what its control record says.
+    :param guard: the field of its control record.
     :param is_known: whether it has a control record.
     :raises SinkConfigurationError: it was drained with the other guard.
     """

@@ -169,7 +169,7 @@ class Cluster:
         """Write operations on distinct records.
 
         :raises SinkLostData: a node has lost what it had; nothing of the batch counts.
-        :raises SinkUnavailable: a node is away, or slots were moved for longer than we wait; parts may be written.
+        :raises SinkUnavailable: a node is away, or slots were moved for too long; parts may be written.
         """
         records = self._target.place(operations, None)
         steps = {name: _step(self._target, records, name, group) for name, group in records.shards.items()}

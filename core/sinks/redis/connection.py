@@ -23,7 +23,7 @@ Ask = Callable[..., list[Reply]]
 _MANY = 64
 """Parts from which a command is packed here: the C packer takes twice the time for it."""
 _HEADS = [b"$%d\r\n" % length for length in range(4096)]
-"""What stands before a part, by its length."""
+"""The head of a part, by the part's length."""
 _PIECE = 1 << 16
 """Bytes that are sent at once, about: in blocks of memory that are used again and again. To fill a new large one costs
 several times as much, and the server reads the first piece while others are sent."""
@@ -33,7 +33,7 @@ _pack_whole = cast(Callable[[Command], bytes], pack_command)
 def pack(commands: Sequence[Command]) -> list[bytes]:
     """Write commands in Redis's protocol.
 
-    :returns: what to send, one piece after the other; one piece if it is not much.
+    :returns: the pieces to send, in their order; one piece if the commands are small.
     """
     pieces: list[bytes] = []
     small: list[bytes] = []
@@ -61,7 +61,7 @@ def _joined(parts: Sequence[bytes], size: int) -> list[bytes]:
 
 
 def _pack_many(command: Command) -> tuple[list[bytes], int]:
-    """Pack a command of many or large parts; returns what is to be joined, and about how many bytes these are."""
+    """Pack a command of many or large parts; returns the pieces to join, and about how many bytes these are."""
     verb, *others = command
     # as a rule only the verb is text; to look at each of thousands of parts would cost as much as to pack them
     rest = [_raw(part) for part in others] if str in set(map(type, others)) else cast(list[bytes], others)
@@ -84,7 +84,7 @@ class Connection:
     :param server: ``host:port``, for messages.
     :param options: arguments of the client's connections.
     :param username: the user; None for the default one.
-    :param password: the password, or what finds it; asked for at each new connection.
+    :param password: the password, or a function that finds it, called at each new connection.
     :raises SinkConfigurationError: the client knows no such option.
     """
 
@@ -104,7 +104,7 @@ class Connection:
             self._connection: Any = kind(
                 **options,
                 credential_provider=provider,
-                # RESP2: no push messages between replies. No retry: what was lost may have been applied.
+                # RESP2: no push messages between replies. No retry: a lost request may have been applied.
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),
                 health_check_interval=0,

@@ -38,12 +38,12 @@ from export_queue.core.sinks.control import ControlRecord
 Command = tuple[bytes | str, ...]
 
 RESERVED = b"xq:"
-"""What no key of a user begins with."""
+"""The beginning of the sink's own keys; no key of a user has it."""
 CONTROL = b"xq:control"
 RANK_HASHES = (b"xq:rank:", b"xq:member:")
-"""What the hashes of ranks of each kind of record are called, before the shard or the slot's tag."""
+"""Names of the hashes of ranks of each kind of record, before the shard or the slot's tag."""
 WAITED = b"xq:waited"
-"""What is written for replicas to have it; in a cluster a key for each primary."""
+"""The key that is written before a wait for replicas; in a cluster one for each primary."""
 NUMBER = "1"
 """Of this layout; another one is not touched."""
 NUMBER_IN_CLUSTERS = "2"
@@ -99,7 +99,7 @@ def keys_of(templates: Sequence[str], ids: Sequence[bytes]) -> list[bytes]:
     """Return the key of each record.
 
     :param templates: of each record, with nothing but ``{id}`` left.
-    :param ids: what takes its place.
+    :param ids: the texts that take the place of ``{id}``.
     """
     affixes: dict[str, tuple[bytes, bytes]] = {}
     for template in set(templates):

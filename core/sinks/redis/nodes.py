@@ -1,4 +1,4 @@
-"""The primaries of a Redis Cluster: who serves which slot, and a connection to each."""
+"""The primaries of a Redis Cluster: the slots that each serves, and a connection to each."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Nodes:
         self._connect = connect
         self._check = check
         self._known = {seed.server: seed}
-        """By address; who was asked last stands last."""
+        """By address; the node that was asked last stands last."""
         self._ranges: list[tuple[int, int, Connection]] = []
         """First and last slot, and the primary that serves them; empty before the first look and after trouble."""
 
     def look(self) -> None:
-        """Ask who serves which slot, and check these nodes.
+        """Ask which node serves which slot, and check these nodes.
 
         :raises SinkUnavailable: no node answers, or one of the primaries does not.
         """

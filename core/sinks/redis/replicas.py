@@ -1,4 +1,4 @@
-"""How long a batch is not acknowledged yet: until so many replicas have it."""
+"""The wait for replicas: a batch is acknowledged once enough of them have it."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class RedisSink:
         self._wanted_shards = shards
         self._incarnations = Incarnations()
         self._wait_replicas = wait_replicas
-        self._wait_seconds = socket_timeout / 2  # the server says how many there are before we give up on it
+        self._wait_seconds = socket_timeout / 2  # so that the server's answer comes before the time-out
         self._lock = threading.Lock()
 
         def connect(host: str, port: int) -> Connection:

@@ -155,7 +155,7 @@ class Target(Protocol):
 
     repeats: bool
     """Whether an operation that the sink has already is sent again. Where a command may fail alone, its
-    rank may be recorded without it; then sending again what is recorded is what heals it."""
+    rank may be recorded without it; then a repetition of the operation heals it."""
 
     only: bytes
     """The type that a key must have if it is there; empty where commands take keys of any type."""
@@ -186,7 +186,7 @@ class StringTarget:
     only = b""
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
-        """Refuse what is too long, and keys that are the sink's own."""
+        """Refuse records that are too long, and keys that are the sink's own."""
         refuse_lengths(operations, reasons, id_bytes=MAX_BYTES // 2, document_bytes=MAX_BYTES)
         _refuse_reserved(operations.collections, operations.ids, reasons)
 
@@ -287,7 +287,7 @@ class SetTarget:
         return replace(found, fields=fields, ranks=ranks, shards=groups)
 
     def checked_keys(self, records: Records) -> list[bytes]:
-        """All sets: what is none would fail alone, in the middle of a transaction that is not rolled back."""
+        """All sets: a command on another type would fail alone, in the middle of a transaction, without a roll-back."""
         if not records.shards:  # no ranks: all records are meant
             return list(dict.fromkeys(records.keys))
         return list(dict.fromkeys(records.keys[i] for group in records.shards.values() for i in group))

@@ -1,6 +1,6 @@
 """The guard ``fence`` in SQL: a row a unit, compared in the transaction of each batch.
 
-The row is changed, not only read: whoever changes it holds its lock to the end of the transaction, on every
+The row is changed, not only read: a transaction that changes it holds its lock to its end, on every
 database and at every isolation level. So a claim waits for the batch that is being written, and a batch that
 comes after the claim finds another fence.
 """
@@ -27,7 +27,7 @@ def unit_table(schema: str | None) -> Table:
         MetaData(),
         Column("unit", Unicode(200), primary_key=True),
         Column("fence", BigInteger, nullable=False),
-        # what each batch changes, since some databases do not count a row whose values stay the same
+        # changed by each batch, since some databases do not count a row whose values stay the same
         Column("batches", BigInteger, nullable=False),
         schema=schema,
         mysql_engine="InnoDB",

@@ -1,7 +1,7 @@
 """The control records: a row a queue, and one for all of them, in statements that every database has.
 
 The row of the whole sink has the floor. A batch reads it in its own transaction, and keeps it as it is to its end:
-so whoever raises it waits for the batches that have read the old one, and then finds what they wrote.
+a sweep that raises it waits for the batches that have read the old floor, and then finds their rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from export_queue.core.sinks.sql.dialects import TryAgain
 from export_queue.core.sinks.sql.statements import CONTROL_TABLE, lock_control
 
 WHOLE_SINK = "*"
-"""Stands for all queues; none is called so."""
+"""Stands for all queues; no queue has this id."""
 
 
 @cache
@@ -49,7 +49,7 @@ def admit(
 ) -> None:
     """Check a queue's control record and bring it up to date.
 
-    Two drains may be the first ones: whoever comes second breaks the primary key, and is tried again.
+    Of two drains that are the first ones, the second breaks the primary key, and is tried again.
 
     :raises SinkBelongsToAnother: the sink was fed by another store, or by a later state of this one.
     :raises SinkLostData: there is no control record though there was one.
@@ -80,7 +80,7 @@ def held_floor(connection: Connection, schema: str | None, *, locks_reads: bool)
     """Read the floor, and keep it from being raised until the transaction ends.
 
     :param locks_reads: whether the database keeps a row that was read as it is, on demand or always. Else the row is
-        written at the end of the block, on the condition that the floor is still what was read.
+        written at the end of the block, on the condition that the floor has not changed since.
     :raises TryAgain: it is not.
     """
     table = control_table(schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, inspect
@@ -11,11 +12,20 @@ from sqlalchemy.types import CHAR, BigInteger, Boolean, Date, Integer, String, U
 from export_queue.core.sinks.sql.tables import DELETED, RANK, Column, Table
 
 
-def misfits(connection: Connection, table: Table) -> list[str]:
-    """Say what is wrong with a table's columns and keys; nothing if it can be a sink.
+@dataclass(frozen=True, slots=True)
+class Misfits:
+    """What is wrong with a table's columns and keys; no problems if it can be a sink."""
+
+    problems: list[str]
+    lacks_marks_only: bool = False
+    """Whether rank and tombstone mark are all that it lacks: they may be added."""
+
+
+def misfits(connection: Connection, table: Table) -> Misfits:
+    """Compare a table with what is expected.
 
     :param connection: to its database.
-    :param table: what is expected.
+    :param table: the table as the sink expects it.
     """
     inspector = inspect(connection)
     columns = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
@@ -24,12 +34,12 @@ def misfits(connection: Connection, table: Table) -> list[str]:
         found = [f"missing columns: {', '.join(missing)}"]
         if missing == [RANK, DELETED]:
             found.append("a table that was filled with guard='fence' has none of them: open it with that guard")
-        return found
+        return Misfits(found, lacks_marks_only=missing == [RANK, DELETED])
     ranks = [name for name in (RANK, DELETED) if name in columns and not table.ranked]
     if ranks:
-        return [
-            f"column {', '.join(ranks)}: of a table with guard='seq', whose deleted rows the guard fence would show"
-        ]
+        return Misfits(
+            [f"column {', '.join(ranks)}: of a table with guard='seq', whose deleted rows the guard fence would show"]
+        )
     database = connection.dialect.name
     problems = [
         f"column {key.name} is {columns[key.name]['type']}: expected {key.type}, which takes each id as it is"
@@ -49,7 +59,7 @@ def misfits(connection: Connection, table: Table) -> list[str]:
     if unique:
         named = ", ".join(str(name) for name in dict.fromkeys(unique))
         problems.append(f"other unique columns ({named}): two records may want one value for a moment")
-    return problems
+    return Misfits(problems)
 
 
 def _bad_marks(table: Table, columns: Mapping[str, Any], database: str) -> list[str]:

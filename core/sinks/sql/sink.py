@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +13,7 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.retry import Retry
 from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.claims import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.control import stale_rank
@@ -39,11 +38,19 @@ from export_queue.core.sinks.sql.tables import (
 )
 from export_queue.core.sinks.sql.tombstones import sweep_table, tables_of
 
-_TRIES = 5
-_PAUSE_SECONDS = 0.05
+RETRY = Retry(attempts=5, first_pause=0.02, longest_pause=0.2)
+"""How a transaction is repeated that gave way to another one."""
 _Result = TypeVar("_Result")
 _WriteRows = Callable[[Connection, Table, Sequence[Row]], int]
-"""Writes rows of distinct keys, sorted by them, in a transaction that is open, and counts what was written."""
+"""Writes rows of distinct keys, sorted by them, in an open transaction, and counts the rows that were written."""
+
+
+class _NotCreated(Exception):
+    """A table could not be created; another process may have created it at the same moment."""
+
+    def __init__(self, reason: Exception, commands: Sequence[str]) -> None:
+        super().__init__(reason.message if isinstance(reason, ExportQueueError) else str(reason))
+        self.commands = commands
 
 
 class SqlSink:
@@ -92,6 +99,7 @@ class SqlSink:
         self._dialect = open_dialect(url, password, timeout)
         self._engine = self._dialect.engine()
         self._ready: set[str] = set()
+        self._retry = RETRY
 
     @property
     def capabilities(self) -> Capabilities:
@@ -166,7 +174,7 @@ class SqlSink:
         self._prepare(self._table(collection).name)
 
     def ddl(self, *collections: str) -> str:
-        """Return the statements that the sink still needs, to be run by somebody with more rights.
+        """Return the statements that the sink still needs, to be run by a user with more rights.
 
         A table that is missing is created, one that is there gets the columns of rank and tombstone mark.
 
@@ -191,10 +199,10 @@ class SqlSink:
         return _script(self._ask(collect))
 
     def probe(self) -> str:
-        """Reach the database once, as a drain would, and say what answered; nothing is created.
+        """Reach the database once, as a drain would, and name the server that answered; nothing is created.
 
         :raises SinkUnavailable: it does not answer.
-        :raises SinkRefused: it lets us not in.
+        :raises SinkRefused: it refuses user or password.
         """
         version = self._ask(lambda connection: connection.dialect.server_version_info or ())
         return f"{self}, version {'.'.join(map(str, version))}"
@@ -246,7 +254,7 @@ class SqlSink:
         return written, poison
 
     def _upsert_above_floor(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
-        """Write the rows above the floor that are newer than what is there; the floor stays until then."""
+        """Write the rows above the floor that are newer than those in the table; until then the floor stays."""
         with held_floor(connection, self._schema, locks_reads=self._dialect.locks_reads) as floor:
             if floor:
                 stale = stale_rank(floor)
@@ -276,7 +284,7 @@ class SqlSink:
                 hint=f"name another table, or run this, or make it like a new one:\n{_script(commands)}",
             )
         if self._create and table.ranked:
-            # also beside a table of somebody's, and where whoever created ours was stopped after the table
+            # also beside a user's own table, and where the creator of the sink's table was stopped before the view
             self._ensure(table.live, lambda connection: self._dialect.create_table(connection, table)[-1:])
         self._ready.add(name)
         return table
@@ -288,18 +296,18 @@ class SqlSink:
             self._ready.add(CONTROL_TABLE)
 
     def _examine(self, connection: Connection, table: Table) -> tuple[list[str], list[str]]:
-        """Say what is wrong with a table, and what would help; what was tried on it is rolled back."""
-        problems = misfits(connection, table)
-        lacks_columns = bool(problems) and problems[0] == f"missing columns: {RANK}, {DELETED}"
-        make = self._dialect.add_columns if lacks_columns else self._dialect.create_table
+        """Return the problems of a table, and the statements that would help; the trial rows are rolled back."""
+        found = misfits(connection, table)
+        make = self._dialect.add_columns if found.lacks_marks_only else self._dialect.create_table
         commands = make(connection, table)
-        problems = problems or self._dialect.problems(connection, table)
+        problems = found.problems or self._dialect.problems(connection, table)
         connection.get_transaction().rollback()  # type: ignore[union-attr]
         return problems, commands
 
     def _ensure(self, name: str, make: Callable[[Connection], list[str]]) -> None:
         """Create what is missing; another process may do the same at this moment."""
-        for attempt in range(1, _TRIES + 1):
+
+        def create() -> None:
             there, commands = self._ask(
                 lambda connection: (inspect(connection).has_table(name, schema=self._schema), make(connection))
             )
@@ -311,14 +319,15 @@ class SqlSink:
                 with self._transaction() as connection:
                     for command in commands:
                         connection.exec_driver_sql(command.replace("%", "%%"))
-                return
             except (Poison, TryAgain, SinkRefused) as error:
-                # PostgreSQL answers a race of two CREATE … IF NOT EXISTS with one of several errors
-                if attempt == _TRIES:
-                    hint = f"let somebody with more rights run:\n{_script(commands)}"
-                    words = error.message if isinstance(error, SinkRefused) else error
-                    raise SinkRefused(f"{self}: {words}", hint=hint) from error
-                time.sleep(random.uniform(0, _PAUSE_SECONDS * attempt))
+                raise _NotCreated(error, commands) from error
+
+        try:
+            # PostgreSQL answers a race of two CREATE … IF NOT EXISTS with one of several errors
+            self._retry.call(create, worth_repeating=lambda error: isinstance(error, _NotCreated))
+        except _NotCreated as failure:
+            hint = f"let a user with more rights run:\n{_script(failure.commands)}"
+            raise SinkRefused(f"{self}: {failure}", hint=hint) from failure.__cause__
 
     def _ask(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run a transaction that writes no rows of records."""
@@ -332,18 +341,17 @@ class SqlSink:
 
         :raises Poison: the database refuses a row of it, however often it is tried.
         """
-        for attempt in range(1, _TRIES + 1):
-            try:
-                with self._transaction() as connection:
-                    return work(connection)
-            except Clash as error:
-                if attempt == _TRIES:
-                    raise Poison(str(error)) from error
-            except TryAgain as error:
-                if attempt == _TRIES:
-                    raise SinkUnavailable(f"{self}: {attempt} tries failed, the last: {error}") from error
-                time.sleep(random.uniform(0, _PAUSE_SECONDS * attempt))
-        raise AssertionError("the loop returns or raises")
+
+        def attempt() -> _Result:
+            with self._transaction() as connection:
+                return work(connection)
+
+        try:
+            return self._retry.call(attempt, worth_repeating=lambda error: isinstance(error, TryAgain))
+        except Clash as error:
+            raise Poison(str(error)) from error
+        except TryAgain as error:
+            raise SinkUnavailable(f"{self}: {self._retry.attempts} tries failed, the last: {error}") from error
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

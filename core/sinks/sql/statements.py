@@ -1,4 +1,4 @@
-"""The SQL of the SQL sink, apart from what SQLAlchemy writes for it."""
+"""The statements of the SQL sink that SQLAlchemy does not write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SELECT x.name, x.coll
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """How a database writes what the others write, too."""
+    """How a database writes the statements that all of them have."""
 
     quote: str
     types: Mapping[str, str]
@@ -39,7 +39,7 @@ class Syntax:
     key_types: Mapping[str, str]
     create_view: str = "CREATE OR REPLACE VIEW"
     options: str = ""
-    """What follows a table's columns."""
+    """The end of CREATE TABLE, after the columns."""
 
     def quoted(self, name: str) -> str:
         """Quote an identifier."""
@@ -92,7 +92,7 @@ def create_control(schema: str | None, syntax: Syntax) -> str:
 
 
 def lock_control(schema: str | None) -> str:
-    """Return what waits, in PostgreSQL, until nobody has read the control table in a transaction that goes on."""
+    """Return the statement that waits, in PostgreSQL, for all transactions that have read the control table."""
     prefix = f"{POSTGRESQL.quoted(schema)}." if schema else ""
     return f"LOCK TABLE {prefix}{CONTROL_TABLE} IN EXCLUSIVE MODE"
 
@@ -116,7 +116,7 @@ def create_table(table: Table, syntax: Syntax) -> list[str]:
 
 
 def add_columns(table: Table, syntax: Syntax) -> list[str]:
-    """Return the statements that make a table of somebody's a sink: rank and tombstone mark, and the view.
+    """Return the statements that make a user's own table a sink: rank and tombstone mark, and the view.
 
     The columns have no default and take NULL: no database rewrites or locks a large table for that.
     """
@@ -132,7 +132,7 @@ def upsert_values(table: Table) -> str:
 
 
 def create_batch(table: Table) -> str:
-    """Return what makes a batch's temporary table.
+    """Return the statement that creates a batch's temporary table.
 
     It lives for one transaction: a session that remembered it would remember the types of a table that was changed
     since, and behind a pooler a session serves many sinks.
@@ -162,7 +162,7 @@ def delete_values(table: Table) -> str:
 
 
 def delete_keys(table: Table) -> tuple[str, str, str]:
-    """Return what makes a temporary table of keys for one transaction, the COPY that fills it, and the delete by it."""
+    """Return three statements: create a temporary table of keys for one transaction, fill it, delete by it."""
     quoted = [POSTGRESQL.quoted(key) for key in table.keys]
     names, name, gone = ", ".join(quoted), POSTGRESQL.name(table), "pg_temp.xq_gone"
     same = " AND ".join(f"t.{key} = g.{key}" for key in quoted)

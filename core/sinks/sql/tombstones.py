@@ -15,7 +15,7 @@ from export_queue.core.sinks.sql.tables import DELETED, RANK
 PAGE = 5000
 """Rows that one transaction looks at."""
 REPORT_PAGES = 200
-"""After how many pages the log says how far the sweep is."""
+"""Pages after which the log says how far the sweep is."""
 
 _Result = TypeVar("_Result")
 Run = Callable[[Callable[[sa.Connection], _Result]], _Result]
@@ -46,7 +46,7 @@ def tables_of(connection: sa.Connection, *, schema: str | None, template: str, k
 def sweep_table(run: Run[Any], *, schema: str | None, name: str, keys: Sequence[str], floor: int) -> int:
     """Remove the tombstones of a table at or below the floor, which has been raised before.
 
-    A row is judged by the statement that deletes it: what was put again meanwhile is no tombstone any more.
+    A row is judged by the statement that deletes it: a record that was put again meanwhile is no tombstone any more.
 
     :returns: how many were removed.
     """
@@ -85,5 +85,5 @@ def _beyond(columns: Sequence[sa.ColumnElement[Any]], place: Sequence[Any], *, u
     if not rest:
         return strictly if upwards else from_there
     deeper = sa.or_(strictly, sa.and_(column == value, _beyond(rest, place[1:], upwards=upwards)))
-    # said twice, since databases find the beginning of a range by this one
+    # a repetition, since databases find the beginning of a range by this condition
     return sa.and_(from_there, deeper)

@@ -41,7 +41,7 @@ from export_queue.core.store.postgresql.connection import (
     is_idle,
     limited,
 )
-from export_queue.core.store.registration import IdSource, Kind, Registration, registration_of
+from export_queue.core.store.registration import LOCK_WINDOW, IdSource, Kind, Registration, registration_of
 from export_queue.core.store.snapshot import Snapshot
 
 WRITE_ONLY_MS = 60_000
@@ -103,7 +103,7 @@ class PostgresDialect:
 
     def now(self, connection: Handle) -> int:
         """Read the server's clock."""
-        return int(calls.one(connection, b"select " + sql.NOW.encode())[0])
+        return int(calls.one(connection, sql.READ_CLOCK)[0])
 
     def explain(self, error: BaseException, url: str) -> StoreUnavailable | None:
         """Name the database."""
@@ -130,10 +130,8 @@ class PostgresDialect:
         raw = calls.raw(connection)
         try:
             with raw.transaction():
-                raw.execute("select pg_try_advisory_xact_lock(%s)", (secrets.randbits(62),))
-                seen = raw.execute(
-                    "select 1 from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
-                ).fetchone()
+                raw.execute(sql.TRY_LOCK, (secrets.randbits(62),))
+                seen = raw.execute(sql.ANY_LOCK).fetchone()
         except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedTable):
             seen = None
         return "clock" if seen is None else "sequence"
@@ -141,26 +139,29 @@ class PostgresDialect:
     def create(self, connection: Handle) -> None:
         """Create the id source and the functions."""
         raw = calls.raw(connection)
-        mask, source = calls.one(connection, self._sql("select mask, id_source from {s}.xq_store"))
+        mask, source = calls.one(connection, self._sql(sql.MASK_AND_SOURCE))
         if source == "sequence":
-            calls.run(connection, self._sql("create sequence if not exists {s}.xq_id as bigint minvalue 0 start 1"))
+            calls.run(connection, self._sql(sql.CREATE_SEQUENCE))
         for name in ("ids_by_clock.sql" if source == "clock" else "ids_by_locks.sql", "transactions.sql"):
             text = (files("export_queue.core.store.postgresql") / "sql" / name).read_text("utf-8")
-            for placeholder, value in {"{s}": self._s, "{mask}": f"'{mask}'::bigint", "{now}": sql.NOW}.items():
+            values = {
+                "{s}": self._s,
+                "{mask}": f"'{mask}'::bigint",
+                "{now}": sql.NOW,
+                "{lock_window}": str(LOCK_WINDOW),
+            }
+            for placeholder, value in values.items():
                 text = text.replace(placeholder, value)
             raw.execute(text.encode())
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
-        if self._stored_id_source(connection) == "clock":
-            statement = "update {s}.xq_clock set last_id = greatest(last_id, %s)"
-        else:
-            statement = "select setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0), %s))"
+        statement = sql.SET_FLOOR[self._stored_id_source(connection)]
         calls.run(connection, self._sql(statement), (floor,))
 
     def _stored_id_source(self, connection: Handle) -> IdSource:
         if self._id_source is None:
-            self._id_source = calls.one(connection, self._sql("select id_source from {s}.xq_store"))[0]
+            self._id_source = calls.one(connection, self._sql(sql.ID_SOURCE))[0]
         return self._id_source
 
     def _registration(self, connection: Handle, kind: Kind) -> Registration:
@@ -168,20 +169,20 @@ class PostgresDialect:
         return registration_of(kind, id_source=id_source, owns_session=self.pins_connection)
 
     @contextlib.contextmanager
-    def _own(self, connection: Handle) -> Iterator[Handle]:
+    def _apart(self, connection: Handle) -> Iterator[Handle]:
         """Lend a connection that is in no SQL transaction of the user's."""
         if calls.raw(connection).info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             yield connection
         else:
-            with self._engine.connect() as own:
-                yield own
+            with self._engine.connect() as apart:
+                yield apart
 
     def _sql(self, statement: str) -> bytes:
         return statement.format(s=self._s).encode()
 
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; nothing stays registered after the SQL transaction."""
-        return int(calls.one(connection, self._sql("select id from {s}.xq_draw_v1(false, false)"))[0])
+        return int(calls.one(connection, self._sql(sql.DRAW))[0])
 
     def check_bound(self, raw: object) -> None:
         """Check a driver's own connection."""
@@ -194,7 +195,7 @@ class PostgresDialect:
 
     def store_id(self, connection: Handle) -> str:
         """Read the store's identity."""
-        return str(calls.one(connection, self._sql("select store_id from {s}.xq_store"))[0])
+        return str(calls.one(connection, self._sql(sql.STORE_ID))[0])
 
     def start(
         self,
@@ -212,23 +213,23 @@ class PostgresDialect:
         arguments = (kind, registration, relaxed, request, timeout_ms, client, *(first or (None, None, None)))
         if kind == "bound" and registration == "row":
             # In the user's SQL transaction the clock would stay locked until the user ends that.
-            with self._own(connection) as own:
-                row = calls.one(own, self._start, arguments)
+            with self._apart(connection) as apart:
+                row = calls.one(apart, self._start, arguments)
         else:
             row = calls.one(connection, self._start, arguments)
         tx, excluded, deadline, version, value = row
         if registration == "rows" and relaxed:
-            self._settle(connection, tx)
+            self._make_durable(connection, tx)
         return tx, tuple(excluded), deadline, None if first is None else (version, value)
 
-    def _settle(self, connection: Handle, transaction: int) -> None:
+    def _make_durable(self, connection: Handle, transaction: int) -> None:
         """Make a long transaction's rows durable, after the gate or the clock has been released."""
-        calls.run(connection, self._sql(sql.SETTLE), (transaction,))
+        calls.run(connection, self._sql(sql.MAKE_DURABLE), (transaction,))
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
         """Add a second active row; commit, abort and expiry take all rows of a transaction."""
         pointer = int(calls.one(connection, self._sql(sql.CHECKPOINT), (transaction,))[0])
-        self._settle(connection, transaction)
+        self._make_durable(connection, transaction)
         return pointer
 
     def take_snapshot(self, connection: Handle) -> Snapshot:
@@ -295,13 +296,13 @@ class PostgresDialect:
     def _commit_write_by_row(self, connection: Handle, call: CommitCall) -> Committed:
         """Register first: drawn inside the commit, the id would keep the clock locked while the commit flushes."""
         arguments = ("write", "row", True, call.request, WRITE_ONLY_MS, "", None, None, None)
-        with self._own(connection) as own:
-            transaction = int(calls.one(own, self._start, arguments)[0])
+        with self._apart(connection) as apart:
+            transaction = int(calls.one(apart, self._start, arguments)[0])
         try:
             return self._send(connection, call, "row", transaction)
         except BaseException:
-            with contextlib.suppress(ExportQueueError, psycopg.Error), self._own(connection) as own:
-                calls.one(own, self._abort, ("row", transaction))
+            with contextlib.suppress(ExportQueueError, psycopg.Error), self._apart(connection) as apart:
+                calls.one(apart, self._abort, ("row", transaction))
             raise
 
     def _send(
@@ -332,8 +333,8 @@ class PostgresDialect:
         registration = self._registration(connection, kind)
         if registration == "transaction":
             return  # the lock goes with the user's SQL transaction
-        with self._own(connection) as own:
-            calls.one(own, self._abort, (registration, transaction))
+        with self._apart(connection) as apart:
+            calls.one(apart, self._abort, (registration, transaction))
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Insert a refusal unless the request has an outcome; waits for a commit in flight."""
@@ -341,13 +342,13 @@ class PostgresDialect:
         return Outcome(*calls.one(connection, self._sql(sql.OUTCOME), (request,)))
 
     def tidy_entries(self, connection: Handle) -> None:
-        """Vacuum the entries; who does not own the table gets a warning that nobody reads."""
-        calls.run(connection, self._sql("vacuum (index_cleanup on) {s}.xq_entry"))
+        """Vacuum the entries; without the owner's rights the server only warns."""
+        calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
 
     def expire(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""
-        return int(calls.one(connection, self._sql("select {s}.xq_expire_v1()"))[0])
+        return int(calls.one(connection, self._sql(sql.EXPIRE))[0])
 
     def prune(self, connection: Handle, *, limit: int) -> int:
         """Delete what invalid transactions left and forget them."""
-        return int(calls.one(connection, self._sql("select {s}.xq_prune_v1(%b)"), (limit,))[0])
+        return int(calls.one(connection, self._sql(sql.PRUNE), (limit,))[0])

@@ -50,7 +50,7 @@ def refusal(error: psycopg.Error) -> ExportQueueError | None:
     match error.sqlstate:
         case "XQ001":
             found = json.loads(error.diag.message_detail or "{}")
-            return conflict_error(found["own"], bytes.fromhex(found["key"]), found["writer"])
+            return conflict_error(found["transaction"], bytes.fromhex(found["key"]), found["writer"])
         case "XQ002":
             return RegistrationLost(f"the transaction is no longer registered: {error.diag.message_primary}")
         case "XQ003":

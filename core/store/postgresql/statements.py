@@ -6,26 +6,42 @@ from typing import Any
 
 from export_queue.core.store.dialect import Span, VersionKey
 from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray
+from export_queue.core.store.registration import IdSource
 from export_queue.core.store.snapshot import Snapshot
 
 _VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
 _UP_TO = "version <= %b"  # of a snapshot that is a prefix
 _WRITES = ", ".join(["%b"] * 10)
-_NOTES = "%b, %b, %b"
+_CELLS = "%b, %b, %b"
 
 NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
 """The store's clock, in milliseconds since the epoch."""
+READ_CLOCK = b"select " + NOW.encode()
+TRY_LOCK = "select pg_try_advisory_xact_lock(%s)"
+ANY_LOCK = "select 1 from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+CREATE_SEQUENCE = "create sequence if not exists {s}.xq_id as bigint minvalue 0 start 1"
+MASK_AND_SOURCE = "select mask, id_source from {s}.xq_store"
+ID_SOURCE = "select id_source from {s}.xq_store"
+STORE_ID = "select store_id from {s}.xq_store"
+SET_FLOOR: dict[IdSource, str] = {
+    "clock": "update {s}.xq_clock set last_id = greatest(last_id, %s)",
+    "sequence": "select setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0), %s))",
+}
+DRAW = "select id from {s}.xq_draw_v1(false, false)"
 START = """
     select id, excluded, deadline_ms, found_version, found_value
     from {s}.xq_start_v1(%s, %s, %b, %b, %b, %s, %b, %b, %b)
 """
-SETTLE = "update {s}.xq_active set client = client where owner = %b"
-"""Its durable commit makes durable what has been written before it."""
+MAKE_DURABLE = "update {s}.xq_active set client = client where owner = %b"
+"""Its durable commit makes all earlier writes durable."""
 CHECKPOINT = "select {s}.xq_checkpoint_v1(%b)"
 TAKE_SNAPSHOT = "select read_pointer, excluded from {s}.xq_take_snapshot_v1()"
 POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
-STAGE = "select {s}.xq_stage_v1(%b, " + _WRITES + ", " + _NOTES + ")"
-COMMIT = "select {s}.xq_commit_v1(%s, %b, %b, %b, %b, %b, %s, %b, %s, " + ", ".join([_WRITES, _NOTES, _NOTES]) + ")"
+STAGE = "select {s}.xq_stage_v1(%b, " + _WRITES + ", " + _CELLS + ")"
+COMMIT = "select {s}.xq_commit_v1(%s, %b, %b, %b, %b, %b, %s, %b, %s, " + ", ".join([_WRITES, _CELLS, _CELLS]) + ")"
+EXPIRE = "select {s}.xq_expire_v1()"
+PRUNE = "select {s}.xq_prune_v1(%b)"
+VACUUM_ENTRIES = "vacuum (index_cleanup on) {s}.xq_entry"
 ABORT = "select {s}.xq_abort_v1(%s, %b)"
 REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"
 OUTCOME = "select status, id from {s}.xq_outcome where request = %b"

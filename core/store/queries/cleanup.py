@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from export_queue.core.store.database import Database, Work, prefix_of
+from export_queue.core.store.database import Database, Reading, Work, prefix_of
+from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import active, cleanup, idempotency, invalid, low_watermark, store
 from export_queue.core.store.schema import table as t
 
@@ -34,7 +33,7 @@ def add_subjects(work: Work, subjects: Sequence[str]) -> None:
     """Make sure that there is a row for the turn and for each subject."""
     known = set(work.connection.scalars(sa.select(cleanup.c.subject)))
     for subject in sorted({TURN, *subjects} - known):
-        work.connection.execute(_insert(work, cleanup).values(subject=subject, reached=0).on_conflict_do_nothing())
+        work.connection.execute(insert_into(work, cleanup).values(subject=subject, reached=0).on_conflict_do_nothing())
 
 
 def take_turn(work: Work) -> bool:
@@ -61,19 +60,19 @@ def save_progress(work: Work, subject: str, state: Progress) -> None:
     )
 
 
-def horizon(work: Work) -> int:
+def horizon(work: Reading) -> int:
     """Read the horizon."""
     return int(work.connection.execute(sa.select(store.c.horizon)).scalar_one())
 
 
-def last_watermark(work: Work) -> int | None:
+def last_watermark(work: Reading) -> int | None:
     """Read when the last low-water mark was recorded, in milliseconds."""
     return work.connection.execute(sa.select(sa.func.max(low_watermark.c.at_ms))).scalar()
 
 
 def add_watermark(work: Work, low: int) -> None:
     """Record the smallest id that a snapshot did not see which was taken before this call."""
-    statement = _insert(work, low_watermark).values(at_ms=work.now(), low=low)
+    statement = insert_into(work, low_watermark).values(at_ms=work.now(), low=low)
     # Either of two in one millisecond is right.
     work.connection.execute(statement.on_conflict_do_update(index_elements=[low_watermark.c.at_ms], set_={"low": low}))
 
@@ -134,8 +133,3 @@ def vacuum(database: Database, name: str, *, deleted: int) -> None:
         rows = connection.exec_driver_sql("select reltuples from pg_class where oid = %s::regclass", (table,)).scalar()
         if deleted > float(rows or 0) / 20:
             connection.exec_driver_sql(f"vacuum (index_cleanup on, skip_locked) {table}")
-
-
-def _insert(work: Work, table: sa.Table) -> Any:
-    # The same words in both dialects, which SQLAlchemy keeps apart.
-    return (postgresql if work.connection.dialect.name == "postgresql" else sqlite).insert(table)

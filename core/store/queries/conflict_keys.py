@@ -69,6 +69,6 @@ def _text(part: bytes) -> str:
     return part.decode("utf-8", "backslashreplace")
 
 
-def conflict_error(own: int | None, key: bytes, writer: int) -> ConflictError:
+def conflict_error(transaction: int | None, key: bytes, writer: int) -> ConflictError:
     """Build the error for a conflict key that another transaction wrote."""
-    return ConflictError.between(own=own, key=show_key(key), other=writer)
+    return ConflictError.between(transaction=transaction, key=show_key(key), other=writer)

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import dead_letter as d
 from export_queue.core.store.schema import dead_letter_audit as a
 from export_queue.core.store.schema import entry as e
@@ -42,7 +42,7 @@ def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def select_dead(
-    work: Work,
+    work: Reading,
     queue: int,
     selection: Selection,
     *,
@@ -59,7 +59,7 @@ def select_dead(
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 
 
-def count_dead(work: Work, queue: int, selection: Selection) -> int:
+def count_dead(work: Reading, queue: int, selection: Selection) -> int:
     """Count dead letters."""
     statement = sa.select(sa.func.count()).select_from(d).where(*_meant(queue, selection))
     return int(work.connection.execute(statement).scalar_one())
@@ -105,7 +105,7 @@ def record_audit(work: Work, *, queue_id: str, act: str, who: str, letters: int,
     )
 
 
-def select_audit(work: Work, queue_id: str, *, limit: int) -> list[Mapping[str, Any]]:
+def select_audit(work: Reading, queue_id: str, *, limit: int) -> list[Mapping[str, Any]]:
     """Read what was done to a queue's dead letters, newest first."""
     statement = sa.select(a).where(a.c.queue == queue_id).order_by(a.c.id.desc()).limit(limit)
     return [dict(row) for row in work.connection.execute(statement).mappings()]

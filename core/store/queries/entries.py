@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import entry as e
 from export_queue.core.store.snapshot import Snapshot
 
@@ -31,7 +31,7 @@ def _of(queue: int, layout: int) -> sa.ColumnElement[bool]:
 
 
 def select_entries(
-    work: Work, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, after: Key | None, rows: int
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, after: Key | None, rows: int
 ) -> list[tuple[int, bytes, int, bytes | None]]:
     """Read visible entries of a bucket interval in the order of their keys, from after a position on."""
     order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
@@ -80,7 +80,7 @@ def _key(key: Key) -> Any:
 
 
 def count_by_unit(
-    work: Work, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, buckets_per_range: int
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, buckets_per_range: int
 ) -> list[tuple[int, int, int, int]]:
     """Sum up visible entries of a bucket interval per unit: unit number, entries, bytes, lowest seq."""
     unit = e.c.bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
@@ -93,7 +93,7 @@ def count_by_unit(
     return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in work.connection.execute(statement)]
 
 
-def first_bucket(work: Work, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int) -> int | None:
+def first_bucket(work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int) -> int | None:
     """Find the first bucket of an interval that has a visible entry."""
     statement = (
         sa.select(e.c.bucket)

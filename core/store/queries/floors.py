@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work, prefix_of
+from export_queue.core.store.database import Reading, prefix_of
 from export_queue.core.store.schema import dead_letter, entry
 from export_queue.core.store.schema import store as s
 
 _WINDOW = 30 * 24 * 3600 * 1000 * 1_000_000
-"""How old an id may be that is registered by a lock: wide, since a SQL transaction of a user's may stay open for days,
+"""How old an id may be while a lock registers it: wide, since a SQL transaction of a user's may stay open for days,
 and not without end, since the lock of an application, read as an id, may be any number."""
 
-_OLDEST_LOCK = """
-    select min(v.id)
-    from (select ((l.classid::bigint << 32) | l.objid::bigint) # s.mask as id
-          from pg_locks l, {s}xq_store s
-          where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-            and l.database = (select d.oid from pg_database d where d.datname = current_database())) v
-    where v.id <= %s and v.id > %s"""
+_OLDEST_LOCK = "select min(v.id) from {s}xq_locked_id v where v.id <= %s and v.id > %s"
 
 
-def oldest_lock(work: Work, below: int) -> int | None:
+def oldest_lock(work: Reading, below: int) -> int | None:
     """Find the smallest id up to a bound whose lock is held, also where it is so old that no snapshot lists it.
 
-    Such is the id of a transaction bound to a user's own, which was left open for hours: it may commit even so.
+    A transaction that is bound to a user's own has such an id when that was left open for hours: it may commit even so.
     """
     if work.connection.dialect.name != "postgresql":
         return None
@@ -35,7 +29,7 @@ def oldest_lock(work: Work, below: int) -> int | None:
     return None if found is None else int(found)
 
 
-def lowest_waiting(work: Work) -> tuple[int | None, int | None]:
+def lowest_waiting(work: Reading) -> tuple[int | None, int | None]:
     """Find the lowest sequence of all entries of all queues, staged ones too, and of all dead letters.
 
     In one statement, which sees one moment: between two, an entry may become a letter, or a letter an entry again.

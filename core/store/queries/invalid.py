@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import invalid
 
 
-def invalid_ids(work: Work) -> frozenset[int]:
+def invalid_ids(work: Reading) -> frozenset[int]:
     """Read all invalid ids."""
     return frozenset(work.connection.scalars(sa.select(invalid.c.id)))
 
@@ -37,7 +37,7 @@ class KeptInvalid:
     """The participants, with commas between them."""
 
 
-def kept_invalid(work: Work) -> list[KeptInvalid]:
+def kept_invalid(work: Reading) -> list[KeptInvalid]:
     """Read the invalid ids that are kept for participants."""
     rows = work.connection.execute(
         sa.select(invalid.c.id, invalid.c.since_ms, invalid.c.left_to)

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import lock as lk
 from export_queue.core.store.schema import queue as q
 
@@ -59,7 +59,7 @@ def revoke_task(work: Work, task: str) -> int:
     return work.connection.execute(lk.update().where(lk.c.task == task).values(revoked=True)).rowcount
 
 
-def of_queue(work: Work, queue: int, *, now: int) -> list[Mapping[str, Any]]:
+def of_queue(work: Reading, queue: int, *, now: int) -> list[Mapping[str, Any]]:
     """Read the live locks of a queue."""
     statement = (
         sa.select(lk)

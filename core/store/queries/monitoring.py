@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Reading
 from export_queue.core.store.schema import active, dead_letter, entry, invalid, lock, low_watermark, queue, store
 
 # A table and no light sa.table(), which would not be looked for in the store's schema.
@@ -29,21 +29,21 @@ class Holder:
     client: str | None
 
 
-def holders(work: Work) -> list[Holder]:
+def holders(work: Reading) -> list[Holder]:
     """Read all that keeps the horizon from rising, the one that holds it back the furthest first."""
     h = _holders.c
     statement = sa.select(h.id, h.kind, h.low, h.started_ms, h.client).order_by(h.low, h.id)
     return [Holder(*row) for row in work.connection.execute(statement)]
 
 
-def horizon_and_mark(work: Work) -> tuple[int, int | None]:
+def horizon_and_mark(work: Reading) -> tuple[int, int | None]:
     """Read the horizon, and when clean-up last recorded a low-water mark, in milliseconds."""
     newest = sa.select(sa.func.max(low_watermark.c.at_ms)).scalar_subquery()
     horizon, marked_ms = work.connection.execute(sa.select(store.c.horizon, newest)).one()
     return horizon, marked_ms
 
 
-def count_entries(work: Work) -> list[tuple[str, int, int | None]]:
+def count_entries(work: Reading) -> list[tuple[str, int, int | None]]:
     """Count each queue's committed entries: queue, entries, lowest seq."""
     # The ids in progress and invalid are few, so they are looked up once and not for each entry.
     live = sa.and_(
@@ -60,18 +60,18 @@ def count_entries(work: Work) -> list[tuple[str, int, int | None]]:
     return [(name, int(number), seq) for name, number, seq in work.connection.execute(statement)]
 
 
-def count_dead_letters(work: Work) -> dict[str, int]:
+def count_dead_letters(work: Reading) -> dict[str, int]:
     """Count each queue's dead letters."""
     return _count(work, dead_letter, dead_letter.c.queue_number == queue.c.number, dead_letter.c.seq)
 
 
-def count_locks(work: Work, *, now: int) -> dict[str, int]:
+def count_locks(work: Reading, *, now: int) -> dict[str, int]:
     """Count each queue's locks whose lease runs."""
     held = sa.and_(lock.c.queue_number == queue.c.number, lock.c.lease_ms > now, lock.c.revoked.is_(False))
     return _count(work, lock, held, lock.c.fence)
 
 
-def _count(work: Work, table: sa.Table, where: sa.ColumnElement[bool], column: sa.Column[int]) -> dict[str, int]:
+def _count(work: Reading, table: sa.Table, where: sa.ColumnElement[bool], column: sa.Column[int]) -> dict[str, int]:
     statement = (
         sa.select(queue.c.id, sa.func.count(column))
         .select_from(queue.outerjoin(table, where))

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import notification as n
 from export_queue.core.store.schema import observed as o
 from export_queue.core.store.schema import observer_failure as f
@@ -21,7 +21,7 @@ Place = tuple[int, bytes]
 """Version and row: the order of one column's notifications, oldest first."""
 
 
-def observed_columns(work: Work) -> list[tuple[int, bytes, str]]:
+def observed_columns(work: Reading) -> list[tuple[int, bytes, str]]:
     """Read table number, column and kind of all columns that have observers."""
     return [tuple(row) for row in work.connection.execute(sa.select(o.c.table_number, o.c.column_key, o.c.kind))]
 
@@ -29,13 +29,13 @@ def observed_columns(work: Work) -> list[tuple[int, bytes, str]]:
 def add_observed(work: Work, table: int, column: bytes, kind: str) -> str:
     """Store that a column has observers, unless it is stored; returns the kind that is stored."""
     values = {"table_number": table, "column_key": column, "kind": kind}
-    work.connection.execute(_insert(work, o).values(values).on_conflict_do_nothing())
+    work.connection.execute(insert_into(work, o).values(values).on_conflict_do_nothing())
     statement = sa.select(o.c.kind).where(o.c.table_number == table, o.c.column_key == column)
     return str(work.connection.execute(statement).scalar_one())
 
 
 def due(
-    work: Work, table: int, column: bytes, snapshot: Snapshot, *, after: Place | None, limit: int
+    work: Reading, table: int, column: bytes, snapshot: Snapshot, *, after: Place | None, limit: int
 ) -> list[tuple[int, bytes, int]]:
     """Read the next notifications of one column that a snapshot sees, oldest first, from after a place on.
 
@@ -57,7 +57,7 @@ def due(
     return [tuple(row) for row in work.connection.execute(statement)]
 
 
-def count_due(work: Work, table: int, column: bytes, snapshot: Snapshot, *, limit: int) -> int:
+def count_due(work: Reading, table: int, column: bytes, snapshot: Snapshot, *, limit: int) -> int:
     """Count the rows of one column that have notifications due in a snapshot, among the first ``limit`` of these."""
     # The limit is inside: a database that makes rows distinct first would read them all.
     some = sa.select(n.c.row_key).select_from(_WITH_FAILURES).where(_due(work, table, column, snapshot)).limit(limit)
@@ -65,7 +65,7 @@ def count_due(work: Work, table: int, column: bytes, snapshot: Snapshot, *, limi
     return int(work.connection.execute(sa.select(sa.func.count(rows.c.row_key.distinct()))).scalar_one())
 
 
-def is_set(work: Work, cell: Cell, snapshot: Snapshot) -> bool:
+def is_set(work: Reading, cell: Cell, snapshot: Snapshot) -> bool:
     """Tell whether a snapshot sees a notification on a cell."""
     statement = sa.select(n.c.version).where(_on(n, cell), _visible(snapshot)).limit(1)
     return work.connection.execute(statement).first() is not None
@@ -77,7 +77,7 @@ def record_failure(work: Work, cell: Cell, *, attempts: int, next_ms: int, error
     row = sa.select(
         *(sa.literal(part, column.type) for part, column in zip((*cell, *told.values()), f.c, strict=True))
     ).where(sa.exists().where(_on(n, cell)))
-    statement = _insert(work, f).from_select(f.c.keys(), row)
+    statement = insert_into(work, f).from_select(f.c.keys(), row)
     work.connection.execute(statement.on_conflict_do_update(index_elements=f.primary_key.columns, set_=told))
 
 
@@ -86,7 +86,7 @@ def clear_failure(work: Work, cell: Cell) -> None:
     work.connection.execute(f.delete().where(_on(f, cell)))
 
 
-def failures(work: Work, *, limit: int) -> list[Mapping[str, Any]]:
+def failures(work: Reading, *, limit: int) -> list[Mapping[str, Any]]:
     """Read failures whose notifications still wait, the next to be tried first."""
     waits = sa.exists().where(
         n.c.table_number == f.c.table_number, n.c.row_key == f.c.row_key, n.c.column_key == f.c.column_key
@@ -111,7 +111,7 @@ _WITH_FAILURES = n.outerjoin(
 )
 
 
-def _due(work: Work, table: int, column: bytes, snapshot: Snapshot) -> sa.ColumnElement[bool]:
+def _due(work: Reading, table: int, column: bytes, snapshot: Snapshot) -> sa.ColumnElement[bool]:
     return sa.and_(
         n.c.table_number == table,
         n.c.column_key == column,
@@ -128,8 +128,3 @@ def _visible(snapshot: Snapshot) -> sa.ColumnElement[bool]:
 def _on(table: sa.Table, cell: Cell) -> sa.ColumnElement[bool]:
     number, row, column = cell
     return sa.and_(table.c.table_number == number, table.c.row_key == row, table.c.column_key == column)
-
-
-def _insert(work: Work, table: sa.Table) -> Any:
-    # The same words in both dialects, which SQLAlchemy keeps apart.
-    return (postgresql if work.connection.dialect.name == "postgresql" else sqlite).insert(table)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import active
 from export_queue.core.store.schema import cleanup as c
 from export_queue.core.store.schema import outcome as o
@@ -44,13 +44,13 @@ def delete_outcomes(work: Work, *, before_ms: int, limit: int) -> int:
     return work.connection.execute(o.delete().where(o.c.request.in_(doomed))).rowcount
 
 
-def may_be_forgotten(work: Work, request: UUID) -> bool:
+def may_be_forgotten(work: Reading, request: UUID) -> bool:
     """Tell whether the outcome of a request may have been deleted."""
     reached = work.connection.execute(sa.select(c.c.reached).where(c.c.subject == SUBJECT)).scalar()
     return reached is not None and request.int >> 80 < reached
 
 
-def count_decided(work: Work, *, since_ms: int) -> dict[str, int]:
+def count_decided(work: Reading, *, since_ms: int) -> dict[str, int]:
     """Count the outcomes that were decided since a time, by status."""
     statement = sa.select(o.c.status, sa.func.count()).where(o.c.decided_ms >= since_ms).group_by(o.c.status)
     return {status: int(number) for status, number in work.connection.execute(statement)}

@@ -7,18 +7,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work, prefix_of
+from export_queue.core.store.database import Reading, Work, prefix_of
 from export_queue.core.store.schema import queue as q
 from export_queue.core.store.schema import table as t
 
 
-def queue_row(work: Work, queue_id: str) -> Mapping[str, Any] | None:
+def queue_row(work: Reading, queue_id: str) -> Mapping[str, Any] | None:
     """Read the options of one queue."""
     row = work.connection.execute(sa.select(q).where(q.c.id == queue_id)).mappings().first()
     return dict(row) if row else None
 
 
-def queue_rows(work: Work) -> list[Mapping[str, Any]]:
+def queue_rows(work: Reading) -> list[Mapping[str, Any]]:
     """Read the options of all queues, by name."""
     return [dict(row) for row in work.connection.execute(sa.select(q).order_by(q.c.id)).mappings()]
 
@@ -35,7 +35,7 @@ def bind_queue(work: Work, number: int, sink: str, *, rebind: bool) -> None:
     work.connection.execute(statement if rebind else statement.where(q.c.sink.is_(None)))
 
 
-def table_row(work: Work, name: str) -> Mapping[str, Any] | None:
+def table_row(work: Reading, name: str) -> Mapping[str, Any] | None:
     """Read the options of one table."""
     row = work.connection.execute(sa.select(t).where(t.c.name == name)).mappings().first()
     return dict(row) if row else None

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import drain_report as r
 from export_queue.core.store.schema import idempotency as t
 
@@ -27,7 +27,7 @@ def save_report(work: Work, report: Mapping[str, Any], *, drain_id: str, queue_i
 
 
 def find_reports(
-    work: Work, *, drain_id: str | None = None, queue_id: str | None = None, limit: int = 100
+    work: Reading, *, drain_id: str | None = None, queue_id: str | None = None, limit: int = 100
 ) -> list[dict[str, Any]]:
     """Read reports, newest first."""
     statement = sa.select(r.c.report).order_by(r.c.id.desc()).limit(limit)
@@ -38,7 +38,7 @@ def find_reports(
     return [orjson.loads(text) for text in work.connection.execute(statement).scalars()]
 
 
-def has_drained(work: Work, queue_id: str, sink: str) -> bool:
+def has_drained(work: Reading, queue_id: str, sink: str) -> bool:
     """Tell whether a drain of a queue has brought entries into a sink, as far as reports are kept."""
     # as save_report writes it: of reports there may be very many, and they stay in the database
     idle = r.c.report.contains('"acknowledged":0,', autoescape=True)
@@ -48,7 +48,7 @@ def has_drained(work: Work, queue_id: str, sink: str) -> bool:
     return work.connection.execute(statement).scalar() is not None
 
 
-def latest_idempotency(work: Work, idempotency_key: str) -> Mapping[str, Any] | None:
+def latest_idempotency(work: Reading, idempotency_key: str) -> Mapping[str, Any] | None:
     """Read the newest generation of an idempotency key."""
     statement = sa.select(t).where(t.c.idempotency_key == idempotency_key).order_by(t.c.generation.desc()).limit(1)
     row = work.connection.execute(statement).mappings().first()

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 from uuid import UUID
 
+import sqlalchemy as sa
+
 from export_queue.core.errors import (
     AlreadyCommitted,
     CommitRefused,
@@ -24,7 +26,9 @@ from export_queue.core.store.dialect import (
     Committed,
     Handle,
     Outcome,
+    Span,
     Version,
+    VersionKey,
     Writes,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error
@@ -33,10 +37,9 @@ from export_queue.core.store.snapshot import Snapshot
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.file import LOCK_SECONDS, explain, undone
 from export_queue.core.store.sqlite.filelock import FileLock
-from export_queue.core.store.sqlite.reads import SqliteReads, raw_of, unfinished
 
 
-class SqliteDialect(SqliteReads):
+class SqliteDialect:
     """Transaction steps in SQLite.
 
     Ids are registered by rows (the portable way of ``docs/transactions.md``): a start writes the clock and
@@ -78,7 +81,7 @@ class SqliteDialect(SqliteReads):
 
         :param durable: whether the commit is flushed; a start need not be.
         """
-        raw = raw_of(connection)
+        raw = _raw_of(connection)
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             yield
             return
@@ -87,7 +90,7 @@ class SqliteDialect(SqliteReads):
                 raw.execute("pragma synchronous = normal")
             try:
                 try:
-                    with undone(self._path):  # nobody has tried to commit
+                    with undone(self._path):  # no commit has been tried
                         raw.execute("begin immediate")
                         yield
                     # Where the log had no space for the end of a transaction, no recovery will find one.
@@ -110,18 +113,14 @@ class SqliteDialect(SqliteReads):
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
-        raw_of(connection).execute("update xq_clock set last_id = max(last_id, ?)", (floor,))
+        _raw_of(connection).execute(sql.SET_FLOOR, (floor,))
 
     def _draw(self, raw: sqlite3.Connection) -> int:
-        return int(
-            raw.execute(
-                "update xq_clock set last_id = max(last_id + 1, ?) returning last_id", (self._clock() * 1_000_000,)
-            ).fetchone()[0]
-        )
+        return int(raw.execute(sql.DRAW, (self._clock() * 1_000_000,)).fetchone()[0])
 
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; inside or outside of a SQL transaction."""
-        raw = raw_of(connection)
+        raw = _raw_of(connection)
         if raw.in_transaction:
             return self._draw(raw)
         with self.transaction(connection, durable=False):
@@ -136,7 +135,7 @@ class SqliteDialect(SqliteReads):
 
     def store_id(self, connection: Handle) -> str:
         """Read the store's identity."""
-        return str(raw_of(connection).execute("select store_id from xq_store").fetchone()[0])
+        return str(_raw_of(connection).execute(sql.STORE_ID).fetchone()[0])
 
     def start(
         self,
@@ -149,37 +148,95 @@ class SqliteDialect(SqliteReads):
         first: Cell | None = None,
     ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id, list what is in progress and add an active row, in one SQL transaction."""
-        raw = raw_of(connection)
+        raw = _raw_of(connection)
         if kind == "bound" and not raw.in_transaction:
             raw.execute("begin immediate")
         with self.transaction(connection, durable=kind == "long"):
-            own = self._draw(raw)
-            excluded = unfinished(raw, own)
+            number = self._draw(raw)
+            excluded = _unfinished(raw, number)
             now = self._clock()
-            low = excluded[0] if excluded else own
-            raw.execute(sql.REGISTER, (own, request.hex, kind, now, now + timeout_ms, low, own, client))
-        found = None if first is None else self.read_cell(connection, Snapshot(own - 1, excluded), *first)
-        return own, excluded, now + timeout_ms, found
+            low = excluded[0] if excluded else number
+            raw.execute(sql.REGISTER, (number, request.hex, kind, now, now + timeout_ms, low, number, client))
+        found = None if first is None else self.read_cell(connection, Snapshot(number - 1, excluded), *first)
+        return number, excluded, now + timeout_ms, found
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
         """Add a second active row; commit, abort and expiry take all rows of a transaction."""
-        raw = raw_of(connection)
+        raw = _raw_of(connection)
         with self.transaction(connection, durable=True):
             self.pointers(connection, transaction)
             pointer = self._draw(raw)
             raw.execute(sql.REGISTER_POINTER, (pointer, transaction))
         return pointer
 
+    def take_snapshot(self, connection: Handle) -> Snapshot:
+        """Read the clock and the active rows in one SQL snapshot: every id up to it is listed or finished."""
+        raw = _raw_of(connection)
+        raw.execute("begin")
+        try:
+            last = int(raw.execute(sql.LAST_ID).fetchone()[0])
+            return Snapshot(last, _unfinished(raw, last + 1))
+        finally:
+            raw.execute("rollback")
+
+    def read_cell(self, connection: Handle, snapshot: Snapshot, table: int, row: bytes, column: bytes) -> Version:
+        """Read the newest visible version, and the horizon in the same statement."""
+        raw = _raw_of(connection)
+        arguments = {"table": table, "row": row, "column": column, "pointer": snapshot.read_pointer}
+        if snapshot.is_prefix:
+            found = raw.execute(sql.READ_CELL_UP_TO, arguments).fetchone()
+        else:
+            arguments |= {"pointers": f"[{snapshot.write_pointers_text}]", "excluded": f"[{snapshot.excluded_text}]"}
+            found = raw.execute(sql.READ_CELL, arguments).fetchone()
+        # Where nothing was found the horizon may be read later: it only grows.
+        horizon, version, value = found or (*raw.execute(sql.HORIZON).fetchone(), None, None)
+        snapshot.require_above(horizon)
+        return version, value
+
+    def read_cells(
+        self, connection: Handle, snapshot: Snapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
+    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+        """Read many cells; in SQLite a statement a cell costs less than one for all."""
+        found = []
+        for row, column in cells:
+            version, value = self.read_cell(connection, snapshot, table, row, column)
+            if version is not None:
+                found.append((row, column, version, value))
+        return found
+
+    def scan_versions(
+        self,
+        connection: Handle,
+        snapshot: Snapshot,
+        table: int,
+        span: Span,
+        *,
+        after: VersionKey,
+        limit: int,
+        expired: int | None = None,
+    ) -> list[tuple[bytes, bytes, bytes | None]]:
+        """Read the first visible versions of a span in order."""
+        raw = _raw_of(connection)
+        arguments: dict[str, object] = {"table": table, "pointer": snapshot.read_pointer, "limit": limit}
+        arguments |= {"pointers": f"[{snapshot.write_pointers_text}]", "excluded": f"[{snapshot.excluded_text}]"}
+        arguments |= {"end": span.end_row, "expired": expired}
+        arguments |= dict(zip(("after_row", "after_column", "after_version"), after, strict=True))
+        arguments |= {f"column{i}": column for i, column in enumerate(span.columns)}
+        statement = sql.scan(span, is_prefix=snapshot.is_prefix, expires=expired is not None)
+        found = raw.execute(statement, arguments).fetchall()
+        snapshot.require_above(raw.execute(sql.HORIZON).fetchone()[0])  # read later it is no smaller
+        return found
+
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
         """Read the active rows."""
-        rows = raw_of(connection).execute(sql.POINTERS, (transaction,)).fetchall()
+        rows = _raw_of(connection).execute(sql.POINTERS, (transaction,)).fetchall()
         if not rows:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(row[0] for row in rows)
 
     def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
         """Write rows of a long transaction early."""
-        raw = raw_of(connection)
+        raw = _raw_of(connection)
         with self.transaction(connection):
             pointers = self.pointers(connection, transaction)
             pointer = pointers[-1]
@@ -187,18 +244,18 @@ class SqliteDialect(SqliteReads):
             raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3]) for cell in writes.cells])
             raw.executemany(sql.STAGE_ENTRY, [(pointer, *entry[:4]) for entry in writes.entries])
             self._write(raw, pointer, writes)
-            raw.executemany(sql.PUT_NOTIFICATION, [(*note, pointer) for note in writes.notifications])
+            raw.executemany(sql.PUT_NOTIFICATION, [(*cell, pointer) for cell in writes.notifications])
         return pointers
 
-    def _write(self, raw: sqlite3.Connection, own: int, writes: Writes) -> None:
+    def _write(self, raw: sqlite3.Connection, pointer: int, writes: Writes) -> None:
         if writes.cells:
-            raw.executemany(sql.PUT_CELL, [(t, r, c, own, v) for t, r, c, v in writes.cells])
+            raw.executemany(sql.PUT_CELL, [(t, r, c, pointer, v) for t, r, c, v in writes.cells])
         if writes.entries:
-            raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, own, v) for q, la, b, k, v in writes.entries])
+            raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, pointer, v) for q, la, b, k, v in writes.entries])
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
-        raw = raw_of(connection)
+        raw = _raw_of(connection)
         with self.transaction(connection):
             decided = raw.execute(sql.OUTCOME, (call.request.hex,)).fetchone()
             if decided is not None:
@@ -206,18 +263,18 @@ class SqliteDialect(SqliteReads):
                     return Committed(decided[1])
                 raise CommitRefused(f"the commit of request {call.request} was refused before")
             pointers = self._end_registration(raw, call)
-            own = pointers[0]
-            raw.execute(sql.COMMITTED, (call.request.hex, own, self._clock()))
+            transaction = pointers[0]
+            raw.execute(sql.COMMITTED, (call.request.hex, transaction, self._clock()))
             if call.idempotency_key is not None:
-                self._take_idempotency_key(raw, call, own)
+                self._take_idempotency_key(raw, call, transaction)
             self._take_keys(raw, call, pointers)
-            self._write(raw, own, call.writes)
-            self._notify(raw, call, own)
+            self._write(raw, transaction, call.writes)
+            self._notify(raw, call, transaction)
             if call.kind == "long":
                 self._run_for_each(raw, sql.FORGET_STAGED, pointers)
             if call.snapshot is not None:
                 call.snapshot.require_above(raw.execute(sql.HORIZON).fetchone()[0])
-            return Committed(own)
+            return Committed(transaction)
 
     def _end_registration(self, raw: sqlite3.Connection, call: CommitCall) -> tuple[int, ...]:
         """Prove that the transaction is in progress and end that; returns its write pointers, its id first."""
@@ -234,14 +291,13 @@ class SqliteDialect(SqliteReads):
         return pointers
 
     def _forget(self, raw: sqlite3.Connection, transaction: int) -> tuple[int, ...]:
-        rows = raw.execute("delete from xq_active where owner = ? returning id", (transaction,)).fetchall()
+        rows = raw.execute(sql.FORGET, (transaction,)).fetchall()
         return tuple(sorted(row[0] for row in rows))
 
-    def _take_idempotency_key(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
+    def _take_idempotency_key(self, raw: sqlite3.Connection, call: CommitCall, transaction: int) -> None:
         taken = raw.execute(
-            "insert or ignore into xq_idempotency (idempotency_key, generation, id, result, committed_ms) "
-            "values (?, ?, ?, ?, ?)",
-            (call.idempotency_key, call.generation, own, call.result, self._clock()),
+            sql.TAKE_IDEMPOTENCY_KEY,
+            (call.idempotency_key, call.generation, transaction, call.result, self._clock()),
         )
         if taken.rowcount == 0:
             raise AlreadyCommitted(call.idempotency_key or "", None)
@@ -250,35 +306,35 @@ class SqliteDialect(SqliteReads):
         keys = set(call.writes.keys)
         if call.kind == "long":
             for pointer in pointers:
-                keys |= {row[0] for row in raw.execute("select key from xq_staged_key where id = ?", (pointer,))}
+                keys |= {row[0] for row in raw.execute(sql.STAGED_KEYS, (pointer,))}
         if not keys:
             return
-        own, snapshot = pointers[0], call.snapshot
+        snapshot = call.snapshot
         arguments = {
-            "own": own,
-            # The last one: what commits after this must have a greater id than any version written here.
+            "id": pointers[0],
+            # The last one: each later commit must have a greater id than any version written here.
             "writer": pointers[-1],
             "reads": int(snapshot is not None),
             "low": snapshot.low if snapshot else 0,
-            "hidden": json.dumps(snapshot.excluded if snapshot else ()),
+            "excluded": json.dumps(snapshot.excluded if snapshot else ()),
         }
         for key in sorted(keys):
             if raw.execute(sql.TAKE_KEY, {**arguments, "key": key}).rowcount == 0:
-                writer = raw.execute("select writer from xq_conflict_key where key = ?", (key,)).fetchone()[0]
-                raise conflict_error(own, key, writer)
+                writer = raw.execute(sql.WRITER, (key,)).fetchone()[0]
+                raise conflict_error(pointers[0], key, writer)
 
-    def _notify(self, raw: sqlite3.Connection, call: CommitCall, own: int) -> None:
+    def _notify(self, raw: sqlite3.Connection, call: CommitCall, transaction: int) -> None:
         writes, snapshot = call.writes, call.snapshot
         if writes.notifications:
-            raw.executemany(sql.PUT_NOTIFICATION, [(*note, own) for note in writes.notifications])
+            raw.executemany(sql.PUT_NOTIFICATION, [(*cell, transaction) for cell in writes.notifications])
         if writes.acknowledged and snapshot is not None:
             # Exactly what this transaction saw: a notification that an older one sets meanwhile stays.
             seen = (snapshot.read_pointer, json.dumps(snapshot.excluded))
-            raw.executemany(sql.ACKNOWLEDGE, [(*note, *seen) for note in writes.acknowledged])
+            raw.executemany(sql.ACKNOWLEDGE, [(*cell, *seen) for cell in writes.acknowledged])
 
     def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
         """Delete the active row and what was staged under it."""
-        raw = raw_of(connection)
+        raw = _raw_of(connection)
         if kind == "bound" and not raw.in_transaction:
             return  # the user's SQL transaction has ended; if it committed, the row goes at its deadline
         with self.transaction(connection, durable=kind == "long"):
@@ -293,38 +349,44 @@ class SqliteDialect(SqliteReads):
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Insert a refusal unless the request has an outcome, then read it."""
-        raw = raw_of(connection)
+        raw = _raw_of(connection)
         with self.transaction(connection):
-            raw.execute(
-                "insert or ignore into xq_outcome (request, status, id, decided_ms) values (?, 'refused', null, ?)",
-                (request.hex, self._clock()),
-            )
-            status, own = raw.execute(sql.OUTCOME, (request.hex,)).fetchone()
-        return Outcome(status, own)
+            raw.execute(sql.REFUSE, (request.hex, self._clock()))
+            status, transaction = raw.execute(sql.OUTCOME, (request.hex,)).fetchone()
+        return Outcome(status, transaction)
 
     def tidy_entries(self, connection: Handle) -> None:
         """Nothing: SQLite uses the pages of removed rows again at once."""
 
     def expire(self, connection: Handle) -> int:
         """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""
-        raw = raw_of(connection)
+        raw = _raw_of(connection)
         now = self._clock()
-        late = raw.execute("select 1 from xq_active where deadline_ms < ? limit 1", (now,)).fetchone()
+        late = raw.execute(sql.ANY_LATE, (now,)).fetchone()
         if late is None:
             return 0
         with self.transaction(connection):
-            raw.execute(
-                "insert into xq_invalid (id, since_ms) select id, ? from xq_active "
-                "where deadline_ms < ? and kind = 'long'",
-                (now, now),
-            )
-            late = raw.execute("delete from xq_active where deadline_ms < ? returning id = owner", (now,)).fetchall()
+            raw.execute(sql.MAKE_INVALID, (now, now))
+            late = raw.execute(sql.FORGET_LATE, (now,)).fetchall()
         return sum(is_first for (is_first,) in late)
 
     def prune(self, connection: Handle, *, limit: int) -> int:
         """Delete what invalid transactions left and forget them."""
-        raw = raw_of(connection)
+        raw = _raw_of(connection)
         with self.transaction(connection):
             ids = [row[0] for row in raw.execute(sql.PRUNABLE, (limit,))]
-            self._run_for_each(raw, (*sql.ROLLBACK, "delete from xq_invalid where id = :id"), ids)
+            self._run_for_each(raw, (*sql.ROLLBACK, sql.FORGET_INVALID), ids)
         return len(ids)
+
+
+def _raw_of(connection: Handle) -> sqlite3.Connection:
+    """Give the driver's connection."""
+    raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
+    assert isinstance(raw, sqlite3.Connection)
+    return raw
+
+
+def _unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:
+    """Read the ids below a bound that are in progress or invalid, ascending."""
+    rows = raw.execute(sql.UNFINISHED, (below, below))
+    return tuple(row[0] for row in rows)

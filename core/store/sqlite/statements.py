@@ -5,10 +5,10 @@ from __future__ import annotations
 from export_queue.core.store.dialect import Span
 
 _SEEN = """
-    (version in (select value from json_each(:own))
-     or (version <= :pointer and version not in (select value from json_each(:hidden))))
+    (version in (select value from json_each(:pointers))
+     or (version <= :pointer and version not in (select value from json_each(:excluded))))
 """
-_UP_TO = "version <= :pointer"  # where nothing below is hidden; half the price
+_UP_TO = "version <= :pointer"  # of a snapshot that is a prefix; half the price
 _READ_CELL = """
     select (select horizon from xq_store), version, value from xq_cell
     where table_number = :table and row_key = :row and column_key = :column and {seen}
@@ -16,6 +16,11 @@ _READ_CELL = """
 """
 READ_CELL, READ_CELL_UP_TO = _READ_CELL.format(seen=_SEEN), _READ_CELL.format(seen=_UP_TO)
 HORIZON = "select horizon from xq_store"
+STORE_ID = "select store_id from xq_store"
+LAST_ID = "select last_id from xq_clock"
+SET_FLOOR = "update xq_clock set last_id = max(last_id, ?)"
+DRAW = "update xq_clock set last_id = max(last_id + 1, ?) returning last_id"
+UNFINISHED = "select id from xq_active where id < ? union select id from xq_invalid where id < ? order by 1"
 _SCAN = """
     select row_key, column_key, {value} from xq_cell
     where table_number = :table
@@ -24,7 +29,7 @@ _SCAN = """
 """
 
 
-def scan(span: Span, *, hidden: bool, expires: bool) -> str:
+def scan(span: Span, *, is_prefix: bool, expires: bool) -> str:
     """Write the statement that reads the first versions of a span."""
     conditions = ["true"]
     if span.end_row is not None:
@@ -32,13 +37,17 @@ def scan(span: Span, *, hidden: bool, expires: bool) -> str:
     if span.columns:
         conditions.append(f"column_key in ({', '.join(f':column{i}' for i in range(len(span.columns)))})")
     value = "case when version > :expired then value end" if expires else "value"
-    return _SCAN.format(value=value, span=" and ".join(conditions), seen=_SEEN if hidden else _UP_TO)
+    return _SCAN.format(value=value, span=" and ".join(conditions), seen=_UP_TO if is_prefix else _SEEN)
 
 
 TAKE_KEY = """
     insert into xq_conflict_key (key, writer) values (:key, :writer)
     on conflict (key) do update set writer = :writer
-    where writer < :own and (:reads = 0 or writer < :low or writer not in (select value from json_each(:hidden)))
+    where writer < :id and (:reads = 0 or writer < :low or writer not in (select value from json_each(:excluded)))
+"""
+WRITER = "select writer from xq_conflict_key where key = ?"
+TAKE_IDEMPOTENCY_KEY = """
+    insert or ignore into xq_idempotency (idempotency_key, generation, id, result, committed_ms) values (?, ?, ?, ?, ?)
 """
 PUT_CELL = """
     insert into xq_cell (table_number, row_key, column_key, version, value) values (?, ?, ?, ?, ?)
@@ -56,9 +65,11 @@ ACKNOWLEDGE = """
       and version <= ? and version not in (select value from json_each(?))
 """
 STAGE_KEY = "insert or ignore into xq_staged_key (id, key) values (?, ?)"
+STAGED_KEYS = "select key from xq_staged_key where id = ?"
 STAGE_CELL = "insert or ignore into xq_staged_cell (id, table_number, row_key, column_key) values (?, ?, ?, ?)"
 STAGE_ENTRY = "insert or ignore into xq_staged_entry (id, queue_number, layout, bucket, key) values (?, ?, ?, ?, ?)"
 OUTCOME = "select status, id from xq_outcome where request = ?"
+REFUSE = "insert or ignore into xq_outcome (request, status, id, decided_ms) values (?, 'refused', null, ?)"
 COMMITTED = "insert into xq_outcome (request, status, id, decided_ms) values (?, 'committed', ?, ?)"
 POINTERS = "select id from xq_active where owner = ? order by id"
 PRUNABLE = "select id from xq_invalid where left_to is null order by id limit ?"
@@ -70,6 +81,13 @@ REGISTER_POINTER = """
     insert into xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
     select ?, request, kind, started_ms, deadline_ms, low, owner, client from xq_active where id = ?
 """
+FORGET = "delete from xq_active where owner = ? returning id"
+ANY_LATE = "select 1 from xq_active where deadline_ms < ? limit 1"
+MAKE_INVALID = (
+    "insert into xq_invalid (id, since_ms) select id, ? from xq_active where deadline_ms < ? and kind = 'long'"
+)
+FORGET_LATE = "delete from xq_active where deadline_ms < ? returning id = owner"
+FORGET_INVALID = "delete from xq_invalid where id = :id"
 FORGET_STAGED = tuple(f"delete from xq_staged_{what} where id = :id" for what in ("key", "cell", "entry"))
 ROLLBACK = (
     """delete from xq_cell where version = :id and (table_number, row_key, column_key) in

@@ -1,8 +1,8 @@
 """Any database that SQLAlchemy speaks to: portable statements, correct before quick.
 
 A row that is there is changed by an ``UPDATE`` whose own condition compares the ranks; one that is missing is
-inserted, and the primary key decides between two that do so at once: the loser repeats its transaction and finds
-the row. So nothing here stands on an isolation level, on locks, or on how a database reads.
+inserted, and the primary key decides between two writers of one row: the loser repeats its transaction and
+finds the row. No guarantee here depends on an isolation level, on locks, or on how a database reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql.control_table import control_table
-from export_queue.core.sinks.sql.dialects.protocol import Clash, Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.dialects.protocol import Clash, Password, Poison, TryAgain, give_password, judged
 from export_queue.core.sinks.sql.tables import DELETED, RANK, Limits, Row, Table, as_python
 
 ERRORS = ErrorTable(
@@ -46,7 +46,7 @@ class GenericDialect:
     """A database of some SQLAlchemy dialect.
 
     :param url: with user, without password.
-    :param password: the password, or what finds it.
+    :param password: the password, or a function that finds it.
     """
 
     capabilities = Capabilities(batch_rows=1000, batch_bytes=8 << 20, binary_ids=False)
@@ -73,12 +73,7 @@ class GenericDialect:
         """Make the engine; the password is looked up at each connection and is not part of its URL."""
         engine = sa.create_engine(self._url, hide_parameters=True, pool_timeout=self._timeout)
 
-        @sa.event.listens_for(engine, "do_connect")
-        def give_password(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
-            password = self._password() if callable(self._password) else self._password
-            if password is not None:
-                parameters["password"] = password
-
+        give_password(engine, self._password)
         return engine
 
     def begin(self, connection: sa.Connection) -> None:
@@ -94,7 +89,7 @@ class GenericDialect:
         return [create, _view(table, connection)] if table.ranked else [create]
 
     def add_columns(self, connection: sa.Connection, table: Table) -> list[str]:
-        """Return the statements that make a table of somebody's a sink."""
+        """Return the statements that make a user's own table a sink."""
         described, compiler = (
             _described(table),
             connection.dialect.ddl_compiler(connection.dialect, CreateTable(_described(table))),
@@ -162,7 +157,7 @@ class GenericDialect:
         connection.execute(gone, [dict(zip(places, key, strict=True)) for key in keys])
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
-        """Judge by the classes that every driver has; what they do not tell is tried again, a few times."""
+        """Judge by the classes that every driver has; an ambiguous error is tried again, a few times."""
         words = str(error).strip()
         if isinstance(error, self._dbapi.IntegrityError):
             return Clash(words)
@@ -201,7 +196,7 @@ _KEY_TYPES: Mapping[str, sa.types.TypeEngine[Any]] = {
 
 
 def _described(table: Table) -> sa.Table:
-    # no default: a row of somebody else's has the rank NULL, which is older than all
+    # no default: a row that was there before the sink has the rank NULL, which is older than all
     marks = (sa.Column(RANK, sa.BigInteger()), sa.Column(DELETED, sa.Boolean())) if table.ranked else ()
     return sa.Table(
         table.name,
@@ -242,7 +237,7 @@ def _ranks(connection: sa.Connection, described: sa.Table, table: Table, rows: S
 
 
 def _require_newer(now: Mapping[Row, int], table: Table, rows: Sequence[Row]) -> None:
-    """See that what could not be changed is newer by now.
+    """Check that the rows that could not be changed are newer by now.
 
     :param now: ranks after the change.
     :raises TryAgain: a row has gone since it was read, as a tombstone that is swept.
@@ -253,7 +248,7 @@ def _require_newer(now: Mapping[Row, int], table: Table, rows: Sequence[Row]) ->
 
 
 def _probe(table: Table, text: str) -> dict[str, Any]:
-    """Make a key that nobody has."""
+    """Make a key that no row has."""
     number = secrets.randbits(31)
     identity = f"{secrets.token_hex(4)}-0000-4000-8000-{secrets.token_hex(6)}"
     values = {"text": text, "integer": number, "uuid": identity, "date": "9999-12-31"}

@@ -15,7 +15,7 @@ from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects import mysql_statements
-from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, give_password, judged
 from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.tables import Limits, Row, Table, as_utc
 
@@ -43,17 +43,17 @@ ERRORS = ErrorTable(
     ],
 )
 _GRACE_SECONDS = 5.0
-"""The server gives up first, and says on what."""
+"""Seconds that an answer may be late: the server gives up first, and its error says on which lock or statement."""
 _STATEMENT_BYTES = 1 << 20
 _SLACK = 1 << 10
-"""For what stands before and after the rows of a statement, beside its names."""
+"""Bytes that a statement has beside its rows and its names."""
 
 
 class MySqlDialect:
     """A database of a MySQL or MariaDB server.
 
     :param url: with user, without password.
-    :param password: the password, or what finds it.
+    :param password: the password, or a function that finds it.
     :param timeout: seconds to wait for a lock and for an answer.
     """
 
@@ -91,11 +91,7 @@ class MySqlDialect:
             connect_args=settings,
         )
 
-        @event.listens_for(engine, "do_connect")
-        def give_password(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
-            password = self._password() if callable(self._password) else self._password
-            if password is not None:
-                parameters["password"] = password
+        give_password(engine, self._password)
 
         @event.listens_for(engine, "connect")
         def learn_packet(connection: Any, record: Any) -> None:
@@ -119,7 +115,7 @@ class MySqlDialect:
         return statements.create_table(table, _syntax(connection, table))
 
     def add_columns(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that make a table of somebody's a sink."""
+        """Return the statements that make a user's own table a sink."""
         return statements.add_columns(table, _syntax(connection, table))
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
@@ -144,7 +140,7 @@ class MySqlDialect:
             for name, found in collations.items()
             if name in written and not found.charset.startswith("utf8mb4") and not _is_uuid(table, name)
         ]
-        # what is bytewise and does not pad: else 'a', 'A' and 'a ' are one id
+        # only bytewise collations without padding: with others 'a', 'A' and 'a ' are one id
         exact = ("_nopad_bin", "_0900_bin")
         problems += merging(
             table, {name: row.collation for name, row in collations.items() if not row.collation.endswith(exact)}
@@ -219,10 +215,10 @@ def _literal(value: Any) -> str:
 
 
 def _written(changed: int, message: bytes | None, rows: int) -> int:
-    """Count what a statement wrote: an inserted row counts as one change, an updated one as two."""
+    """Count the rows that a statement wrote: an inserted row is one change, an updated row two."""
     if rows == 1:
         return min(changed, 1)
-    # "Records: 3  Duplicates: 1  Warnings: 0", in the server's language; duplicates are what was updated
+    # "Records: 3  Duplicates: 1  Warnings: 0", in the server's language; duplicates are the updated rows
     numbers = re.findall(rb"\d+", message or b"")
     if len(numbers) < 3:
         raise SinkConfigurationError("the server, or a proxy before it, does not say how many rows a statement updated")

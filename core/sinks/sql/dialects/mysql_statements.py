@@ -11,7 +11,7 @@ SQL_MODE = "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY
 SET_LIMITS = (
     f"SET SESSION sql_mode = '{SQL_MODE}', SESSION innodb_lock_wait_timeout = :lock, SESSION wait_timeout = :idle"
 )
-"""At each transaction: what a session was set to may be lost behind a proxy."""
+"""At each transaction: settings of a session may be lost behind a proxy."""
 
 SESSION = (
     "SELECT @@sql_mode AS mode, @@character_set_client AS charset, @@character_set_connection AS connection_charset"
@@ -37,7 +37,7 @@ SELECT column_name AS name FROM information_schema.statistics
 KEY_CHARACTERS = 768
 """As many of four bytes as an index of InnoDB takes."""
 _OTHER_KEYS = 10
-"""Characters that a column of the key takes which is no text."""
+"""Characters that a column of the key takes where it is no text."""
 
 
 def syntax(table: Table | None = None, *, is_mariadb: bool) -> Syntax:

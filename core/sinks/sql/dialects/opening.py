@@ -13,7 +13,7 @@ def open_dialect(url: str, password: Password, timeout: float) -> Dialect:
     """Return the dialect for a database; nothing is connected yet.
 
     :param url: SQLAlchemy's URL.
-    :param password: the password, or what finds it; else that of the URL.
+    :param password: the password, or a function that finds it; by default the URL's.
     :param timeout: seconds to wait for locks and for an answer.
     :raises SinkConfigurationError: the URL names no database that can be a sink, or a driver is missing.
     """

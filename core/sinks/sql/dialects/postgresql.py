@@ -13,12 +13,12 @@ from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, judged
+from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, give_password, judged
 from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
 _GRACE_SECONDS = 5.0
-"""By how much a statement's end may be late before the server counts as hanging."""
+"""Seconds after a statement's time limit at which the server counts as hanging."""
 
 ERRORS = ErrorTable(
     "PostgreSQL",
@@ -48,7 +48,7 @@ class PostgresDialect:
     """A database of a PostgreSQL server.
 
     :param url: with user, without password.
-    :param password: the password, or what finds it.
+    :param password: the password, or a function that finds it.
     :param timeout: seconds that a statement may take, and that an answer may be late.
     """
 
@@ -69,7 +69,7 @@ class PostgresDialect:
         """Make the engine; the password is looked up at each connection and is not part of its URL."""
         settings = {
             "application_name": "export_queue",
-            "client_encoding": "UTF8",  # what the database cannot hold is then its own error, about one row
+            "client_encoding": "UTF8",  # text that the database cannot hold is then its own error, about one row
             "connect_timeout": 10,
             "keepalives_idle": 30,
             "keepalives_interval": 10,
@@ -86,11 +86,10 @@ class PostgresDialect:
             connect_args={name: value for name, value in settings.items() if name not in self._url.query},
         )
 
+        give_password(engine, self._password)
+
         @event.listens_for(engine, "do_connect")
         def connect(_dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> BoundedConnection:
-            password = self._password() if callable(self._password) else self._password
-            if password is not None:
-                parameters["password"] = password
             raw = BoundedConnection.connect(*arguments, **parameters)
             raw.answer_seconds = self._timeout + _GRACE_SECONDS
             return raw
@@ -111,7 +110,7 @@ class PostgresDialect:
         return statements.create_table(table, statements.POSTGRESQL)
 
     def add_columns(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that make a table of somebody's a sink."""
+        """Return the statements that make a user's own table a sink."""
         return statements.add_columns(table, statements.POSTGRESQL)
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
@@ -126,7 +125,7 @@ class PostgresDialect:
         return _copy_and_run(connection, rows, create, copy, statements.upsert_batch(table))
 
     def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
-        """Copy the keys, and delete what has one of them."""
+        """Copy the keys, and delete their rows."""
         _copy_and_run(connection, keys, *statements.delete_keys(table))
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:

@@ -1,11 +1,11 @@
-"""What differs between databases."""
+"""What every dialect of the SQL sink does, and what its errors mean."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, event
 
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.sinks.error_table import ErrorRow, Fate
@@ -13,11 +13,11 @@ from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql.tables import Limits, Row, Table
 
 Password = str | Callable[[], str] | None
-"""A password, or what finds it; asked for at each new connection."""
+"""A password, or a function that finds it, called at each new connection."""
 
 
 class Poison(Exception):
-    """Some row of the batch can never be taken; the text is the database's own."""
+    """The database can never take a row of the batch; the text is its own."""
 
 
 class TryAgain(Exception):
@@ -25,14 +25,17 @@ class TryAgain(Exception):
 
 
 class Clash(TryAgain):
-    """A row broke a rule of its table: that it was not there, which is solved by trying again, or one for good."""
+    """A row broke a rule of its table.
+
+    If another writer inserted the same key first, a repetition helps; any other constraint refuses the row for good.
+    """
 
 
 def judged(row: ErrorRow, words: str, server: str) -> ExportQueueError | Poison | TryAgain:
     """Say what an error means, by its row of the database's table.
 
-    :param words: the database's own.
-    :param server: what messages call it.
+    :param words: the database's own message.
+    :param server: the name of the server in messages.
     """
     if row.fate is Fate.REJECTED:
         return Poison(words)
@@ -41,12 +44,22 @@ def judged(row: ErrorRow, words: str, server: str) -> ExportQueueError | Poison 
     return row.error(f"{server}: {words}")
 
 
+def give_password(engine: Engine, password: Password) -> None:
+    """Look the password up at each new connection of an engine; it is no part of the URL."""
+
+    @event.listens_for(engine, "do_connect")
+    def give(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+        found = password() if callable(password) else password
+        if found is not None:
+            parameters["password"] = found
+
+
 class Dialect(Protocol):
     """One kind of database, and where this one is."""
 
     name: str
     server: str
-    """What messages call it: host and port, or the file."""
+    """Its name in messages: host and port, or the file."""
     capabilities: Capabilities
     limits: Limits
     folds_names: bool
@@ -68,10 +81,10 @@ class Dialect(Protocol):
         """Return the statements that create a table; the last one creates its view, if it has ranks."""
 
     def add_columns(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that make a table of somebody's a sink; the last one creates its view."""
+        """Return the statements that make a user's own table a sink; the last one creates its view."""
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
-        """Say what is wrong with a table that only this database knows; the transaction is rolled back."""
+        """Find problems of a table that only this kind of database has; the transaction is rolled back."""
 
     def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Write rows, of distinct keys and sorted by them, where they are newer; return how many were.

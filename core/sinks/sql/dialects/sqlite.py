@@ -53,7 +53,9 @@ class SqliteDialect:
 
     def __init__(self, url: URL, *, timeout: float) -> None:
         if not url.database or url.database == ":memory:" or "mode=memory" in url.database:
-            raise SinkConfigurationError("an SQLite sink is a file, sqlite:///path: nobody else sees one in memory")
+            raise SinkConfigurationError(
+                "an SQLite sink is a file, sqlite:///path: other processes do not see a database in memory"
+            )
         path = Path(url.database.removeprefix("file:").partition("?")[0]).absolute()
         if not path.parent.is_dir():
             raise SinkConfigurationError(f"SQLite file {path}: there is no folder {path.parent}")
@@ -89,7 +91,7 @@ class SqliteDialect:
         return statements.create_table(table, statements.SQLITE)
 
     def add_columns(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that make a table of somebody's a sink."""
+        """Return the statements that make a user's own table a sink."""
         return statements.add_columns(table, statements.SQLITE)
 
     def problems(self, connection: Connection, table: Table) -> list[str]:

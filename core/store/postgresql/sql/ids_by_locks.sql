@@ -3,6 +3,14 @@
 -- The key of an id's lock is the id XOR the store's {mask}, the gate's is the mask itself: the locks of applications are
 -- neither waited for nor read as ids.
 
+-- The ids whose locks are held in this database. The keys of applications are among them, read as any number, so that
+-- each reader has bounds of its own.
+create or replace view {s}.xq_locked_id as
+  select ((l.classid::bigint << 32) | l.objid::bigint) # {mask} as id, l.pid
+  from pg_locks l
+  where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+    and l.database = (select d.oid from pg_database d where d.datname = current_database());
+
 -- Draws an id, registers it, and lists what its snapshot must not see, all under the gate: of those that draw later
 -- none commits before the list is complete, so that all snapshots agree on the order of all commits.
 -- The gate is a session lock that is freed in the same call: one of the SQL transaction would be held over the flush.
@@ -46,23 +54,18 @@ end $body$;
 -- Everything below a bound that a snapshot must not see; called under the gate. The lock list comes first, for it is
 -- not transactional: it says what may be in progress. What is, says one later SQL snapshot: of the active rows, and of
 -- the outcomes, because a server makes a commit visible before it frees its locks.
--- The database and the window keep out the keys of other stores, of copies of this one, and of applications.
+-- The window keeps out the keys of other stores and of applications, the view's database those of copies of this store.
 create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
 language plpgsql volatile as $body$
 declare
-  mask constant bigint := {mask};
   listed bigint[];
   active bigint[];
   invalid bigint[];
   found bigint[];
 begin
   listed := array(
-    select v.id
-    from (select ((l.classid::bigint << 32) | l.objid::bigint) # mask as id
-          from pg_locks l
-          where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-            and l.database = (select d.oid from pg_database d where d.datname = current_database())) v
-    where v.id < below and v.id > greatest(below - 8796093022208, 0));  -- 0 is the gate
+    select v.id from {s}.xq_locked_id v
+    where v.id < below and v.id > greatest(below - {lock_window}, 0));  -- 0 is the gate
   -- One statement, but three arrays: a union would set up a hash table, mostly for nothing.
   select array(select l.id from unnest(listed) as l(id)
                -- by index, however stale statistics are
@@ -117,10 +120,8 @@ begin
     if not pg_advisory_unlock(tx # mask) then
       return 'not held by this session';
     end if;
-  -- Registered by a lock of the user's SQL transaction: held if and only if start belongs to this one.
-  elsif not exists (select 1 from pg_locks l
-                    where l.pid = pg_backend_pid() and l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-                      and ((l.classid::bigint << 32) | l.objid::bigint) = (tx # mask)) then
+  -- Registered by a lock of the user's SQL transaction: held if and only if the start belongs to this one.
+  elsif not exists (select 1 from {s}.xq_locked_id v where v.pid = pg_backend_pid() and v.id = tx) then
     return 'begun in another SQL transaction';
   end if;
   return null;

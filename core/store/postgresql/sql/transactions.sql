@@ -106,46 +106,46 @@ create or replace function {s}.xq_stage_v1(
   tx bigint, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
-  note_table int[], note_row bytea[], note_column bytea[])
+  notify_table int[], notify_row bytea[], notify_column bytea[])
 returns bigint[] language plpgsql volatile as $body$
 declare
   pointers bigint[];
-  own bigint;
+  pointer bigint;
 begin
   perform {s}.xq_hold_active_v1(tx);
   pointers := array(select a.id from {s}.xq_active a where a.owner = tx order by a.id);
-  own := greatest(tx, pointers[cardinality(pointers)]);
-  insert into {s}.xq_staged_key (id, key) select own, k from unnest(keys) k on conflict do nothing;
+  pointer := greatest(tx, pointers[cardinality(pointers)]);
+  insert into {s}.xq_staged_key (id, key) select pointer, k from unnest(keys) k on conflict do nothing;
   insert into {s}.xq_staged_cell (id, table_number, row_key, column_key)
-    select own, c.n, c.r, c.k from unnest(cell_table, cell_row, cell_column) as c(n, r, k) on conflict do nothing;
+    select pointer, c.n, c.r, c.k from unnest(cell_table, cell_row, cell_column) as c(n, r, k) on conflict do nothing;
   insert into {s}.xq_cell (table_number, row_key, column_key, version, value)
-    select c.n, c.r, c.k, own, c.v from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
+    select c.n, c.r, c.k, pointer, c.v from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
     on conflict on constraint xq_cell_pkey do update set value = excluded.value;
   insert into {s}.xq_staged_entry (id, queue_number, layout, bucket, key)
-    select own, e.q, e.l, e.b, e.k from unnest(entry_queue, entry_layout, entry_bucket, entry_key) as e(q, l, b, k)
+    select pointer, e.q, e.l, e.b, e.k from unnest(entry_queue, entry_layout, entry_bucket, entry_key) as e(q, l, b, k)
     on conflict do nothing;
   insert into {s}.xq_entry (queue_number, layout, bucket, key, seq, value)
-    select e.q, e.l, e.b, e.k, own, e.v
+    select e.q, e.l, e.b, e.k, pointer, e.v
     from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v)
     on conflict on constraint xq_entry_pkey do update set value = excluded.value;
-  -- Seen by nobody before the commit, as everything of this id.
-  insert into {s}.xq_notification select n.n, n.r, n.k, own from unnest(note_table, note_row, note_column) as n(n, r, k)
-    on conflict do nothing;
+  -- No snapshot sees it before the commit, as all of this id.
+  insert into {s}.xq_notification select n.n, n.r, n.k, pointer
+    from unnest(notify_table, notify_row, notify_column) as n(n, r, k) on conflict do nothing;
   return pointers;
 end $body$;
 
 -- The commit; the order of its steps is what makes it right.
 -- registration: as at the start, or 'commit': the id is drawn here. low is null if the transaction never read.
 create or replace function {s}.xq_commit_v1(
-  registration text, request uuid, own bigint, hidden bigint[], low bigint, deadline bigint,
+  registration text, request uuid, tx bigint, excluded bigint[], low bigint, deadline bigint,
   idempotency_key text, generation int, result text, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
-  note_table int[], note_row bytea[], note_column bytea[], seen_table int[], seen_row bytea[], seen_column bytea[])
+  notify_table int[], notify_row bytea[], notify_column bytea[],
+  seen_table int[], seen_row bytea[], seen_column bytea[])
 returns bigint language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
 #variable_conflict use_variable
 declare
-  tx bigint := own;
   pointers bigint[];
   newest bigint;  -- the last pointer: what commits later must have a greater id than any version written here
   lost text;
@@ -201,20 +201,24 @@ begin
 
   -- 4. First committer wins. A transaction that never read starts here: only ids must follow commits.
   if registration = 'rows' then
-    keys := array(select u.k from (select unnest(keys) as k
-                                   union select s.key from {s}.xq_staged_key s where s.id = any(pointers)) u order by u.k);
+    keys := array(
+      select u.k
+      from (select unnest(keys) as k union select s.key from {s}.xq_staged_key s where s.id = any(pointers)) u
+      order by u.k);
   end if;
   if cardinality(keys) > 0 then
     insert into {s}.xq_conflict_key as o select k.k, newest from unnest(keys) as k(k) order by k.k
       on conflict on constraint xq_conflict_key_pkey do update set writer = newest
-      where o.writer < tx and (low is null or o.writer < low or o.writer <> all(hidden));
+      where o.writer < tx and (low is null or o.writer < low or o.writer <> all(excluded));
     get diagnostics written = row_count;
     if written < cardinality(keys) then
       select o.key, o.writer into offender from {s}.xq_conflict_key o
-        where o.key = any(keys) and (o.writer > tx or (low is not null and o.writer >= low and o.writer = any(hidden)))
+        where o.key = any(keys)
+          and (o.writer > tx or (low is not null and o.writer >= low and o.writer = any(excluded)))
         limit 1;
       raise exception using errcode = 'XQ001', message = 'conflict',
-        detail = json_build_object('key', encode(offender.key, 'hex'), 'writer', offender.writer, 'own', tx)::text;
+        detail = json_build_object(
+          'key', encode(offender.key, 'hex'), 'writer', offender.writer, 'transaction', tx)::text;
     end if;
   end if;
 
@@ -236,14 +240,15 @@ begin
         from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v);
     end if;
   end if;
-  if cardinality(note_table) > 0 then
-    insert into {s}.xq_notification select n.n, n.r, n.k, tx from unnest(note_table, note_row, note_column) as n(n, r, k)
-      on conflict do nothing;
+  if cardinality(notify_table) > 0 then
+    insert into {s}.xq_notification select n.n, n.r, n.k, tx
+      from unnest(notify_table, notify_row, notify_column) as n(n, r, k) on conflict do nothing;
   end if;
   if cardinality(seen_table) > 0 then
     -- Exactly what this transaction saw: a notification that an older one sets meanwhile stays.
     delete from {s}.xq_notification d using unnest(seen_table, seen_row, seen_column) as n(n, r, k)
-      where d.table_number = n.n and d.row_key = n.r and d.column_key = n.k and d.version < tx and d.version <> all(hidden);
+      where d.table_number = n.n and d.row_key = n.r and d.column_key = n.k
+        and d.version < tx and d.version <> all(excluded);
   end if;
   if registration = 'rows' then
     delete from {s}.xq_staged_key s where s.id = any(pointers);
@@ -259,35 +264,35 @@ begin
 end $body$;
 
 -- Deletes what a transaction staged.
-create or replace function {s}.xq_rollback_v1(own bigint) returns void language plpgsql volatile as $body$
+create or replace function {s}.xq_rollback_v1(pointer bigint) returns void language plpgsql volatile as $body$
 begin
   delete from {s}.xq_cell c using {s}.xq_staged_cell s
-    where s.id = own and c.table_number = s.table_number and c.row_key = s.row_key
-      and c.column_key = s.column_key and c.version = own;
+    where s.id = pointer and c.table_number = s.table_number and c.row_key = s.row_key
+      and c.column_key = s.column_key and c.version = pointer;
   delete from {s}.xq_entry e using {s}.xq_staged_entry s
-    where s.id = own and e.queue_number = s.queue_number and e.layout = s.layout
-      and e.bucket = s.bucket and e.key = s.key and e.seq = own;
+    where s.id = pointer and e.queue_number = s.queue_number and e.layout = s.layout
+      and e.bucket = s.bucket and e.key = s.key and e.seq = pointer;
   delete from {s}.xq_notification n using {s}.xq_observed o  -- by index: a notification is on an observed column
-    where n.table_number = o.table_number and n.column_key = o.column_key and n.version = own;
-  delete from {s}.xq_staged_key s where s.id = own;
-  delete from {s}.xq_staged_cell s where s.id = own;
-  delete from {s}.xq_staged_entry s where s.id = own;
+    where n.table_number = o.table_number and n.column_key = o.column_key and n.version = pointer;
+  delete from {s}.xq_staged_key s where s.id = pointer;
+  delete from {s}.xq_staged_cell s where s.id = pointer;
+  delete from {s}.xq_staged_entry s where s.id = pointer;
 end $body$;
 
-create or replace function {s}.xq_abort_v1(registration text, own bigint) returns void
+create or replace function {s}.xq_abort_v1(registration text, tx bigint) returns void
 language plpgsql volatile as $body$
 declare
   pointer bigint;
   done boolean;
 begin
   if registration = 'session' then
-    done := {s}.xq_free_v1(own);
+    done := {s}.xq_free_v1(tx);
   elsif registration = 'row' then
     perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
     -- A row that is locked is being ended by another commit or sweep; nothing was staged.
-    delete from {s}.xq_active a where a.id = (select l.id from {s}.xq_active l where l.id = own for update skip locked);
+    delete from {s}.xq_active a where a.id = (select l.id from {s}.xq_active l where l.id = tx for update skip locked);
   elsif registration = 'rows' then
-    foreach pointer in array coalesce({s}.xq_forget_active_v1(own), '{}') loop
+    foreach pointer in array coalesce({s}.xq_forget_active_v1(tx), '{}') loop
       perform {s}.xq_rollback_v1(pointer);
     end loop;
   end if;

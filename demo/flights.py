@@ -11,8 +11,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import dag, task
-from demo.settings import INDEX_COLUMNS, QUEUES, STATUS_COLUMNS
 
+from demo.settings import INDEX_COLUMNS, QUEUES, STATUS_COLUMNS
 from export_queue.operators import ExportQueueConfigureOperator, ExportQueueSparkDrainOperator
 
 EXPORTERS = "demo.exporters"
@@ -30,14 +30,14 @@ def flights():
     @task
     def first_half():
         """Bring in January to June, with four processes of which some are killed."""
-        from demo.steps import run_writers
+        from demo.tasks import run_writers
 
         run_writers(1, 6)
 
     @task
     def second_half_begins():
         """Let the writers go on with July to December while the drains run."""
-        from demo.steps import start_writers
+        from demo.tasks import start_writers
 
         start_writers(7, 12)
 
@@ -63,14 +63,14 @@ def flights():
     @task
     def drain_twice_at_once():
         """Submit two drains of the same ranges at once."""
-        from demo.steps import submit_twice
+        from demo.tasks import submit_twice
 
         submit_twice("status.redis", STATUS_IN_REDIS)
 
     @task
     def second_half_ends():
         """Wait for the writers."""
-        from demo.steps import wait_for_writers
+        from demo.tasks import wait_for_writers
 
         wait_for_writers(7, 12)
 
@@ -106,7 +106,7 @@ def flights():
     @task
     def prove():
         """Compare every store with a recount of the input."""
-        from demo.steps import prove_all
+        from demo.tasks import prove_all
 
         return prove_all()
 

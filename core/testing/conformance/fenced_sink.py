@@ -1,4 +1,4 @@
-"""The acceptance test of a sink with the guard ``fence``: nobody writes to a unit but who claimed it last.
+"""The acceptance test of a sink with the guard ``fence``: only the last claim of a unit lets batches in.
 
 It is used as :class:`~export_queue.core.testing.SinkConformance`. The oracle is a dictionary: a batch under the
 standing claim of its unit is applied as it comes, any other changes nothing.
@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from export_queue.core.errors import LeaseLost
 from export_queue.core.sinks import ApplyResult, Claim, FencedSink
-from export_queue.core.testing.fenced_races import FencedRaces
-from export_queue.core.testing.sink_conformance import SinkConformance
-from export_queue.core.testing.sink_histories import Delivery, Record, operations_of, visible
+from export_queue.core.testing.conformance.fenced_races import FencedRaces
+from export_queue.core.testing.conformance.histories import Delivery, Record, operations_of, visible
+from export_queue.core.testing.conformance.sink import SinkConformance
 
 _fences = itertools.count(1000)
 

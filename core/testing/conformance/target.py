@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import ClassVar, Literal
 
 from export_queue.core.sinks import ApplyResult, Sink
-from export_queue.core.testing.sink_histories import Delivery, Record, expected, operations_of, visible
+from export_queue.core.testing.conformance.histories import Delivery, Record, expected, operations_of, visible
 
 _names = itertools.count()
 _run = secrets.token_hex(3)

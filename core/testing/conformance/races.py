@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from export_queue.core.testing.sink_histories import (
+from export_queue.core.testing.conformance.histories import (
     Applier,
     Delivery,
     Record,
@@ -19,7 +19,7 @@ from export_queue.core.testing.sink_histories import (
     shuffled_batches,
     visible,
 )
-from export_queue.core.testing.sink_target import SinkTarget
+from export_queue.core.testing.conformance.target import SinkTarget
 
 
 class SinkRaces(SinkTarget):
@@ -77,7 +77,7 @@ class SinkRaces(SinkTarget):
                 thread.join(60)
 
     def test_of_two_appliers_that_meet_at_a_record_the_newer_one_stays(self) -> None:
-        """Both begin each batch at the same moment: whoever compares and writes in two steps loses some of them."""
+        """Both begin each batch at the same moment: a sink that compares and writes in two steps loses some of them."""
         prefix = self.fresh()
         groups = [[f"{prefix}{group}-{n}" for n in range(4)] for group in range(120)]
         older = [[self.delivery(name, 1) for name in group] for group in groups]

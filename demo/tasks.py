@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def _writers(first_month: int, last_month: int) -> list[str]:
-    module = "demo.writers"
-    return [sys.executable, "-P", "-m", module, str(first_month), str(last_month)]
+    return [sys.executable, "-P", "-m", "demo.writers", str(first_month), str(last_month)]
 
 
 def _status_file(first_month: int, last_month: int) -> Path:
@@ -77,12 +76,12 @@ def submit_twice(queue_id: str, options: dict[str, Any]) -> None:
     from export_queue import DrainReport, Owner, StoreSpec, drain_job
     from export_queue.hooks import RedisSinkHook
 
-    spec, secrets = RedisSinkHook("redis_default").sink_spec(options)
+    sink = RedisSinkHook("redis_default").describe(options)
     home = Path(os.environ["EXPORT_QUEUE_SPARK_HOME"])
     python = str(home / "bin" / "python")
     environment = {
         **os.environ,
-        **secrets,
+        **sink.variables,
         "PYSPARK_PYTHON": python,
         "PYSPARK_DRIVER_PYTHON": python,
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -93,7 +92,7 @@ def submit_twice(queue_id: str, options: dict[str, Any]) -> None:
     for drain_id in drain_ids:
         job = drain_job(
             queue_id=queue_id,
-            sink=spec,
+            sink=sink.spec,
             store=StoreSpec(url=settings.store_url()),
             drain_id=drain_id,
             owner=Owner(drain_id),

@@ -15,8 +15,8 @@ import pytest
 
 from export_queue.core.errors import ExportQueueError, LeaseLost
 from export_queue.core.sinks import Claim, FencedSink, Operations
-from export_queue.core.testing.sink_histories import Delivery, Record, goes_back, operations_of, visible
-from export_queue.core.testing.sink_target import SinkTarget
+from export_queue.core.testing.conformance.histories import Delivery, Record, goes_back, operations_of, visible
+from export_queue.core.testing.conformance.target import SinkTarget
 
 _WAIT_SECONDS = 60
 

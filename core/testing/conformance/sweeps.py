@@ -19,8 +19,8 @@ import pytest
 
 from export_queue.core.errors import ExportQueueError, SinkBelongsToAnother
 from export_queue.core.sinks import MAX_SEQ, SweepableSink
-from export_queue.core.testing.sink_histories import Applier, Delivery
-from export_queue.core.testing.sink_target import SinkTarget
+from export_queue.core.testing.conformance.histories import Applier, Delivery
+from export_queue.core.testing.conformance.target import SinkTarget
 
 STORE = "conformance"
 
@@ -148,7 +148,7 @@ class SinkSweeps(SinkTarget):
             assert (late.written, late.rejected) == (0, ())
         self.check(history)
 
-    # Who may sweep.
+    # Stores that may sweep.
 
     def test_a_sink_that_two_stores_feed_is_not_swept(self) -> None:
         name = self.fresh()

@@ -28,9 +28,15 @@ from hypothesis import strategies as st
 
 from export_queue.core.errors import SinkBelongsToAnother, SinkLostData
 from export_queue.core.sinks import MAX_SEQ, ApplyResult
-from export_queue.core.testing.sink_histories import TRICKY_TEXTS, Delivery, operations_of, shuffled_batches, winners
-from export_queue.core.testing.sink_races import SinkRaces
-from export_queue.core.testing.sink_sweeps import SinkSweeps
+from export_queue.core.testing.conformance.histories import (
+    TRICKY_TEXTS,
+    Delivery,
+    operations_of,
+    shuffled_batches,
+    winners,
+)
+from export_queue.core.testing.conformance.races import SinkRaces
+from export_queue.core.testing.conformance.sweeps import SinkSweeps
 
 
 class SinkConformance(SinkRaces, SinkSweeps):
@@ -237,7 +243,7 @@ class SinkConformance(SinkRaces, SinkSweeps):
             self.check([good])
             assert self.apply(sink, [passing]).written == 1, "what is rejected leaves no rank"
 
-    # Who may feed the sink.
+    # Stores that feed the sink.
 
     def test_a_sink_refuses_another_store_and_a_store_that_went_back(self) -> None:
         queue = f"conformance-{self.fresh()}0"

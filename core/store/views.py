@@ -1,0 +1,52 @@
+"""The views that monitoring may read without this library; their names and columns are a contract."""
+
+from __future__ import annotations
+
+_LIVE_ENTRY = """
+    not exists (select 1 from {s}xq_active a where a.id = e.seq)
+    and not exists (select 1 from {s}xq_invalid i where i.id = e.seq)"""
+
+# The one with the least "low" keeps the horizon where it is.
+_HOLDERS = """
+        select id, kind, low, started_ms, deadline_ms, client, cast(null as integer) as session
+        from {s}xq_active where id = owner
+        union all
+        select id, 'invalid', id, id / 1000000, cast(null as bigint), null, null from {s}xq_invalid"""
+
+VIEWS = {
+    "queue_lag": f"""
+        select q.id as queue, (e.bucket / q.buckets_per_range) * q.buckets_per_range as first_bucket,
+               count(*) as entries, sum(length(e.key) + coalesce(length(e.value), 0)) as bytes,
+               min(e.seq) / 1000000 as oldest_ms
+        from {{s}}xq_entry e join {{s}}xq_queue q on q.number = e.queue_number
+        where {_LIVE_ENTRY} group by q.id, (e.bucket / q.buckets_per_range) * q.buckets_per_range""",
+    "active_transactions": """
+        select id, kind, client, started_ms, deadline_ms from {s}xq_active where id = owner""",
+    "locks": """
+        select q.id as queue, l.first_bucket, l.end_bucket, l.mode, l.task, l.attempt, l.fence, l.lease_ms, l.revoked
+        from {s}xq_lock l join {s}xq_queue q on q.number = l.queue_number""",
+    "dead_letters": """
+        select q.id as queue, d.key, d.seq, d.error_class, d.reason, d.dead_since_ms
+        from {s}xq_dead_letter d join {s}xq_queue q on q.number = d.queue_number""",
+    "dead_letter_audit": "select id, queue, act, who, letters, selection, at_ms from {s}xq_dead_letter_audit",
+    "drain_reports": "select id, drain_id, queue, finished_ms, report from {s}xq_drain_report",
+    "horizon": """
+        select s.horizon, s.horizon / 1000000 as horizon_ms,
+               (select max(m.at_ms) from {s}xq_low_watermark m) as marked_ms
+        from {s}xq_store s""",
+    "horizon_holders": _HOLDERS,
+}
+"""The views by name; ``{s}`` is the schema's prefix."""
+
+VIEWS_OF_LOCKS = {
+    "horizon_holders": _HOLDERS
+    + """
+        union all
+        select v.id, 'short', v.id, v.id / 1000000, null,
+               concat_ws(' ', nullif(p.application_name, ''), host(p.client_addr)), v.pid
+        from {s}xq_locked_id v
+        left join pg_stat_activity p on p.pid = v.pid
+        where v.id <= pg_sequence_last_value('{s}xq_id')
+          and v.id > pg_sequence_last_value('{s}xq_id') - {lock_window}""",
+}
+"""The views that differ where advisory locks register short transactions; ``{lock_window}`` is :data:`LOCK_WINDOW`."""
