@@ -268,7 +268,7 @@ def test_every_process_notifies(store: Store, second: Store) -> None:
     second.run(lambda tx: tx.table("t").set("early", "n", b"1"))
     store.observe("t", "n", Calls())
     now = 0.0
-    second._observed = ObservedColumns(second.database, clock=lambda: now)
+    second._catalogue.observed = ObservedColumns(second.database, clock=lambda: now)
     second.run(lambda tx: tx.table("t").set("a", "n", b"1"))
     assert notifications(store) == [(b"a", b"n")]
     store.observe("t", "m", Calls())
@@ -861,7 +861,7 @@ def test_a_worker_ends_the_transaction_at_hand_when_it_is_told_to_stop(
 ) -> None:
     process = worker()
     wait_until(lambda: _observed(store), "the worker did not register")
-    store._observed.refresh()
+    store._catalogue.observed.refresh()
     with store.transaction() as tx:
         for row in "abc":
             tx.table("t").set(row, "n", b"1")
@@ -882,7 +882,7 @@ def test_a_second_ctrl_c_ends_a_worker_at_once_and_leaves_nothing_half_done(
 ) -> None:
     process = worker()
     wait_until(lambda: _observed(store), "the worker did not register")
-    store._observed.refresh()
+    store._catalogue.observed.refresh()
     write(store, "a")
     wait_until((tmp_path / "begun").exists, "no observer was called")
     process.send_signal(signal.SIGINT)

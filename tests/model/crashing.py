@@ -34,7 +34,7 @@ class Process:
     def __init__(self, machine: CrashingMachine) -> None:
         self.store = machine.world.open()
         self.store.database.expired_at = math.inf  # sweeping is a step of its own
-        self.store._observed._clock = lambda: 0.0  # columns are observed from the beginning
+        self.store._catalogue.observed._clock = lambda: 0.0  # columns are observed from the beginning
         self.life: Life = live(self.store)
         for table, column in (STRONG, WEAK):
             self.store.observe(
