@@ -1,4 +1,4 @@
-"""What the queue's entries become in the stores."""
+"""The exporters: an entry becomes records of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sink that dies at the worst moment, once; it stands in for the machine that does."""
+"""A sink that kills its drain at the worst moment, once, as the loss of a machine would."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ NAIVE_DATABASE = 1
 
 
 class NaiveIndex:
-    """The index "count → aircraft" as a program writes it that knows no export queue."""
+    """The index "count → aircraft" as a program without an export queue writes it."""
 
     def __init__(self) -> None:
         self._client = redis_client(NAIVE_DATABASE)

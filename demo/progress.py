@@ -1,4 +1,4 @@
-"""How far the demo is: tasks note it in a file, the program shows it."""
+"""Progress of the demo: tasks note it in a file, the program shows it."""
 
 from __future__ import annotations
 

@@ -56,6 +56,6 @@ def _name(context: Any) -> str:
 
 
 if __name__ == "__main__":
-    # What the tasks print is a log; nobody waits at the other end of a buffer.
+    # The output of the tasks is a log, which must not stay in a buffer.
     os.environ["PYTHONUNBUFFERED"] = "1"
     sys.exit(main())

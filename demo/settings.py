@@ -1,4 +1,4 @@
-"""Where the demo keeps its things; all of it comes by the environment, which the program sets."""
+"""Places of the demo's files; the program gives them to its processes by the environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 INDEX_QUEUES = ("index.sql", "index.redis")
 STATUS_QUEUES = ("status.sql", "status.redis")
 QUEUES = (*INDEX_QUEUES, *STATUS_QUEUES)
-"""A queue drains into one sink, so the same change goes to two of them, in the same transaction."""
+"""A queue drains into one sink, so that each change goes to two queues, in the same transaction."""
 
 INDEX_COLUMNS = {"flights": "integer", "aircraft": "text"}
 STATUS_COLUMNS = {"aircraft": "text", "flights": "integer", "last": "json"}

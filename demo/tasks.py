@@ -1,4 +1,4 @@
-"""What the tasks of the DAG do."""
+"""The work of the DAG's tasks."""
 
 from __future__ import annotations
 

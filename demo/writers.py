@@ -27,7 +27,7 @@ from export_queue import Retry, Store, TransactionContext
 WRITERS = 4
 KILLS = 6
 GIVEN_UP_EVERY = 40
-"""One batch in so many is first brought in twice over by mistake, which is noticed before the commit."""
+"""Every batch of this number is first counted twice by mistake; its transaction is given up before the commit."""
 
 
 class GivenUp(Exception):
@@ -66,7 +66,7 @@ def bring_in(tx: TransactionContext, batch: Batch, naive: NaiveIndex, *, times: 
 
 
 def write(work: list[Batch], first: int, journal: Path) -> None:
-    """Bring in every so-manieth batch from a position on; what is done is noted, to go on there after a kill."""
+    """Bring in one writer's batches from a position on, and note each, so that a successor goes on after a kill."""
     naive = NaiveIndex()
     with Store.open(settings.store_url()) as store, journal.open("r+b", buffering=0) as noted:
         for i in range(first, len(work), WRITERS):

@@ -17,7 +17,7 @@ from zlib import crc32
 GROUPS = 31
 """Groups of aircraft; a prime, so that a group wanders over the writers and they meet each other's rows."""
 DAYS = "EXPORT_QUEUE_DEMO_DAYS"
-"""Environment variable: take only so many days of each month, for a shorter demo."""
+"""Environment variable: the number of days of each month to take, for a shorter demo."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,7 +33,7 @@ class Flight:
     aircraft: str
 
     def shown(self) -> dict[str, str]:
-        """Return what a status document says of it."""
+        """Return the flight as a status document has it."""
         return {"at": self.at, "flight": self.number, "from": self.origin, "to": self.destination}
 
 
@@ -85,7 +85,7 @@ def batches(first_month: int, last_month: int) -> list[Batch]:
 
 
 def recount() -> dict[str, dict[str, Any]]:
-    """Count the year plainly: per aircraft its flights and its last one. This is what every store must say."""
+    """Count the year plainly: per aircraft its flights and its last one. Every store must agree with that."""
     counts: dict[str, int] = defaultdict(int)
     last: dict[str, Flight] = {}
     for flight in flights():

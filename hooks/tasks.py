@@ -1,4 +1,4 @@
-"""Who a task is: the same over retries, another one for each run and map index."""
+"""The name of a task: the same over retries, another one for each run and map index."""
 
 from __future__ import annotations
 

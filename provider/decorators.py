@@ -37,7 +37,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
     :param op_kwargs: its keyword arguments. (templated)
     :param export_queue_conn_id: connection of the store. (templated)
     :param transaction_timeout: seconds after which the transaction can no longer commit.
-    :param attempts: how often the function runs at most, from its start, when its transaction meets a conflict.
+    :param attempts: most runs of the function, each from its start, when its transaction meets a conflict.
     """
 
     template_fields: Collection[str] = ("templates_dict", "op_args", "op_kwargs", "export_queue_conn_id")  # type: ignore[assignment]
@@ -73,7 +73,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
         return super().execute(context)
 
     def execute_callable(self) -> Any:
-        """Run the function in its transaction, or find out that this has happened."""
+        """Run the function in its transaction, unless an earlier try has committed it."""
         function = self.python_callable.__wrapped__  # type: ignore[attr-defined]
         calls = 0
 
@@ -131,7 +131,7 @@ def export_transaction_task(
     """Make a task of a function that gets a transaction as its keyword argument ``tx``.
 
     What the function writes through ``tx`` commits when it returns, together with its result, which must be JSON. It
-    may run several times before one commit succeeds, so whatever else it does must bear that.
+    may run several times before one commit succeeds, so its other effects must bear repetition.
 
     :param python_callable: the function.
     :param multiple_outputs: whether a returned mapping becomes one XCom per key.

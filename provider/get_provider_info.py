@@ -1,4 +1,4 @@
-"""What Airflow learns about this provider; read at every start, so it imports nothing of ours but the version."""
+"""The provider's information: Airflow reads it at every start, so it imports nothing of the package but the version."""
 
 from __future__ import annotations
 

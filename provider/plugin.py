@@ -1,4 +1,4 @@
-"""What this provider plugs into Airflow: a listener that learns of tasks' success."""
+"""The provider's plugin: a listener to tasks' success."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SuccessListener:
 
     @hookimpl
     def on_task_instance_success(self, previous_state: Any, task_instance: Any) -> None:
-        """Called in the worker after a task has reported success, and in the API server for others' decisions.
+        """Close the task's generation; Airflow calls this in the worker, and for decisions of users in the API server.
 
         :param previous_state: not used.
         :param task_instance: the task instance; it has our operator only in the worker that ran it.
@@ -27,7 +27,7 @@ class SuccessListener:
         try:
             accept(task_instance)
         except Exception:
-            # The task has succeeded; all that is lost is that clearing it will count as a retry.
+            # The task has succeeded; the only loss is that clearing it will count as a retry.
             log.exception("The generation of task %s could not be closed", task_instance.task_id)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ExportQueueTrigger(BaseEventTrigger):
-    """Fires when work comes to wait in a queue: at once if some does, then each time the queue ceased to be empty.
+    """Fires when entries wait in a queue: at once if some do, then each time the queue ceases to be empty.
 
     The event's payload is ``{"queue": …, "waiting": [[first, end, entries], …]}``, one item a unit with entries.
 

@@ -23,9 +23,9 @@ class ExportQueueSensor(BaseSensorOperator):
 
     :param queue_id: the queue. (templated)
     :param ranges: ranges of buckets that are watched, ``[[0, 101], …]``; None for all. (templated)
-    :param groups: None returns the units that have work, ``[[0, 101], [202, 303]]``; a number returns at most so many
-        groups of them, of about as many entries each, for ``DrainOperator.partial(…).expand(ranges=sensor.output)``.
-        (templated)
+    :param groups: None returns the units that have work, ``[[0, 101], [202, 303]]``; a number returns at most
+        that many groups of units, each with about as many entries, for
+        ``DrainOperator.partial(…).expand(ranges=sensor.output)``. (templated)
     :param deferrable: wait on the triggerer and hold no worker.
     :param export_queue_conn_id: connection of the store. (templated)
     """

@@ -24,7 +24,7 @@ Url = Annotated[
 Password = Annotated[
     str | None,
     typer.Option(
-        "--password", help="where the password is: env:NAME, file:PATH or module:function; never the password"
+        "--password", help="reference to the password: env:NAME, file:PATH or module:function; never the password"
     ),
 ]
 Schema = Annotated[str, typer.Option("--schema", help="PostgreSQL schema that holds the store")]

@@ -1,4 +1,4 @@
-"""``export-queue dead``: entries that were set aside, and what to do with them."""
+"""``export-queue dead``: entries that drains set aside."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, op
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import ALL_DEAD_LETTERS, DeadLetter, DeadLetterFilter
 
-dead = typer.Typer(no_args_is_help=True, help="Entries that were set aside: see why, send them again, or drop them.")
+dead = typer.Typer(no_args_is_help=True, help="Entries that drains set aside: see why, send them again, or drop them.")
 app.add_typer(dead, name="dead")
 
 QueueId = Annotated[str, typer.Argument(help="id of the queue")]
 Key = Annotated[str | None, typer.Option(help="only entries of this key")]
 KeyHex = Annotated[str | None, typer.Option(help="the same, for keys that are not text: as hexadecimal digits")]
 Seq = Annotated[int | None, typer.Option(help="only the entry of this sequence")]
-Error = Annotated[str | None, typer.Option(help="only what was rejected with this class of error")]
-OfDrain = Annotated[str | None, typer.Option("--drain", help="only what the drain of this idempotency key set aside")]
-Limit = Annotated[int, typer.Option(min=1, help="how many at most, oldest entries first")]
-Who = Annotated[str | None, typer.Option(help="who does it, for the record; else user and host")]
+Error = Annotated[str | None, typer.Option(help="only letters with this class of error")]
+OfDrain = Annotated[str | None, typer.Option("--drain", help="only letters of the drain of this id")]
+Limit = Annotated[int, typer.Option(min=1, help="most letters, oldest entries first")]
+Who = Annotated[str | None, typer.Option(help="name for the record; by default user and host")]
 
 
 @dead.command("list")
@@ -41,7 +41,7 @@ def list_letters(
     limit: Limit = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List what was set aside, and why; values are not shown."""
+    """List letters and their reasons; values are not shown."""
     with open_store(store, password, schema) as opened:
         which = _filter(key, key_hex, seq, error, drain)
         place = None if after is None else _place(after)
@@ -62,7 +62,7 @@ def show_letters(
     limit: Limit = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show the letters of one key whole, their values only if they are asked for."""
+    """Show the letters of one key whole, their values only on request."""
     if key is None and key_hex is None:
         sys.exit("which letter? give --key or --key-hex")
     with open_store(store, password, schema) as opened:
@@ -88,7 +88,7 @@ def retry(
     error: Error = None,
     drain: OfDrain = None,
     limit: Limit = 1000,
-    wait: Annotated[float, typer.Option(min=0, help="seconds to wait for drains that are at work there")] = 600,
+    wait: Annotated[float, typer.Option(min=0, help="seconds to wait for drains of the letters' units")] = 600,
     who: Who = None,
     as_json: AsJson = False,
 ) -> None:
@@ -111,12 +111,12 @@ def drop(
     seq: Seq = None,
     error: Error = None,
     drain: OfDrain = None,
-    everything: Annotated[bool, typer.Option("--all", help="whatever the letters are; instead of naming some")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="all letters of the queue")] = False,
     limit: Limit = 1000,
     who: Who = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete letters for good: what they held reaches no sink. The store keeps who did it."""
+    """Delete letters for good: their entries reach no sink. The store keeps the name of the caller."""
     with open_store(store, password, schema) as opened:
         which = _filter(key, key_hex, seq, error, drain)
         if (which == ALL_DEAD_LETTERS) != everything:

@@ -31,7 +31,7 @@ def maintain(
     ] = 30,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what nobody can read or ask for any more; safe beside everything, and to interrupt."""
+    """Delete data that nobody can read or ask for any more; safe beside everything, and to interrupt."""
     reports: list[MaintenanceReport] = []
     with open_store(store, password, schema) as opened, StopSignals() as signals:
         _ = opened.identity

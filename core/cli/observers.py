@@ -14,7 +14,7 @@ from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.observers import Processed, work
 
 ROUND = 1000
-"""Observers that are called between two looks at what is new."""
+"""Observers that are called between two looks for new notifications."""
 
 log = logging.getLogger("export_queue.observers")
 
@@ -22,7 +22,7 @@ log = logging.getLogger("export_queue.observers")
 @app.command()
 def observe(
     target: Annotated[
-        str, typer.Argument(metavar="MODULE:FUNCTION", help="is given the store and registers observers")
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="function that takes the store and registers observers")
     ],
     store: Url,
     password: Password = None,

@@ -7,7 +7,7 @@ from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, op
 
 @app.command()
 def status(store: Url, password: Password = None, schema: Schema = "export_queue", as_json: AsJson = False) -> None:
-    """Show every queue: what waits, how long, what is dead, where it drains."""
+    """Show every queue: its entries, their age, its dead letters and its sink."""
     rows = []
     with open_store(store, password, schema) as opened:
         for queue in opened.queues():

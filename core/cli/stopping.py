@@ -13,7 +13,7 @@ from typing import Any
 class StopSignals:
     """Notes the signals of a polite stop for the length of a block; a second SIGINT ends the process at once.
 
-    A pipe and no event: a handler that sets an event may wait for a lock that the code it interrupted holds.
+    A pipe carries the news, not an event: the handler of an event may wait for a lock of the code that it interrupts.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What users hold: a store and the transactions in it."""
+"""The store and its transactions, as users hold them."""
 
 from export_queue.core.client.context import TransactionContext
 from export_queue.core.client.store import Store

@@ -13,7 +13,7 @@ from export_queue.core.transactions import Level, OpenTransaction, Participant
 
 
 class TransactionContext:
-    """What a function in a transaction works with."""
+    """The handle of one transaction: its tables and queues, its level, its participants."""
 
     def __init__(self, catalogue: Catalogue, transaction: OpenTransaction) -> None:
         self._catalogue = catalogue
@@ -29,7 +29,7 @@ class TransactionContext:
 
     @property
     def request(self) -> UUID:
-        """The name under which :meth:`Store.outcome` tells what became of the commit."""
+        """The name of the commit, for :meth:`Store.outcome`."""
         return self._transaction.request
 
     def table(self, name: str) -> Table:
@@ -50,12 +50,12 @@ class TransactionContext:
     def join(self, participant: Participant) -> None:
         """Let another resource take part: it is written before the commit, and rolled back if there is none.
 
-        :raises InvalidArgument: the transaction is read-only, or others end it: bound to the user's, or resumed.
+        :raises InvalidArgument: the transaction is read-only, bound to a connection, or resumed.
         """
         self._transaction.join(participant)
 
     def checkpoint(self) -> None:
-        """Draw a line: what is written from now on is a version of its own, under the same snapshot.
+        """Draw a line: later writes are versions of their own, under the same snapshot.
 
         ``tx.level`` says which of its own versions the transaction sees; all of them commit or roll back together.
         """
@@ -63,7 +63,7 @@ class TransactionContext:
 
     @property
     def level(self) -> Level:
-        """What the transaction sees of its own writes; it may be set at any time."""
+        """How much the transaction sees of its own writes; it may be set at any time."""
         return self._transaction.level
 
     @level.setter
@@ -71,7 +71,7 @@ class TransactionContext:
         self._transaction.level = level
 
     def flush(self) -> None:
-        """Stage what is buffered in the store, so that it need not fit into memory; for long transactions only."""
+        """Stage the buffered writes in the store, so that they need not fit into memory; for long transactions only."""
         self._transaction.flush()
 
     def to_json(self) -> dict[str, Any]:

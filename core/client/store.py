@@ -179,7 +179,7 @@ class Store:
             SQL transaction open: leaving the block checks and writes into that SQL transaction, and the user commits
             it. Business rows and entries are then one.
         :param read_only: nothing is written, so that nothing is registered either: the cheapest way to read.
-        :param settled: read only, a snapshot below every id in progress: no commit to come can add to what it shows.
+        :param settled: read only, a snapshot below every id in progress, to which no later commit can add.
         :raises AlreadyCommitted: on entry, or at the commit if another attempt came first; carries the stored result.
         :raises ConflictError: another transaction wrote a key of this one.
         :raises CommitOutcomeUnknown: the connection broke and the store cannot be asked.
@@ -207,11 +207,11 @@ class Store:
 
     @contextmanager
     def resume(self, transaction: dict[str, Any]) -> Iterator[TransactionContext]:
-        """Go on, for a block, with a long transaction that another process began; leaving it stages what was written.
+        """Go on, for a block, with a long transaction that another process began; leaving it stages the writes.
 
         :param transaction: as :meth:`begin` or ``tx.to_json()`` gave it.
         :raises RegistrationLost: it has ended.
-        :raises StoreUnavailable: what was written got no answer; the transaction is aborted.
+        :raises StoreUnavailable: the store did not answer when the writes were staged; the transaction is aborted.
         """
         opened = self._resumed(transaction)
         yield self._context(opened)
@@ -229,7 +229,7 @@ class Store:
         return committed
 
     def abort(self, transaction: dict[str, Any]) -> None:
-        """Abort a long transaction: what it staged goes; doing it again changes nothing."""
+        """Abort a long transaction and remove its staged writes; doing it again changes nothing."""
         self._resumed(transaction).abort()
 
     def _resumed(self, transaction: dict[str, Any]) -> OpenTransaction:
@@ -268,21 +268,21 @@ class Store:
             return error.result  # type: ignore[no-any-return]
 
     def outcome(self, request: UUID | str) -> Outcome:
-        """Tell what became of a commit; one that has not taken effect is refused from now on.
+        """Tell the outcome of a commit; a commit that has not taken effect is refused from now on.
 
         :param request: the transaction's ``request``.
         """
         return outcome(self.database, UUID(str(request)))
 
     def kept_invalid(self) -> list[queries.invalid.KeptInvalid]:
-        """Read the ids that stay invalid since a participant could not undo what it wrote under them."""
+        """Read the ids that stay invalid since a participant could not undo its writes under them."""
         with self.database.read() as work:
             return queries.invalid.kept_invalid(work)
 
     def forget_invalid(self, transaction: int) -> bool:
-        """Say that nothing is left of such an id, so that clean-up forgets it.
+        """Declare that nothing is left of such an id, so that clean-up forgets it.
 
-        What is really left of it anybody sees from then on who asks ``Transaction.is_visible``.
+        From then on ``Transaction.is_visible`` shows whatever a participant did leave under it.
 
         :returns: False if no such id is kept.
         """
@@ -354,10 +354,10 @@ class Store:
     ) -> Processed:
         """Call the observers of this process for what is due now, oldest first, each in a transaction of its own.
 
-        What is set while it runs is left for the next call. An observer that raises an error is called again
-        later, after 1 s, 2 s, 4 s … 5 min.
+        A notification that is set meanwhile waits for the next call. An observer that raises an error is called
+        again, after 1 s, 2 s, 4 s … 5 min.
 
-        :param limit: how many observers are called at most.
+        :param limit: most observers to call.
         :param timeout: seconds that one observer's transaction may take; 30.
         :param stop: asked before each notification whether to end.
         """
@@ -380,30 +380,30 @@ class Store:
             return list_queues(work)
 
     def rebind(self, queue_id: str, sink: str) -> None:
-        """Let a queue drain into another sink from now on; nothing that was exported moves."""
+        """Let a queue drain into another sink from now on; exported records stay where they are."""
         with self.database.begin() as work:
             bind_sink(work, find_queue(work, queue_id), sink, rebind=True)
 
     def backlog(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Backlog]:
-        """Count what waits, unit by unit."""
+        """Count the waiting entries, unit by unit."""
         queue = self.queue(queue_id)
         snapshot = take_snapshot(self.database)
         with self.database.read() as work:
             return backlog(work, queue, snapshot, None if ranges is None else queue.split(ranges))
 
     def waiting_ranges(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Range]:
-        """Say which units have work; cheaper than counting it."""
+        """Return the units that have work; cheaper than counting it."""
         queue = self.queue(queue_id)
         snapshot = take_snapshot(self.database)
         with self.database.read() as work:
             return waiting_ranges(work, queue, snapshot, None if ranges is None else queue.split(ranges))
 
     def maintain(self, *, limit: int = 100_000) -> MaintenanceReport:
-        """Delete what nobody can read or ask for any more; safe beside everything, and if it is interrupted.
+        """Delete data that nobody can read or ask for any more; safe beside everything, and to interrupt.
 
-        See :func:`export_queue.core.maintenance.maintain` for what is kept how long.
+        See :func:`export_queue.core.maintenance.maintain` for the times of keeping.
 
-        :param limit: rows of each subject that are looked at; the report says whether more is left.
+        :param limit: rows of each subject to look at; the report tells whether more is left.
         """
         _ = self.identity
         return maintain(self.database, limit=limit)
@@ -411,12 +411,12 @@ class Store:
     def sweep_sink(self, sink: SinkSpec | Sink, *, sink_name: str | None = None) -> SinkSweep:
         """Let a sink forget the tombstones that no delivery can meet any more; safe beside drains.
 
-        See :func:`export_queue.core.maintenance.sweep_sink` for the parameters, and what it raises.
+        See :func:`export_queue.core.maintenance.sweep_sink` for the parameters and the errors.
         """
         return sweep_sink(self.database, self.id, sink, sink_name=sink_name)
 
     def metrics(self) -> str:
-        """Say what there is to watch, in the store and in this process, as OpenMetrics text."""
+        """Return the figures of the store and of this process as OpenMetrics text."""
         _ = self.identity
         return render(read_metrics(self.database, counters=self.database.counters))
 

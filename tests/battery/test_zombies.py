@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from tests.battery.processes import clean_up
 from tests.battery.shared import fork
 from tests.battery.ways import Way
+from tests.support.contexts import context_of
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store, TransactionContext
@@ -60,7 +61,7 @@ def begin(way: Way, way_url: str, store: Store) -> Iterator[Begin]:
         def begin_one() -> Zombie:
             opened = OpenTransaction(store.database, kind="long")
             begun.append(opened)
-            tx = TransactionContext(store._catalogue, opened)
+            tx = context_of(store, opened)
             for row in ROWS:
                 tx.table("rows").set(row, "c", b"own")
             tx.table("noted").set("early", "n", b"")
@@ -98,7 +99,7 @@ def committed_elsewhere(z: Zombie) -> None:
 def refused_elsewhere(z: Zombie) -> None:
     """Another process tried to commit it and met a conflict."""
     rival = OpenTransaction(z.others.database)
-    TransactionContext(z.others._catalogue, rival).table("rows").set(ROWS[0], "c", b"rival")
+    context_of(z.others, rival).table("rows").set(ROWS[0], "c", b"rival")
     rival.commit()
     with pytest.raises(TransactionError):
         z.elsewhere().commit()
@@ -260,7 +261,7 @@ def test_a_process_that_was_stopped_past_its_deadline_ends_nothing_and_stages_no
     def begin_and_go_on() -> None:
         with way.open(way_url, number=1) as mine:
             opened = OpenTransaction(mine.database, kind="long", timeout=WAIT)
-            tx = TransactionContext(mine._catalogue, opened)
+            tx = context_of(mine, opened)
             tx.table("rows").set("a", "c", b"own")
             tx.flush()
             told.put(opened.value.id)

@@ -13,6 +13,7 @@ import orjson
 import sqlalchemy as sa
 from tests.battery.journals import Journal
 from tests.battery.shared import Place, Shared
+from tests.support.contexts import context_of
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import StoreError, TransactionError
@@ -45,7 +46,7 @@ class Heir:
     def execute(self, will: dict[str, Any]) -> None:
         opened = OpenTransaction.resume(self.store.database, Transaction.from_json(will["transaction"]))
         try:
-            self.read(TransactionContext(self.store._catalogue, opened), will["lists"])
+            self.read(context_of(self.store, opened), will["lists"])
             match self.generator.choice(("commit", "commit", "abort", "abort", "leave it")):
                 case "commit":
                     opened.commit()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 from tests.integration.test_transactions import begin, read, wait_past, write
+from tests.support.contexts import catalogue_of, context_of, opened_by
 
 from export_queue.core.client import Level, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, RegistrationLost, TransactionEnded
@@ -40,7 +41,7 @@ def test_each_level_shows_its_part_of_the_own_writes(store: Store, kind: str) ->
     assert tx.table("t").versions("a", "n") == [b"2", b"1", b"old"]
     tx.level = Level.SNAPSHOT
     assert tx.table("t").versions("a", "n") == [b"2"]
-    tx._transaction.commit()
+    opened_by(tx).commit()
     assert read(store, "a") == b"2"
 
 
@@ -61,7 +62,7 @@ def test_scans_and_many_cells_follow_the_level(store: Store, kind: str) -> None:
         assert {row: value for row, _, value in tx.table("t").scan()} == expected
         many = tx.table("t").get_many([("a", "n"), ("b", "n"), ("c", "n")])
         assert {row: value for (row, _), value in many.items()} == expected
-    tx._transaction.abort()
+    opened_by(tx).abort()
     assert (read(store, "a"), read(store, "b"), read(store, "c")) == (b"old", b"old", None)
 
 
@@ -73,13 +74,13 @@ def test_work_that_reads_what_it_changes_may_flush_behind_a_checkpoint(store: St
     tx.checkpoint()
     tx.level = Level.SNAPSHOT_EXCLUDE_CURRENT
     seen = []
-    number = store._catalogue.table("t").number
-    for row, _, _ in tx._transaction.scan_cells(number, Span(), page=1):
+    number = catalogue_of(store).table("t").number
+    for row, _, _ in opened_by(tx).scan_cells(number, Span(), page=1):
         seen.append(row)
         put(tx, b"new", row=chr(row[0] + 1))
         tx.flush()
     assert seen == [b"a", b"d", b"g"]
-    tx._transaction.commit()
+    opened_by(tx).commit()
     with store.transaction() as after:
         assert [row for row, _, _ in after.table("t").scan()] == [b"a", b"b", b"d", b"e", b"g", b"h"]
 
@@ -93,7 +94,7 @@ def test_a_delete_is_a_version_too(store: Store, kind: str) -> None:
     tx.level = Level.SNAPSHOT_ALL
     assert tx.table("t").versions("a", "n") == [None, b"1"]
     assert tx.table("t").get("a", "n") is None
-    tx._transaction.commit()
+    opened_by(tx).commit()
     assert read(store, "a") is None
 
 
@@ -108,7 +109,7 @@ def test_nobody_sees_any_version_before_the_commit_and_all_go_with_an_abort(stor
             tx.flush()
         tx.checkpoint()
     assert (read(store, "1"), read(store, "2"), store.backlog("q")) == (None, None, [])
-    tx._transaction.abort()
+    opened_by(tx).abort()
     assert (read(store, "1"), read(store, "2"), store.backlog("q")) == (None, None, [])
     assert take_snapshot(store.database).excluded == ()
 
@@ -122,12 +123,12 @@ def test_what_commits_after_a_checkpointed_transaction_has_a_greater_sequence(st
     own = late.value.id  # between the two write pointers
     tx.checkpoint()
     put(tx, b"second")
-    tx_pointers = tx._transaction.value.write_pointers
+    tx_pointers = opened_by(tx).value.write_pointers
     assert tx_pointers[0] < own < tx_pointers[1]
-    tx._transaction.commit()
+    opened_by(tx).commit()
     with store.database.read() as work:
         assert list(work.connection.scalars(sa.select(schema.conflict_key.c.writer))) == [tx_pointers[1]]
-    TransactionContext(store._catalogue, late).table("t").set("a", "n", b"lost")
+    context_of(store, late).table("t").set("a", "n", b"lost")
     with pytest.raises(ConflictError):
         late.commit()
     write(store, "a", b"third")
@@ -197,11 +198,11 @@ def test_all_write_pointers_of_a_late_transaction_become_invalid_and_are_pruned(
     tx.checkpoint()
     put(tx, b"2", row="b")
     tx.flush()
-    pointers = tx._transaction.value.write_pointers
-    wait_past(store, tx._transaction.value.deadline_ms)
+    pointers = opened_by(tx).value.write_pointers
+    wait_past(store, opened_by(tx).value.deadline_ms)
     assert expire(store.database) == 1
     assert take_snapshot(store.database).excluded == pointers
-    for step in (tx.checkpoint, lambda: tx.table("t").get("a", "n"), tx.flush, tx._transaction.commit):
+    for step in (tx.checkpoint, lambda: tx.table("t").get("a", "n"), tx.flush, opened_by(tx).commit):
         if step == tx.flush:
             put(tx, b"late")
         with pytest.raises(RegistrationLost):
@@ -213,7 +214,7 @@ def test_all_write_pointers_of_a_late_transaction_become_invalid_and_are_pruned(
 
 def test_a_transaction_that_has_ended_makes_no_checkpoint(store: Store) -> None:
     tx = begin(store)
-    tx._transaction.abort()
+    opened_by(tx).abort()
     with pytest.raises(TransactionEnded):
         tx.checkpoint()
     with pytest.raises(TransactionEnded):

@@ -13,13 +13,15 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.contexts import begin, opened_by
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
 from export_queue.core.maintenance import MaintenanceReport, maintain, run, steps
-from export_queue.core.store import Span, cleanup, schema
-from export_queue.core.transactions import OpenTransaction, expire
+from export_queue.core.store import Span, schema
+from export_queue.core.store.queries import cleanup
+from export_queue.core.transactions import expire
 
 fork = multiprocessing.get_context("fork")
 
@@ -32,13 +34,8 @@ def clean(store: Store, *, age: float = 0.0, **options: Any) -> MaintenanceRepor
             return report
 
 
-def begin(store: Store, **options: Any) -> TransactionContext:
-    """A transaction that the test itself ends."""
-    return TransactionContext(store._catalogue, OpenTransaction(store.database, **options))
-
-
 def commit(tx: TransactionContext) -> None:
-    tx._transaction.commit()
+    opened_by(tx).commit()
 
 
 def write(store: Store, row: str, value: bytes | None, table: str = "t") -> None:
@@ -114,7 +111,7 @@ def test_a_scan_does_not_bring_back_what_clean_up_removes_between_its_pages(stor
         with store.transaction(long=True) as tx:
             table = tx.table(name)
             assert table.get("b", "n") is None
-            cells = tx._transaction.scan_cells(table._options.number, Span(), page=page)
+            cells = opened_by(tx).scan_cells(table._options.number, Span(), page=page)
             found = [next(cells)]
             assert clean(store).versions == 2
             assert [row for row, _, _ in [*found, *cells]] == [b"a", b"c"], name
@@ -156,7 +153,7 @@ def straddling(store: Store) -> Iterator[Callable[..., tuple[TransactionContext,
 
     yield make
     for tx in opened:
-        tx._transaction.abort()
+        opened_by(tx).abort()
 
 
 def test_a_short_snapshot_that_reaches_below_the_horizon_is_refused_not_answered_wrongly(
@@ -201,7 +198,7 @@ def test_a_long_snapshot_keeps_what_it_recorded_at_its_start(
             assert resumed.table("t").get("gone", "n") == b"before"
     assert younger.table("t").get("a", "n") == b"before"
     assert [v for row, _, v in younger.table("t").scan() if row == b"gone"] == [b"before"]
-    younger._transaction.abort()
+    opened_by(younger).abort()
     assert clean(store).versions > 0
     assert [(row.row_key, row.value) for row in rows(store, schema.cell)] == [(b"a", b"after")]
 
@@ -229,7 +226,7 @@ def test_a_staged_version_hides_nothing_and_is_hidden(store: Store) -> None:
     clean(store)
     assert (read(store, "a"), read(store, "deleted")) == (b"1", b"1")
     assert tx.table("t").get("a", "n") == b"staged"
-    tx._transaction.abort()
+    opened_by(tx).abort()
     clean(store)
     assert (read(store, "a"), read(store, "deleted")) == (b"1", b"1")
 
@@ -405,7 +402,7 @@ def test_cells_that_nobody_writes_are_not_looked_at(store: Store) -> None:
     assert (report.versions, report.conflict_keys, report.more) == (1, 1, False)
 
 
-@pytest.mark.parametrize("options", [{"limit": 0}, {"keep_outcomes": 0}, {"keep_tokens": -1}])
+@pytest.mark.parametrize("options", [{"limit": 0}, {"keep_outcomes": 0}, {"keep_idempotency_keys": -1}])
 def test_a_limit_of_nothing_is_refused(store: Store, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="more than 0"):
         maintain(store.database, **options)

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from export_queue.core.client import Store
-from export_queue.core.store import schema
+from export_queue.core.store import Snapshot, schema
 from export_queue.core.store.queries import versions as sql
-from export_queue.core.transactions import Transaction
 
 IDS = st.integers(1, 30)
 ROWS, COLUMNS = (b"a", b"b", b"\xff"), (b"x", b"y")
@@ -37,28 +36,20 @@ def may_go(versions: list[Version], horizon: int, expired: int) -> list[Version]
 
 
 @st.composite
-def snapshots(draw: Any, horizon: int) -> Transaction:
+def snapshots(draw: Any, horizon: int) -> Snapshot:
     """A snapshot that does not reach below the horizon."""
     excluded = draw(st.frozensets(st.integers(horizon, 40), max_size=6))
     own = draw(st.integers(horizon, 41))
-    return Transaction(
-        id=own,
-        read_pointer=own - 1,
-        excluded=frozenset(i for i in excluded if i < own),
-        own=(own,),
-        kind="short",
-        deadline_ms=0,
-        request="",
-    )
+    return Snapshot(read_pointer=own - 1, excluded=tuple(sorted(i for i in excluded if i < own)), write_pointers=(own,))
 
 
-def seen(versions: list[Version], snapshot: Transaction, ttl: int) -> int | None:
+def seen(versions: list[Version], snapshot: Snapshot, ttl: int) -> int | None:
     """The version that a read finds; None for nothing, a tombstone or an expired one."""
     visible = [version for version in versions if snapshot.is_visible(version.id)]
     if not visible or visible[-1].is_tombstone:
         return None
     newest = visible[-1].id
-    return newest if newest in snapshot.write_pointers or newest > snapshot.id - ttl else None
+    return newest if newest in snapshot.write_pointers or newest > snapshot.write_pointers[0] - ttl else None
 
 
 @given(st.data(), CELL, st.integers(1, 30), st.integers(1, 40))

@@ -21,7 +21,7 @@ def run(*arguments: str, url: str, status: int = 0) -> str:
     program = Path(sys.executable).with_name("export-queue")
     environment = {**os.environ, "EXPORT_QUEUE_STORE": url, "COLUMNS": "200"}
     done = subprocess.run(
-        [program, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [program, *arguments], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout if not status else done.stderr

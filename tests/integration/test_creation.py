@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.contexts import opened_by
 
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated, StoreUnavailable
@@ -92,7 +93,7 @@ def test_two_stores_in_one_database_do_not_meet(postgres_url: str) -> None:
             assert tx.id
             with two.transaction() as other:
                 assert other.table("t").get("a", "n") is None
-                assert other._transaction.value.excluded == frozenset()
+                assert opened_by(other).value.excluded == frozenset()
 
 
 def test_advisory_locks_of_an_application_are_no_ids(postgres_url: str) -> None:
@@ -101,7 +102,7 @@ def test_advisory_locks_of_an_application_are_no_ids(postgres_url: str) -> None:
         application.execute("select pg_advisory_lock(k) from unnest(array[0, 42, -1, 9e18, -9e18]::bigint[]) k")
         application.execute("select pg_advisory_lock(1, 2), pg_advisory_xact_lock_shared(3)")
         with store.transaction() as tx:
-            assert tx._transaction.value.excluded == frozenset()
+            assert opened_by(tx).value.excluded == frozenset()
 
 
 def test_ids_rise_when_the_clock_goes_back(sqlite_url: str) -> None:

@@ -16,6 +16,7 @@ import orjson
 import pytest
 from tests.support.elasticsearch import ElasticsearchServer
 from tests.support.servers import free_port
+from tests.support.waiting import wait_until
 
 from export_queue.core.errors import (
     ExportQueueError,
@@ -874,9 +875,7 @@ def test_a_server_that_is_killed_amid_requests_keeps_what_it_acknowledged(narrow
 
     thread = threading.Thread(target=work)
     thread.start()
-    limit = time.monotonic() + 60
-    while len(acknowledged) < 2_000 and time.monotonic() < limit:
-        time.sleep(0.01)
+    wait_until(lambda: len(acknowledged) >= 2_000, "no batch is acknowledged", seconds=120)
     narrow_server.kill()
     thread.join(90)
     assert lost

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -14,6 +13,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.contexts import opened_by
 from tests.support.cuts import Truth, fill
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
@@ -267,7 +267,7 @@ def test_many_ask_at_once_and_all_hear_the_same(store: Store) -> None:
         def late(request: UUID = request, start: threading.Barrier = start) -> str:
             try:
                 with store.transaction() as tx:
-                    tx._transaction.request = request
+                    opened_by(tx).request = request
                     tx.table("t").set("a", "n", request.bytes)
                     start.wait(60)
             except CommitRefused:
@@ -391,13 +391,11 @@ def test_a_store_that_is_down_is_no_unknown_outcome(own_server: PostgresServer) 
         store.configure_table("t")
         commit(store, "warm", [])
         own_server.stop()
-        started = time.monotonic()
         try:
             with pytest.raises(StoreUnavailable):
                 commit(store, "a", [])
         finally:
             own_server.start()
-        assert time.monotonic() - started < 60
         commit(store, "b", [])  # at once: connections of before the restart are not lent
         assert take_snapshot(store.database).excluded == ()
         assert sum(unit.entries for unit in store.backlog("q")) == 2

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 from tests.integration.test_transactions import read, wait_past, write
+from tests.support.contexts import opened_by
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import (
@@ -124,7 +125,7 @@ def test_every_write_pointer_of_a_failing_rollback_stays_hidden(store: Store) ->
     pointers: tuple[int, ...] = ()
     with pytest.raises(KeyError), store.transaction(long=True) as tx:
         work(tx, [resource])
-        pointers = tx._transaction.value.write_pointers
+        pointers = opened_by(tx).value.write_pointers
         raise KeyError("the user's own error")
     assert len(pointers) == 2
     assert take_snapshot(store.database).excluded == pointers
@@ -136,8 +137,8 @@ def test_a_rollback_that_fails_after_the_sweep_keeps_what_the_sweep_made_invalid
     pointers: tuple[int, ...] = ()
     with pytest.raises(RegistrationLost), store.transaction(long=True, timeout=0.05) as tx:
         work(tx, [resource])
-        pointers = tx._transaction.value.write_pointers
-        wait_past(store, tx._transaction.value.deadline_ms)
+        pointers = opened_by(tx).value.write_pointers
+        wait_past(store, opened_by(tx).value.deadline_ms)
         assert expire(store.database) == 1
     assert prune(store.database) == 0, "what the participant wrote is not ours to delete"
     assert take_snapshot(store.database).excluded == pointers

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.support.contexts import context_of, opened_by
 
-from export_queue.core.client import Store, TransactionContext
+from export_queue.core.client import Store
 from export_queue.core.errors import (
     ConflictError,
     EntryError,
@@ -133,10 +134,10 @@ def test_the_same_key_twice_in_one_transaction_is_an_error_unless_it_replaces(st
 
 def test_adding_the_same_key_in_two_transactions_makes_two_entries(store: Store) -> None:
     store.configure_queue("q")
-    older = TransactionContext(store._catalogue, OpenTransaction(store.database))
+    older = context_of(store, OpenTransaction(store.database))
     seqs = [older.id, add(store, "k")]
     older.queue("q").add("k", 1)
-    older._transaction.commit()
+    opened_by(older).commit()
     assert list(entries(store).seqs) == seqs
 
 
@@ -181,13 +182,13 @@ def test_reading_in_chunks_gives_all_entries_once(store: Store, rows: int, size:
 
 def test_removing_a_span_leaves_what_an_older_transaction_committed_into_it_meanwhile(store: Store) -> None:
     queue = store.configure_queue("q", buckets=1, buckets_per_range=1)
-    older = TransactionContext(store._catalogue, OpenTransaction(store.database))
+    older = context_of(store, OpenTransaction(store.database))
     assert older.id
     add(store, "a", "z")
     snapshot = take_snapshot(store.database)
     seen = entries(store, snapshot)
     older.queue("q").add("m", {"late": True})
-    older._transaction.commit()
+    opened_by(older).commit()
     with store.database.begin() as work:
         assert remove_span(work, queue, snapshot, seen.position(0), seen.position(1)) == 2
     assert keys(store) == ["m"]
@@ -195,7 +196,7 @@ def test_removing_a_span_leaves_what_an_older_transaction_committed_into_it_mean
 
 def test_removing_a_span_leaves_staged_entries(store: Store) -> None:
     queue = store.configure_queue("q", buckets=1, buckets_per_range=1)
-    long = TransactionContext(store._catalogue, OpenTransaction(store.database, kind="long"))
+    long = context_of(store, OpenTransaction(store.database, kind="long"))
     long.queue("q").add("m", 1)
     long.flush()
     add(store, "a", "z")
@@ -204,7 +205,7 @@ def test_removing_a_span_leaves_staged_entries(store: Store) -> None:
     assert [key.decode() for key in seen.keys] == ["a", "z"]
     with store.database.begin() as work:
         remove_span(work, queue, snapshot, seen.position(0), seen.position(1))
-    long._transaction.commit()
+    opened_by(long).commit()
     assert keys(store) == ["m"]
 
 

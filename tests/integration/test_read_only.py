@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.integration.test_transactions import begin, read, wait_past, write
+from tests.support.contexts import opened_by
 
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument
@@ -76,7 +77,7 @@ def test_a_settled_snapshot_lies_below_every_id_in_progress(store: Store) -> Non
     assert see(store) == b"young"
     assert see(store, settled=True) == b"settled"
     older.table("t").set("x", "n", b"1")
-    older._transaction.commit()
+    opened_by(older).commit()
     assert see(store, settled=True) == b"young"
 
 
@@ -85,7 +86,7 @@ def test_what_is_invalid_holds_no_settled_snapshot_back(store: Store) -> None:
     late.table("t").set("a", "n", b"never")
     late.flush()
     write(store, "b", b"1")
-    wait_past(store, late._transaction.value.deadline_ms)
+    wait_past(store, opened_by(late).value.deadline_ms)
     expire(store.database)
     write(store, "a", b"young")
     assert see(store, settled=True) == b"young"
@@ -98,7 +99,7 @@ def test_an_id_kept_for_a_participant_hides_its_rows_for_good(store: Store) -> N
     own = tx.id
     with store.database.begin() as work:
         keep_invalid(work, [own], "an index")
-    tx._transaction.abort()
+    opened_by(tx).abort()
     assert prune(store.database) == 0
     assert take_snapshot(store.database).excluded == (own,)
     assert [(found.id, found.left_to) for found in store.kept_invalid()] == [(own, "an index")]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.drain import Entry, drain
@@ -67,9 +67,7 @@ def test_what_is_delivered_again_does_not_live_longer(sink, client):
 
 def test_the_rank_outlives_the_record(sink, client):
     sink.apply(put(0.001, seq=6))
-    limit = time.monotonic() + 60
-    while client.exists("p:0"):
-        assert time.monotonic() < limit
+    wait_until(lambda: not client.exists("p:0"), "the record does not expire")
     assert sink.apply(put(None, seq=5)) == ApplyResult(0, 1), "what is older does not come back after it"
     assert not client.exists("p:0")
     assert sink.apply(put(None, seq=7)).written == 1

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from tests.conftest import VARIANT
+from tests.support.contexts import opened_by
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
@@ -566,7 +567,7 @@ def test_locks_of_an_application_are_neither_waited_for_nor_read_as_ids(
     with store.transaction() as tx:
         assert tx.table("t").get("a", "n") is None
         tx.table("t").set("a", "n", b"1")
-        assert tx._transaction.value.excluded == frozenset()
+        assert opened_by(tx).value.excluded == frozenset()
     with store.transaction() as tx:
         assert tx.table("t").get("a", "n") == b"1"
 
@@ -580,10 +581,10 @@ def test_an_id_whose_key_an_application_has_locked_is_passed_over(
     application.execute("select pg_advisory_lock(%s)", ((last + 1) ^ mask(store),))
     with store.transaction() as tx:
         tx.table("t").set("a", "n", b"1")
-    assert tx._transaction._value is None
+    assert opened_by(tx)._value is None
     with store.transaction() as tx:
         assert tx.id == last + 3
-        assert tx._transaction.value.excluded == {last + 1}  # nobody has it, which does no harm
+        assert opened_by(tx).value.excluded == {last + 1}  # nobody has it, which does no harm
         assert tx.table("t").get("a", "n") == b"1"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.contexts import opened_by
 
 from export_queue.core.client import Store
 from export_queue.core.maintenance import maintain
@@ -54,7 +55,7 @@ def test_a_scan_reads_its_snapshot_whatever_happens_between_its_pages(
     with store.transaction(long=is_long) as tx:
         table = tx.table(name)
         found = []
-        for cell in tx._transaction.scan_cells(table._options.number, Span(), page=page):
+        for cell in opened_by(tx).scan_cells(table._options.number, Span(), page=page):
             found.append(cell)
             for act in ["clean up", *meanwhile]:
                 if act == "clean up":

@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from tests.integration.test_participants import Resource
 from tests.integration.test_transactions import begin, wait_past, write
+from tests.support.contexts import opened_by
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import ConflictError, RegistrationLost, TransactionTimeout
@@ -111,7 +112,7 @@ def expired(store: Store) -> TransactionContext:
     """A long transaction that was ended at its time-out, and has a participant that cannot undo what it writes."""
     tx = begin(store, kind="long", timeout=0.05)
     tx.join(Resource("r", "rollback"))
-    wait_past(store, tx._transaction.value.deadline_ms)
+    wait_past(store, opened_by(tx).value.deadline_ms)
     assert expire(store.database) == 1
     return tx
 
@@ -121,22 +122,22 @@ def by_the_first_read(store: Store) -> Iterator[int]:
     tx = begin(store)
     tx.table("t").get("a", "n")
     yield tx.id
-    tx._transaction.abort()
+    opened_by(tx).abort()
 
 
 @goes(START, "in_progress")
 def by_a_checkpoint(store: Store) -> Iterator[int]:
     tx = begin(store, kind="long")
     tx.checkpoint()
-    yield tx._transaction.value.write_pointers[1]
-    tx._transaction.abort()
+    yield opened_by(tx).value.write_pointers[1]
+    opened_by(tx).abort()
 
 
 @goes(START, "committed")
 def by_a_commit_that_never_read(store: Store) -> Iterator[int]:
     tx = begin(store)
     tx.table("t").set("a", "n", b"1")
-    own = tx._transaction.commit()
+    own = opened_by(tx).commit()
     assert own is not None
     yield own
 
@@ -146,21 +147,21 @@ def by_a_commit(store: Store) -> Iterator[int]:
     tx = begin(store)
     yield tx.id
     tx.table("t").set("a", "n", b"1")
-    yield tx._transaction.commit() or 0
+    yield opened_by(tx).commit() or 0
 
 
 @goes("in_progress", "committed")
 def by_the_commit_of_a_long_one(store: Store) -> Iterator[int]:
     tx = staged(store)
     yield tx.id
-    yield tx._transaction.commit() or 0
+    yield opened_by(tx).commit() or 0
 
 
 @goes("in_progress", "forgotten")
 def by_the_end_of_one_that_only_read(store: Store) -> Iterator[int]:
     tx = begin(store)
     yield tx.id
-    yield tx._transaction.commit() or 0
+    yield opened_by(tx).commit() or 0
 
 
 @goes("in_progress", "forgotten")
@@ -168,7 +169,7 @@ def by_an_abort(store: Store) -> Iterator[int]:
     tx = staged(store)
     own = tx.id
     yield own
-    tx._transaction.abort()
+    opened_by(tx).abort()
     yield own
 
 
@@ -180,7 +181,7 @@ def by_a_refusal(store: Store) -> Iterator[int]:
     write(store, "a", b"first")
     tx.table("t").set("a", "n", b"second")
     with pytest.raises(ConflictError):
-        tx._transaction.commit()
+        opened_by(tx).commit()
     yield own
 
 
@@ -189,10 +190,10 @@ def by_the_time_out_of_a_short_one(store: Store) -> Iterator[int]:
     tx = begin(store, timeout=0.05)
     own = tx.id
     yield own
-    wait_past(store, tx._transaction.value.deadline_ms)
+    wait_past(store, opened_by(tx).value.deadline_ms)
     tx.table("t").set("a", "n", b"late")
     with pytest.raises((TransactionTimeout, RegistrationLost)):
-        tx._transaction.commit()
+        opened_by(tx).commit()
     expire(store.database)  # where a row registered it
     yield own
 
@@ -201,7 +202,7 @@ def by_the_time_out_of_a_short_one(store: Store) -> Iterator[int]:
 def by_the_time_out_of_a_long_one(store: Store) -> Iterator[int]:
     tx = staged(store, timeout=0.05)
     yield tx.id
-    wait_past(store, tx._transaction.value.deadline_ms)
+    wait_past(store, opened_by(tx).value.deadline_ms)
     assert expire(store.database) == 1
     yield tx.id
 
@@ -212,7 +213,7 @@ def by_a_participant_that_cannot_undo(store: Store) -> Iterator[int]:
     own = tx.id
     tx.join(Resource("r", "rollback"))
     yield own
-    tx._transaction.abort()
+    opened_by(tx).abort()
     yield own
 
 
@@ -220,7 +221,7 @@ def by_a_participant_that_cannot_undo(store: Store) -> Iterator[int]:
 def by_clean_up(store: Store) -> Iterator[int]:
     tx = staged(store, timeout=0.05)
     own = tx.id
-    wait_past(store, tx._transaction.value.deadline_ms)
+    wait_past(store, opened_by(tx).value.deadline_ms)
     expire(store.database)
     yield own
     assert prune(store.database) == 1
@@ -234,7 +235,7 @@ def by_a_participant_after_the_time_out(store: Store) -> Iterator[int]:
     tx = expired(store)
     own = tx.id
     yield own
-    tx._transaction.abort()
+    opened_by(tx).abort()
     yield own
 
 
@@ -244,7 +245,7 @@ def by_a_participant_after_clean_up(store: Store) -> Iterator[int]:
     own = tx.id
     assert prune(store.database) == 1
     yield own
-    tx._transaction.abort()
+    opened_by(tx).abort()
     yield own
 
 
@@ -253,7 +254,7 @@ def by_somebody_who_has_cleaned_up(store: Store) -> Iterator[int]:
     tx = begin(store)
     own = tx.id
     tx.join(Resource("r", "rollback"))
-    tx._transaction.abort()
+    opened_by(tx).abort()
     assert prune(store.database) == 0
     yield own
     assert store.forget_invalid(own)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.test_transactions import wait_past
+from tests.support.contexts import opened_by
 
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument, OptionsDiffer, SnapshotTooOld
@@ -74,7 +75,7 @@ def test_reads_of_all_kinds_agree_with_a_dictionary(
         chosen = [x for x in in_order if not columns or x[1] in columns]
         assert [(r, c) for r, c, _ in table.scan(columns=columns)] == chosen
         assert [(r, c) for r, c, _ in table.scan(limit=3)] == in_order[:3]
-        paged = tx._transaction.scan_cells(table._options.number, Span(), page=2)
+        paged = opened_by(tx).scan_cells(table._options.number, Span(), page=2)
         assert [(r, c) for r, c, _ in paged] == in_order
         everything = [(r, c) for r in (b"a", b"aa", b"b", b"\xff") for c in (b"a", b"aa", b"\xff\xff")]
         assert table.get_many(everything) == {cell: expected[cell] for cell in everything if cell in expected}
@@ -88,7 +89,7 @@ def test_pages_that_end_between_versions_of_a_cell_give_the_newest_one(store: St
     with store.transaction() as tx:
         number = tx.table("t")._options.number
         for page in range(1, 12):
-            found = list(tx._transaction.scan_cells(number, Span(), page=page))
+            found = list(opened_by(tx).scan_cells(number, Span(), page=page))
             assert found == [(b"a", b"n", b"3"), (b"b", b"o", b"3")], f"pages of {page} versions"
 
 

@@ -10,6 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.contexts import begin, catalogue_of, opened_by
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Retry, Store, TransactionContext
@@ -26,14 +27,9 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store import Handle, Writes, schema
-from export_queue.core.transactions import OpenTransaction, expire, prune
+from export_queue.core.transactions import expire, prune
 
 EVERY_WAY = True
-
-
-def begin(store: Store, **options: object) -> TransactionContext:
-    """A transaction that the test itself ends."""
-    return TransactionContext(store._catalogue, OpenTransaction(store.database, **options))  # type: ignore[arg-type]
 
 
 def read(store: Store, row: str, column: str = "n") -> bytes | None:
@@ -53,7 +49,7 @@ def ask(tx: TransactionContext, statement: str) -> object:
         raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
         return raw.execute(statement).fetchone()[0]  # type: ignore[union-attr]
 
-    return tx._transaction._session.call(step)
+    return opened_by(tx)._session.call(step)
 
 
 def test_a_snapshot_does_not_move(store: Store) -> None:
@@ -79,7 +75,7 @@ def test_what_is_in_progress_is_invisible_also_after_it_committed(store: Store) 
     older.table("t").set("x", "n", b"older")
     with store.transaction() as tx:
         assert tx.table("t").get("x", "n") is None
-        older._transaction.commit()
+        opened_by(older).commit()
         assert tx.table("t").get("x", "n") is None
     assert read(store, "x") == b"older"
 
@@ -99,9 +95,9 @@ def test_of_two_that_start_at_once_the_younger_one_excludes_the_older_one(store:
         for _ in range(20):
             begun = [threads.submit(start) for _ in range(2)]
             older, younger = sorted((one.result() for one in begun), key=lambda tx: tx.id)
-            assert older.id in younger._transaction.value.excluded
+            assert older.id in opened_by(younger).value.excluded
             for tx in (older, younger):
-                tx._transaction.abort()
+                opened_by(tx).abort()
 
 
 def test_own_writes_and_deletes_are_read_back(store: Store) -> None:
@@ -146,7 +142,7 @@ def test_an_older_transaction_that_commits_first_wins(store: Store) -> None:
     with pytest.raises(ConflictError), store.transaction() as younger:
         younger.table("t").get("a", "n")
         older.table("t").set("a", "n", b"older")
-        older._transaction.commit()
+        opened_by(older).commit()
         younger.table("t").set("a", "n", b"younger")
     assert read(store, "a") == b"older"
 
@@ -271,7 +267,7 @@ def test_a_long_transaction_goes_on_in_another_process(store: Store, open_store:
     with open_store() as elsewhere:
         elsewhere.commit(tx.to_json())
     assert read(store, "a") == b"1"
-    tx._transaction.abort()  # by a process that does not know of the commit
+    opened_by(tx).abort()  # by a process that does not know of the commit
     assert read(store, "a") == b"1"
 
 
@@ -286,7 +282,7 @@ def test_a_long_transaction_conflicts_on_what_it_staged(store: Store) -> None:
 def test_a_staged_write_after_abort_is_refused(store: Store) -> None:
     tx = begin(store, kind="long")
     with pytest.raises(RegistrationLost), store.resume(tx.to_json()) as other:
-        tx._transaction.abort()
+        opened_by(tx).abort()
         other.table("t").set("a", "n", b"late")
     assert read(store, "a") is None
 
@@ -295,8 +291,8 @@ def test_a_write_that_is_staged_while_the_transaction_is_aborted_is_refused(stor
     """The step itself refuses it, whatever was looked up before."""
     tx = begin(store, kind="long")
     own = tx.id
-    tx._transaction.abort()
-    late = Writes(cells=[(store._catalogue.table("t").number, b"a", b"n", b"late")])
+    opened_by(tx).abort()
+    late = Writes(cells=[(catalogue_of(store).table("t").number, b"a", b"n", b"late")])
     with store.database.connect() as connection, pytest.raises(RegistrationLost):
         store.database.dialect.stage(connection, own, late)
     assert read(store, "a") is None
@@ -308,7 +304,7 @@ def test_a_commit_after_an_abort_elsewhere_is_refused(store: Store) -> None:
     tx.flush()
     store.abort(tx.to_json())
     with pytest.raises(RegistrationLost):
-        tx._transaction.commit()
+        opened_by(tx).commit()
     assert read(store, "a") is None
     assert store.outcome(tx.request).status == "refused"
 
@@ -317,10 +313,10 @@ def test_a_commit_after_the_deadline_is_refused_and_stays_refused(store: Store) 
     tx = begin(store, timeout=0.05)
     tx.table("t").get("a", "n")
     tx.table("t").set("a", "n", b"1")
-    wait_past(store, tx._transaction.value.deadline_ms)
-    call = tx._transaction._call(None)
+    wait_past(store, opened_by(tx).value.deadline_ms)
+    call = opened_by(tx)._call(None)
     with pytest.raises(TransactionTimeout):
-        tx._transaction.commit()
+        opened_by(tx).commit()
     assert store.outcome(tx.request).status == "refused"
     with pytest.raises((CommitRefused, RegistrationLost)):
         begin(store)._transaction._send(call)
@@ -344,7 +340,7 @@ def test_a_registration_that_the_session_has_lost_is_noticed_at_the_commit(postg
         tx.table("t").set("a", "n", b"1")
         ask(tx, "select pg_advisory_unlock_all()")
         with pytest.raises(RegistrationLost):
-            tx._transaction.commit()
+            opened_by(tx).commit()
         assert read(store, "a") is None
 
 
@@ -352,10 +348,10 @@ def test_a_swept_long_transaction_is_invalid_until_it_is_pruned(store: Store) ->
     tx = begin(store, kind="long", timeout=0.05)
     tx.table("t").set("a", "n", b"late")
     tx.flush()
-    wait_past(store, tx._transaction.value.deadline_ms)
+    wait_past(store, opened_by(tx).value.deadline_ms)
     assert expire(store.database) == 1
     with pytest.raises(RegistrationLost):
-        tx._transaction.commit()
+        opened_by(tx).commit()
     assert read(store, "a") is None
     assert prune(store.database) == 1
     assert read(store, "a") is None
@@ -396,9 +392,9 @@ def test_the_same_commit_again_is_one_commit(store: Store) -> None:
     with store.transaction() as tx:
         tx.table("t").set("a", "n", b"1")
         tx.queue("q").add("k", 1)
-        call = tx._transaction._call(None)
-        first = tx._transaction._send(call)
-        assert tx._transaction._send(call) == first
+        call = opened_by(tx)._call(None)
+        first = opened_by(tx)._send(call)
+        assert opened_by(tx)._send(call) == first
     assert sum(unit.entries for unit in store.backlog("q")) == 1
 
 
@@ -534,7 +530,7 @@ def test_a_pooled_connection_keeps_no_id_in_progress(store: Store) -> None:
                 tx.table("t").set("a", "n", b"1")
                 write(store, "a", b"2")
                 with pytest.raises(ConflictError):
-                    tx._transaction.commit()
+                    opened_by(tx).commit()
             raise KeyError
     with store.transaction() as tx:
-        assert tx._transaction.value.excluded == frozenset()
+        assert opened_by(tx).value.excluded == frozenset()

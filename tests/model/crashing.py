@@ -15,6 +15,7 @@ from tests.model.expected import STRONG, WEAK, Kind, Model, Tx
 from tests.model.mortal import Crash, Life, live
 from tests.model.seen import Seen, all_rows, differences, look
 from tests.model.world import World
+from tests.support.contexts import catalogue_of
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.maintenance import maintain
@@ -34,7 +35,7 @@ class Process:
     def __init__(self, machine: CrashingMachine) -> None:
         self.store = machine.world.open()
         self.store.database.expired_at = math.inf  # sweeping is a step of its own
-        self.store._observed._clock = lambda: 0.0  # columns are observed from the beginning
+        catalogue_of(self.store).observed._clock = lambda: 0.0  # columns are observed from the beginning
         self.life: Life = live(self.store)
         for table, column in (STRONG, WEAK):
             self.store.observe(

@@ -15,6 +15,7 @@ from tests.model.crashing import Ended
 from tests.model.expected import STRONG, Kind, Layer, Model, Tx
 from tests.model.seen import Seen, entries_of, look
 from tests.model.working import WorkingMachine
+from tests.support.contexts import catalogue_of, context_of, opened_by
 
 from export_queue.core.client import Level, Retry, Store, TransactionContext
 from export_queue.core.errors import (
@@ -52,7 +53,7 @@ class StoreMachine(WorkingMachine):
                 self._begin_long(store, seconds * 2)
             elif kind == "read":
                 opened = OpenTransaction(store.database, kind="read", settled=settled)
-                self.handles[self.new_tx("read", process=process).number] = TransactionContext(store._catalogue, opened)
+                self.handles[self.new_tx("read", process=process).number] = context_of(store, opened)
             else:
                 self._begin_short(process, store, seconds, idempotency_key)
 
@@ -66,7 +67,7 @@ class StoreMachine(WorkingMachine):
         opened = OpenTransaction(store.database, timeout=seconds, idempotency_key=idempotency_key)
         chosen = None if idempotency_key is None else (idempotency_key, generation)
         tx = self.new_tx("short", process=process, seconds=seconds, idempotency_key=chosen, request=opened.request)
-        self.handles[tx.number] = TransactionContext(store._catalogue, opened)
+        self.handles[tx.number] = context_of(store, opened)
 
     def _begin_long(self, store: Store, seconds: float) -> None:
         value = store.begin(timeout=seconds)
@@ -140,7 +141,7 @@ class StoreMachine(WorkingMachine):
                     self.handles[at] = context.to_json()
                 self.model.flush(tx)
             if then == "checkpoint":
-                pointer = context._transaction.value.write_pointers[-1]
+                pointer = opened_by(context).value.write_pointers[-1]
                 self.drawn(pointer)
                 self.model.checkpoint(tx, pointer)
 
@@ -161,7 +162,7 @@ class StoreMachine(WorkingMachine):
                     assert store.commit(handle) == tx.pointers[0]
             else:
                 result = {"n": self.written}
-                self._commit(tx, lambda: handle._transaction.commit(result), result)
+                self._commit(tx, lambda: opened_by(handle).commit(result), result)
 
     def _commit(self, tx: Tx, commit: Callable[[], int | None], result: Any) -> None:
         request, at = tx.request, tx.number
@@ -204,7 +205,7 @@ class StoreMachine(WorkingMachine):
         if tx.kind == "long":
             store.abort(handle)
         else:
-            handle._transaction.abort()
+            opened_by(handle).abort()
         self.model.end(tx)
         del self.handles[at]
 
@@ -253,9 +254,9 @@ class StoreMachine(WorkingMachine):
         def function(context: TransactionContext, row: bytes, column: bytes) -> None:
             cell = (table, row, column)
             assert cell in self.model.due()
-            (process,) = [n for n, one in enumerate(self.processes) if one.store._catalogue is context._catalogue]
+            (process,) = [n for n, one in enumerate(self.processes) if catalogue_of(one.store) is context._catalogue]
             tx = self.new_tx("short", process=process, request=context.request)
-            self.sync(tx, context._transaction)
+            self.sync(tx, opened_by(context))
             tx.acknowledged.add(cell)
             if (table, column) == STRONG:
                 tx.writes_to.keys.add(("note", *cell))
@@ -292,7 +293,7 @@ class StoreMachine(WorkingMachine):
                 snapshot, seen = self.snapshots[number % len(self.snapshots)]
             else:
                 snapshot, seen = take_snapshot(store.database), frozenset(self.model.committed)
-            queue = store._catalogue.queue("q")
+            queue = catalogue_of(store).queue("q")
             found = entries_of(store, snapshot, queue)
             assert found == self.model.entries_in(seen)
             if not found:

@@ -10,10 +10,12 @@ from uuid import UUID
 import orjson
 import sqlalchemy as sa
 from tests.model.expected import CONFLICT, Cell, Layer, Model, Registered, Tx
+from tests.support.contexts import catalogue_of, opened_by
 
 from export_queue.core.client import Store
 from export_queue.core.queue import Queue, Range, read_entries
-from export_queue.core.store import Work, cleanup, schema
+from export_queue.core.store import Work, schema
+from export_queue.core.store.queries import cleanup
 from export_queue.core.store.queries.conflict_keys import cell_key, entry_key, row_key
 from export_queue.core.transactions import Snapshot, take_snapshot
 
@@ -51,12 +53,12 @@ def entries_of(store: Store, snapshot: Snapshot, queue: Queue) -> dict[tuple[byt
 
 def look(store: Store) -> Seen:
     """Read everything."""
-    names = {store._catalogue.table(name).number: name for name in CONFLICT}
+    names = {catalogue_of(store).table(name).number: name for name in CONFLICT}
     snapshot = take_snapshot(store.database)
     with store.transaction(read_only=True) as tx:
         cells = {(table, row, column): value for table in CONFLICT for row, column, value in tx.table(table).scan()}
-        aged_from = tx._transaction._aged_from
-    queued = entries_of(store, snapshot, store._catalogue.queue("q"))
+        aged_from = opened_by(tx)._aged_from
+    queued = entries_of(store, snapshot, catalogue_of(store).queue("q"))
 
     with store.database.read() as work:
 
@@ -170,6 +172,6 @@ def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict
 
 def _as_bytes(store: Store, key: tuple[Any, ...]) -> bytes:
     if key[0] == "queue":
-        return entry_key(store._catalogue.queue("q").number, key[1])
-    number = store._catalogue.table(key[0]).number
+        return entry_key(catalogue_of(store).queue("q").number, key[1])
+    number = catalogue_of(store).table(key[0]).number
     return row_key(number, key[1]) if len(key) == 2 else cell_key(number, key[1], key[2])

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.model.crashing import CrashingMachine
 from tests.model.expected import WEAK, Cell, Tx
+from tests.support.contexts import opened_by
 
 from export_queue.core.client import Level, TransactionContext
 from export_queue.core.errors import (
@@ -13,7 +14,8 @@ from export_queue.core.errors import (
     RegistrationLost,
     SnapshotTooOld,
 )
-from export_queue.core.store import Span, cleanup
+from export_queue.core.store import Span
+from export_queue.core.store.queries import cleanup
 
 
 class WorkingMachine(CrashingMachine):
@@ -27,10 +29,10 @@ class WorkingMachine(CrashingMachine):
             try:
                 getattr(self, f"do_{name}")(tx, context, *arguments)
             except (SnapshotTooOld, RegistrationLost) as error:
-                self.sync(tx, context._transaction)
+                self.sync(tx, opened_by(context))
                 self.may_fail(tx, error)
                 return False
-            self.sync(tx, context._transaction)
+            self.sync(tx, opened_by(context))
         return True
 
     def may_fail(self, tx: Tx, error: ExportQueueError) -> None:
@@ -45,19 +47,19 @@ class WorkingMachine(CrashingMachine):
             return cleanup.horizon(work)
 
     def do_id(self, tx: Tx, context: TransactionContext) -> None:
-        assert context.id == context._transaction._value.id
+        assert context.id == opened_by(context)._value.id
 
     def do_level(self, tx: Tx, context: TransactionContext, level: Level) -> None:
         context.level = tx.level = level
 
     def do_get(self, tx: Tx, context: TransactionContext, cell: Cell) -> None:
         found = context.table(cell[0]).get(*cell[1:])
-        self.sync(tx, context._transaction)
+        self.sync(tx, opened_by(context))
         assert found == self.model.value_of(tx, cell), cell
 
     def do_get_many(self, tx: Tx, context: TransactionContext, table: str, wanted: list[tuple[bytes, bytes]]) -> None:
         found = context.table(table).get_many(wanted)
-        self.sync(tx, context._transaction)
+        self.sync(tx, opened_by(context))
         expected = {place: self.model.value_of(tx, (table, *place)) for place in wanted}
         assert found == {place: value for place, value in expected.items() if value is not None}
 
@@ -65,7 +67,7 @@ class WorkingMachine(CrashingMachine):
         self, tx: Tx, context: TransactionContext, table: str, span: dict[str, Any], page: int, cleans: bool
     ) -> None:
         found = list(context.table(table).scan(**span))
-        self.sync(tx, context._transaction)
+        self.sync(tx, opened_by(context))
         wanted = [
             (row, column, value)
             for row, column, value in self.model.scan(tx, table)
@@ -77,7 +79,7 @@ class WorkingMachine(CrashingMachine):
         assert found == wanted[: span.get("limit")]
         options = context.table(table)._options
         paged = []
-        for cell in context._transaction.scan_cells(options.number, Span(), page=page, ttl_ms=options.ttl_ms):
+        for cell in opened_by(context).scan_cells(options.number, Span(), page=page, ttl_ms=options.ttl_ms):
             paged.append(cell)
             if cleans and not any(process.life.is_cut for process in self.processes):  # the cut is for their sessions
                 self.clean_up(self.watch)
@@ -85,7 +87,7 @@ class WorkingMachine(CrashingMachine):
 
     def do_versions(self, tx: Tx, context: TransactionContext, cell: Cell) -> None:
         found = context.table(cell[0]).versions(*cell[1:])
-        self.sync(tx, context._transaction)
+        self.sync(tx, opened_by(context))
         while found and found[-1] is None:
             found.pop()
         assert found == self.model.versions_of(tx, cell), cell
@@ -102,7 +104,7 @@ class WorkingMachine(CrashingMachine):
 
     def do_delete_row(self, tx: Tx, context: TransactionContext, table: str, row: bytes) -> None:
         context.table(table).delete_row(row)
-        self.sync(tx, context._transaction)
+        self.sync(tx, opened_by(context))
         for found, column, _ in list(self.model.scan(tx, table)):
             if found == row:
                 self.model.set(tx, (table, row, column), None)
