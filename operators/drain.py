@@ -10,7 +10,6 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
 from export_queue.hooks import ExportQueueHook, environment, resolve_sink
-from export_queue.hooks.arguments import one_of, parse_ranges, whole_number
 from export_queue.hooks.tasks import task_name
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ DRAIN_FIELDS = (
 )
 """Templated arguments that all drains have."""
 
-IF_LOCKED = ("wait", "skip", "fail")
-ON_ERROR = ("dead_letter", "fail")
+READ_OPTIONS = ("exporter", "ranges", "if_locked", "lock_timeout", "on_error", "max_dead")
+"""Arguments that go into the drain's request."""
 
 DRAIN_RENDERERS = {"sink_options": "json", "sink": "json", "ranges": "json"}
 """How the user interface shows them."""
@@ -103,27 +102,16 @@ class ExportQueueDrainOperator(BaseOperator):
 
         :returns: the report, as plain values.
         """
-        from export_queue.core.drain import drain
+        from export_queue.core.drain import DrainRequest, drain_as_requested
         from export_queue.core.locks import Owner
 
-        ranges = parse_ranges(self.ranges)
         sink = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
         task, attempt = task_name(context), uuid.uuid4().hex
+        raw = {name: getattr(self, name) for name in READ_OPTIONS}
+        options = {**raw, "owner": Owner(task, attempt), "drain_id": f"{task}#{attempt}"}
+        request = DrainRequest.read(self.queue_id, sink.spec.name, options)
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store, environment(sink.variables):
-            report = drain(
-                store,
-                self.queue_id,
-                sink.spec,
-                exporter=self.exporter or None,
-                ranges=ranges,
-                if_locked=one_of(self.if_locked, IF_LOCKED, what="if_locked"),
-                lock_timeout=self.lock_timeout,
-                on_error=one_of(self.on_error, ON_ERROR, what="on_error"),
-                max_dead=whole_number(self.max_dead, what="max_dead"),
-                owner=Owner(task=task, attempt=attempt),
-                drain_id=f"{task}#{attempt}",
-                on_progress=self._go_on,
-            )
+            report = drain_as_requested(store, sink.spec, request, on_progress=self._go_on)
         self.log.info("%s", report.line())
         return report.to_dict()
 

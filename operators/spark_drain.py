@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
+from export_queue.core.arguments import whole_number
 from export_queue.core.errors import ConfigurationError, DrainError, ExportQueueError, InvalidArgument
 from export_queue.core.references import is_reference
 from export_queue.hooks import Described, ExportQueueHook, environment, open_store, resolve_sink
-from export_queue.hooks.arguments import join_ranges, one_of, parse_ranges, whole_number
 from export_queue.hooks.connections import find_connection
 from export_queue.hooks.tasks import task_name
-from export_queue.operators.drain import DRAIN_FIELDS, DRAIN_RENDERERS, IF_LOCKED, ON_ERROR
+from export_queue.operators.drain import DRAIN_FIELDS, DRAIN_RENDERERS, READ_OPTIONS
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from export_queue.core.client import Store
     from export_queue.core.drain import DrainReport
     from export_queue.core.sinks import SinkSpec
+    from export_queue.core.spark import DrainArguments
     from export_queue.core.store import StoreSpec
 
 _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
@@ -138,27 +139,31 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
 
         :returns: the report, as plain values.
         """
-        ranges = parse_ranges(self.ranges)
-        rules = {
-            "if_locked": one_of(self.if_locked, IF_LOCKED, what="if_locked"),
-            "lock_timeout": self.lock_timeout,
-            "on_error": one_of(self.on_error, ON_ERROR, what="on_error"),
-            "max_dead": whole_number(self.max_dead, what="max_dead"),
-            "max_parallel": None if not self.max_parallel else whole_number(self.max_parallel, what="max_parallel"),
-        }
+        from export_queue.core.drain import DrainRequest
+        from export_queue.core.locks import Owner
+        from export_queue.core.spark import DrainArguments
+
         sink = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
         spec = dataclasses.replace(sink.spec, secrets={**sink.spec.secrets, **self.sink_secrets})
         self._store = ExportQueueHook(self.export_queue_conn_id).describe()
         self._task = task_name(context)
+        raw = {name: getattr(self, name) for name in READ_OPTIONS}
+        options = {**raw, "owner": Owner(self._task), "drain_id": f"{self._task}#{uuid.uuid4().hex}"}
+        arguments = DrainArguments(
+            store=dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret),
+            sink=spec,
+            request=DrainRequest.read(self.queue_id, spec.name, options),
+            max_parallel=whole_number(self.max_parallel, what="max_parallel") if self.max_parallel else None,
+        )
+        drain_id = arguments.request.drain_id
         passwords = {name: value for name, value in sink.variables.items() if f"env:{name}" in spec.secrets.values()}
         if self.store_secret is None:
             passwords |= self._store.variables
-        variables = self._prepare_spark(spec, has_passwords=bool(passwords))
+        variables = self._prepare_spark(arguments, has_passwords=bool(passwords))
         with open_store(self._store) as store:
-            report = self._nothing_to_drain(store, spec, ranges)
+            report = self._nothing_to_drain(store, arguments)
             if report is None:
-                drain_id = f"{self._task}#{uuid.uuid4().hex}"
-                self._describe_job(spec, ranges, rules, drain_id)
+                self._describe_job(arguments)
                 with environment({**variables, **passwords}):
                     self._submit(store, context, drain_id)
                 report = self._report(store, drain_id)
@@ -184,15 +189,13 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
 
     # -- before --------------------------------------------------------------------------------------------------
 
-    def _prepare_spark(self, spec: SinkSpec, *, has_passwords: bool) -> dict[str, str | None]:
+    def _prepare_spark(self, arguments: DrainArguments, *, has_passwords: bool) -> dict[str, str | None]:
         """Check that Spark can be reached the way the connection says; returns the variables it needs."""
-        assert self._store is not None
+        from export_queue.core.spark import refuse_remote_sqlite
+
         master, deploy_mode, binary = self._master()
         is_local = master.startswith("local")
-        if not is_local:
-            _refuse_sqlite(self._store.spec.url, f"the store of connection {self.export_queue_conn_id!r}", master)
-            for part in spec.leaves():
-                _refuse_sqlite(str(part.options.get("url", "")), f"the sink {part.name!r}", master)
+        refuse_remote_sqlite(master, arguments.store, arguments.sink)
         if deploy_mode == "cluster" and has_passwords:
             raise ConfigurationError(
                 "in cluster mode the driver does not get the environment of the worker, and a password is neither put "
@@ -228,43 +231,26 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             )
         return master, resolved["deploy_mode"], str(resolved["spark_binary"])
 
-    def _nothing_to_drain(self, store: Store, spec: SinkSpec, ranges: list[list[int]] | None) -> DrainReport | None:
+    def _nothing_to_drain(self, store: Store, arguments: DrainArguments) -> DrainReport | None:
         """Report zeros if nothing waits; a submission costs more than draining a million entries."""
         from export_queue.core.drain import DrainReport
-        from export_queue.core.queue import Range, bind_sink
+        from export_queue.core.queue import bind_sink, join_ranges
 
         queue = store.queue(self.queue_id)
         if queue.sink is not None:
             # Bound already: another sink is refused here, in a second, and not by the driver after many.
             with store.database.begin() as work:
-                bind_sink(work, queue, spec.name)
-        units = queue.split(ranges)
+                bind_sink(work, queue, arguments.sink.name)
+        units = queue.split(arguments.request.ranges)
         if units and store.waiting_ranges(self.queue_id, units):
             return None
         self.log.info("Nothing waits in queue %s; nothing is submitted", self.queue_id)
-        joined = join_ranges((unit.first, unit.end) for unit in units)
-        return DrainReport(
-            queue=self.queue_id, sink=spec.name, drain_id="", ranges=tuple(Range(first, end) for first, end in joined)
-        )
+        return DrainReport(queue=self.queue_id, sink=arguments.sink.name, drain_id="", ranges=join_ranges(units))
 
-    def _describe_job(
-        self, spec: SinkSpec, ranges: list[list[int]] | None, rules: dict[str, Any], drain_id: str
-    ) -> None:
-        from export_queue.core.spark import drain_job
+    def _describe_job(self, arguments: DrainArguments) -> None:
+        from export_queue.core.spark import describe_job
 
-        assert self._store is not None
-        job = drain_job(
-            queue_id=self.queue_id,
-            sink=spec,
-            store_url=self._store.spec.url + _pooler(self._store.spec),
-            store_schema=self._store.spec.schema,
-            store_secret=self.store_secret or self._store.spec.secret,
-            exporter=self.exporter or None,
-            ranges=ranges,
-            drain_id=drain_id,
-            owner_task=self._task,
-            **rules,
-        )
+        job = describe_job(arguments)
         self.application = job.application
         self.application_args = list(job.arguments)
         self.py_files = ",".join(part for part in (job.py_files, self.py_files) if part) or None
@@ -288,17 +274,3 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         if not found:
             raise DrainError(f"the Spark driver ended without a report; its log is above, its id is {drain_id}")
         return DrainReport.from_dict(found[0])
-
-
-def _refuse_sqlite(url: str, what: str, master: str) -> None:
-    if url.startswith("sqlite"):
-        raise ConfigurationError(
-            f"{what} is a SQLite file, which Spark's executors on {master} cannot reach",
-            hint="use PostgreSQL, or a master on this machine: local[N]",
-        )
-
-
-def _pooler(store: StoreSpec) -> str:
-    if not store.behind_pooler:
-        return ""
-    return ("&" if "?" in store.url else "?") + "behind_pooler=true"
