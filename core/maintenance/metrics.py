@@ -71,7 +71,7 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
         ),
         _gauges(
             "decided_last_day",
-            "Commits whose outcome was decided in the last 24 hours; a refused one had not arrived when it was asked for.",
+            "Commits whose outcome was decided in the last 24 hours; refused ones had not arrived when asked for.",
             "status",
             {status: decided.get(status, 0) for status in ("committed", "refused")},
         ),
