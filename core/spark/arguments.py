@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from export_queue.core.drain import DrainRequest, IfLocked, OnError, Rules
-from export_queue.core.errors import InvalidArgument
+from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.locks import Owner
 from export_queue.core.references import has_password, is_reference
 from export_queue.core.sinks import SinkSpec
@@ -85,7 +85,7 @@ class DrainArguments:
         try:
             values = json.loads(text)
             return cls(**values | {"sink": SinkSpec.from_dict(values["sink"])})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, SinkConfigurationError) as error:
             if isinstance(error, InvalidArgument):
                 raise
             raise InvalidArgument(f"expected the arguments of a drain job as one JSON object: {error}") from None
