@@ -1,6 +1,6 @@
 """The error tree of Export Queue.
 
-Every error says what it is about, what was expected and what was found, and carries two facts that
+Every error names its subject, the expected and the found, and carries two facts that
 callers act on: ``transient`` (trying again may help) and ``hint`` (what to do next)::
 
     ExportQueueError
@@ -311,7 +311,7 @@ class TooManyDeadLetters(DrainError):
 
 
 class EntriesNotSettled(DrainError):
-    """What the drain has to bring waits for older transactions that are still in progress."""
+    """The drain's entries wait for older transactions that are still in progress."""
 
     transient = True
     default_hint = (

@@ -73,7 +73,7 @@ def stop_background() -> None:
 
 def submit_twice(queue_id: str, options: dict[str, Any]) -> None:
     """Submit the same drain twice at once, as any program may: with ``spark-submit`` and the job's arguments."""
-    from export_queue import DrainReport, drain_job
+    from export_queue import DrainReport, Owner, StoreSpec, drain_job
     from export_queue.hooks import RedisSinkHook
 
     sink = RedisSinkHook("redis_default").describe(options)
@@ -93,9 +93,9 @@ def submit_twice(queue_id: str, options: dict[str, Any]) -> None:
         job = drain_job(
             queue_id=queue_id,
             sink=sink.spec,
-            store_url=settings.store_url(),
+            store=StoreSpec(url=settings.store_url()),
             drain_id=drain_id,
-            owner_task=drain_id,
+            owner=Owner(drain_id),
             master="local[1]",
         )
         command = [str(home / "bin" / "spark-submit"), "--master", "local[1]"]

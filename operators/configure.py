@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from export_queue.core.arguments import whole_number
 from export_queue.hooks import ExportQueueHook
-from export_queue.hooks.arguments import whole_number
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

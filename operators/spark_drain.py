@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import uuid
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
+from export_queue.core.arguments import whole_number
 from export_queue.core.errors import ConfigurationError, DrainError, ExportQueueError, InvalidArgument
 from export_queue.core.references import is_reference
-from export_queue.hooks import Described, ExportQueueHook, environment, open_store, resolve_sink
-from export_queue.hooks.arguments import join_ranges, one_of, parse_ranges, whole_number
+from export_queue.hooks import Described, ExportQueueHook, environment, open_store
 from export_queue.hooks.connections import find_connection
 from export_queue.hooks.tasks import task_name
-from export_queue.operators.drain import DRAIN_FIELDS, DRAIN_RENDERERS, IF_LOCKED, ON_ERROR
+from export_queue.operators.drain_task import DrainTask
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
 
 if TYPE_CHECKING:
@@ -24,43 +23,27 @@ if TYPE_CHECKING:
 
     from export_queue.core.client import Store
     from export_queue.core.drain import DrainReport
-    from export_queue.core.sinks import SinkSpec
+    from export_queue.core.spark import DrainArguments
     from export_queue.core.store import StoreSpec
 
 _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
 
 
-class ExportQueueSparkDrainOperator(SparkSubmitOperator):
+class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
     """Drain a queue into a sink on Spark: one submission, whose tasks are the ranges that have work.
 
     Where nothing waits, nothing is submitted. To spread a drain over several submissions, map the operator over
     groups of ranges: ``ExportQueueSparkDrainOperator.partial(…).expand(ranges=sensor.output)`` with an
     :class:`~export_queue.sensors.ExportQueueSensor` that has ``groups=N``.
 
-    Success means: every entry of the ranges that was committed before the drain started is in the sink or is a dead
-    letter.
-
     Passwords reach the driver through the environment of ``spark-submit``; they are in no argument, no configuration,
     no rendered field and no log. In cluster modes, which do not pass the environment on, give references to what the
     cluster mounts: ``store_secret`` and ``sink_secrets``.
 
-    :param queue_id: the queue. (templated)
-    :param sink_conn_id: connection of the sink, whose type says what the sink is: ``redis``, ``postgres`` or
-        ``sqlite``. (templated)
-    :param sink_options: what the connection does not say, such as ``{"key": "customer:{id}"}``. (templated)
-    :param sink: instead of ``sink_conn_id``: a sink's description, or the import path ``module:factory`` of one of
-        your own. (templated)
-    :param exporter: import path ``module:name`` of what turns entries into puts and deletes; Spark's Python must be
-        able to import it. By default the key is the record's id and the value its document. (templated)
-    :param ranges: ranges of buckets, ``[[0, 101], …]``; None for all that have work. (templated)
-    :param if_locked: what to do about a range that another drain works on: ``wait`` for it, ``skip`` it, or
-        ``fail``. (templated)
-    :param lock_timeout: seconds to wait for such ranges.
-    :param on_error: what becomes of an entry that the exporter or the sink rejects: ``dead_letter`` sets it aside,
-        ``fail`` stops the drain. (templated)
-    :param max_dead: the most entries that may be set aside. (templated)
-    :param max_parallel: the most ranges that are drained at once; by default as many as Spark has cores. (templated)
-    :param export_queue_conn_id: connection of the store. (templated)
+    :class:`~export_queue.operators.drain_task.DrainTask` has the arguments of every drain, and the meaning of success.
+    Spark's Python must be able to import the exporter.
+
+    :param max_parallel: most ranges that are drained at once; by default as many as Spark has cores. (templated)
     :param spark_conn_id: connection of Spark, of the type ``spark``, whose host is the master, such as ``local[2]`` or
         ``spark://host:7077``. (templated)
     :param spark_home: folder of a virtual environment or of a Spark distribution with ``bin/spark-submit``; by default
@@ -74,30 +57,18 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
 
     template_fields: Collection[str] = (  # type: ignore[assignment]
         *SparkSubmitOperator.template_fields,
-        *DRAIN_FIELDS,
+        *DrainTask.template_fields,
         "max_parallel",
         "spark_conn_id",
         "spark_home",
         "spark_python",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = DRAIN_RENDERERS
     ui_color = "#fdebd0"
 
     def __init__(
         self,
         *,
-        queue_id: str,
-        sink_conn_id: str | None = None,
-        sink_options: Mapping[str, Any] | str | None = None,
-        sink: SinkSpec | Mapping[str, Any] | str | None = None,
-        exporter: str | None = None,
-        ranges: Any = None,
-        if_locked: str = "wait",
-        lock_timeout: float = 600.0,
-        on_error: str = "dead_letter",
-        max_dead: int | str = 1000,
         max_parallel: int | str | None = None,
-        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         spark_conn_id: str = "spark_default",
         spark_home: str | None = None,
         spark_python: str | None = None,
@@ -107,20 +78,9 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         durable: bool = False,
         **kwargs: Any,
     ) -> None:
-        # Taking up an earlier submission is never right: what it drained is gone from the queue anyway.
+        # durable=True would take up an earlier submission, whose entries are gone from the queue anyway.
         super().__init__(name=name, durable=durable, conn_id=spark_conn_id, **kwargs)
-        self.queue_id = queue_id
-        self.sink_conn_id = sink_conn_id
-        self.sink_options = sink_options
-        self.sink = sink
-        self.exporter = exporter
-        self.ranges = ranges
-        self.if_locked = if_locked
-        self.lock_timeout = lock_timeout
-        self.on_error = on_error
-        self.max_dead = max_dead
         self.max_parallel = max_parallel
-        self.export_queue_conn_id = export_queue_conn_id
         self.spark_conn_id = spark_conn_id
         self.spark_home = spark_home
         self.spark_python = spark_python
@@ -138,27 +98,27 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
 
         :returns: the report, as plain values.
         """
-        ranges = parse_ranges(self.ranges)
-        rules = {
-            "if_locked": one_of(self.if_locked, IF_LOCKED, what="if_locked"),
-            "lock_timeout": self.lock_timeout,
-            "on_error": one_of(self.on_error, ON_ERROR, what="on_error"),
-            "max_dead": whole_number(self.max_dead, what="max_dead"),
-            "max_parallel": None if not self.max_parallel else whole_number(self.max_parallel, what="max_parallel"),
-        }
-        sink = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
+        from export_queue.core.spark import DrainArguments
+
+        sink = self.describe_sink()
         spec = dataclasses.replace(sink.spec, secrets={**sink.spec.secrets, **self.sink_secrets})
         self._store = ExportQueueHook(self.export_queue_conn_id).describe()
         self._task = task_name(context)
+        arguments = DrainArguments(
+            store=dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret),
+            sink=spec,
+            request=self.request(self._task, sink_name=spec.name),
+            max_parallel=whole_number(self.max_parallel, what="max_parallel") if self.max_parallel else None,
+        )
+        drain_id = arguments.request.drain_id
         passwords = {name: value for name, value in sink.variables.items() if f"env:{name}" in spec.secrets.values()}
         if self.store_secret is None:
             passwords |= self._store.variables
-        variables = self._prepare_spark(spec, has_passwords=bool(passwords))
+        variables = self._prepare_spark(arguments, has_passwords=bool(passwords))
         with open_store(self._store) as store:
-            report = self._nothing_to_drain(store, spec, ranges)
+            report = self._nothing_to_drain(store, arguments)
             if report is None:
-                drain_id = f"{self._task}#{uuid.uuid4().hex}"
-                self._describe_job(spec, ranges, rules, drain_id)
+                self._describe_job(arguments)
                 with environment({**variables, **passwords}):
                     self._submit(store, context, drain_id)
                 report = self._report(store, drain_id)
@@ -184,20 +144,18 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
 
     # -- before --------------------------------------------------------------------------------------------------
 
-    def _prepare_spark(self, spec: SinkSpec, *, has_passwords: bool) -> dict[str, str | None]:
-        """Check that Spark can be reached the way the connection says; returns the variables it needs."""
-        assert self._store is not None
+    def _prepare_spark(self, arguments: DrainArguments, *, has_passwords: bool) -> dict[str, str | None]:
+        """Check that the connection leads to Spark, and return the variables that Spark needs."""
+        from export_queue.core.spark import refuse_remote_sqlite
+
         master, deploy_mode, binary = self._master()
         is_local = master.startswith("local")
-        if not is_local:
-            _refuse_sqlite(self._store.spec.url, f"the store of connection {self.export_queue_conn_id!r}", master)
-            for part in spec.leaves():
-                _refuse_sqlite(str(part.options.get("url", "")), f"the sink {part.name!r}", master)
+        refuse_remote_sqlite(master, arguments.store, arguments.sink)
         if deploy_mode == "cluster" and has_passwords:
             raise ConfigurationError(
                 "in cluster mode the driver does not get the environment of the worker, and a password is neither put "
                 "on a command line nor into Spark's configuration",
-                hint="give store_secret= and sink_secrets= as references to what the cluster mounts, such as "
+                hint="give store_secret= and sink_secrets= as references to files that the cluster mounts, such as "
                 "file:/run/secrets/store",
             )
         programs = find_spark(self.spark_home or configured_spark_home(), binary=binary)
@@ -228,43 +186,26 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
             )
         return master, resolved["deploy_mode"], str(resolved["spark_binary"])
 
-    def _nothing_to_drain(self, store: Store, spec: SinkSpec, ranges: list[list[int]] | None) -> DrainReport | None:
+    def _nothing_to_drain(self, store: Store, arguments: DrainArguments) -> DrainReport | None:
         """Report zeros if nothing waits; a submission costs more than draining a million entries."""
         from export_queue.core.drain import DrainReport
-        from export_queue.core.queue import Range, bind_sink
+        from export_queue.core.queue import bind_sink, join_ranges
 
         queue = store.queue(self.queue_id)
         if queue.sink is not None:
-            # Bound already: another sink is refused here, in a second, and not by the driver after many.
+            # Another sink than the bound one is refused here, in a second, and not by the driver after many.
             with store.database.begin() as work:
-                bind_sink(work, queue, spec.name)
-        units = queue.split(ranges)
+                bind_sink(work, queue, arguments.sink.name)
+        units = queue.split(arguments.request.ranges)
         if units and store.waiting_ranges(self.queue_id, units):
             return None
         self.log.info("Nothing waits in queue %s; nothing is submitted", self.queue_id)
-        joined = join_ranges((unit.first, unit.end) for unit in units)
-        return DrainReport(
-            queue=self.queue_id, sink=spec.name, drain_id="", ranges=tuple(Range(first, end) for first, end in joined)
-        )
+        return DrainReport(queue=self.queue_id, sink=arguments.sink.name, drain_id="", ranges=join_ranges(units))
 
-    def _describe_job(
-        self, spec: SinkSpec, ranges: list[list[int]] | None, rules: dict[str, Any], drain_id: str
-    ) -> None:
-        from export_queue.core.spark import drain_job
+    def _describe_job(self, arguments: DrainArguments) -> None:
+        from export_queue.core.spark import describe_job
 
-        assert self._store is not None
-        job = drain_job(
-            queue_id=self.queue_id,
-            sink=spec,
-            store_url=self._store.spec.url + _pooler(self._store.spec),
-            store_schema=self._store.spec.schema,
-            store_secret=self.store_secret or self._store.spec.secret,
-            exporter=self.exporter or None,
-            ranges=ranges,
-            drain_id=drain_id,
-            owner_task=self._task,
-            **rules,
-        )
+        job = describe_job(arguments)
         self.application = job.application
         self.application_args = list(job.arguments)
         self.py_files = ",".join(part for part in (job.py_files, self.py_files) if part) or None
@@ -288,17 +229,3 @@ class ExportQueueSparkDrainOperator(SparkSubmitOperator):
         if not found:
             raise DrainError(f"the Spark driver ended without a report; its log is above, its id is {drain_id}")
         return DrainReport.from_dict(found[0])
-
-
-def _refuse_sqlite(url: str, what: str, master: str) -> None:
-    if url.startswith("sqlite"):
-        raise ConfigurationError(
-            f"{what} is a SQLite file, which Spark's executors on {master} cannot reach",
-            hint="use PostgreSQL, or a master on this machine: local[N]",
-        )
-
-
-def _pooler(store: StoreSpec) -> str:
-    if not store.behind_pooler:
-        return ""
-    return ("&" if "?" in store.url else "?") + "behind_pooler=true"

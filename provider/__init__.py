@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         TransactionTimeout,
         UnknownQueue,
     )
+    from export_queue.core.locks import Owner
     from export_queue.core.queue import DeadLetter, DeadLetterFilter, Range, bucket
     from export_queue.core.retry import Retry
     from export_queue.core.sinks import (
@@ -114,6 +115,7 @@ __all__ = [
     "Operations",
     "OptionsDiffer",
     "Outcome",
+    "Owner",
     "Participant",
     "Put",
     "Range",
@@ -161,6 +163,7 @@ __all__ = [
 _ROOMS = {
     "client": "Store TransactionContext",
     "drain": "DrainReport Entry drain readmit",
+    "locks": "Owner",
     "queue": "DeadLetter DeadLetterFilter Range bucket",
     "sinks": (
         "ApplyResult Capabilities ControlRecord Delete ElasticsearchSink MemorySink Operations Put RedisSink Rejection "

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 
+from export_queue.core.arguments import parse_ranges, whole_number
 from export_queue.hooks import ExportQueueHook
-from export_queue.hooks.arguments import join_ranges, parse_ranges, whole_number
 from export_queue.triggers import ExportQueueTrigger, find_waiting
 
 if TYPE_CHECKING:
@@ -101,10 +101,13 @@ def group_ranges(waiting: Sequence[Sequence[int]], groups: int) -> list[list[lis
     :param groups: the most groups to form.
     :returns: groups of ranges, ascending, with neighbours joined.
     """
+    from export_queue.core.queue import Range, join_ranges
+
     dealt: list[list[Sequence[int]]] = [[] for _ in range(min(groups, len(waiting)))]
     weights = [0] * len(dealt)
     for unit in sorted(waiting, key=lambda unit: (-unit[2], unit[0])):
         lightest = weights.index(min(weights))
         dealt[lightest].append(unit)
         weights[lightest] += max(unit[2], 1)
-    return sorted(join_ranges(units) for units in dealt)
+    joined = [join_ranges(Range(first, end) for first, end, _ in units) for units in dealt]
+    return [[part.to_json() for part in group] for group in sorted(joined)]

@@ -20,7 +20,7 @@ class Batch:
     """The operations of one chunk on their way into the sink.
 
     Use: while :meth:`next_round` gives operations, send them and hand what became of them to
-    :meth:`settle`.
+    :meth:`record`.
 
     :param operations: all that the exporter produced for the chunk.
     :param dead: entries that are dead already, by position in the chunk: the exporter failed on them.
@@ -51,7 +51,7 @@ class Batch:
         self._round, self._pending = next_round(self.operations, self._pending), ()
         return self._round.operations
 
-    def settle(self, *, written: int, stale: int, rejected: Iterable[tuple[int, Failure]] = ()) -> None:
+    def record(self, *, written: int, stale: int, rejected: Iterable[tuple[int, Failure]] = ()) -> None:
         """Take in what became of a whole round.
 
         :param written: operations that the sink wrote.

@@ -4,48 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from export_queue.core.drain.batch import Batch
 from export_queue.core.drain.exporters import Exporter, Failure
 from export_queue.core.drain.report import Counts
+from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.sending import Sender, Sent
-from export_queue.core.drain.transient import DRAIN_RETRY, call_again
-from export_queue.core.errors import AmbiguousRecord, EntryRejected, InvalidArgument, TooManyDeadLetters
+from export_queue.core.drain.transient import call_again
+from export_queue.core.errors import AmbiguousRecord, EntryRejected, TooManyDeadLetters
 from export_queue.core.queue import DeadLetter, Entries, Queue
-from export_queue.core.retry import Retry
 from export_queue.core.sinks import Operations
-
-OnError = Literal["dead_letter", "fail"]
-
-CHUNK_ROWS = 10_000
-CHUNK_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """How a drain treats what goes wrong, and how much it holds in memory.
-
-    :param drain: id of the drain; dead letters name it.
-    :param on_error: set rejected entries aside, or stop at the first.
-    :param max_dead: more rejected entries than this are a bug, not data.
-    :param chunk_rows: most entries per chunk.
-    :param chunk_bytes: about the most bytes per chunk.
-    :param retry: how transient errors are met.
-    """
-
-    drain: str
-    on_error: OnError = "dead_letter"
-    max_dead: int = 1000
-    chunk_rows: int = CHUNK_ROWS
-    chunk_bytes: int = CHUNK_BYTES
-    retry: Retry = DRAIN_RETRY
-
-    def __post_init__(self) -> None:
-        if self.on_error not in ("dead_letter", "fail"):
-            raise InvalidArgument(f"on_error is 'dead_letter' or 'fail', found {self.on_error!r}")
-        if type(self.max_dead) is not int or self.max_dead < 0:
-            raise InvalidArgument(f"max_dead is a whole number from 0, found {self.max_dead!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,39 +31,39 @@ class ChunkWriter:
 
     :param queue: the queue that the chunks are of.
     :param exporter: makes operations of entries, open.
-    :param rules: what is done about rejected entries.
+    :param request: what is done about rejected entries.
     """
 
     queue: Queue
     exporter: Exporter
-    rules: Rules
+    request: DrainRequest
     _dead: int = 0
 
     def apply(self, entries: Entries, sender: Sender) -> Applied:
         """Bring a chunk into the sink; only when this returns may it be removed (I7).
 
         :param sender: the way into the sink.
-        :raises EntryRejected: an entry was rejected, and the rules say to stop.
-        :raises TooManyDeadLetters: more of them were rejected than the rules allow.
+        :raises EntryRejected: an entry was rejected, and the request says to stop.
+        :raises TooManyDeadLetters: more of them were rejected than the request allows.
         :raises AmbiguousRecord: two entries of one transaction put different documents into one record.
         """
         refused: set[int] = set()
 
         def refuse(entry: int, failure: Failure) -> None:
             refused.add(entry)
-            if self.rules.on_error == "fail":
+            if self.request.on_error == "fail":
                 raise EntryRejected(f"{self._shown(entries, entry)}: {failure.error_class}: {failure.reason}")
-            if self._dead + len(refused) > self.rules.max_dead:
-                raise too_many(self.rules, f"{self._shown(entries, entry)}: {failure.error_class}: {failure.reason}")
+            if self._dead + len(refused) > self.request.max_dead:
+                raise too_many(self.request, f"{self._shown(entries, entry)}: {failure.error_class}: {failure.reason}")
 
-        exported = call_again(self.rules.retry, lambda: self.exporter.export(self.queue, entries), check=sender.check)
+        exported = call_again(self.request.retry, lambda: self.exporter.export(self.queue, entries), check=sender.check)
         for entry, failure in exported.failures.items():
             refuse(entry, failure)
         batch = Batch(exported.operations, dict(exported.failures))
         try:
             while (operations := batch.next_round()) is not None:
                 sent = self._send(sender, operations, refuse)
-                batch.settle(written=sent.written, stale=sent.stale, rejected=sent.rejected)
+                batch.record(written=sent.written, stale=sent.stale, rejected=sent.rejected)
         except AmbiguousRecord as error:
             one, other = (self._shown(entries, batch.operations.entries[i]) for i in error.positions)
             raise AmbiguousRecord(f"{error.message}: from {one} and {other}") from error
@@ -117,15 +85,15 @@ class ChunkWriter:
                 value=entries.values[i],
                 reason=failure.reason,
                 error_class=failure.error_class,
-                drain=self.rules.drain,
+                drain=self.request.drain_id,
             )
             for i, failure in sorted(dead.items())
         ]
 
 
-def too_many(rules: Rules, example: str) -> TooManyDeadLetters:
+def too_many(request: DrainRequest, example: str) -> TooManyDeadLetters:
     """Say that the limit is passed, with one of the reasons."""
-    return TooManyDeadLetters(f"more than max_dead={rules.max_dead} entries were rejected; the last one: {example}")
+    return TooManyDeadLetters(f"more than max_dead={request.max_dead} entries were rejected; the last one: {example}")
 
 
 def _counts(entries: Entries, batch: Batch) -> Counts:

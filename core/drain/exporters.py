@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import ExporterError
 from export_queue.core.queue import Entries, Queue
-from export_queue.core.retry import is_transient
+from export_queue.core.references import import_object
+from export_queue.core.retry import Retry, is_transient
 from export_queue.core.sinks import Delete, Operations, OperationsBuilder, Put
 
 
@@ -144,7 +146,10 @@ class FunctionExporter:
             raise ExporterError(f"{method}() of exporter {self.name} failed: {Failure.of(error)}") from error
 
 
-def load_exporter(exporter: str | object | None) -> Exporter:
+_HINT = "the module must be importable where the drain runs, on Spark's executors too"
+
+
+def load_exporter(exporter: object | None) -> Exporter:
     """Find an exporter.
 
     :param exporter: ``"module:name"``, a function of one entry, an object with a method
@@ -156,7 +161,7 @@ def load_exporter(exporter: str | object | None) -> Exporter:
     if exporter is None:
         return CopyExporter()
     name = exporter if isinstance(exporter, str) else _name_of(exporter)
-    found = _import(exporter) if isinstance(exporter, str) else exporter
+    found = import_object(exporter, error=ExporterError, hint=_HINT) if isinstance(exporter, str) else exporter
     if isinstance(found, type):
         try:
             found = found()
@@ -172,23 +177,14 @@ def load_exporter(exporter: str | object | None) -> Exporter:
     )
 
 
-def _import(path: str) -> object:
-    module_name, colon, attribute = path.partition(":")
-    if not (module_name and colon and attribute):
-        raise ExporterError(f"exporter {path!r} is no import path", hint='write it as "module:name"')
+@contextlib.contextmanager
+def opened_exporter(exporter: Exporter, retry: Retry) -> Iterator[Exporter]:
+    """Open an exporter and close it at the end, whatever happens."""
+    call_again(retry, exporter.open)
     try:
-        found: object = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ExporterError(
-            f"exporter {path!r} cannot be imported: {error}",
-            hint="the module must be importable where the drain runs, on Spark's executors too",
-        ) from error
-    for part in attribute.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError as error:
-            raise ExporterError(f"exporter {path!r} cannot be found: {error}") from error
-    return found
+        yield exporter
+    finally:
+        exporter.close()
 
 
 def _name_of(exporter: object) -> str:

@@ -24,7 +24,8 @@ class LeaseKeeper:
     :param leases: what was claimed.
     :param lease_seconds: how long a claim or renewal lasts; renewals come three times as often.
     :param claimed_at: ``clock()`` *before* the claim was made, so that a pause since then counts.
-    :param clock: seconds that go on while the process is stopped.
+    :param clock: tells seconds; it goes on while the process is stopped.
+    :param wait: waits for an event, for a number of seconds at most; tells whether the event has come.
     """
 
     def __init__(
@@ -35,11 +36,13 @@ class LeaseKeeper:
         lease_seconds: float,
         claimed_at: float,
         clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         self._database = database
         self._leases = list(leases)
         self._lease_seconds = lease_seconds
         self._clock = clock
+        self._wait = wait
         self._valid_until = claimed_at + lease_seconds
         self._lost: LeaseLost | None = None
         self._trouble: Exception | None = None
@@ -80,7 +83,7 @@ class LeaseKeeper:
             self._leases.remove(lease)
 
     def _renew_until_stopped(self) -> None:
-        while not self._stop.wait(self._lease_seconds / 3) and self._lost is None:
+        while not self._wait(self._stop, self._lease_seconds / 3) and self._lost is None:
             with self._mutex:
                 asked_at = self._clock()
                 try:

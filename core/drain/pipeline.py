@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from export_queue.core.drain.chunk import Applied, ChunkWriter, Rules, too_many
+from export_queue.core.drain.chunk import Applied, ChunkWriter, too_many
 from export_queue.core.drain.exporters import Exporter
-from export_queue.core.drain.fencing import sink_of_unit
+from export_queue.core.drain.fenced import sink_of_unit
 from export_queue.core.drain.report import Counts, Problem, RangeReport, total
+from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.sending import Sender
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import DrainError
@@ -44,7 +45,7 @@ def drain_ranges(
     snapshot: Snapshot,
     sink: Sink | FencedSink,
     exporter: Exporter,
-    rules: Rules,
+    request: DrainRequest,
     *,
     check: Callable[[], None],
     on_chunk: OnChunk | None = None,
@@ -57,16 +58,16 @@ def drain_ranges(
     :param snapshot: what is read.
     :param sink: where operations go, admitted and open.
     :param exporter: makes operations of entries, open.
-    :param rules: what is done about rejected entries.
+    :param request: what is done about rejected entries, and how large chunks are.
     :param check: called before each batch; raises LeaseLost if a lease is known to be lost.
     :param on_chunk: called with the counts of each chunk that has left the queue.
     :returns: one report a lease, in their order, each as soon as its range is done. An error is in the reports
         of the ranges that it kept from being done; it is never raised, so that no counts are lost.
     """
-    writer = ChunkWriter(queue, exporter, rules)
-    senders = [Sender(sink_of_unit(sink, queue, lease), rules.retry, check) for lease in leases]
+    writer = ChunkWriter(queue, exporter, request)
+    senders = [Sender(sink_of_unit(sink, queue, lease), request.retry, check) for lease in leases]
     whole_keys = sink.capabilities.fenced
-    return _Pipeline(database, queue, leases, snapshot, rules, writer, senders, whole_keys, on_chunk).run()
+    return _Pipeline(database, queue, leases, snapshot, request, writer, senders, whole_keys, on_chunk).run()
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ class _Pipeline:
     queue: Queue
     leases: Sequence[Lease]
     snapshot: Snapshot
-    rules: Rules
+    request: DrainRequest
     writer: ChunkWriter
     senders: Sequence[Sender]
     """By lease."""
@@ -100,7 +101,7 @@ class _Pipeline:
             # What was acknowledged before an error is removed all the same.
             while self.removals:
                 try:
-                    self._settle_removal()
+                    self._await_removal()
                 except Exception as error:
                     trouble = trouble or error
         yield from self._report(len(self.leases), trouble)
@@ -118,7 +119,7 @@ class _Pipeline:
                 raise
             self.removals.append((at, applied, store_thread.submit(self._remove, self.leases[at], applied)))
             if len(self.removals) > 1:
-                self._settle_removal()
+                self._await_removal()
             # The one removal under way is of this range: those before it are done.
             yield from self._report(at, None)
         self.read_out = len(self.leases)
@@ -132,7 +133,7 @@ class _Pipeline:
             problem = None if cause is None else Problem.of(cause)
             yield RangeReport(range=self.leases[at].range, problem=problem, cause=cause, **total(self.parts[at]))
 
-    def _settle_removal(self) -> None:
+    def _await_removal(self) -> None:
         at, applied, removed = self.removals.popleft()
         try:
             removed.result()
@@ -149,14 +150,14 @@ class _Pipeline:
     def _read(self, at: int, after: Position | None) -> tuple[int, Entries] | None:
         """Read the next chunk that is not empty, from a place in the range of one lease on."""
         while at < len(self.leases):
-            entries = call_again(self.rules.retry, lambda: self._read_once(self.leases[at], after))  # noqa: B023
+            entries = call_again(self.request.retry, lambda: self._read_once(self.leases[at], after))  # noqa: B023
             if entries:
                 return at, entries
             at, after = at + 1, None
         return None
 
     def _read_once(self, lease: Lease, after: Position | None) -> Entries:
-        rules = self.rules
+        request = self.request
         with self.database.read() as work:
             return read_entries(
                 work,
@@ -164,13 +165,13 @@ class _Pipeline:
                 self.snapshot,
                 lease.range,
                 after=after,
-                rows=rules.chunk_rows,
-                size=rules.chunk_bytes,
+                rows=request.chunk_rows,
+                size=request.chunk_bytes,
                 whole_keys=self.whole_keys,
             )
 
     def _remove(self, lease: Lease, applied: Applied) -> None:
-        call_again(self.rules.retry, lambda: self._remove_once(lease, applied))
+        call_again(self.request.retry, lambda: self._remove_once(lease, applied))
 
     def _remove_once(self, lease: Lease, applied: Applied) -> None:
         """Remove a chunk in a critical section: the lease cannot be taken over before it is gone (I10)."""
@@ -185,5 +186,5 @@ class _Pipeline:
             if dead:
                 dead_letter(work, self.queue, dead)
                 # Other tasks of this drain bury too: only the store knows how many there are in all.
-                if count_dead(work, self.queue, DeadLetterFilter(drain=self.rules.drain)) > self.rules.max_dead:
-                    raise too_many(self.rules, f"{dead[-1].error_class}: {dead[-1].reason}")
+                if count_dead(work, self.queue, DeadLetterFilter(drain=self.request.drain_id)) > self.request.max_dead:
+                    raise too_many(self.request, f"{dead[-1].error_class}: {dead[-1].reason}")

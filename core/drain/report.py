@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from export_queue.core import errors
 from export_queue.core.errors import DrainError, ExportQueueError
-from export_queue.core.queue import Range
+from export_queue.core.queue import Range, join_ranges
 from export_queue.core.retry import is_transient
 
 
@@ -161,17 +161,6 @@ class DrainReport(Counts):
         if self.skipped:
             return f"{text}; skipped {_ranges_text(self.skipped)}, which others hold"
         return text
-
-
-def join_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Sort ranges and join neighbours."""
-    joined: list[Range] = []
-    for part in sorted(ranges):
-        if joined and joined[-1].end >= part.first:
-            joined[-1] = Range(joined[-1].first, max(joined[-1].end, part.end))
-        else:
-            joined.append(part)
-    return tuple(joined)
 
 
 def _ranges_text(ranges: Sequence[Range]) -> str:

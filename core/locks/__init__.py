@@ -4,6 +4,7 @@ from export_queue.core.locks.lockbox import (
     Holder,
     Lease,
     Owner,
+    check_leases,
     claim,
     hold,
     holders,
@@ -12,4 +13,4 @@ from export_queue.core.locks.lockbox import (
     revoke,
 )
 
-__all__ = ["Holder", "Lease", "Owner", "claim", "hold", "holders", "release", "renew", "revoke"]
+__all__ = ["Holder", "Lease", "Owner", "check_leases", "claim", "hold", "holders", "release", "renew", "revoke"]

@@ -9,8 +9,11 @@ Source: Druid's interval locks and critical actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import os
+import socket
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from export_queue.core.errors import LeaseLost
@@ -22,12 +25,18 @@ DRAIN_PRIORITY = 75
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who asks: a task, and one attempt of it."""
+    """A task, and one attempt of it."""
 
     task: str
     """The same over retries, such as dag/run/task/map index: a new attempt takes over what an older one holds."""
-    attempt: str
-    """Different for every incarnation."""
+    attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Different for every attempt; by default a new one."""
+
+    @classmethod
+    def unique(cls) -> Owner:
+        """Make an owner that no other drain shares."""
+        attempt = uuid.uuid4().hex
+        return cls(f"{socket.gethostname()}/{os.getpid()}/{attempt}", attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +151,27 @@ def hold(work: Work, lease: Lease) -> None:
     _require(work, [lease], shared=True)
 
 
+def check_leases(database: Database, leases: Sequence[Lease]) -> None:
+    """Look whether leases are still held; a lease may be lost right behind the look.
+
+    :raises LeaseLost: one of them has expired, was revoked or taken over.
+    """
+    with database.read() as work:
+        now = work.now()
+        held = {
+            row["fence"]
+            for number in {lease.queue for lease in leases}
+            for row in queries.locks.of_queue(work, number, now=now)
+        }
+    _refuse_lost(leases, held)
+
+
 def _require(work: Work, leases: Sequence[Lease], *, shared: bool) -> None:
     held = queries.locks.select_held(work, [lease.fence for lease in leases], now=work.now(), shared=shared)
+    _refuse_lost(leases, held)
+
+
+def _refuse_lost(leases: Sequence[Lease], held: Collection[int]) -> None:
     for lease in leases:
         if lease.fence not in held:
             raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired or was taken over")

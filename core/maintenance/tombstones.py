@@ -6,9 +6,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from export_queue.core.drain import opened_sink
 from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.sinks import Sink, SinkSpec, SweepableSink
+from export_queue.core.sinks import Sink, SinkSpec, SweepableSink, opened_sink
 from export_queue.core.store import Database, queries
 
 

@@ -7,7 +7,7 @@ LONGEST_MS = 300_000
 
 
 def delay_ms(attempts: int, jitter: float) -> int:
-    """Return how long to wait after a failure: doubled each time, and spread so that what failed together parts.
+    """Return the wait after a failure: it doubles each time, and its spread parts observers that failed together.
 
     :param attempts: how often it has failed, 1 or more.
     :param jitter: 0 to 1, at random.

@@ -1,4 +1,4 @@
-"""Observers that failed: what is told of them, and how it is kept."""
+"""Failures of observers: their text, and the rows that keep them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ObserverFailure:
 
 
 def observer_failures(work: Reading, *, limit: int) -> list[ObserverFailure]:
-    """Read what failed and still waits, the next to be tried first."""
+    """Read the failures whose notifications still wait, the next to be tried first."""
     return [
         ObserverFailure(row["name"], row["row_key"], row["column_key"], row["attempts"], row["next_ms"], row["error"])
         for row in queries.notifications.failures(work, limit=limit)

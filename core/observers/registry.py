@@ -17,9 +17,9 @@ __all__ = ["Observer", "Observers"]
 
 
 class Observers:
-    """What this process calls for which column.
+    """The functions that this process calls, by column.
 
-    :param bind: makes what a function is given from its transaction.
+    :param bind: makes a function's argument from its transaction.
     :param random: spreads the work of several processes, and the waits of observers that failed.
     """
 
@@ -64,7 +64,7 @@ class Observers:
     def process(
         self, *, limit: int | None = None, timeout: float | None = None, stop: Callable[[], bool] | None = None
     ) -> Processed:
-        """Call observers for what is due now; see :meth:`Store.process_notifications`."""
+        """Call observers for the notifications that are due now; see :meth:`Store.process_notifications`."""
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidArgument(f"limit: expected a number of notifications from 1 on, found {limit!r}")
         if not self._known:
@@ -76,7 +76,7 @@ class Observers:
         )
 
     def failures(self, *, limit: int) -> list[ObserverFailure]:
-        """Read what failed and still waits, in whatever process."""
+        """Read the failures of all processes whose notifications still wait."""
         with self._database.read() as work:
             return observer_failures(work, limit=limit)
 

@@ -1,4 +1,4 @@
-"""One round over what is due: which notifications, in which order, and what became of each."""
+"""One round over the notifications that are due: their order, and the end of each."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from export_queue.core.errors import ConflictError
 from export_queue.core.observers.backoff import delay_ms
 from export_queue.core.observers.failures import describe
-from export_queue.core.store import Database, Snapshot, notification_key, queries
+from export_queue.core.store import Cell, Database, Snapshot, notification_key, queries
 from export_queue.core.tables import ObserverKind, TableOptions
 from export_queue.core.transactions import OpenTransaction, take_snapshot
 
 PAGE = 256
 """Notifications of one column that are read at once, and shuffled."""
 MOST_COUNTED = 1_000
-"""How far what is left is counted."""
+"""The count of notifications that are left goes no further."""
 
 Observer = Callable[[Any, bytes, bytes], object]
 """Called with a transaction, the row and the column."""
@@ -30,7 +30,7 @@ log = logging.getLogger("export_queue.observers")
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One column and what is called for it."""
+    """One column and the function that is called for it."""
 
     table: TableOptions
     column: bytes
@@ -45,7 +45,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processed:
-    """What a round did, one notification each."""
+    """The notifications of one round, counted by their ends."""
 
     done: int = 0
     """Worked off by a transaction that has committed."""
@@ -70,7 +70,7 @@ class Processed:
 
 
 class _End(Enum):
-    """What became of one notification."""
+    """The end of one notification in a round."""
 
     DONE = "done"
     CONFLICTED = "conflicted"
@@ -83,7 +83,7 @@ class _Lane:
     """How far one column has been gone through."""
 
     observation: Observation
-    after: queries.notifications.Place | None = None
+    after: queries.notifications.NotificationKey | None = None
     tried: set[bytes] = field(default_factory=set)
     """Rows that were tried and still wait: each is tried once in a round."""
 
@@ -92,7 +92,7 @@ class Round:
     """Goes through all notifications that were set before it began, oldest first, a page of each column in turn.
 
     Several processes share the work without knowing of each other: each shuffles its page, looks before it
-    calls, and reads its page anew as soon as it meets somebody else's tracks. Of ``p`` notifications in a
+    calls, and reads its page anew as soon as it meets another process's work. Of ``p`` notifications in a
     page two processes then do about ``√p`` each between two meetings (the birthday paradox), so that little is
     done in vain.
 
@@ -121,7 +121,7 @@ class Round:
 
     def run(self, observations: Sequence[Observation]) -> Processed:
         """Do the round."""
-        # What observers and writers set meanwhile is not part of it, so that a round ends.
+        # Notifications that are set meanwhile are not part of the round, so that it ends.
         snapshot = take_snapshot(self._database)
         lanes = deque(_Lane(one) for one in self._random.sample(observations, len(observations)))
         while lanes and not self._ended():
@@ -149,7 +149,7 @@ class Round:
             if end is not _End.DONE:
                 lane.tried.add(row)
             if end in (_End.CONFLICTED, _End.SKIPPED):
-                return True  # somebody else works here: see what they left of this page
+                return True  # another process works on this page: read it anew
         if page:
             lane.after = page[-1][:2]
         return len(page) == PAGE
@@ -185,11 +185,11 @@ class Round:
             return _End.FAILED, error
         return _End.DONE, None
 
-    def _is_set(self, cell: queries.notifications.Cell, snapshot: Snapshot) -> bool:
+    def _is_set(self, cell: Cell, snapshot: Snapshot) -> bool:
         with self._database.read() as work:
             return queries.notifications.is_set(work, cell, snapshot)
 
-    def _record(self, one: Observation, cell: queries.notifications.Cell, attempts: int, error: Exception) -> None:
+    def _record(self, one: Observation, cell: Cell, attempts: int, error: Exception) -> None:
         wait = delay_ms(attempts, self._random.random())
         with self._database.begin() as work:
             told = describe(error)

@@ -8,6 +8,7 @@ from random import Random
 
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.observers.rounds import Processed
+from export_queue.core.retry import Retry
 
 LONGEST_PAUSE = 30.0
 """Most seconds between two attempts to reach a store."""
@@ -29,8 +30,9 @@ def work(
     :param stopped: tells whether to end; a round in progress asks it too.
     :param wait: waits some seconds, less when told to stop.
     :param poll: seconds between two rounds when nothing is due, spread by half so that workers part.
-    :returns: what all rounds did together; ``left`` is the last one's.
+    :returns: the sum of all rounds; ``left`` is that of the last one.
     """
+    pauses = Retry(first_pause=poll, longest_pause=max(poll, LONGEST_PAUSE), random=random.random)
     total = Processed()
     unreachable = 0
     while not stopped():
@@ -39,13 +41,13 @@ def work(
         except ExportQueueError as error:
             if not error.transient:
                 raise
-            pause = min(LONGEST_PAUSE, poll * 2.0**unreachable)
-            unreachable = min(unreachable + 1, 20)
+            unreachable += 1
+            pause = pauses.pause(unreachable)
             log.warning("the round has ended early, next in %.1f s: %s", pause, error.message)
-            wait(pause * (0.5 + random.random()))
+            wait(pause)
             continue
         unreachable = 0
         total = total.then(found)
         if not (found.done and found.left):
-            wait(poll * (0.5 + random.random()))
+            wait(pauses.pause(1))
     return total

@@ -1,7 +1,7 @@
 """Export queues: options, buckets and ranges, adding, reading, removing, dead letters."""
 
 from export_queue.core.queue.add import QueueWriter
-from export_queue.core.queue.buckets import Range, bucket, buckets_of
+from export_queue.core.queue.buckets import Range, as_range, bucket, buckets_of, join_ranges
 from export_queue.core.queue.dead import (
     ALL_DEAD_LETTERS,
     AuditRecord,
@@ -44,6 +44,7 @@ __all__ = [
     "Queue",
     "QueueWriter",
     "Range",
+    "as_range",
     "backlog",
     "bind_sink",
     "bucket",
@@ -56,6 +57,7 @@ __all__ = [
     "dead_letters",
     "drop_dead_letters",
     "find_queue",
+    "join_ranges",
     "list_queues",
     "read_entries",
     "remove_entries",

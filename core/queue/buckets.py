@@ -56,7 +56,8 @@ def split(ranges: Iterable[Range | Sequence[int]], buckets: int, buckets_per_ran
     """
     found: list[Range] = []
     for given in ranges:
-        first, end = _two_integers(given)
+        part = as_range(given)
+        first, end = part.first, part.end
         starts = first % buckets_per_range == 0
         ends = end == buckets or (end % buckets_per_range == 0 and end <= buckets)
         if not (0 <= first < end and starts and ends):
@@ -72,9 +73,13 @@ def split(ranges: Iterable[Range | Sequence[int]], buckets: int, buckets_per_ran
     return found
 
 
-def _two_integers(given: Range | Sequence[int]) -> tuple[int, int]:
+def as_range(given: Range | Sequence[int]) -> Range:
+    """Return a range of two integers, or of a range itself.
+
+    :raises InvalidArgument: it is neither.
+    """
     if isinstance(given, Range):
-        return given.first, given.end
+        return given
     if (
         not isinstance(given, Sequence)
         or isinstance(given, str | bytes)
@@ -82,4 +87,15 @@ def _two_integers(given: Range | Sequence[int]) -> tuple[int, int]:
         or not all(type(edge) is int for edge in given)
     ):
         raise InvalidArgument(f"range: expected two integers such as [0, 101], found {given!r}")
-    return given[0], given[1]
+    return Range(given[0], given[1])
+
+
+def join_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Sort ranges and join neighbours."""
+    joined: list[Range] = []
+    for part in sorted(ranges):
+        if joined and joined[-1].end >= part.first:
+            joined[-1] = Range(joined[-1].first, max(joined[-1].end, part.end))
+        else:
+            joined.append(part)
+    return tuple(joined)

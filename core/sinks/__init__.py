@@ -30,7 +30,7 @@ from export_queue.core.sinks.operations import (
     document_bytes,
 )
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink, SweepableSink
-from export_queue.core.sinks.spec import ResolvedSink, SinkSpec
+from export_queue.core.sinks.spec import SinkSpec, opened_sink
 
 if TYPE_CHECKING:
     from export_queue.core.sinks.elasticsearch import ElasticsearchSink
@@ -55,7 +55,6 @@ __all__ = [
     "Put",
     "RedisSink",
     "Rejection",
-    "ResolvedSink",
     "Round",
     "Sink",
     "SinkSpec",
@@ -67,6 +66,7 @@ __all__ = [
     "document_bytes",
     "isolate",
     "next_round",
+    "opened_sink",
     "raise_floor",
     "refuse_seqs",
     "register_store",

@@ -7,13 +7,14 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
+from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.references import has_password, import_object, is_reference, resolve_secret
+from export_queue.core.sinks.claims import FencedSink
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.protocol import Sink
 
@@ -124,73 +125,28 @@ class SinkSpec:
         :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
         :raises SecretNotFound: a reference leads nowhere.
         """
-        return _open(self, None)
-
-    def resolve(self) -> ResolvedSink:
-        """Follow all references now, for processes that may not be able to.
-
-        :raises SecretNotFound: a reference leads nowhere.
-        """
         if self.kind == _COMPOSITE:
-            return ResolvedSink(self, {}, tuple(part.resolve() for part in _parts(self.options, {})))
-        return ResolvedSink(self, {option: resolve_secret(text) for option, text in self.secrets.items()})
+            return _compose([(part.name, part.open) for part in _parts(self.options, {})])
+        secrets: dict[str, str | Callable[[], str]] = {}
+        for option, reference in self.secrets.items():
+            # at once, so that a reference that leads nowhere is known before a connection is opened
+            secrets[option] = resolve_secret(reference)
+            if option in _LOOKED_UP_AGAIN.get(self.kind, ()):
+                secrets[option] = partial(resolve_secret, reference)
+        return _build(self, secrets)
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedSink:
-    """A description together with its secrets; never printed, not to be stored.
-
-    It travels to processes that may lack the environment and the files of this one, such as Spark's executors.
-
-    :param spec: the description.
-    :param values: the secrets, by option.
-    :param parts: of a composite sink.
-    """
-
-    spec: SinkSpec
-    values: Mapping[str, str] = field(repr=False)
-    parts: tuple[ResolvedSink, ...] = ()
-
-    def open(self) -> Sink:
-        """Build the sink as :meth:`SinkSpec.open` does; where a reference leads nowhere, its known value counts.
-
-        :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
-        """
-        return _open(self.spec, self)
-
-
-@dataclass(frozen=True, slots=True)
-class _Secret:
-    """Follows a reference whenever it is called."""
-
-    reference: str
-    known: str | None = field(repr=False)
-    """The secret that another process found; it counts where this process cannot follow the reference."""
-
-    def __call__(self) -> str:
-        try:
-            return resolve_secret(self.reference)
-        except SecretNotFound:
-            if self.known is None:
-                raise
-            return self.known
-
-
-def _open(spec: SinkSpec, resolved: ResolvedSink | None) -> Sink:
-    """Build the sink that a description names.
-
-    :param resolved: its secrets, if they have been followed in another process.
-    """
-    if spec.kind == _COMPOSITE:
-        parts = _parts(spec.options, {})
-        known: Sequence[ResolvedSink | None] = resolved.parts if resolved else [None] * len(parts)
-        return _compose([(part.name, partial(_open, part, one)) for part, one in zip(parts, known, strict=True)])
-    secrets: dict[str, str | Callable[[], str]] = {}
-    for option, reference in spec.secrets.items():
-        secret = _Secret(reference, resolved.values[option] if resolved else None)
-        found = secret()  # at once, so that a reference that leads nowhere is known before a connection is opened
-        secrets[option] = secret if option in _LOOKED_UP_AGAIN.get(spec.kind, ()) else found
-    return _build(spec, secrets)
+@contextlib.contextmanager
+def opened_sink(sink: SinkSpec | Sink | FencedSink) -> Iterator[Sink | FencedSink]:
+    """Open a described sink and close it at the end; an open one stays open."""
+    if not isinstance(sink, SinkSpec):
+        yield sink
+        return
+    opened = sink.open()
+    try:
+        yield opened
+    finally:
+        opened.close()
 
 
 def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkSpec]:

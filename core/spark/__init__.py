@@ -2,6 +2,7 @@
 
 from export_queue.core.spark.arguments import DrainArguments
 from export_queue.core.spark.bucket import bucket_column
-from export_queue.core.spark.drain_job import DrainJob, drain_job, refuse_remote_sqlite
+from export_queue.core.spark.drain_job import DrainJob, describe_job, drain_job
+from export_queue.core.spark.masters import refuse_remote_sqlite
 
-__all__ = ["DrainArguments", "DrainJob", "bucket_column", "drain_job", "refuse_remote_sqlite"]
+__all__ = ["DrainArguments", "DrainJob", "bucket_column", "describe_job", "drain_job", "refuse_remote_sqlite"]

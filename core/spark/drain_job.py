@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Unpack
 
-from export_queue.core.drain import IfLocked, OnError
-from export_queue.core.errors import ConfigurationError
-from export_queue.core.queue import Range
+from export_queue.core.drain import DrainOptions, DrainRequest
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.archive import package_archive
 from export_queue.core.spark.arguments import DrainArguments
+from export_queue.core.spark.masters import refuse_remote_sqlite
+from export_queue.core.store import StoreSpec
 
 APPLICATION = Path(__file__).with_name("drain_main.py")
 
@@ -53,82 +53,39 @@ def drain_job(
     *,
     queue_id: str,
     sink: SinkSpec,
-    store_url: str,
-    drain_id: str,
-    owner_task: str,
-    store_schema: str = "export_queue",
-    store_secret: str | None = None,
-    exporter: str | None = None,
-    ranges: Sequence[Range | Sequence[int]] | None = None,
-    if_locked: IfLocked = "wait",
-    lock_timeout: float = 600.0,
-    on_error: OnError = "dead_letter",
-    max_dead: int = 1000,
+    store: StoreSpec,
     max_parallel: int | None = None,
-    lease_seconds: float = 30.0,
     master: str | None = None,
+    **options: Unpack[DrainOptions],
 ) -> DrainJob:
     """Describe a drain on Spark: one submission, whose tasks are the units that have work.
 
     :param queue_id: the queue.
     :param sink: description of the sink, with references in the place of secrets.
-    :param store_url: the store, without a password.
-    :param drain_id: name of this drain, under which its report is stored; a new one for each attempt.
-    :param owner_task: who claims; a new submission of the same task takes over from an older one.
-    :param store_schema: the PostgreSQL schema that is the store.
-    :param store_secret: reference to the store's password: ``env:NAME``, ``file:/PATH`` or ``module:callable``,
-        followed in the driver.
-    :param exporter: import path ``module:name``; driver and executors must be able to follow it.
-    :param ranges: ranges of whole units; None means all.
-    :param if_locked: what to do about ranges that others hold.
-    :param lock_timeout: seconds to wait for others.
-    :param on_error: ``"dead_letter"`` sets rejected entries aside, ``"fail"`` stops at the first.
-    :param max_dead: the most entries that may be set aside.
+    :param store: description of the store, with a reference in the place of its password.
     :param max_parallel: the most units that are drained at once; by default as many as Spark has cores.
-    :param lease_seconds: how long a dead drain keeps others out.
     :param master: Spark's master, where it is known, to refuse what cannot work.
+    :param options: as :func:`~export_queue.core.drain.drain` takes them. The exporter is an import path, which driver
+        and executors must be able to follow. A new submission of the same owner's task takes over from an older one.
     :returns: what to submit. The program ends with 0; with 75 where trying again may help; else with 1.
-    :raises ConfigurationError: the job could not work, or would show a secret.
+    :raises ConfigurationError: the job could not work, or an option is unknown.
+    """
+    request = DrainRequest.of(queue_id, sink.name, options)
+    return describe_job(DrainArguments(store=store, sink=sink, request=request, max_parallel=max_parallel), master)
+
+
+def describe_job(arguments: DrainArguments, master: str | None = None) -> DrainJob:
+    """Describe the job that does what its arguments ask for; see :func:`drain_job`.
+
+    :param arguments: what the driver is told.
+    :param master: Spark's master, where it is known, to refuse what cannot work.
+    :raises ConfigurationError: the job could not work.
     """
     if master is not None:
-        refuse_remote_sqlite(store_url, master)
-    pairs = None if ranges is None else [_pair(part) for part in ranges]
-    arguments = DrainArguments(
-        queue_id=queue_id,
-        sink=sink,
-        store_url=store_url,
-        drain_id=drain_id,
-        owner_task=owner_task,
-        store_schema=store_schema,
-        store_secret=store_secret,
-        exporter=exporter,
-        ranges=pairs,
-        if_locked=if_locked,
-        lock_timeout=lock_timeout,
-        on_error=on_error,
-        max_dead=max_dead,
-        max_parallel=max_parallel,
-        lease_seconds=lease_seconds,
-    )
+        refuse_remote_sqlite(master, arguments.store, arguments.sink)
     return DrainJob(
         application=str(APPLICATION),
         py_files=str(package_archive()),
         arguments=[arguments.to_json()],
-        drain_id=drain_id,
+        drain_id=arguments.request.drain_id,
     )
-
-
-def refuse_remote_sqlite(store_url: str, master: str) -> None:
-    """Refuse a store in a file where Spark's executors run on other machines.
-
-    :raises ConfigurationError: they do.
-    """
-    if store_url.startswith("sqlite") and not master.startswith("local"):
-        raise ConfigurationError(
-            f"the store is a SQLite file, which executors of {master} cannot reach",
-            hint="keep the store in PostgreSQL, or use a master on this machine: local[N]",
-        )
-
-
-def _pair(part: Range | Sequence[int]) -> list[int]:
-    return part.to_json() if isinstance(part, Range) else list(part)

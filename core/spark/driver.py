@@ -11,15 +11,14 @@ from collections.abc import Iterator, Sequence
 from pyspark import SparkConf, SparkContext
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, Engine, run_drain
+from export_queue.core.drain import DrainReport, DrainRequest, Engine, run_drain
 from export_queue.core.errors import ExportQueueError
-from export_queue.core.references import resolve_secret
 from export_queue.core.retry import is_transient
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.arguments import DrainArguments
-from export_queue.core.spark.drain_job import refuse_remote_sqlite
+from export_queue.core.spark.carried_secrets import carried_secrets
 from export_queue.core.spark.engine import SparkEngine, check_driver, check_executors
-from export_queue.core.spark.tasks import StoreAccess
+from export_queue.core.spark.masters import refuse_remote_sqlite
 from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_with_parent
 
 FAILED = 1
@@ -56,38 +55,34 @@ def main(arguments: Sequence[str]) -> None:
 def drain_on_spark(arguments: DrainArguments) -> DrainReport:
     """Drain on the Spark that this program was submitted to.
 
-    Secrets are followed here, once; tasks get the values inside their closure, which is in no
-    configuration, command line or plan.
-
-    :param arguments: what was asked for.
+    :param arguments: what was asked for; each call is another attempt of the same task.
     :returns: the report; it is stored under the id of the drain, also when the drain fails.
     """
-    password = None if arguments.store_secret is None else resolve_secret(arguments.store_secret)
-    access = StoreAccess(arguments.store_url, arguments.store_schema, password)
-    with contextlib.closing(Store(access.open())) as store:
-        return run_drain(store.database, store.id, arguments.request(), _spark_engine(arguments, access))
+    request = arguments.request.another_attempt()
+    with contextlib.closing(Store(arguments.store.open())) as store:
+        return run_drain(store, request, _spark_engine(arguments, request))
 
 
 @contextlib.contextmanager
-def _spark_engine(arguments: DrainArguments, access: StoreAccess) -> Iterator[Engine]:
-    modules = _modules(arguments)
+def _spark_engine(arguments: DrainArguments, request: DrainRequest) -> Iterator[Engine]:
+    store, sink, modules = arguments.store, arguments.sink, _modules(arguments)
     check_driver(modules)
-    context = SparkContext.getOrCreate(SparkConf().setAppName(f"export queue: drain {arguments.queue_id}"))
-    refuse_remote_sqlite(arguments.store_url, context.master)
+    context = SparkContext.getOrCreate(SparkConf().setAppName(f"export queue: drain {request.queue_id}"))
+    refuse_remote_sqlite(context.master, store, sink)
     check_executors(context, modules)
-    sink, rules = arguments.sink.resolve(), arguments.rules()
-    yield SparkEngine(context, access, sink, arguments.exporter, rules, arguments.max_parallel)
+    secrets = carried_secrets(context.master, store, sink)
+    yield SparkEngine(context, store, sink, request, arguments.max_parallel, secrets)
     context.stop()  # after an error the end of the process does it
 
 
 def _modules(arguments: DrainArguments) -> list[str]:
     """Name what tasks import: this library, drivers of store and sink, and the exporter."""
     modules = ["export_queue.core.spark.tasks"]
-    if arguments.store_url.startswith("postgresql"):
+    if not arguments.store.is_sqlite:
         modules.append("psycopg")
     modules += _sink_modules(arguments.sink)
-    if arguments.exporter is not None:
-        modules.append(arguments.exporter.partition(":")[0])
+    if isinstance(arguments.request.exporter, str):
+        modules.append(arguments.request.exporter.partition(":")[0])
     return modules
 
 

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 import orjson
 from pyspark import InheritableThread, SparkContext
 
-from export_queue.core.drain import LeaseKeeper, RangeReport, Rules, call_again, check_rules, claim_units
+from export_queue.core.drain import DrainRequest, LeaseKeeper, RangeReport, ask_sink, claim_units
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
-from export_queue.core.sinks import ResolvedSink
-from export_queue.core.spark.tasks import StoreAccess, TaskSetup, drain_task
+from export_queue.core.sinks import SinkSpec, opened_sink
+from export_queue.core.spark.carried_secrets import CarriedSecrets
+from export_queue.core.spark.masters import shares_environment
+from export_queue.core.spark.tasks import TaskSetup, drain_task
+from export_queue.core.store import StoreSpec
 from export_queue.core.transactions import Snapshot
 
 JOB_GROUP = "export-queue-drain"
@@ -30,38 +33,35 @@ class SparkEngine:
     """Drains units as tasks of one Spark job.
 
     :param context: the connection to Spark.
-    :param store: how tasks reach the store.
-    :param sink: the sink, with its secrets.
-    :param exporter: import path of the exporter.
-    :param rules: what is done about rejected entries.
+    :param store: the store, which each task opens.
+    :param sink: the sink, which each task opens.
+    :param request: what is asked for; its exporter is an import path.
     :param max_parallel: the most units that are drained at once.
+    :param secrets: what executors of another machine lack.
     """
 
     context: SparkContext
-    store: StoreAccess
-    sink: ResolvedSink
-    exporter: str | None
-    rules: Rules
+    store: StoreSpec
+    sink: SinkSpec
+    request: DrainRequest
     max_parallel: int | None
+    secrets: CarriedSecrets
 
     @property
     def is_fenced(self) -> bool:
         """Ask the sink; nothing is connected for that."""
-        with contextlib.closing(self.sink.open()) as sink:
+        with opened_sink(self.sink) as sink:
             return sink.capabilities.fenced
 
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
         """Ask the sink, from the driver: the leases that go to the tasks are their claims."""
-        with contextlib.closing(self.sink.open()) as sink:
-            claim_units(sink, queue, leases, self.rules.retry)
+        with opened_sink(self.sink) as sink:
+            claim_units(sink, queue, leases, self.request.retry)
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
         """Ask the sink, from the driver."""
-        with contextlib.closing(self.sink.open()) as sink:
-            check_rules(sink, self.rules)
-            call_again(
-                self.rules.retry, lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
-            )
+        with opened_sink(self.sink) as sink:
+            ask_sink(sink, self.request, queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
@@ -69,7 +69,7 @@ class SparkEngine:
         """Run one job and hand on what its tasks reported."""
         count = min(len(leases), self.max_parallel or len(leases))
         parts = [leases[i::count] for i in range(count)]
-        setup = TaskSetup(self.store, queue, snapshot, self.sink, self.exporter, self.rules)
+        setup = TaskSetup(self.store, self.sink, queue, snapshot, self.request, self.secrets)
         # Numbers go in, reports come out; entries never pass through Java. A plain RDD does, and needs neither
         # Spark's SQL session, which takes seconds to start, nor pandas.
         job = self.context.parallelize(range(count), count).mapPartitions(drain_task(setup, parts))
@@ -141,8 +141,8 @@ def check_executors(context: SparkContext, modules: Sequence[str]) -> None:
     :param modules: names of modules.
     :raises ConfigurationError: naming what is missing.
     """
-    if context.master.startswith("local[") or context.master == "local":
-        return  # tasks run in the environment of the driver
+    if shares_environment(context.master):
+        return
 
     # Shipped by value, without a name of this library in it: executors may lack even that.
     def probe(numbers: Iterator[int]) -> Iterator[list[str]]:

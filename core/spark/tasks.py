@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import orjson
 
 from export_queue.core.drain import (
+    DrainRequest,
     Problem,
     RangeReport,
-    Rules,
     drain_ranges,
     load_exporter,
     opened_exporter,
 )
-from export_queue.core.errors import LeaseLost, SinkUnavailable
-from export_queue.core.locks import Lease, holders
+from export_queue.core.errors import SinkUnavailable
+from export_queue.core.locks import Lease, check_leases
 from export_queue.core.queue import Queue
-from export_queue.core.sinks import ResolvedSink
-from export_queue.core.store import Database
+from export_queue.core.sinks import SinkSpec, opened_sink
+from export_queue.core.spark.carried_secrets import CarriedSecrets
+from export_queue.core.store import StoreSpec
 from export_queue.core.transactions import Snapshot
 
 _given_up: set[str] = set()
@@ -28,49 +30,48 @@ _given_up: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class StoreAccess:
-    """How a process reaches the store; it travels inside the closure of the tasks and is never shown."""
-
-    url: str
-    schema: str
-    password: str | None = field(repr=False)
-
-    def open(self) -> Database:
-        """Prepare connections."""
-        return Database.open(self.url, password=self.password, schema=self.schema)
-
-
-@dataclass(frozen=True, slots=True)
 class TaskSetup:
-    """All that a task needs to drain its units."""
+    """All that a task needs to drain its units.
 
-    store: StoreAccess
+    :param store: the store; the task opens it.
+    :param sink: the sink; the task opens it.
+    :param queue: the queue.
+    :param snapshot: what is read.
+    :param request: what is asked for.
+    :param secrets: what executors of another machine lack.
+    """
+
+    store: StoreSpec
+    sink: SinkSpec
     queue: Queue
     snapshot: Snapshot
-    sink: ResolvedSink
-    exporter: str | None
-    rules: Rules
+    request: DrainRequest
+    secrets: CarriedSecrets = field(default_factory=CarriedSecrets)
 
     def run(self, leases: Sequence[Lease]) -> list[RangeReport]:
         """Drain some units, one after the other; whatever happens, there is one report for each."""
+        self.secrets.unpack()
         reports: list[RangeReport] = []
-        rules = self.rules
-        if rules.drain in _given_up:
+        request = self.request
+        if request.drain_id in _given_up:
             # one call, without waiting: else every task in turn waits as long for a sink that is down
-            rules = replace(rules, retry=replace(rules.retry, attempts=1))
+            request = replace(request, retry=replace(request.retry, attempts=1))
         try:
             with (
                 contextlib.closing(self.store.open()) as database,
-                contextlib.closing(self.sink.open()) as sink,
-                opened_exporter(load_exporter(self.exporter), rules.retry) as exporter,
+                opened_sink(self.sink) as sink,
+                opened_exporter(load_exporter(request.exporter), request.retry) as exporter,
             ):
-                check = _lease_check(database, self.queue, leases)
-                reports += drain_ranges(database, self.queue, leases, self.snapshot, sink, exporter, rules, check=check)
+                # The store is asked before each batch: the driver, which renews the leases, may be gone.
+                check = partial(check_leases, database, leases)
+                reports += drain_ranges(
+                    database, self.queue, leases, self.snapshot, sink, exporter, request, check=check
+                )
         except Exception as error:
             trouble = Problem.of(error)  # while opening, or while closing after all was done, which harms nothing
             reports += [RangeReport(range=lease.range, problem=trouble) for lease in leases[len(reports) :]]
         if any(report.problem and report.problem.error_class == SinkUnavailable.__name__ for report in reports):
-            _given_up.add(rules.drain)
+            _given_up.add(request.drain_id)
         return reports
 
 
@@ -86,17 +87,3 @@ def drain_task(setup: TaskSetup, parts: Sequence[Sequence[Lease]]) -> Callable[[
                 yield orjson.dumps(report.to_dict()).decode()
 
     return task
-
-
-def _lease_check(database: Database, queue: Queue, leases: Sequence[Lease]) -> Callable[[], None]:
-    """Ask the store before each batch: the driver, who renews, may be gone."""
-    ranges = [lease.range for lease in leases]
-
-    def check() -> None:
-        with database.read() as work:
-            held = {holder.fence for holder in holders(work, queue, ranges)}
-        for lease in leases:
-            if lease.fence not in held:
-                raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired or was taken over")
-
-    return check

@@ -1,4 +1,4 @@
-"""What the transactions of this process came to, counted."""
+"""Ends of this process's transactions, counted."""
 
 from __future__ import annotations
 

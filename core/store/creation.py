@@ -30,7 +30,7 @@ def create(database: Database, *, floor: int = 0, id_source: IdSource | None = N
 
     :param database: where.
     :param floor: all ids to come are greater: for a store that is rebuilt while sinks hold data of its predecessor.
-    :param id_source: where a new store's ids come from; by default what the database can do.
+    :param id_source: where a new store's ids come from; by default the best that the database can do.
     :raises InvalidArgument: the floor is negative or no 62-bit number.
     :raises SchemaVersionError: a store of a newer version is there.
     """

@@ -35,7 +35,7 @@ _ENDED_AT_ONCE = "This connection is closed"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A connection for reading, lent for a block: each statement sees what was committed before it."""
+    """A connection for reading, lent for a block: each statement sees all commits before it."""
 
     connection: sa.Connection
     database: Database
@@ -157,7 +157,7 @@ class Database:
             return self.engine.raw_connection()
 
     def check_in(self, connection: sa.PoolProxiedConnection) -> None:
-        """Take back what :meth:`check_out` gave."""
+        """Take back a connection of :meth:`check_out`."""
         if len(self._idle) < _MOST_IDLE and self.dialect.is_idle(connection.driver_connection):
             self._idle.append(connection)
         else:
@@ -236,7 +236,7 @@ class Database:
         return self.dialect.now(connection)
 
     def forget_connections(self) -> None:
-        """Close all connections that nobody uses at this moment."""
+        """Close all connections that are not in use at this moment."""
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
@@ -272,7 +272,7 @@ def schema_of(connection: sa.Connection) -> str:
 
 
 def prefix_of(connection: sa.Connection) -> str:
-    """Give what stands before the store's names in a statement: the quoted schema and a point, nothing on SQLite."""
+    """Return the prefix of the store's names in a statement: the quoted schema and a point, nothing on SQLite."""
     if connection.dialect.name != "postgresql":
         return ""
     return connection.dialect.identifier_preparer.quote_schema(schema_of(connection)) + "."

@@ -1,4 +1,4 @@
-"""The seam to a database: what differs between dialects, and the values that cross it.
+"""The seam to a database: the steps that differ between dialects, and the values that cross it.
 
 A dialect implements the steps of a transaction, which each database can do in one round trip in its
 own way. Everything else that the store says in SQL is portable and stands in the modules beside this one.
@@ -59,7 +59,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """What a commit or a staged flush writes, as rows."""
+    """The rows that a commit or a staged flush writes."""
 
     keys: Sequence[bytes] = ()
     """Conflict keys, ascending and without repetition, so that two commits cannot deadlock."""
@@ -138,10 +138,10 @@ class StoreDialect(Protocol):
         """Open a SQL transaction for the length of a block."""
 
     def id_source(self, connection: Handle) -> IdSource:
-        """Tell where the ids of a store that is created now come from, by what the database can do."""
+        """Tell where the ids of a store that is created now come from, by the abilities of the database."""
 
     def create(self, connection: Handle) -> None:
-        """Create what this database needs beside the portable tables and their first rows; idempotent."""
+        """Create all that this database needs beside the portable tables and their first rows; idempotent."""
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
@@ -170,10 +170,10 @@ class StoreDialect(Protocol):
     ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id and register it: every smaller id is now listed or finished (I1).
 
-        :param client: who runs the transaction, for those who watch the store.
+        :param client: the name under which monitoring shows the transaction.
         :param first: a cell that is read in the new snapshot, at the cost of no further call.
         :returns: the id; the smaller ones that its snapshot excludes, ascending; the deadline in milliseconds by the
-            store's clock; what the first cell holds, None if none was asked for.
+            store's clock; the version of the first cell, None if none was asked for.
         """
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
@@ -224,7 +224,7 @@ class StoreDialect(Protocol):
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
         """Read the write pointers of a long transaction, in every process that works for it, ascending.
 
-        :raises RegistrationLost: it has been ended by others, and what it staged may be gone.
+        :raises RegistrationLost: it has been ended by others, and its staged rows may be gone.
         """
 
     def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
@@ -238,13 +238,13 @@ class StoreDialect(Protocol):
         """Check, write and publish in one SQL transaction (I2, I3)."""
 
     def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
-        """Remove what was staged and forget the id."""
+        """Remove the staged rows and forget the id."""
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
-        """Tell the outcome of a request; one that has not committed is refused from now on."""
+        """Tell the outcome of a request; an undecided request is refused from now on."""
 
     def tidy_entries(self, connection: Handle) -> None:
-        """Let the database reclaim what removed entries left, where it does not do so by itself in time.
+        """Let the database reclaim the space of removed entries, where it does not do so by itself in time.
 
         A drain behind many dead rows reads at half the speed. Needs the owner's rights; without them nothing happens.
         """
@@ -253,4 +253,4 @@ class StoreDialect(Protocol):
         """Make transactions past their deadline invalid; returns how many."""
 
     def prune(self, connection: Handle, *, limit: int) -> int:
-        """Delete what invalid transactions left and forget them; returns how many."""
+        """Delete the rows of invalid transactions and forget their ids; returns how many."""

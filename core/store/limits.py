@@ -1,4 +1,4 @@
-"""What one transaction may take."""
+"""Time and size that one transaction may take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from export_queue.core.errors import InvalidArgument
 
 MAX_SHORT_SECONDS = 3600.0
-"""The longest time-out of a short transaction, in every process: clean-up keeps what so old a snapshot may read."""
+"""The longest time-out of a short transaction, in every process: clean-up keeps all
+versions that a snapshot of this age may read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,7 @@ class Limits:
     """Time-outs and sizes of a process's transactions.
 
     A change is a cell, an entry or a conflict key. A short transaction is sent as a whole, and a long one from one
-    flush to the next, so what is bounded is the memory of this process and of the store's.
+    flush to the next, so that these limits bound the memory of this process and of the store's.
     """
 
     short_seconds: float = 30.0

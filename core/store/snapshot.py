@@ -1,4 +1,4 @@
-"""What a reader sees, and the one rule of visibility; no I/O."""
+"""A snapshot, and the one rule of visibility; no I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from export_queue.core.errors import SnapshotTooOld
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was committed at one moment, and what its reader wrote; a value that may travel to other processes.
+    """All that was committed at one moment, and its reader's own writes; a value that may travel to other processes.
 
     Every read takes one.
 
@@ -77,7 +77,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Snapshot:
-        """Read what :meth:`to_json` gave."""
+        """Read the object that :meth:`to_json` gave."""
         return cls(
             int(value["read_pointer"]),
             unpack_ids(value["excluded"]),
@@ -95,7 +95,7 @@ def pack_ids(ids: Iterable[int]) -> str:
 
 
 def unpack_ids(text: str) -> tuple[int, ...]:
-    """Read what :func:`pack_ids` gave.
+    """Read the text that :func:`pack_ids` gave.
 
     :raises ValueError: the text is something else.
     """

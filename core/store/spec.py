@@ -65,7 +65,7 @@ class StoreSpec:
 
     @classmethod
     def from_json(cls, text: str) -> StoreSpec:
-        """Read what :meth:`to_json` wrote.
+        """Read the text that :meth:`to_json` wrote.
 
         :raises InvalidArgument: the text is not such a description.
         """

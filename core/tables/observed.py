@@ -1,4 +1,4 @@
-"""Columns that have observers: what every writer must know."""
+"""Columns that have observers; every writer must know them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from export_queue.core.store import Database, queries
 
 OBSERVED_SECONDS = 3.0
-"""How long a process trusts what it has read; a column that is observed from now on is known to all after that."""
+"""How long a process trusts its last look; after that all processes know a column that is observed from now on."""
 
 
 class ObserverKind(StrEnum):

@@ -15,7 +15,7 @@ MAX_TTL_SECONDS = 100 * 365 * 24 * 3600.0
 
 
 class ConflictLevel(StrEnum):
-    """What two overlapping transactions must not both write."""
+    """The unit that two overlapping transactions must not both write."""
 
     ROW = "row"
     CELL = "cell"
@@ -36,7 +36,7 @@ class TableOptions:
 def check_name(what: str, name: str) -> str:
     """Check the name of a table or queue.
 
-    :raises InvalidArgument: with what is allowed.
+    :raises InvalidArgument: the message says what is allowed.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
         raise InvalidArgument(
@@ -52,8 +52,8 @@ def configure_table(
     """Store a table's options; the same options again change nothing.
 
     :param name: as a queue's name.
-    :param conflict: ``row``, ``cell`` or ``none``: what two overlapping transactions must not both write.
-    :param ttl: seconds after which what was written counts as deleted; None for never.
+    :param conflict: ``row``, ``cell`` or ``none``: the unit that two overlapping transactions must not both write.
+    :param ttl: seconds after which a version counts as deleted; None for never.
     :raises OptionsDiffer: the table exists with other options, which are listed.
     """
     check_name("table name", name)

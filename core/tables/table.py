@@ -19,7 +19,7 @@ Default = TypeVar("Default")
 class Table:
     """Cells of (row, column) with byte values, as one transaction sees them.
 
-    Rows and columns are text or bytes of any content; a deleted cell and one that never was read alike;
+    Rows and columns are text or bytes of any content; a deleted cell reads like a cell that never was;
     an empty value is a value.
     """
 
@@ -75,8 +75,8 @@ class Table:
     ) -> Iterator[tuple[bytes, bytes, bytes]]:
         """Read cells in the order of rows and columns, page by page; own writes are in their places.
 
-        What this transaction writes while a scan runs is not part of it; what a long one flushes meanwhile may be,
-        unless it has made a checkpoint and reads at ``SNAPSHOT_EXCLUDE_CURRENT``.
+        A write of this transaction while a scan runs is not part of it; a flush of a long transaction may be,
+        unless the transaction has made a checkpoint and reads at ``SNAPSHOT_EXCLUDE_CURRENT``.
 
         :param start: first row.
         :param stop: the first row that is not read.

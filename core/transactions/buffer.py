@@ -1,4 +1,4 @@
-"""What a transaction has written and not yet sent; no I/O."""
+"""Writes of a transaction that are not yet sent; no I/O."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class WriteBuffer:
             )
 
     def checkpoint(self) -> None:
-        """Begin a new layer over what was written so far."""
+        """Begin a new layer over the writes so far."""
         self._layers.append({})
 
     def layers(self, level: Level) -> list[dict[Cell, bytes | None]]:
@@ -121,9 +121,10 @@ class WriteBuffer:
         )
 
     def sent(self) -> None:
-        """Forget what has been staged.
+        """Forget the writes that have been staged.
 
-        What is removed for good waits for the commit; notifications must not: another process may commit.
+        Acknowledgements wait for the commit, since they remove rows for good; notifications do not, since another
+        process may commit.
         """
         acknowledged = self.acknowledged
         self._reset()

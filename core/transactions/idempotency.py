@@ -1,4 +1,4 @@
-"""Idempotency keys: what may be one, what may be stored under it, and where its work stands."""
+"""Idempotency keys: the rules for a key and its result, and the state of its work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_IDEMPOTENCY_KEY_BYTES = 1024
 
 
 def check_idempotency_key(key: str) -> None:
-    """Refuse what every database could not store.
+    """Refuse a key that not every database can store.
 
     :raises InvalidArgument: it is no text, empty, too long, or holds a NUL or half a character.
     """
@@ -33,7 +33,7 @@ def check_idempotency_key(key: str) -> None:
 def as_json(result: Any, key: str) -> str:
     """Write the result of a unit of work as JSON.
 
-    :raises InvalidArgument: a later call, which returns what is stored, would return another value.
+    :raises InvalidArgument: a later call, which returns the stored result, would return another value.
     """
     try:
         text = orjson.dumps(result)
@@ -61,7 +61,7 @@ class IdempotencyState:
     committed: bool
     """Whether the work has taken effect in this generation."""
     result: Any = None
-    """What was stored with the commit."""
+    """The result that was stored with the commit."""
 
 
 def idempotency_state(database: Database, idempotency_key: str, *, seconds: float | None = None) -> IdempotencyState:

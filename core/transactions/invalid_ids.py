@@ -35,6 +35,6 @@ def invalidate(database: Database, pointers: Sequence[int], *, left_to: str) -> 
 
 
 def prune(database: Database, *, limit: int = 1000) -> int:
-    """Delete what invalid transactions left and forget them, and return how many."""
+    """Delete the rows of invalid transactions, forget their ids, and return how many."""
     with database.connect() as connection:
         return database.dialect.prune(connection, limit=limit)

@@ -1,4 +1,4 @@
-"""What became of a commit."""
+"""The outcome of a commit: decided by the store, and asked for when its answer was lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ASKING = Retry(attempts=None, seconds=ASK_SECONDS, first_pause=0.1)
 
 
 def outcome(database: Database, request: UUID, *, seconds: float = ASK_SECONDS) -> Outcome:
-    """Decide the outcome of a request: it waits for a commit in flight and shuts out one that arrives later (I12).
+    """Decide the outcome of a request: it waits for a commit in flight and shuts out a later one (I12).
 
     :param seconds: how long it waits.
     :raises StoreUnavailable: the store cannot be asked, or the commit is still in flight.

@@ -12,14 +12,14 @@ from export_queue.core.transactions.value import Transaction
 class Participant(Protocol):
     """A resource whose writes stand or fall with a transaction; the calls come in this order.
 
-    It writes what belongs to the transaction under the transaction's write pointer, so that its own readers can
-    tell with :meth:`Transaction.is_visible` what to show.
+    It writes under the transaction's write pointer, so that its own readers can tell with
+    :meth:`Transaction.is_visible` which writes to show.
 
     Source: Tephra's *TransactionAware*.
     """
 
     name: str
-    """Who it is, in errors and conflict keys."""
+    """Its name in errors and conflict keys."""
 
     def start(self, transaction: Transaction) -> None:
         """Take part in a transaction."""
@@ -28,13 +28,13 @@ class Participant(Protocol):
         """Take over the new write pointer after a checkpoint."""
 
     def changes(self) -> Iterable[bytes]:
-        """Give the conflict keys of what was written, for the commit to check."""
+        """Give the conflict keys of its writes, for the commit to check."""
 
     def persist(self) -> None:
         """Write everything; nothing may be left to do after the commit for it to be there."""
 
     def rollback(self) -> None:
-        """Undo what was written; it may be called without :meth:`persist`."""
+        """Undo the writes; it may be called without :meth:`persist`."""
 
     def after_commit(self) -> None:
         """Learn that the transaction has committed."""

@@ -12,7 +12,7 @@ from typing import TypeAlias
 FIRST_PAGE, LARGEST_PAGE = 100, 5000
 """Versions that a scan reads with its first statement, and with a later one at most."""
 PAGE_BYTES = 4 << 20
-"""What the values of a later page may take: it is as long as those of the page before it suggest."""
+"""Bytes of values on a later page: its length follows from the values of the page before it."""
 
 Found: TypeAlias = tuple[bytes, bytes, bytes]
 """Row, column, value."""
@@ -25,7 +25,7 @@ _END = b"", b"", None  # no cell: a column's name is not empty
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one statement found.
+    """The versions that one statement found.
 
     A page decides a cell only if it holds all its versions: between two statements clean-up may remove an old version
     together with the tombstone that hides it.
@@ -61,13 +61,13 @@ def first_limit(most: int, cells: int | None) -> tuple[int, int]:
 
 
 def next_limit(rows: Sequence[Stored], limit: int, longest: int) -> int:
-    """Choose how many versions the next page has, by what the values of this one take."""
+    """Choose how many versions the next page has, by the size of the values on this one."""
     size = sum(map(len, filter(None, map(_VALUE, rows))))
     return max(1, min(longest, limit * PAGE_BYTES // (size + 1)))
 
 
 def merged(stored: Iterator[Found], own: Mapping[tuple[bytes, bytes], bytes | None]) -> Iterator[Found]:
-    """Put own writes into their places among what is stored.
+    """Put own writes into their places among the stored cells.
 
     :param own: the value of each own cell; None is a delete.
     """

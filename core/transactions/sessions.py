@@ -48,7 +48,7 @@ class PooledSession:
             return step(connection, *plain, **named)
 
     def drop(self) -> None:
-        """Close all that the pool holds: what cut one connection may have cut the others."""
+        """Close the pool's connections: a cut of one may have cut the others."""
         self._database.forget_connections()
 
     def close(self) -> None:
@@ -75,13 +75,13 @@ class PinnedSession:
         """Run one step."""
         if self._connection is None:
             self._connection = self._database.check_out()
-            self._raw = self._connection.driver_connection  # type: ignore[assignment]  # what the dialect made
+            self._raw = self._connection.driver_connection  # type: ignore[assignment]  # made by the dialect
             self._limit.enter_context(self._database.dialect.limited(self._raw, self._seconds))
         with self._database.translated():
             return step(self._raw, *plain, **named)
 
     def drop(self) -> None:
-        """Close the connection, and all that the pool holds: what cut one may have cut the others."""
+        """Close this connection and the pool's: a cut of one may have cut the others."""
         connection, self._connection = self._connection, None
         self._limit.close()
         if connection is not None:

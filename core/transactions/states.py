@@ -9,7 +9,7 @@ class State(StrEnum):
     """Where a transaction stands, as the process that holds it sees it."""
 
     NEW = "new"
-    """It has no id: it has not read, and nobody has asked."""
+    """It has no id: it has not read, and its id has not been asked for."""
     IN_PROGRESS = "in progress"
     """It is registered in the store, and no later snapshot sees it."""
     COMMITTING = "committing"

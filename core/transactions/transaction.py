@@ -63,14 +63,14 @@ OpenKind = Literal["read", "short", "long", "bound"]
 class OpenTransaction:
     """A transaction in progress: buffered if short, staged early if long.
 
-    Its id is drawn at the first read or when somebody asks for it, at the latest in the commit, so that
+    Its id is drawn at the first read or when it is asked for, at the latest in the commit, so that
     nothing that depends on a read has an id younger than its snapshot.
 
     :param database: the store.
     :param kind: ``short``: writes are buffered; ``long``: they are staged in the store before the commit, for work
         that spans processes; ``bound``: the commit writes into the user's own SQL transaction, which the user ends;
         ``read``: it writes nothing and has no id.
-    :param settled: for ``read``: a snapshot below every id in progress, which no commit to come can reach into.
+    :param settled: for ``read``: a snapshot below every id in progress, to which no later commit can add.
     :param timeout: seconds from the first read until the commit is refused.
     :param idempotency_key: the unit of work; a second commit under it is refused (I14).
     :param bound: the user's own SQL transaction, for that kind.
@@ -158,14 +158,14 @@ class OpenTransaction:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What its reads in the store see."""
+        """The snapshot of its reads in the store."""
         _ = self.value
         assert self._snapshot is not None
         return self._snapshot
 
     @property
     def level(self) -> Level:
-        """What it sees of its own writes."""
+        """The own writes that it sees."""
         return self._level
 
     @level.setter
@@ -194,7 +194,7 @@ class OpenTransaction:
                     first=first,
                 )
             except BaseException:
-                self._session.drop()  # a cancel may hit after the id was registered: its session must not keep it
+                self._session.drop()  # a cancel may hit after the registration: the session must not keep it
                 raise
             snapshot = Snapshot(number - 1, excluded)
         self._become(
@@ -263,7 +263,7 @@ class OpenTransaction:
         :returns: row, column and value of each cell that has one.
         """
         self.require_open()
-        own = {  # as they are now: what is written while the scan runs is not part of it
+        own = {  # as they are now: a write while the scan runs is not part of it
             (row, column): value
             for (number, row, column), value in self.buffer.cells(self._level).items()
             if number == table and span.holds(row, column)
@@ -296,7 +296,7 @@ class OpenTransaction:
         return value if version is not None and self._lives(version, ttl_ms) else None
 
     def read_versions(self, cell: Cell, *, ttl_ms: int | None = None) -> list[bytes | None]:
-        """Read a cell's own versions, one a checkpoint, the newest first, and behind them what was committed.
+        """Read a cell's own versions, one a checkpoint, the newest first, and behind them the committed one.
 
         How many of them there are is the level's to say; None is a delete.
         """
@@ -329,11 +329,11 @@ class OpenTransaction:
 
     @cached_property
     def _aged_from(self) -> int:
-        """The id that ages count back from; only those who read what expires need it."""
+        """The id from which ages count back; only reads of cells that expire need it."""
         value = self.value
         if value.kind != "read":
             return value.id
-        # What only reads has drawn no id, and the last one of others may be of long ago.
+        # A read-only transaction has drawn no id, and the last id of others may be old.
         return max(value.id, self._session.call(self.database.dialect.now) * 1_000_000)
 
     def _read(
@@ -349,7 +349,7 @@ class OpenTransaction:
         def step(connection: Handle) -> Answer:
             while True:
                 found = read(connection, self.snapshot, *plain, **named)
-                # Afterwards: while it is active nobody removes what it staged, and it read that too (I4).
+                # Afterwards: while the transaction is active its staged rows stay, and the read found them (I4).
                 pointers = self.database.dialect.pointers(connection, self.value.id)
                 if pointers == self.value.write_pointers:
                     return found
@@ -382,7 +382,7 @@ class OpenTransaction:
         :param conflict_key: of two overlapping transactions that give it, one commits.
         """
         self._require_writable()
-        _ = self.value  # what is seen is what the snapshot holds
+        _ = self.value  # the snapshot decides which notifications it sees
         self.buffer.acknowledged.add(cell)
         if conflict_key is not None:
             self.buffer.keys.add(conflict_key)
@@ -397,13 +397,13 @@ class OpenTransaction:
             raise InvalidArgument("a transaction that is bound to its user's SQL transaction has no participants")
         if self._is_resumed:
             raise InvalidArgument(
-                "a resumed transaction has no participants: nobody would call them at its end",
+                "a resumed transaction has no participants: its end would not call them",
                 hint="let the process join them that holds the transaction: with store.transaction(long=True)",
             )
         self._participants.join(participant, self.value)
 
     def checkpoint(self) -> None:
-        """Draw a line: what is written from now on is a version of its own, under the same snapshot.
+        """Draw a line: later writes are versions of their own, under the same snapshot.
 
         All of it commits or rolls back together. A checkpoint of a long transaction counts in every process that
         works for it, from its next read or flush on.
@@ -419,7 +419,7 @@ class OpenTransaction:
             self._participants.update(self.value)
 
     def flush(self) -> None:
-        """Stage what is buffered, so that it need not fit into memory; for long transactions only.
+        """Stage the buffered writes, so that they need not fit into memory; for long transactions only.
 
         :raises InvalidArgument: the transaction is short.
         :raises RegistrationLost: it has ended, or expired after its time-out.
@@ -434,14 +434,14 @@ class OpenTransaction:
                 pointers = self._session.call(stage, value.id, writes)
             except StoreUnavailable as error:
                 if error.sent:
-                    # It may still arrive, behind a later flush that it would undo; after the abort it is refused.
+                    # The flush may still arrive, behind a later one that it would undo; after the abort it is refused.
                     self.abort(error)
                 raise
             self._become(replace(value, write_pointers=pointers))
             self.buffer.sent()
 
     def commit(self, result: Any = None) -> int | None:
-        """Commit, or find out truthfully what became of it.
+        """Commit, or find out the true outcome.
 
         :param result: a JSON value that is stored with the idempotency key.
         :returns: the transaction's id; None if there was nothing to commit.
@@ -475,7 +475,7 @@ class OpenTransaction:
 
     def _end_reading(self) -> int | None:
         number = None if self._value is None or self.kind == "read" else self._value.id
-        self._forget()  # giving an id back costs no flush
+        self._forget()  # costs no flush to disk
         self._move(State.COMMITTING)
         self._end(State.COMMITTED)
         return number
@@ -536,7 +536,7 @@ class OpenTransaction:
         self._session.drop()
         try:
             decided = ask_outcome(self.database, self.request)
-        except Exception as error:  # whatever it is: the commit may have taken effect
+        except Exception as error:  # of any kind: the commit may have taken effect
             self._end(State.UNKNOWN)
             raise CommitOutcomeUnknown(
                 f"the commit of request {self.request} got no answer, and the store cannot be asked: {error}"
@@ -548,10 +548,10 @@ class OpenTransaction:
         raise CommitRefused(f"the commit of request {self.request} did not take effect: {reason.message}") from reason
 
     def abort(self, reason: BaseException | None = None) -> None:
-        """Drop what was written and forget the id; safe to call after the end.
+        """Drop all writes and forget the id; safe to call after the end.
 
-        The id of a transaction whose participant could not undo its writes becomes invalid for good, so that nobody
-        who asks the snapshot sees them.
+        The id of a transaction whose participant could not undo its writes becomes invalid for good, so that no
+        snapshot shows them.
 
         :param reason: why; it gets a note of every failure on the way.
         """
@@ -573,7 +573,7 @@ class OpenTransaction:
         if self._value is None or self.kind == "read":
             return
         kind, number = self.kind, self._value.id
-        # What cannot be undone now becomes invalid at its deadline; the abort itself always succeeds.
+        # The abort itself always succeeds: an id that cannot be forgotten now becomes invalid at its deadline.
         try:
             self._session.call(self.database.dialect.abort, kind=kind, transaction=number)
         except ExportQueueError:

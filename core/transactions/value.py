@@ -1,4 +1,4 @@
-"""A transaction as a value, and the levels of what it sees of its own writes; no I/O."""
+"""A transaction as a value, and the levels at which it sees its own writes; no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from export_queue.core.store import Snapshot, unpack_ids
 
 
 class Level(StrEnum):
-    """What a transaction sees of its own writes.
+    """The own writes that a transaction sees.
 
     Source: Tephra's visibility levels.
     """
@@ -35,7 +35,7 @@ class Transaction:
     id: int
     """Start timestamp and first write pointer: milliseconds since the epoch × 10⁶, or one above the last."""
     snapshot: Snapshot
-    """What was committed at its start."""
+    """All that was committed at its start."""
     write_pointers: tuple[int, ...]
     """Write pointers of this transaction, oldest first; more than one after checkpoints."""
     kind: Literal["read", "short", "long", "bound"]
@@ -63,7 +63,7 @@ class Transaction:
 
     @property
     def stored_snapshot(self) -> Snapshot:
-        """What its reads in the store may find: its own writes are there if it is long, else in its process."""
+        """The snapshot of its reads in the store, which holds own writes only of a long transaction."""
         if self.kind != "long":
             return self.snapshot
         is_current_excluded = self.level is Level.SNAPSHOT_EXCLUDE_CURRENT
@@ -85,7 +85,7 @@ class Transaction:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Transaction:
-        """Read what :meth:`to_json` gave.
+        """Read the object that :meth:`to_json` gave.
 
         :raises InvalidArgument: a field is missing or no number.
         """

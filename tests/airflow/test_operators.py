@@ -14,6 +14,8 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
 from tests.support.servers import free_port
 
+from export_queue.core.arguments import parse_ranges
+from export_queue.core.drain import DrainRequest
 from export_queue.core.errors import (
     ConfigurationError,
     InvalidArgument,
@@ -27,7 +29,6 @@ from export_queue.core.errors import (
 )
 from export_queue.core.locks import Owner, claim
 from export_queue.core.retry import Retry
-from export_queue.hooks.arguments import join_ranges, parse_ranges
 from export_queue.hooks.connections import MissingConnection
 from export_queue.hooks.tasks import task_name
 from export_queue.operators import ExportQueueConfigureOperator, ExportQueueDrainOperator
@@ -260,7 +261,7 @@ def test_a_queue_that_is_bound_to_another_sink_is_refused(
 def test_a_sink_that_cannot_be_reached_loses_nothing(
     airflow_store: Any, run_task: Any, copies: Any, connect: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("export_queue.core.drain.local.DRAIN_RETRY", Retry(attempts=2, sleep=lambda _: None))
+    monkeypatch.setitem(DrainRequest.__init__.__kwdefaults__, "retry", Retry(attempts=2, sleep=lambda _: None))
     connect("cache", conn_type="redis", host="127.0.0.1", port=free_port(), password="kept-secret-4711")
     refuse(run_task, airflow_store, SinkUnavailable, "127.0.0.1", sink_conn_id="cache")
     assert airflow_store.queue("orders").sink is None
@@ -284,10 +285,6 @@ def test_a_sink_that_cannot_be_reached_loses_nothing(
 )
 def test_ranges_are_read_as_they_arrive(given: Any, expected: Any) -> None:
     assert parse_ranges(given) == expected
-
-
-def test_neighbours_are_joined() -> None:
-    assert join_ranges([[4, 6], [0, 2], [2, 4], [8, 9]]) == [[0, 6], [8, 9]]
 
 
 def test_a_task_has_one_name_over_its_tries() -> None:

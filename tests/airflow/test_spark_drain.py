@@ -33,6 +33,7 @@ PASSWORD = "kept-secret-4711"
 
 SUBMIT = """#!{python}
 import json, os, sys
+from contextlib import closing
 from pathlib import Path
 here = Path({folder!r})
 with (here / "calls").open("a") as calls:
@@ -43,21 +44,18 @@ if mode == "silent":
 if mode == "broken":
     print("the cluster is on fire"); sys.exit(3)
 from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.locks import Owner, claim
-from export_queue.core.references import resolve_secret
+from export_queue.core.drain import drain_as_requested
+from export_queue.core.locks import claim
 from export_queue.core.spark import DrainArguments
 job = DrainArguments.from_json(sys.argv[-1])
-secret = job.store_secret and resolve_secret(job.store_secret)
-with Store.open(job.store_url, password=secret, schema=job.store_schema) as store:
+with closing(Store(job.store.open())) as store:
     if mode == "hang":
-        queue = store.queue(job.queue_id)
-        claim(store.database, queue, queue.units(), owner=Owner(job.owner_task, "driver"), lease_seconds=600)
+        queue = store.queue(job.request.queue_id)
+        owner = job.request.another_attempt().owner
+        claim(store.database, queue, queue.units(), owner=owner, lease_seconds=600)
         (here / "hangs").touch()
         import time; time.sleep(100)
-    drain(store, job.queue_id, job.sink, exporter=job.exporter, ranges=job.ranges, if_locked=job.if_locked,
-          lock_timeout=job.lock_timeout, on_error=job.on_error, max_dead=job.max_dead, drain_id=job.drain_id,
-          owner=Owner(job.owner_task, "driver"))
+    drain_as_requested(store, job.sink, job.request.another_attempt())
 """
 
 
@@ -143,8 +141,8 @@ def test_one_submission_drains_all_ranges_and_returns_the_report(
     assert given[given.index("--master") + 1] == "local[2]"
     assert call["environment"]["SPARK_LOCAL_IP"] == "127.0.0.1"
     job = json.loads(given[-1])
-    assert (job["queue_id"], job["ranges"]) == ("orders", None)
-    assert report["drain_id"].startswith(job["owner_task"] + "#")
+    assert (job["request"]["queue_id"], job["request"]["ranges"]) == ("orders", None)
+    assert report["drain_id"].startswith(job["request"]["owner"]["task"] + "#")
 
 
 def test_arguments_are_templated_and_reach_the_job(
@@ -165,8 +163,9 @@ def test_arguments_are_templated_and_reach_the_job(
     )
     (call,) = spark.calls()
     job = json.loads(call["arguments"][-1])
-    wanted = {"ranges": [[0, 101]], "if_locked": "skip", "max_dead": 7, "max_parallel": 3, "lock_timeout": 5}
-    assert {name: job[name] for name in wanted} == wanted
+    wanted = {"ranges": [[0, 101]], "if_locked": "skip", "max_dead": 7, "lock_timeout": 5}
+    assert {name: job["request"][name] for name in wanted} == wanted
+    assert job["max_parallel"] == 3
     assert job["sink"]["options"]["table"] == "mine_{collection}"
     assert "spark.executor.memory=2g" in call["arguments"]
     assert "spark.log.level=ERROR" in call["arguments"]  # the user's word counts more than ours
@@ -200,7 +199,7 @@ def test_it_is_mapped_over_groups_of_ranges(airflow_store: Any, run_dag: Any, sp
     reports = [run.result("drain", index) for index in range(2)]
     assert sum(report["acknowledged"] for report in reports) == 50
     assert [report["ranges"] for report in reports] == [[[0, 202]], [[202, 1009]]]
-    owners = {json.loads(call["arguments"][-1])["owner_task"] for call in spark.calls()}
+    owners = {json.loads(call["arguments"][-1])["request"]["owner"]["task"] for call in spark.calls()}
     assert {owner.rsplit("/", 1)[1] for owner in owners} == {"0", "1"}
 
 
@@ -213,8 +212,8 @@ def test_two_attempts_of_a_task_share_the_owner_but_not_the_token(
         operator = ExportQueueSparkDrainOperator(task_id="it", queue_id="orders", sink_conn_id="copies")
         drain_ids.add(operator.execute(fake_context())["drain_id"])
     jobs = [json.loads(call["arguments"][-1]) for call in spark.calls()]
-    assert {job["owner_task"] for job in jobs} == {"d/r/it"}
-    assert {job["drain_id"] for job in jobs} == drain_ids
+    assert {job["request"]["owner"]["task"] for job in jobs} == {"d/r/it"}
+    assert {job["request"]["drain_id"] for job in jobs} == drain_ids
     assert len(drain_ids) == 2
 
 
@@ -261,7 +260,7 @@ def test_passwords_travel_in_the_environment_of_the_submission_alone(
     assert environment["XQ_SINK_REDIS_DEFAULT_PASSWORD"] == redis_server.password
     for password in (postgres_server.password, redis_server.password):
         assert password not in " ".join(call["arguments"])
-    assert json.loads(call["arguments"][-1])["store_secret"] == "env:XQ_STORE_PASSWORD"
+    assert json.loads(call["arguments"][-1])["store"]["secret"] == "env:XQ_STORE_PASSWORD"
     assert "XQ_STORE_PASSWORD" not in os.environ
 
 

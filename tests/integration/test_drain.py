@@ -172,8 +172,7 @@ def test_only_the_ranges_that_were_asked_for_are_drained(orders: Store) -> None:
     assert report.read == sum(entries for unit, entries in before.items() if 5 <= unit.first < 15)
 
 
-def test_many_chunks_and_batches_lose_nothing(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export_queue.core.drain.local.Rules", _with_small_chunks)
+def test_many_chunks_and_batches_lose_nothing(orders: Store) -> None:
     expected = {}
     for turn in range(4):
         values = {f"k{i}": [turn, "x" * (i % 50)] for i in range(300)}
@@ -181,18 +180,12 @@ def test_many_chunks_and_batches_lose_nothing(orders: Store, monkeypatch: pytest
         expected |= values
     sink = SinkInFront()
     told: list[Progress] = []
-    report = drain(orders, "orders", sink, on_progress=told.append)
+    report = drain(orders, "orders", sink, on_progress=told.append, chunk_rows=37, chunk_bytes=1000)
     assert len(sink.inner.records()) == len(expected)
     assert (report.read, report.acknowledged, waiting(orders)) == (1200, 1200, 0)
     assert [step.acknowledged for step in told] == sorted(step.acknowledged for step in told)
     assert told[-1] == Progress(1200, 1200, 0)
     assert len(told) > 1200 / 37
-
-
-def _with_small_chunks(**given: Any) -> Any:
-    from export_queue.core.drain import Rules
-
-    return Rules(**given, chunk_rows=37, chunk_bytes=1000)
 
 
 def test_an_exporter_by_import_path_turns_one_entry_into_many_operations(
@@ -422,8 +415,7 @@ def test_a_sink_that_stays_away_fails_the_drain_and_everything_stays_queued(orde
     assert report.problem.transient
 
 
-def test_what_was_acknowledged_before_a_failure_stays_removed(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export_queue.core.drain.local.Rules", _with_small_chunks)
+def test_what_was_acknowledged_before_a_failure_stays_removed(orders: Store) -> None:
     batches: list[int] = []
 
     def fail_late(operations: Operations) -> None:
@@ -434,7 +426,7 @@ def test_what_was_acknowledged_before_a_failure_stays_removed(orders: Store, mon
     add(orders, {f"k{i}": i for i in range(300)})
     sink = SinkInFront(before=fail_late)
     with pytest.raises(SinkRefused):
-        drain(orders, "orders", sink, drain_id="t")
+        drain(orders, "orders", sink, drain_id="t", chunk_rows=37, chunk_bytes=1000)
     (report,) = map(DrainReport.from_dict, orders.reports(drain_id="t"))
     report.check()
     assert report.acknowledged == sum(batches[:3])
@@ -465,10 +457,9 @@ def test_a_removal_whose_commit_was_in_doubt_is_repeated_without_harm(orders: St
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_fails_counts_reconcile_and_in_the_end_every_entry_is_in_the_sink_or_dead(
-    orders: Store, monkeypatch: pytest.MonkeyPatch, seed: int
+    orders: Store, seed: int
 ) -> None:
     """I6, I12, I13 under random trouble; each drain checks its own counts."""
-    monkeypatch.setattr("export_queue.core.drain.local.Rules", _with_small_chunks)
     generator = random.Random(seed)
     last: dict[str, str] = {}
     total = 0
@@ -498,7 +489,7 @@ def test_whatever_fails_counts_reconcile_and_in_the_end_every_entry_is_in_the_si
         if not waiting(orders):
             break
         with suppress(SinkUnavailable, SinkRefused, ConnectionError):
-            drain(orders, "orders", sink, retry=retry, drain_id=f"{attempt}")
+            drain(orders, "orders", sink, retry=retry, drain_id=f"{attempt}", chunk_rows=37, chunk_bytes=1000)
         reports += map(DrainReport.from_dict, orders.reports(drain_id=f"{attempt}"))
     assert waiting(orders) == 0
     for report in reports:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, DrainRequest, LocalEngine, Rules, drain, load_exporter, run_drain
+from export_queue.core.drain import DrainReport, DrainRequest, LocalEngine, drain, load_exporter, run_drain
 from export_queue.core.errors import LeaseLost, LockNotAvailable
 from export_queue.core.locks import Owner, claim, holders, release, revoke
 from export_queue.core.sinks import ApplyResult, Capabilities, MemorySink, Operations, Sink, SinkSpec
@@ -254,8 +254,8 @@ def test_a_drain_that_waited_brings_what_was_committed_meanwhile(orders: Store) 
 def drain_with(store: Store, sink: Sink, *, sleep: Callable[[float], None]) -> DrainReport:
     """Drain, and do something else where a drain would sleep."""
     request = DrainRequest(queue_id="orders", sink_name="s")
-    engine = LocalEngine(store.database, sink, load_exporter(None), Rules(drain=request.drain_id))
-    return run_drain(store.database, store.id, request, nullcontext(engine), sleep=sleep)
+    engine = LocalEngine(store.database, sink, load_exporter(None), request)
+    return run_drain(store, request, nullcontext(engine), sleep=sleep)
 
 
 def test_a_retry_takes_over_from_an_older_attempt_of_its_task(

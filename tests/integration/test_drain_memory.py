@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from export_queue.core.client import Store
-from export_queue.core.drain import Rules, drain, local
+from export_queue.core.drain import drain
 from export_queue.core.sinks import SqlSink
 
 
@@ -28,13 +28,12 @@ def resident(field):
     return int(line.split()[1]) << 10
 
 
-local.Rules = lambda **given: Rules(**given, chunk_rows=500)
 with Store.open(f"sqlite:///{sys.argv[1]}") as store:
     sink = SqlSink(f"sqlite:///{sys.argv[2]}")
-    drain(store, "warm", sink, sink_name="copies")
+    drain(store, "warm", sink, sink_name="copies", chunk_rows=500)
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    report = drain(store, "orders", sink, sink_name="copies")
+    report = drain(store, "orders", sink, sink_name="copies", chunk_rows=500)
     print(report.acknowledged, resident("VmHWM") - before)
     sink.close()
 """

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tests.support.servers import PostgresServer, RedisServer
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, DrainReport, Progress, Rules, drain
+from export_queue.core.drain import DRAIN_RETRY, DrainReport, Progress, drain
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Capabilities, MemorySink, Operations, SinkSpec, SqlSink
 
@@ -24,9 +24,8 @@ CHUNK = 40
 
 
 @pytest.fixture
-def orders(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def orders(sqlite_url: str) -> Iterator[Store]:
     """A store with a queue of one unit, drained in many chunks."""
-    monkeypatch.setattr("export_queue.core.drain.local.Rules", lambda **given: Rules(**given, chunk_rows=CHUNK))
     with Store.open(sqlite_url) as store:
         store.create()
         store.configure_queue("orders", buckets=5, buckets_per_range=5)
@@ -106,12 +105,13 @@ def test_a_server_killed_in_the_middle_ends_the_drain_and_the_next_one_brings_th
     orders: Store, server: RedisServer, cache: SinkSpec
 ) -> None:
     retry = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
+    kill_late = after_chunks(2, lambda: kill(server))
     with pytest.raises(SinkUnavailable, match=f"{server.host}:{server.port}"):
-        drain(orders, "orders", cache, drain_id="t", retry=retry, on_progress=after_chunks(2, lambda: kill(server)))
+        drain(orders, "orders", cache, chunk_rows=CHUNK, drain_id="t", retry=retry, on_progress=kill_late)
     report = failed(orders, "t")
     server.start()
     assert arrived(server) >= report.acknowledged, "what was acknowledged is there"
-    again = drain(orders, "orders", cache)
+    again = drain(orders, "orders", cache, chunk_rows=CHUNK)
     assert again.acknowledged == ENTRIES - report.acknowledged
     assert (waiting(orders), arrived(server)) == (0, ENTRIES)
 
@@ -121,7 +121,8 @@ def test_a_server_that_is_killed_and_restarted_delays_the_drain(
     orders: Store, server: RedisServer, cache: SinkSpec
 ) -> None:
     retry = replace(DRAIN_RETRY, attempts=5, sleep=lambda seconds: server.start())
-    report = drain(orders, "orders", cache, retry=retry, on_progress=after_chunks(2, lambda: kill(server)))
+    kill_late = after_chunks(2, lambda: kill(server))
+    report = drain(orders, "orders", cache, chunk_rows=CHUNK, retry=retry, on_progress=kill_late)
     assert (report.acknowledged, report.dead, waiting(orders)) == (ENTRIES, 0, 0)
     assert arrived(server) == ENTRIES
 
@@ -134,11 +135,11 @@ def test_a_server_that_hangs_ends_the_drain_by_the_time_outs_and_the_next_one_br
     hang = after_chunks(2, lambda: os.kill(server.pid, signal.SIGSTOP))
     try:
         with pytest.raises(SinkUnavailable, match="does not answer"):
-            drain(orders, "orders", cache, drain_id="t", retry=retry, on_progress=hang)
+            drain(orders, "orders", cache, chunk_rows=CHUNK, drain_id="t", retry=retry, on_progress=hang)
         report = failed(orders, "t")
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    again = drain(orders, "orders", cache)
+    again = drain(orders, "orders", cache, chunk_rows=CHUNK)
     assert again.acknowledged == ENTRIES - report.acknowledged
     assert (waiting(orders), arrived(server)) == (0, ENTRIES)
 
@@ -149,7 +150,7 @@ def test_a_server_that_goes_on_after_a_while_delays_the_drain(
 ) -> None:
     retry = replace(DRAIN_RETRY, attempts=5, sleep=lambda seconds: os.kill(server.pid, signal.SIGCONT))
     hang = after_chunks(2, lambda: os.kill(server.pid, signal.SIGSTOP))
-    report = drain(orders, "orders", cache, retry=retry, on_progress=hang)
+    report = drain(orders, "orders", cache, chunk_rows=CHUNK, retry=retry, on_progress=hang)
     assert (report.acknowledged, report.dead, waiting(orders), arrived(server)) == (ENTRIES, 0, 0, ENTRIES)
 
 
@@ -211,7 +212,7 @@ def test_a_drain_has_one_request_under_way_and_each_is_bounded(orders: Store) ->
                 self.under_way -= 1
 
     sink = Counting()
-    assert drain(orders, "orders", sink).acknowledged == ENTRIES
+    assert drain(orders, "orders", sink, chunk_rows=CHUNK).acknowledged == ENTRIES
     assert sink.most == 1
     assert max(rows for rows, _ in sink.sizes) <= 7
     assert max(weight for _, weight in sink.sizes) <= 40

@@ -12,10 +12,11 @@ import pytest
 import sqlalchemy as sa
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, Entry, RangeReport, Rules
+from export_queue.core.drain import DRAIN_RETRY, DrainRequest, Entry, RangeReport
 from export_queue.core.locks import Lease, Owner, claim, revoke
 from export_queue.core.sinks import MemorySink, Put, SinkSpec
-from export_queue.core.spark.tasks import StoreAccess, TaskSetup, drain_task
+from export_queue.core.spark.tasks import TaskSetup, drain_task
+from export_queue.core.store import StoreSpec
 from export_queue.core.transactions import take_snapshot
 
 IMPATIENT = replace(DRAIN_RETRY, attempts=2, sleep=print)
@@ -39,23 +40,25 @@ def claimed(store: Store) -> list[Lease]:
     return claim(store.database, queue, queue.units(), owner=Owner("job", "1"), lease_seconds=60)
 
 
-def setup(store: Store, url: str, sink: SinkSpec, **rules: Any) -> TaskSetup:
-    parsed = sa.make_url(url)
-    access = StoreAccess(parsed._replace(password=None).render_as_string(), "export_queue", parsed.password)
-    return TaskSetup(
-        access,
-        store.queue("orders"),
-        take_snapshot(store.database),
-        sink.resolve(),
-        None,
-        Rules(drain="t", retry=IMPATIENT, **rules),
-    )
+@pytest.fixture
+def address(store_url: str, monkeypatch: pytest.MonkeyPatch) -> StoreSpec:
+    """The store as executors are told: its password is a reference."""
+    parsed = sa.make_url(store_url)
+    if parsed.password is None:
+        return StoreSpec(url=store_url)
+    monkeypatch.setenv("XQ_TASKS", parsed.password)
+    return StoreSpec(url=parsed._replace(password=None).render_as_string(), secret="env:XQ_TASKS")
 
 
-def test_tasks_report_each_of_their_units(orders: Store, store_url: str) -> None:
+def setup(store: Store, address: StoreSpec, sink: SinkSpec, **options: Any) -> TaskSetup:
+    request = DrainRequest(queue_id="orders", sink_name=sink.name, **{"drain_id": "t", "retry": IMPATIENT, **options})
+    return TaskSetup(address, sink, store.queue("orders"), take_snapshot(store.database), request)
+
+
+def test_tasks_report_each_of_their_units(orders: Store, address: StoreSpec) -> None:
     name = uuid.uuid4().hex
     leases = claimed(orders)
-    travelled = pickle.loads(pickle.dumps(setup(orders, store_url, SinkSpec("memory", {"name": name}))))
+    travelled = pickle.loads(pickle.dumps(setup(orders, address, SinkSpec("memory", {"name": name}))))
     task = drain_task(travelled, [leases[:3], leases[3:]])
     reports = [RangeReport.from_dict(orjson.loads(text)) for text in [*task(iter([0])), *task(iter([1]))]]
     assert [report.range for report in reports] == [lease.range for lease in leases]
@@ -64,38 +67,40 @@ def test_tasks_report_each_of_their_units(orders: Store, store_url: str) -> None
     assert waiting(orders) == 0
 
 
-def test_a_sink_that_cannot_be_built_is_a_problem_of_each_unit(orders: Store, store_url: str) -> None:
-    reports = setup(orders, store_url, SinkSpec("json:loads", {"s": "{}"})).run(claimed(orders))
+def test_a_sink_that_cannot_be_built_is_a_problem_of_each_unit(orders: Store, address: StoreSpec) -> None:
+    reports = setup(orders, address, SinkSpec("json:loads", {"s": "{}"})).run(claimed(orders))
     assert len(reports) == 4
     assert {report.problem.error_class for report in reports if report.problem} == {"SinkConfigurationError"}
     assert waiting(orders) == 100
 
 
-def test_an_unreachable_store_is_a_transient_problem_of_each_unit(orders: Store, store_url: str) -> None:
-    healthy = setup(orders, store_url, SinkSpec("memory", {"name": "unused"}))
-    lost = StoreAccess("postgresql+psycopg://nobody@127.0.0.1:1/none", "export_queue", "secret")
-    reports = TaskSetup(lost, healthy.queue, healthy.snapshot, healthy.sink, None, healthy.rules).run(claimed(orders))
+def test_an_unreachable_store_is_a_transient_problem_of_each_unit(orders: Store, address: StoreSpec) -> None:
+    healthy = setup(orders, address, SinkSpec("memory", {"name": "unused"}))
+    lost = replace(healthy, store=StoreSpec(url="postgresql+psycopg://nobody@127.0.0.1:1/none"))
+    reports = lost.run(claimed(orders))
     assert len(reports) == 4
     assert all(report.problem and report.problem.transient for report in reports)
-    assert "secret" not in str(reports)
 
 
-def test_a_task_whose_leases_were_revoked_sends_nothing(orders: Store, store_url: str) -> None:
+def test_a_task_whose_leases_were_revoked_sends_nothing(orders: Store, address: StoreSpec) -> None:
     name = uuid.uuid4().hex
     leases = claimed(orders)
     revoke(orders.database, "job")
-    reports = setup(orders, store_url, SinkSpec("memory", {"name": name})).run(leases)
+    reports = setup(orders, address, SinkSpec("memory", {"name": name})).run(leases)
     assert {report.problem.error_class for report in reports if report.problem} == {"LeaseLost"}
     assert MemorySink(name).records() == {}
     assert waiting(orders) == 100
 
 
-def test_max_dead_counts_over_all_tasks_of_a_drain(orders: Store, store_url: str) -> None:
+def test_max_dead_counts_over_all_tasks_of_a_drain(orders: Store, address: StoreSpec) -> None:
     """No task reaches the limit by itself; only the store knows what the others have buried."""
     leases = claimed(orders)
     counts = [unit.entries for unit in orders.backlog("orders")]
-    prepared = replace(
-        setup(orders, store_url, SinkSpec("memory", {"name": "unused"}), max_dead=max(counts)),
+    prepared = setup(
+        orders,
+        address,
+        SinkSpec("memory", {"name": "unused"}),
+        max_dead=max(counts),
         exporter=f"{refuse_all.__module__}:{refuse_all.__name__}",
     )
     assert all(report.problem is None for report in prepared.run(leases[:1]))
@@ -109,22 +114,15 @@ def refuse_all(entry: Entry) -> list[Put]:
     raise ValueError("refused")
 
 
-def test_tasks_that_follow_one_whose_patience_ended_look_once_and_do_not_wait(orders: Store, store_url: str) -> None:
+def test_tasks_that_follow_one_that_gave_up_look_once_and_do_not_wait(orders: Store, address: StoreSpec) -> None:
     down = SinkSpec("redis", {"host": "127.0.0.1", "port": 1})
     leases = claimed(orders)
     waits: list[float] = []
     drain_id = uuid.uuid4().hex
-    rules = Rules(drain=drain_id, retry=replace(DRAIN_RETRY, attempts=4, sleep=waits.append))
-    prepared = replace(setup(orders, store_url, down), rules=rules)
+    retry = replace(DRAIN_RETRY, attempts=4, sleep=waits.append)
+    prepared = setup(orders, address, down, drain_id=drain_id, retry=retry)
     problems = [prepared.run([lease])[0].problem for lease in leases]
     assert {(problem.error_class, problem.transient) for problem in problems if problem} == {("SinkUnavailable", True)}
     assert len(problems) == 4
     assert len(waits) == 3, "only the first task waits"
     assert waiting(orders) == 100
-
-
-def test_what_goes_to_the_tasks_shows_no_password(orders: Store) -> None:
-    sink = SinkSpec("memory", {"name": "unused"})
-    prepared = setup(orders, "postgresql+psycopg://user:s3cr3t@host/db", sink)
-    assert prepared.store.password == "s3cr3t"
-    assert "s3cr3t" not in repr(prepared)

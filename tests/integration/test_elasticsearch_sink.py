@@ -612,12 +612,12 @@ def test_a_server_that_is_not_there_is_unavailable_by_name(host, monkeypatch):
     monkeypatch.setenv("XQ_TEST", SECRET)
     options = {"hosts": f"http://{host}:{free_port()}", "username": "elastic"}
     spec = SinkSpec("elasticsearch", options, {"password": "env:XQ_TEST"})
-    for sink in (spec.open(), spec.resolve().open()):
-        for act in (admit, lambda sink: sink.apply(puts(b"1"))):
-            with pytest.raises(SinkUnavailable, match=host) as caught:
-                act(sink)
-            assert caught.value.transient
-            assert SECRET not in shown(caught.value) + repr(sink) + repr(vars(sink))
+    sink = spec.open()
+    for act in (admit, lambda sink: sink.apply(puts(b"1"))):
+        with pytest.raises(SinkUnavailable, match=host) as caught:
+            act(sink)
+        assert caught.value.transient
+        assert SECRET not in shown(caught.value) + repr(sink) + repr(vars(sink))
 
 
 # Sweeps

@@ -24,7 +24,6 @@ from export_queue.core.drain import (
     DrainReport,
     DrainRequest,
     LocalEngine,
-    Rules,
     drain,
     load_exporter,
     run_drain,
@@ -93,10 +92,11 @@ def drain_with(
     store: Store, sink: Any, *, sleep: Callable[[float], None], chunk_rows: int = 1000, **options: Any
 ) -> DrainReport:
     """Drain, and do something else where a drain would sleep."""
-    request = DrainRequest(queue_id="orders", sink_name="s", **options)
-    rules = Rules(drain=request.drain_id, on_error="fail", chunk_rows=chunk_rows, retry=IMPATIENT)
-    engine = LocalEngine(store.database, sink, load_exporter(None), rules)
-    return run_drain(store.database, store.id, request, nullcontext(engine), sleep=sleep)
+    request = DrainRequest(
+        queue_id="orders", sink_name="s", on_error="fail", chunk_rows=chunk_rows, retry=IMPATIENT, **options
+    )
+    engine = LocalEngine(store.database, sink, load_exporter(None), request)
+    return run_drain(store, request, nullcontext(engine), sleep=sleep)
 
 
 def never(seconds: float) -> None:
@@ -273,14 +273,11 @@ def test_all_entries_of_a_key_are_in_one_chunk(one_unit: Store, chunk_rows: int)
     assert len(sink.batches) > 1
 
 
-def test_chunks_that_are_cut_by_bytes_cut_no_key_either(one_unit: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "export_queue.core.drain.local.Rules", lambda **given: Rules(**given, chunk_rows=100, chunk_bytes=300)
-    )
+def test_chunks_that_are_cut_by_bytes_cut_no_key_either(one_unit: Store) -> None:
     for turn in range(8):
         add(one_unit, {key: [turn, "x" * 60] for key in "abcdef"})
     sink = FencedMemory()
-    assert fenced_drain(one_unit, sink).read == 48
+    assert fenced_drain(one_unit, sink, chunk_rows=100, chunk_bytes=300).read == 48
     assert sorted(record for batch in sink.batches for record in batch.ids) == [b"a", b"b", b"c", b"d", b"e", b"f"]
     assert len(sink.batches) == 6
 

@@ -17,7 +17,7 @@ from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_records import Make, admit, hashes, making, member_id, members, puts, strings
 
 from export_queue.core.client import Store
-from export_queue.core.drain import Progress, Rules, drain
+from export_queue.core.drain import Progress, drain
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec
 from export_queue.core.sinks.redis import cluster as cluster_module
@@ -328,7 +328,6 @@ def test_the_node_that_the_sink_is_described_by_may_die(make, redis_cluster):
 
 
 def test_a_drain_outlives_the_death_of_a_primary(redis_cluster, client, sqlite_url, monkeypatch):
-    monkeypatch.setattr("export_queue.core.drain.local.Rules", lambda **given: Rules(**given, chunk_rows=40))
     monkeypatch.setenv("XQ_TEST_REDIS", redis_cluster.password)
     options = {"host": redis_cluster.host, "port": redis_cluster.port, "wait_replicas": 1, "socket_timeout": 4}
     spec = SinkSpec("redis", options, {"password": "env:XQ_TEST_REDIS"})
@@ -348,7 +347,7 @@ def test_a_drain_outlives_the_death_of_a_primary(redis_cluster, client, sqlite_u
         with store.transaction() as tx:
             for n in range(400):
                 tx.queue("orders").add(f"{n}", n)
-        draining = beside.submit(drain, store, "orders", spec, on_progress=kill_once)
+        draining = beside.submit(drain, store, "orders", spec, on_progress=kill_once, chunk_rows=40)
         assert killed.wait(60)
         redis_cluster.wait(lambda: redis_cluster.primary_of(slot) is not victim, "the failover")
         victim.start()  # the new primary needs a replica, too; a server lives as long as the thread that started it

@@ -20,7 +20,7 @@ from tests.support.servers import RedisServer
 from tests.support.sql_targets import execute
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, Rules, drain
+from export_queue.core.drain import DRAIN_RETRY, drain
 from export_queue.core.errors import ExportQueueError, SinkUnavailable
 from export_queue.core.sinks import (
     ApplyResult,
@@ -178,9 +178,8 @@ class Faults:
         assert results == [ApplyResult(0, 1)]
         assert self.read().get(record) == newer
 
-    def test_a_server_that_answers_too_late_delays_the_drain(self, opened, proxy, sqlite_url, monkeypatch):
+    def test_a_server_that_answers_too_late_delays_the_drain(self, opened, proxy, sqlite_url):
         """The batch ends by its time-out, the drain waits and tries again, and nothing is there twice."""
-        monkeypatch.setattr("export_queue.core.drain.local.Rules", lambda **given: Rules(**given, chunk_rows=10))
         pauses: list[float] = []
         cuts = [Cut(direction="to_client", after=10, how="hold")]
         with Store.open(sqlite_url) as store:
@@ -197,6 +196,7 @@ class Faults:
                 opened(proxy.port, timeout=2.0),
                 sink_name="slow",
                 exporter=lambda entry: [Put("records", entry.key, entry.value)],
+                chunk_rows=10,
                 retry=replace(DRAIN_RETRY, sleep=pauses.append),
                 on_progress=lambda _: proxy.arm(cuts.pop()) if cuts else None,
             )

@@ -20,7 +20,7 @@ from tests.support.servers import PostgresServer
 from tests.support.sql_targets import Documents, Fields, Make, admit, execute, opened_sinks, puts
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, Progress, Rules, drain
+from export_queue.core.drain import DRAIN_RETRY, Progress, drain
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks import ApplyResult
 
@@ -197,9 +197,8 @@ def mortal(request: pytest.FixtureRequest) -> Iterator[PostgresServer | MariaDbS
         yield server
 
 
-def test_a_server_that_is_killed_amid_a_batch_and_restarted_delays_the_drain(mortal, make, orders, monkeypatch):
+def test_a_server_that_is_killed_amid_a_batch_and_restarted_delays_the_drain(mortal, make, orders):
     """What it acknowledged is there, and what it was about to write is written once."""
-    monkeypatch.setattr("export_queue.core.drain.local.Rules", lambda **given: Rules(**given, chunk_rows=50))
     with orders.transaction() as tx:
         for n in range(400):
             tx.queue("orders").add(b"%03d" % n, b"x" * 100)
@@ -226,7 +225,9 @@ def test_a_server_that_is_killed_amid_a_batch_and_restarted_delays_the_drain(mor
 
         sink = make(make_url(url).set(port=proxy.port).render_as_string(hide_password=False))
         retry = replace(DRAIN_RETRY, sleep=restart)
-        report = drain(orders, "orders", sink, sink_name="copies", retry=retry, on_progress=after_a_chunk)
+        report = drain(
+            orders, "orders", sink, sink_name="copies", retry=retry, on_progress=after_a_chunk, chunk_rows=50
+        )
     assert (report.acknowledged, report.dead, waiting(orders)) == (400, 0, 0)
     assert killer, "the server was killed"
     assert execute(url, "SELECT count(*), min(document) = max(document) FROM orders_live") == [(400, True)]

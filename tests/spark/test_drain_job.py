@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from export_queue.core.drain import DrainReport, drain
 from export_queue.core.locks import Owner, claim, holders, revoke
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark import drain_job
+from export_queue.core.store import StoreSpec
 
 MODULES = {"PYTHONPATH": str(Path(__file__).parent)}
 
@@ -62,9 +62,9 @@ def redis_spec(redis_server: Any, redis_client: Any) -> SinkSpec:
 
 
 def job_for(store_url: str, sink: SinkSpec, **options: Any) -> Any:
-    url = sa.make_url(store_url)._replace(password=None)
-    options = {"drain_id": uuid.uuid4().hex, "owner_task": "dag/run/task", "store_secret": "env:XQ_STORE", **options}
-    return drain_job(queue_id="orders", sink=sink, store_url=url.render_as_string(), **options)
+    url = sa.make_url(store_url)._replace(password=None).render_as_string()
+    store = StoreSpec(url=url, secret="env:XQ_STORE")
+    return drain_job(**{"queue_id": "orders", "sink": sink, "store": store, "owner": Owner("dag/run/task"), **options})
 
 
 def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_password(

@@ -49,7 +49,7 @@ class PickySink:
 def run(batch: Batch, sink: PickySink) -> None:
     while (operations := batch.next_round()) is not None:
         written, stale, rejected = sink.apply(operations)
-        batch.settle(written=written, stale=stale, rejected=rejected)
+        batch.record(written=written, stale=stale, rejected=rejected)
 
 
 def test_without_rejections_one_round_sends_the_newest_operation_of_each_record():
@@ -57,7 +57,7 @@ def test_without_rejections_one_round_sends_the_newest_operation_of_each_record(
     sent = batch.next_round()
     assert sent is not None
     assert list(zip(sent.ids, sent.documents, strict=True)) == [(b"a", b"2"), (b"b", b"2")]
-    batch.settle(written=2, stale=0)
+    batch.record(written=2, stale=0)
     assert batch.next_round() is None
     assert (batch.written, batch.collapsed, batch.dead) == (2, 1, {})
 

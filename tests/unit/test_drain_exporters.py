@@ -92,8 +92,8 @@ def test_an_object_or_a_class_of_objects_is_opened_and_closed_around_the_drain(g
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("no colon", "is no import path"),
-        (":name", "is no import path"),
+        ("no colon", "expected an import path"),
+        (":name", "expected an import path"),
         ("no_such_module:name", "No module named 'no_such_module'"),
         ("json:no_such_name", "no attribute 'no_such_name'"),
         ("json:__name__", "expected a function"),

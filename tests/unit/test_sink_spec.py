@@ -143,42 +143,26 @@ def test_an_own_sink_gets_options_and_resolved_secrets(monkeypatch):
     spec = SinkSpec("own_sinks:make", {"folder": "x"}, {"key": "env:XQ_TEST"})
     spec.open()
     assert given == {"folder": "x", "key": "hunter2"}
-    spec.resolve().open()
-    assert given == {"folder": "x", "key": "hunter2"}
 
 
 def test_a_missing_secret_is_named_when_the_sink_is_opened(monkeypatch):
     monkeypatch.delenv("XQ_TEST", raising=False)
-    for act in (REDIS.resolve, lambda: REDIS.open()):
-        with pytest.raises(SecretNotFound, match="env:XQ_TEST"):
-            act()
+    with pytest.raises(SecretNotFound, match="env:XQ_TEST"):
+        REDIS.open()
 
 
 def test_nothing_shows_a_resolved_secret(monkeypatch):
     monkeypatch.setenv("XQ_TEST", "hunter2")
-    resolved = REDIS.resolve()
-    sink = resolved.open()
-    assert resolved.values == {"password": "hunter2"}
-    assert "hunter2" not in repr(resolved) + str(resolved) + repr(sink) + str(sink) + repr(vars(sink))
-    assert pickle.loads(pickle.dumps(resolved)) == resolved
+    sink = REDIS.open()
+    assert "hunter2" not in repr(sink) + str(sink) + repr(vars(sink))
+    assert pickle.loads(pickle.dumps(REDIS)) == REDIS
 
 
-def test_a_changed_secret_is_followed_again_also_where_the_sink_came_with_its_values(monkeypatch):
+def test_a_changed_secret_is_followed_again(monkeypatch):
     monkeypatch.setenv("XQ_TEST", "before")
-    resolved = REDIS.resolve()
-    travelled = pickle.loads(pickle.dumps(resolved))
-    for sink in (REDIS.open(), travelled.open()):
-        credentials = sink._connection._connection.credential_provider
-        monkeypatch.setenv("XQ_TEST", "after")
-        assert credentials.get_credentials() == ("after",)
-        monkeypatch.setenv("XQ_TEST", "before")
-
-
-def test_a_sink_that_came_with_its_values_needs_no_environment(monkeypatch):
-    monkeypatch.setenv("XQ_TEST", "hunter2")
-    resolved = REDIS.resolve()
-    monkeypatch.delenv("XQ_TEST")
-    assert resolved.open()._connection._connection.credential_provider.get_credentials() == ("hunter2",)
+    credentials = REDIS.open()._connection._connection.credential_provider
+    monkeypatch.setenv("XQ_TEST", "after")
+    assert credentials.get_credentials() == ("after",)
 
 
 def test_describing_a_sink_loads_no_client():
@@ -198,8 +182,8 @@ def test_the_doors_export_what_they_always_did():
     assert set(sinks.__all__) == set(
         "MAX_SEQ ApplyResult Capabilities Claim ClaimedSink CompositeSink ControlRecord Delete "
         "ElasticsearchSink FencedSink FloorRecord MemorySink Operations OperationsBuilder "
-        "Put RedisSink Rejection ResolvedSink Round Sink SinkSpec SqlSink SweepableSink "
-        "apply_batch check_owner collapse document_bytes isolate register_store next_round "
+        "Put RedisSink Rejection Round Sink SinkSpec SqlSink SweepableSink "
+        "apply_batch check_owner collapse document_bytes isolate register_store next_round opened_sink "
         "raise_floor refuse_seqs stale_rank".split()
     )
     assert set(testing.__all__) == {"FencedConformance", "MemorySink", "SinkConformance", "assert_converges"}

@@ -1,4 +1,4 @@
-"""One call to a PostgreSQL server: its arguments, its answer, and what its errors mean."""
+"""One call to a PostgreSQL server: its arguments, its answer, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> 
 
 
 class Translated:
-    """A block in which what the functions raise, and what may pass, comes out as errors of ours."""
+    """A block whose errors, of the functions and of the connection, come out as this library's."""
 
     __slots__ = ()
 

@@ -25,7 +25,7 @@ CLIENT_DEFAULTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""What libpq is told unless the URL says otherwise."""
+"""Parameters of libpq, unless the URL gives others."""
 
 # The server's side of the same: a session whose client is gone may hold the registration of an id. Only where the
 # server's administrator has said nothing; names that a server does not know are left out.
@@ -78,7 +78,7 @@ def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[
 
     @event.listens_for(engine, "reset")
     def _give_back(raw: BoundedConnection, record: object, state: object) -> None:
-        # On a closed one the pool would log a failure that somebody has been told of already.
+        # On a closed connection the pool would log a failure that its user has been told of already.
         if not raw.closed and raw.pgconn.transaction_status != TransactionStatus.IDLE:
             raw.rollback()
 

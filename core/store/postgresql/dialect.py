@@ -55,7 +55,7 @@ def open_engine(
 
     :param password: asked at each new connection; None leaves it to the URL.
     """
-    # A pooler hands the next SQL transaction to another server session, which lacks what this one has prepared.
+    # A pooler hands the next SQL transaction to another server session, without the prepared statements of this one.
     prepare: dict[str, Any] = {"prepare_threshold": None} if behind_pooler else {}
     engine = sa.create_engine(
         url.set(drivername="postgresql+psycopg"),
@@ -77,7 +77,7 @@ class PostgresDialect:
     How ids are registered follows from the store, which has a sequence and advisory locks or a clock, and, for short
     transactions, from the way to it: behind a pooler no session belongs to a client, so a row registers them.
 
-    :param engine: for what must not be part of a SQL transaction of the user's.
+    :param engine: for steps that must not be part of a SQL transaction of the user's.
     :param behind_pooler: whether connections lead to a pooler in transaction mode.
     """
 
@@ -207,7 +207,7 @@ class PostgresDialect:
         client: str,
         first: Cell | None = None,
     ) -> tuple[int, tuple[int, ...], int, Version | None]:
-        """Draw an id, register it, list what is in progress and read the first cell, in one call."""
+        """Draw an id, register it, list the ids in progress and read the first cell, in one call."""
         registration = self._registration(connection, kind)
         relaxed = registration in ("session", "row") or self._stored_id_source(connection) == "clock"
         arguments = (kind, registration, relaxed, request, timeout_ms, client, *(first or (None, None, None)))
@@ -233,7 +233,7 @@ class PostgresDialect:
         return pointer
 
     def take_snapshot(self, connection: Handle) -> Snapshot:
-        """Read the id source, under the gate if it has one, then what is in progress."""
+        """Read the id source, under the gate if it has one, then the ids in progress."""
         read_pointer, excluded = calls.one(connection, self._sql(sql.TAKE_SNAPSHOT))
         return Snapshot(read_pointer, tuple(excluded))
 
@@ -329,7 +329,7 @@ class PostgresDialect:
             raise AlreadyCommitted(call.idempotency_key or "", None) from error.__cause__
 
     def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
-        """Free the registration and delete what was staged."""
+        """Free the registration and delete the staged rows."""
         registration = self._registration(connection, kind)
         if registration == "transaction":
             return  # the lock goes with the user's SQL transaction
@@ -350,5 +350,5 @@ class PostgresDialect:
         return int(calls.one(connection, self._sql(sql.EXPIRE))[0])
 
     def prune(self, connection: Handle, *, limit: int) -> int:
-        """Delete what invalid transactions left and forget them."""
+        """Delete the rows of invalid transactions and forget their ids."""
         return int(calls.one(connection, self._sql(sql.PRUNE), (limit,))[0])

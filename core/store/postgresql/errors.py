@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors mean for a store."""
+"""The meaning of PostgreSQL's errors for a store."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def is_transient(error: BaseException) -> bool:
 
 
 def unavailable(error: BaseException, *, where: str = "the store's database") -> StoreUnavailable:
-    """Say that the database could not do it now, and what to look at."""
+    """Build the error of a database that could not do it now, with a hint where to look."""
     hint = None
     if getattr(error, "sqlstate", None) == "53200" and "lock" in str(error):
         hint = (
-            "the server's lock table is full: look at pg_locks for who fills it, or raise max_locks_per_transaction; "
-            "a transaction of a store takes one lock, or none with behind_pooler=True"
+            "the server's lock table is full: look at pg_locks for the sessions that fill it, or raise "
+            "max_locks_per_transaction; a transaction of a store takes one lock, or none with behind_pooler=True"
         )
     return StoreUnavailable(f"{where}: {str(error).strip()}", hint=hint)
 

@@ -89,14 +89,14 @@ def scan(schema: str, span: Span, snapshot: Snapshot, *, expires: bool) -> bytes
 
 
 def of_snapshot(snapshot: Snapshot) -> tuple[Any, ...]:
-    """Return the arguments for what a snapshot adds to the statement that reads one cell, or a span."""
+    """Return the arguments that a snapshot adds to the statement which reads one cell, or a span."""
     if snapshot.is_prefix:
         return (snapshot.read_pointer,)
     return BigintArray.of(snapshot.write_pointers), snapshot.read_pointer, BigintArray.of(snapshot.excluded)
 
 
 def of_span(table: int, span: Span, after: VersionKey, *, expired: int | None) -> list[Any]:
-    """Return the arguments for what a span adds to the statement, before those of visibility."""
+    """Return the arguments that a span adds to the statement, before those of visibility."""
     arguments: list[Any] = [] if expired is None else [expired]
     arguments += [table, *after]
     if span.end_row is not None:

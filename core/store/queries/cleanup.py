@@ -1,8 +1,8 @@
-"""SQL of clean-up: the horizon, and what may go below it.
+"""SQL of clean-up: the horizon, and the rows that may go below it.
 
 Below the horizon nothing is in progress and nothing is invalid: every version there is committed, and every
-snapshot that may still read sees all of them. Reads and commits look at the horizon, see ``postgresql.py`` and
-``postgresql/sql``; it is raised before anything is deleted, so nobody sees a deletion and not the horizon.
+snapshot that may still read sees all of them. Reads and commits look at the horizon, see the dialects; it is raised
+before anything is deleted, so that no reader sees a deletion without the horizon.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def last_watermark(work: Reading) -> int | None:
 
 
 def add_watermark(work: Work, low: int) -> None:
-    """Record the smallest id that a snapshot did not see which was taken before this call."""
+    """Record the smallest id that a snapshot, taken before this call, did not see."""
     statement = insert_into(work, low_watermark).values(at_ms=work.now(), low=low)
     # Either of two in one millisecond is right.
     work.connection.execute(statement.on_conflict_do_update(index_elements=[low_watermark.c.at_ms], set_={"low": low}))
@@ -80,7 +80,7 @@ def add_watermark(work: Work, low: int) -> None:
 def raise_horizon(work: Work, *, age_ms: int) -> int:
     """Raise the horizon as far as no live snapshot reaches, and return it.
 
-    :param age_ms: the longest that a transaction may read which has no active row: only marks so old count.
+    :param age_ms: the longest that a transaction without an active row may read: younger marks do not count.
     """
     old = low_watermark.c.at_ms <= work.now() - age_ms
     bounds = work.connection.execute(
@@ -122,9 +122,9 @@ def delete_idempotency_keys(work: Work, *, before_ms: int, limit: int) -> int:
 
 
 def vacuum(database: Database, name: str, *, deleted: int) -> None:
-    """Reclaim what deleted rows left, where they are many for the table's size and the database does not by itself.
+    """Reclaim the space of deleted rows, where they are many for the table's size and the database does not by itself.
 
-    Needs the owner's rights; without them, or while somebody else vacuums, nothing happens.
+    Needs the owner's rights; without them, or during another vacuum, nothing happens.
     """
     if database.dialect.name != "postgresql":
         return

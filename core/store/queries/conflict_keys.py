@@ -31,7 +31,7 @@ def notification_key(table: int, row: bytes, column: bytes) -> bytes:
 
 
 def participant_key(name: str, key: bytes) -> bytes:
-    """Make the conflict key of what a participant of a transaction wrote."""
+    """Make the conflict key of a participant's write."""
     encoded = name.encode()
     return _NUMBER.pack(b"p", 0) + _LENGTH.pack(len(encoded)) + encoded + key
 

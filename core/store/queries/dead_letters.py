@@ -1,4 +1,4 @@
-"""SQL about dead letters, and about what people did with them."""
+"""SQL about dead letters, and about the acts of people on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _everything_but_the_value = [column for column in d.c if column.name != "value"]
 
 
 def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Keep entries as dead letters; one that is there already keeps its first reason."""
+    """Keep entries as dead letters; a letter that is there already keeps its first reason."""
     if not rows:
         return
     keys = sa.tuple_(d.c.key, d.c.seq)
@@ -70,7 +70,7 @@ def requeue_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) -
     moved = 0
     names = [column.name for column in e.c]
     for block in _blocks(letters):
-        # locked first: what somebody else drops at this moment is not put back
+        # locked first: a letter that is dropped at this moment is not put back
         locked = sa.select(d.c.seq, d.c.key).where(d.c.queue_number == queue, _order.in_(block)).with_for_update()
         found = [(seq, bytes(key)) for seq, key in work.connection.execute(locked)]
         if found:
@@ -91,7 +91,7 @@ def delete_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) ->
 
 
 def record_audit(work: Work, *, queue_id: str, act: str, who: str, letters: int, selection: Selection) -> None:
-    """Keep who did what to how many dead letters."""
+    """Keep a record of one act on dead letters, and of its actor."""
     work.connection.execute(
         a.insert().values(
             id=work.database.dialect.draw(work.connection),
@@ -106,7 +106,7 @@ def record_audit(work: Work, *, queue_id: str, act: str, who: str, letters: int,
 
 
 def select_audit(work: Reading, queue_id: str, *, limit: int) -> list[Mapping[str, Any]]:
-    """Read what was done to a queue's dead letters, newest first."""
+    """Read the acts on a queue's dead letters, newest first."""
     statement = sa.select(a).where(a.c.queue == queue_id).order_by(a.c.id.desc()).limit(limit)
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 

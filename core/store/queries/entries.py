@@ -50,7 +50,7 @@ def select_entries(
 
 
 def delete_span(work: Work, queue: int, layout: int, snapshot: Snapshot, first: Key, last: Key) -> int:
-    """Remove what the snapshot sees between two positions, both included."""
+    """Remove the entries that the snapshot sees between two positions, both included."""
     order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
     statement = e.delete().where(
         _of(queue, layout),

@@ -1,4 +1,4 @@
-"""SQL of what a store may still send to its sinks: below all of it, tombstones may go."""
+"""SQL of the sequences that a store may still send to its sinks: below all of them, tombstones may go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQL of what there is to watch: the same figures as the public views give."""
+"""SQL of the figures for monitoring, the same as in the public views."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Holder:
 
 
 def holders(work: Reading) -> list[Holder]:
-    """Read all that keeps the horizon from rising, the one that holds it back the furthest first."""
+    """Read all that keeps the horizon from rising, the lowest first."""
     h = _holders.c
     statement = sa.select(h.id, h.kind, h.low, h.started_ms, h.client).order_by(h.low, h.id)
     return [Holder(*row) for row in work.connection.execute(statement)]

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.dialect import Cell
 from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import notification as n
 from export_queue.core.store.schema import observed as o
@@ -15,9 +16,7 @@ from export_queue.core.store.schema import observer_failure as f
 from export_queue.core.store.schema import table as t
 from export_queue.core.store.snapshot import Snapshot
 
-Cell = tuple[int, bytes, bytes]
-"""Table number, row, column."""
-Place = tuple[int, bytes]
+NotificationKey = tuple[int, bytes]
 """Version and row: the order of one column's notifications, oldest first."""
 
 
@@ -35,9 +34,9 @@ def add_observed(work: Work, table: int, column: bytes, kind: str) -> str:
 
 
 def due(
-    work: Reading, table: int, column: bytes, snapshot: Snapshot, *, after: Place | None, limit: int
+    work: Reading, table: int, column: bytes, snapshot: Snapshot, *, after: NotificationKey | None, limit: int
 ) -> list[tuple[int, bytes, int]]:
-    """Read the next notifications of one column that a snapshot sees, oldest first, from after a place on.
+    """Read the next notifications of one column that a snapshot sees, oldest first, from behind a key on.
 
     Those whose observer failed and backs off are left out.
 
@@ -52,8 +51,8 @@ def due(
         .limit(limit)
     )
     if after is not None:
-        place = sa.tuple_(sa.literal(after[0], sa.BigInteger), sa.literal(after[1], sa.LargeBinary))
-        statement = statement.where(order > place)
+        key = sa.tuple_(sa.literal(after[0], sa.BigInteger), sa.literal(after[1], sa.LargeBinary))
+        statement = statement.where(order > key)
     return [tuple(row) for row in work.connection.execute(statement)]
 
 
@@ -73,12 +72,12 @@ def is_set(work: Reading, cell: Cell, snapshot: Snapshot) -> bool:
 
 def record_failure(work: Work, cell: Cell, *, attempts: int, next_ms: int, error: str) -> None:
     """Note that an observer failed, and when it is called again; nothing if the notification is gone."""
-    told = {"attempts": attempts, "next_ms": next_ms, "error": error}
+    failure = {"attempts": attempts, "next_ms": next_ms, "error": error}
     row = sa.select(
-        *(sa.literal(part, column.type) for part, column in zip((*cell, *told.values()), f.c, strict=True))
+        *(sa.literal(part, column.type) for part, column in zip((*cell, *failure.values()), f.c, strict=True))
     ).where(sa.exists().where(_on(n, cell)))
     statement = insert_into(work, f).from_select(f.c.keys(), row)
-    work.connection.execute(statement.on_conflict_do_update(index_elements=f.primary_key.columns, set_=told))
+    work.connection.execute(statement.on_conflict_do_update(index_elements=f.primary_key.columns, set_=failure))
 
 
 def clear_failure(work: Work, cell: Cell) -> None:

@@ -1,8 +1,8 @@
 """SQL about the outcomes of commits, and the requests under which they are asked for.
 
 A request begins with the time at which its client made it (as version 7 of RFC 9562 has it), so that outcomes
-lie in the order of time and old ones are found without an index of their own. Only what a request says is
-compared: a client whose clock is wrong has its outcomes deleted later, or is told sooner that they are forgotten.
+lie in the order of time and old ones are found without an index of their own. Only times of requests are compared: a
+client whose clock is wrong has its outcomes deleted later, or is told sooner that they are forgotten.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def new_request() -> UUID:
 def delete_outcomes(work: Work, *, before_ms: int, limit: int) -> int:
     """Delete outcomes that were decided before a time, oldest requests first.
 
-    Those of transactions in progress stay: one that was refused stays refused, however long it takes.
+    Those of transactions in progress stay: a refused request stays refused, however long its transaction takes.
     """
     oldest_kept = UUID(int=before_ms << 80)
     doomed = (

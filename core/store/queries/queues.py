@@ -24,7 +24,7 @@ def queue_rows(work: Reading) -> list[Mapping[str, Any]]:
 
 
 def add_queue(work: Work, options: Mapping[str, Any]) -> bool:
-    """Store a new queue under the next number; False if somebody else has just stored it."""
+    """Store a new queue under the next number; False if another process has just stored it."""
     number = sa.select(sa.func.coalesce(sa.func.max(q.c.number), 0) + 1).scalar_subquery()
     return _insert(work, q, {**options, "number": number, "created_ms": work.now()}, q.c.id)
 
@@ -42,7 +42,7 @@ def table_row(work: Reading, name: str) -> Mapping[str, Any] | None:
 
 
 def add_table(work: Work, name: str, conflict: str, ttl_ms: int | None) -> bool:
-    """Store a new table under the next number; False if somebody else has just stored it."""
+    """Store a new table under the next number; False if another process has just stored it."""
     number = sa.select(sa.func.coalesce(sa.func.max(t.c.number), 0) + 1).scalar_subquery()
     return _insert(work, t, {"name": name, "number": number, "conflict": conflict, "ttl_ms": ttl_ms}, t.c.name)
 

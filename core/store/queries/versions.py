@@ -1,4 +1,4 @@
-"""SQL that deletes versions and conflict keys which nobody needs any more, on each database in the way it does fast.
+"""SQL that deletes superseded versions and conflict keys, on each database in its fastest way.
 
 Below the horizon every version is committed and every snapshot sees it. So of each cell all but the newest one there
 are superseded; that one goes too if it is a tombstone, or past its table's time to live for every snapshot.
@@ -77,14 +77,14 @@ def keys_after(work: Work, place: bytes, *, limit: int) -> list[bytes]:
 def delete_keys(work: Work, after: bytes, last: bytes, *, horizon: int) -> int:
     """Delete the conflict keys behind one and up to another whose last writer is below the horizon.
 
-    Who still may commit sees that writer, and would not be refused because of it.
+    Every transaction that may still commit sees that writer, so that the key would not refuse it.
     """
     statement = _text(work, _DELETE_KEYS[work.connection.dialect.name])
     return work.connection.execute(statement, {"after": after, "last": last, "horizon": horizon}).rowcount
 
 
 def delete_of_cells(work: Work, cells: Sequence[Cells], *, horizon: int, limit: int) -> int:
-    """Delete what nobody can read of some cells; of tables whose cells expire, only what is superseded."""
+    """Delete the versions of some cells that no snapshot can read; where cells expire, only superseded ones."""
     arguments = {"horizon": horizon, "expired": _NEVER, "most": limit}
     numbers, rows, columns = zip(*cells, strict=True)
     if work.connection.dialect.name == "postgresql":
@@ -113,7 +113,7 @@ def page_end(work: Work, after: CellKey, *, rows: int) -> CellKey | None:
 
 
 def delete_of_page(work: Work, after: CellKey, end: CellKey | None, *, horizon: int, expired: int | None = None) -> int:
-    """Delete what nobody can read between two places of a table.
+    """Delete the versions between two places of a table that no snapshot can read.
 
     :param after: the place before the first version.
     :param end: the last version; None for all that follow.

@@ -60,7 +60,7 @@ class SqliteDialect:
         return "no such table: xq_" in str(error)
 
     def explain(self, error: BaseException, url: str) -> StoreError | None:
-        """Name the file and what to do."""
+        """Name the file and the remedy."""
         return explain(error, url)
 
     def is_idle(self, raw: object) -> bool:
@@ -109,7 +109,7 @@ class SqliteDialect:
         return "clock"
 
     def create(self, connection: Handle) -> None:
-        """Add what SQLite needs beside the tables: nothing."""
+        """Nothing: SQLite needs the tables alone."""
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
@@ -147,7 +147,7 @@ class SqliteDialect:
         client: str,
         first: Cell | None = None,
     ) -> tuple[int, tuple[int, ...], int, Version | None]:
-        """Draw an id, list what is in progress and add an active row, in one SQL transaction."""
+        """Draw an id, list the ids in progress and add an active row, in one SQL transaction."""
         raw = _raw_of(connection)
         if kind == "bound" and not raw.in_transaction:
             raw.execute("begin immediate")
@@ -328,12 +328,12 @@ class SqliteDialect:
         if writes.notifications:
             raw.executemany(sql.PUT_NOTIFICATION, [(*cell, transaction) for cell in writes.notifications])
         if writes.acknowledged and snapshot is not None:
-            # Exactly what this transaction saw: a notification that an older one sets meanwhile stays.
+            # Only those that this transaction saw: a notification that an older one sets meanwhile stays.
             seen = (snapshot.read_pointer, json.dumps(snapshot.excluded))
             raw.executemany(sql.ACKNOWLEDGE, [(*cell, *seen) for cell in writes.acknowledged])
 
     def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
-        """Delete the active row and what was staged under it."""
+        """Delete the active rows and the rows that were staged under them."""
         raw = _raw_of(connection)
         if kind == "bound" and not raw.in_transaction:
             return  # the user's SQL transaction has ended; if it committed, the row goes at its deadline
@@ -371,7 +371,7 @@ class SqliteDialect:
         return sum(is_first for (is_first,) in late)
 
     def prune(self, connection: Handle, *, limit: int) -> int:
-        """Delete what invalid transactions left and forget them."""
+        """Delete the rows of invalid transactions and forget their ids."""
         raw = _raw_of(connection)
         with self.transaction(connection):
             ids = [row[0] for row in raw.execute(sql.PRUNABLE, (limit,))]

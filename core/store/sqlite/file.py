@@ -1,4 +1,4 @@
-"""The file under a SQLite store: connections to it, and what is wrong when it refuses."""
+"""The file under a SQLite store: connections to it, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_engine(url: sa.URL) -> sa.Engine:
 
 
 def explain(error: BaseException, url: str) -> StoreError | None:
-    """Name the file and what to do; None for errors that are not the file's.
+    """Name the file and the remedy; None for errors that are not the file's.
 
     :param url: the store's, as it may be shown.
     """

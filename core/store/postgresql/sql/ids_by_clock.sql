@@ -1,8 +1,8 @@
 -- Ids from a row, the clock; every transaction in progress has an active row. For engines without advisory locks.
 
--- Draws an id and lists what its snapshot must not see. The clock stays locked to the end of the SQL transaction, in
--- which the caller adds the active row: whoever draws later finds that row, or the transaction finished, and of those
--- none commits before the list is complete. So a start is a short SQL transaction of its own.
+-- Draws an id and lists the ids that its snapshot excludes. The clock stays locked to the end of the SQL transaction,
+-- in which the caller adds the active row: a later start finds that row, or the transaction finished, and no later
+-- start commits before the list is complete. So a start is a short SQL transaction of its own.
 create or replace function {s}.xq_draw_v1(for_session boolean, lists boolean, out id bigint, out excluded bigint[])
 language plpgsql volatile as $body$
 begin
@@ -12,12 +12,12 @@ begin
   end if;
 end $body$;
 
--- The clock is the gate, and whoever draws holds it.
+-- The clock is the gate, and drawing an id holds it.
 create or replace function {s}.xq_hold_gate_v1() returns void language plpgsql volatile as $body$
 begin
 end $body$;
 
--- Everything below a bound that a snapshot must not see, in the SQL snapshot of the statement that calls it.
+-- The ids below a bound that a snapshot excludes, in the SQL snapshot of the statement that calls it.
 create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
 language plpgsql stable as $body$
 begin
@@ -38,7 +38,7 @@ begin
   select c.last_id, {s}.xq_unfinished_v1(c.last_id + 1) into read_pointer, excluded from {s}.xq_clock c;
 end $body$;
 
--- Nothing but a row registers an id here; these two are the other way's.
+-- Only a row registers an id here; the next two functions serve the other way.
 create or replace function {s}.xq_prove_v1(tx bigint, for_session boolean) returns text
 language plpgsql volatile as $body$
 begin

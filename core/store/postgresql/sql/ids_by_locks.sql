@@ -1,5 +1,5 @@
 -- Ids from a sequence; short transactions are registered by advisory locks, long ones and those behind a pooler
--- by a row, until which is visible a lock of the SQL transaction stands in, or, of a checkpoint, the gate.
+-- by a row. Until that row is visible, a lock of the SQL transaction stands in for it, or the gate at a checkpoint.
 -- The key of an id's lock is the id XOR the store's {mask}, the gate's is the mask itself: the locks of applications are
 -- neither waited for nor read as ids.
 
@@ -11,8 +11,8 @@ create or replace view {s}.xq_locked_id as
   where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
     and l.database = (select d.oid from pg_database d where d.datname = current_database());
 
--- Draws an id, registers it, and lists what its snapshot must not see, all under the gate: of those that draw later
--- none commits before the list is complete, so that all snapshots agree on the order of all commits.
+-- Draws an id, registers it, and lists the ids that its snapshot excludes, all under the gate: no later start
+-- commits before the list is complete, so that all snapshots agree on the order of all commits.
 -- The gate is a session lock that is freed in the same call: one of the SQL transaction would be held over the flush.
 -- for_session: by a lock of the session, else of the SQL transaction; null: not at all, as the caller holds the gate.
 create or replace function {s}.xq_draw_v1(for_session boolean, lists boolean, out id bigint, out excluded bigint[])
@@ -40,20 +40,20 @@ begin
     end if;
     raise;
   end;
-exception when query_canceled or others then  -- a second cancel, in the first handler: nobody could start any more
+exception when query_canceled or others then  -- a second cancel, in the first handler: no start could pass the gate
   perform pg_advisory_unlock(mask);
   raise;
 end $body$;
 
--- Holds the gate until what this SQL transaction writes is visible; never over a flush.
+-- Holds the gate until the writes of this SQL transaction are visible; never over a flush.
 create or replace function {s}.xq_hold_gate_v1() returns void language plpgsql volatile as $body$
 begin
   perform pg_advisory_xact_lock({mask});
 end $body$;
 
--- Everything below a bound that a snapshot must not see; called under the gate. The lock list comes first, for it is
--- not transactional: it says what may be in progress. What is, says one later SQL snapshot: of the active rows, and of
--- the outcomes, because a server makes a commit visible before it frees its locks.
+-- The ids below a bound that a snapshot excludes; called under the gate. The lock list comes first, for it is not
+-- transactional: it has every id that may be in progress. One later SQL snapshot, of the active rows and of the
+-- outcomes, decides which of them are, because a server makes a commit visible before it frees its locks.
 -- The window keeps out the keys of other stores and of applications, the view's database those of copies of this store.
 create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
 language plpgsql volatile as $body$
@@ -105,7 +105,7 @@ begin
 end $body$;
 
 -- Proves at the commit that an id has been registered by a lock since its start, and keeps it so to the end;
--- returns what is wrong, null if nothing.
+-- returns the fault, null if there is none.
 create or replace function {s}.xq_prove_v1(tx bigint, for_session boolean) returns text
 language plpgsql volatile as $body$
 declare

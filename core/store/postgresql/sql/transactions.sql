@@ -56,7 +56,7 @@ begin
   end;
 end $body$;
 
--- One more write pointer of a long transaction, in progress as long as it. Nobody draws a greater id before its row is
+-- One more write pointer of a long transaction, in progress as long as it. No greater id is drawn before its row is
 -- visible: a lock in its place would be listed without a word on whether the transaction has ended since. So that the
 -- gate is not held over a flush, its caller makes the row durable, in a call of its own.
 create or replace function {s}.xq_checkpoint_v1(tx bigint) returns bigint
@@ -147,7 +147,7 @@ returns bigint language plpgsql volatile set plan_cache_mode = force_generic_pla
 #variable_conflict use_variable
 declare
   pointers bigint[];
-  newest bigint;  -- the last pointer: what commits later must have a greater id than any version written here
+  newest bigint;  -- the last pointer: each later commit must have a greater id than any version written here
   lost text;
   written bigint;
   decided record;
@@ -245,7 +245,7 @@ begin
       from unnest(notify_table, notify_row, notify_column) as n(n, r, k) on conflict do nothing;
   end if;
   if cardinality(seen_table) > 0 then
-    -- Exactly what this transaction saw: a notification that an older one sets meanwhile stays.
+    -- Only those that this transaction saw: a notification that an older one sets meanwhile stays.
     delete from {s}.xq_notification d using unnest(seen_table, seen_row, seen_column) as n(n, r, k)
       where d.table_number = n.n and d.row_key = n.r and d.column_key = n.k
         and d.version < tx and d.version <> all(excluded);
@@ -263,7 +263,7 @@ begin
   return tx;
 end $body$;
 
--- Deletes what a transaction staged.
+-- Deletes the rows that were staged under a write pointer.
 create or replace function {s}.xq_rollback_v1(pointer bigint) returns void language plpgsql volatile as $body$
 begin
   delete from {s}.xq_cell c using {s}.xq_staged_cell s
@@ -316,7 +316,8 @@ declare
   pruned bigint := 0;
   i bigint;
 begin
-  for i in select v.id from {s}.xq_invalid v where v.left_to is null order by v.id limit most for update skip locked loop
+  for i in select v.id from {s}.xq_invalid v
+           where v.left_to is null order by v.id limit most for update skip locked loop
     perform {s}.xq_rollback_v1(i);
     delete from {s}.xq_invalid v where v.id = i;
     pruned := pruned + 1;

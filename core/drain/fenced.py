@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import cast
 
-from export_queue.core.drain.chunk import Rules
+from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import ConfigurationError, EntriesNotSettled
 from export_queue.core.locks import Lease
@@ -50,14 +50,14 @@ def sink_of_unit(sink: Sink | FencedSink, queue: Queue, lease: Lease) -> Sink:
     return cast(Sink, sink)
 
 
-def check_rules(sink: Sink | FencedSink, rules: Rules) -> None:
+def check_request(sink: Sink | FencedSink, request: DrainRequest) -> None:
     """Make sure that a drain sets nothing aside if its sink is fenced.
 
     :raises ConfigurationError: it would.
     """
-    if sink.capabilities.fenced and rules.on_error != "fail":
+    if sink.capabilities.fenced and request.on_error != "fail":
         raise ConfigurationError(
-            f"a sink with the guard fence needs on_error='fail', found {rules.on_error!r}: "
+            f"a sink with the guard fence needs on_error='fail', found {request.on_error!r}: "
             "a dead letter that is retried would undo newer entries of its key",
             hint="drain with on_error='fail', or use guard='seq'",
         )

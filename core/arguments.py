@@ -1,9 +1,9 @@
-"""Reads arguments as they arrive: as values, as rendered text, or from another task."""
+"""Reads arguments as they arrive: as values, as texts that a template rendered, or from another task."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument
@@ -48,23 +48,12 @@ def whole_number(value: Any, *, what: str, least: int = 0) -> int:
     return number
 
 
-def one_of(value: Any, allowed: Iterable[str], *, what: str) -> Any:
-    """Read a choice."""
-    allowed = tuple(allowed)
-    if value not in allowed:
-        raise InvalidArgument(f"{what}: expected one of {', '.join(allowed)}, found {value!r}")
-    return value
-
-
-def join_ranges(ranges: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Sort ranges and join neighbours."""
-    joined: list[list[int]] = []
-    for first, end in sorted((pair[0], pair[1]) for pair in ranges):
-        if joined and joined[-1][1] == first:
-            joined[-1][1] = end
-        else:
-            joined.append([first, end])
-    return joined
+def number(value: Any, *, what: str) -> float:
+    """Read a number that may have been rendered to text."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{what}: expected a number, found {value!r}") from None
 
 
 def _is_whole(item: Any) -> bool:

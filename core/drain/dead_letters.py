@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from export_queue.core.drain.run import LEASE_SECONDS, POLL_SECONDS, anybody
+from export_queue.core.drain.one_drain import POLL_SECONDS
+from export_queue.core.drain.request import LEASE_SECONDS
 from export_queue.core.errors import LockNotAvailable
-from export_queue.core.locks import claim, hold, holders, release
+from export_queue.core.locks import Owner, claim, hold, holders, release
 from export_queue.core.queue import DeadLetterFilter, Position, Queue, Range, dead_letters, requeue
 from export_queue.core.store import Database
 
@@ -42,7 +43,7 @@ def retry_dead_letters(
     for letter in letters:
         unit = units[letter.position.bucket // queue.buckets_per_range]
         waiting.setdefault(unit, []).append(letter.position)
-    owner, moved, since = anybody(), 0, clock()
+    owner, moved, since = Owner.unique(), 0, clock()
     while waiting:
         leases = claim(database, queue, sorted(waiting), owner=owner, lease_seconds=LEASE_SECONDS)
         try:

@@ -1,0 +1,106 @@
+"""The common part of the operators that drain a queue: their arguments, and the request that these make."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator
+
+from export_queue.hooks import Described, ExportQueueHook, resolve_sink
+
+if TYPE_CHECKING:
+    from export_queue.core.drain import DrainRequest
+    from export_queue.core.sinks import SinkSpec
+
+_OPTIONS = ("exporter", "ranges", "if_locked", "lock_timeout", "on_error", "max_dead")
+"""Arguments that go into the drain's request."""
+
+
+class DrainTask(BaseOperator):
+    """A task that drains a queue into a sink.
+
+    Success means: every entry of the ranges that was committed before the drain started is in the sink or is a dead
+    letter.
+
+    :param queue_id: the queue. (templated)
+    :param sink_conn_id: connection of the sink, whose type tells the kind of sink: ``redis``, ``elasticsearch``,
+        ``postgres``, ``mysql`` or ``sqlite``. (templated)
+    :param sink_options: options that the connection does not give, such as ``{"key": "customer:{id}"}``. (templated)
+    :param sink: instead of ``sink_conn_id``: a sink's description, or the import path ``module:factory`` of a sink of
+        your own. (templated)
+    :param exporter: import path ``module:name`` of the function that turns entries into puts and deletes; by default
+        the key is the record's id and the value its document. (templated)
+    :param ranges: ranges of buckets, ``[[0, 101], …]``; None for all that have work. (templated)
+    :param if_locked: what to do about a range that another drain works on: ``wait`` for it, ``skip`` it, or
+        ``fail``. (templated)
+    :param lock_timeout: seconds to wait for such ranges.
+    :param on_error: what becomes of an entry that the exporter or the sink rejects: ``dead_letter`` sets it aside,
+        ``fail`` stops the drain. (templated)
+    :param max_dead: most entries that may be set aside. (templated)
+    :param export_queue_conn_id: connection of the store. (templated)
+    """
+
+    template_fields: Collection[str] = (
+        "queue_id",
+        "sink_conn_id",
+        "sink_options",
+        "sink",
+        "exporter",
+        "ranges",
+        "if_locked",
+        "on_error",
+        "max_dead",
+        "export_queue_conn_id",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"sink_options": "json", "sink": "json", "ranges": "json"}
+
+    def __init__(
+        self,
+        *,
+        queue_id: str,
+        sink_conn_id: str | None = None,
+        sink_options: Mapping[str, Any] | str | None = None,
+        sink: SinkSpec | Mapping[str, Any] | str | None = None,
+        exporter: str | None = None,
+        ranges: Any = None,
+        if_locked: str = "wait",
+        lock_timeout: float = 600.0,
+        on_error: str = "dead_letter",
+        max_dead: int | str = 1000,
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.queue_id = queue_id
+        self.sink_conn_id = sink_conn_id
+        self.sink_options = sink_options
+        self.sink = sink
+        self.exporter = exporter
+        self.ranges = ranges
+        self.if_locked = if_locked
+        self.lock_timeout = lock_timeout
+        self.on_error = on_error
+        self.max_dead = max_dead
+        self.export_queue_conn_id = export_queue_conn_id
+
+    def describe_sink(self) -> Described[SinkSpec]:
+        """Describe the sink that the rendered arguments name."""
+        return resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
+
+    def request(self, task: str, *, sink_name: str) -> DrainRequest:
+        """Make the request of one attempt from the rendered arguments.
+
+        :param task: name of the task; a later attempt of it takes over the leases of an earlier one.
+        :param sink_name: name of the sink, to which the queue is bound.
+        :raises InvalidArgument: an argument is not allowed.
+        """
+        from export_queue.core.drain import DrainRequest
+        from export_queue.core.locks import Owner
+
+        attempt = uuid.uuid4().hex
+        raw = {name: getattr(self, name) for name in _OPTIONS}
+        return DrainRequest.read(
+            self.queue_id, sink_name, {**raw, "owner": Owner(task, attempt), "drain_id": f"{task}#{attempt}"}
+        )
