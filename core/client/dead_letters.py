@@ -14,10 +14,10 @@ from export_queue.core.queue import (
     DeadLetter,
     DeadLetterFilter,
     Queue,
-    count_dead,
+    count_dead_letters,
     dead_letter_audit,
-    dead_letters,
     drop_dead_letters,
+    list_dead_letters,
 )
 from export_queue.core.store import Database
 
@@ -64,13 +64,13 @@ class DeadLetters:
         """
         queue = self._find_queue(queue_id)
         with self._database.read() as work:
-            return dead_letters(work, queue, which, after=after, limit=limit, values=values)
+            return list_dead_letters(work, queue, which, after=after, limit=limit, values=values)
 
     def count(self, queue_id: str, which: DeadLetterFilter = ALL_DEAD_LETTERS) -> int:
         """Count a queue's dead letters."""
         queue = self._find_queue(queue_id)
         with self._database.read() as work:
-            return count_dead(work, queue, which)
+            return count_dead_letters(work, queue, which)
 
     def retry(
         self,

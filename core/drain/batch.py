@@ -52,7 +52,7 @@ class Batch:
         return self._round.operations
 
     def record(self, *, written: int, stale: int, rejected: Iterable[tuple[int, Failure]] = ()) -> None:
-        """Take in what became of a whole round.
+        """Record the results of a whole round.
 
         :param written: operations that the sink wrote.
         :param stale: operations that met something newer.

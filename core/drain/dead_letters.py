@@ -9,7 +9,7 @@ from export_queue.core.drain.one_drain import POLL_SECONDS
 from export_queue.core.drain.request import LEASE_SECONDS
 from export_queue.core.errors import LockNotAvailable
 from export_queue.core.locks import Owner, claim, hold, holders, release
-from export_queue.core.queue import DeadLetterFilter, Position, Queue, Range, dead_letters, requeue
+from export_queue.core.queue import DeadLetterFilter, Position, Queue, Range, list_dead_letters, requeue
 from export_queue.core.store import Database
 
 
@@ -26,18 +26,18 @@ def retry_dead_letters(
 ) -> int:
     """Make entries of dead letters again, each with its own sequence, so that a newer one in the sink still wins.
 
-    Each goes back under the lock on its unit: a drain at work there has looked already, and would remove with
-    its next chunk what comes back behind it, although no sink has seen it (I7).
+    Each letter goes back under the lock on its unit. A drain that is at work there has taken its snapshot already: its
+    next removal would take the entry along, although no sink has seen it (I7).
 
-    :param which: the letters that are meant; oldest first.
-    :param who: who wants it; the store keeps that.
+    :param which: letters to retry, oldest first.
+    :param who: name for the audit, which the store keeps.
     :param limit: most letters.
     :param lock_timeout: seconds to wait for drains of their units.
     :returns: how many went back.
-    :raises LockNotAvailable: drains were at work all the time; what went back before stays in the queue.
+    :raises LockNotAvailable: drains were at work all the time; letters that went back before stay in the queue.
     """
     with database.read() as work:
-        letters = dead_letters(work, queue, which, limit=limit)
+        letters = list_dead_letters(work, queue, which, limit=limit)
     units = queue.units()
     waiting: dict[Range, list[Position]] = {}
     for letter in letters:

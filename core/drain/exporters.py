@@ -1,4 +1,4 @@
-"""From entries to operations: finding the user's exporter and calling it."""
+"""From entries to operations: the user's exporter is found and called."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Export = Callable[[Entry], Iterable[Put | Delete]]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why one entry cannot be exported, in the words of whoever refused it."""
+    """The reason why one entry is refused, in the words of the exporter or the sink."""
 
     reason: str
     error_class: str
@@ -64,17 +64,17 @@ class Exporter(Protocol):
     name: str
 
     def open(self) -> None:
-        """Get what the exporter needs."""
+        """Prepare the exporter."""
 
     def export(self, queue: Queue, entries: Entries) -> Exported:
         """Turn a chunk into operations; transient errors are raised, others belong to their entry."""
 
     def close(self) -> None:
-        """Free what ``open`` got."""
+        """Free the resources that ``open`` took."""
 
 
 class CopyExporter:
-    """The exporter where none is named: each entry is one record.
+    """The default exporter: each entry is one record.
 
     Collection = the queue's id, record id = the key's bytes, document = the value's bytes; null deletes.
     """
@@ -82,7 +82,7 @@ class CopyExporter:
     name = "default"
 
     def open(self) -> None:
-        """Nothing is needed."""
+        """Do nothing."""
 
     def export(self, queue: Queue, entries: Entries) -> Exported:
         """Pass the columns on as they are."""
@@ -90,7 +90,7 @@ class CopyExporter:
         return Exported(Operations([queue.id] * count, entries.keys, entries.values, entries.seqs, range(count)))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class FunctionExporter:
@@ -156,7 +156,7 @@ def load_exporter(exporter: object | None) -> Exporter:
         ``export(entry)`` and optionally ``open()`` and ``close()``, a class of such objects, or None
         for the default, which copies key and value.
     :returns: the exporter, not opened yet.
-    :raises ExporterError: it cannot be imported or is nothing of that kind.
+    :raises ExporterError: the path leads nowhere, or to an object of another kind.
     """
     if exporter is None:
         return CopyExporter()

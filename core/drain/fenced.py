@@ -19,7 +19,7 @@ from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import ConfigurationError, EntriesNotSettled
 from export_queue.core.locks import Lease
-from export_queue.core.queue import DeadLetterFilter, Queue, count_dead
+from export_queue.core.queue import DeadLetterFilter, Queue, count_dead_letters
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import Claim, FencedSink, Sink
 from export_queue.core.store import Database, queries
@@ -30,14 +30,14 @@ _NAMED = 5
 
 
 def claim_of(queue: Queue, lease: Lease) -> Claim:
-    """Return what a lease is worth in the sink."""
+    """Return the claim that a lease gives in the sink."""
     return Claim(f"{queue.id}/{lease.layout}/{lease.range.first}", lease.fence)
 
 
 def claim_units(sink: Sink | FencedSink, queue: Queue, leases: Sequence[Lease], retry: Retry) -> None:
     """Shut older drains of leased units out of a fenced sink.
 
-    :raises LeaseLost: a younger drain has been there.
+    :raises LeaseLost: a younger drain has claimed one of them.
     """
     claims = [claim_of(queue, lease) for lease in leases]
     call_again(retry, lambda: cast(FencedSink, sink).claim(claims))
@@ -51,9 +51,9 @@ def sink_of_unit(sink: Sink | FencedSink, queue: Queue, lease: Lease) -> Sink:
 
 
 def check_request(sink: Sink | FencedSink, request: DrainRequest) -> None:
-    """Make sure that a drain sets nothing aside if its sink is fenced.
+    """Make sure that a drain into a fenced sink sets nothing aside.
 
-    :raises ConfigurationError: it would.
+    :raises ConfigurationError: the request says otherwise.
     """
     if sink.capabilities.fenced and request.on_error != "fail":
         raise ConfigurationError(
@@ -66,10 +66,10 @@ def check_request(sink: Sink | FencedSink, request: DrainRequest) -> None:
 def refuse_dead_letters(database: Database, queue: Queue) -> None:
     """Make sure that no dead letter can come back behind newer entries.
 
-    :raises ConfigurationError: the queue has some, from drains into another sink.
+    :raises ConfigurationError: the queue has dead letters, from drains into another sink.
     """
     with database.read() as work:
-        found = count_dead(work, queue, DeadLetterFilter())
+        found = count_dead_letters(work, queue, DeadLetterFilter())
     if found:
         raise ConfigurationError(
             f"queue {queue.id!r} has {found} dead letters: retried after this drain they would undo newer entries of "
@@ -78,10 +78,10 @@ def refuse_dead_letters(database: Database, queue: Queue) -> None:
         )
 
 
-def not_settled(database: Database, queue: Queue, since: Snapshot, ranges: str) -> EntriesNotSettled:
+def not_settled_error(database: Database, queue: Queue, since: Snapshot, ranges: str) -> EntriesNotSettled:
     """Make the error that names the transactions for which a drain has waited in vain.
 
-    :param since: of the drain's start; only what was in progress then counts.
+    :param since: snapshot of the drain's start; only transactions that were in progress then count.
     :param ranges: where entries wait.
     """
     with database.read() as work:

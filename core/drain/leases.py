@@ -17,11 +17,11 @@ from export_queue.core.store import Database
 class LeaseKeeper:
     """Renews leases from a thread of its own; a context that gives them back at its end.
 
-    :meth:`check` is a cheap look before each batch. It spares the sink work that would be in vain; what
-    keeps a late holder from changing the store is the check inside the critical section (I10).
+    :meth:`check` is a cheap look before each batch. It spares the sink useless work. The check
+    inside the critical section keeps a late holder from changing the store (I10).
 
     :param database: the store.
-    :param leases: what was claimed.
+    :param leases: the claimed units.
     :param lease_seconds: how long a claim or renewal lasts; renewals come three times as often.
     :param claimed_at: ``clock()`` *before* the claim was made, so that a pause since then counts.
     :param clock: tells seconds; it goes on while the process is stopped.

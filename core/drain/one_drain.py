@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from export_queue.core.drain.admission import StoreHandle, admit
 from export_queue.core.drain.engine import Engine
-from export_queue.core.drain.fenced import not_settled, refuse_dead_letters
+from export_queue.core.drain.fenced import not_settled_error, refuse_dead_letters
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.report import DrainReport, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainRequest
@@ -128,7 +128,7 @@ class _Course:
                     return
             if self.clock() - waits_since >= self.request.lock_timeout:
                 if not ready:
-                    raise not_settled(self.database, queue, promised, _shown(waiting))
+                    raise not_settled_error(self.database, queue, promised, _shown(waiting))
                 raise self._not_available(queue, ready)
             self.sleep(POLL_SECONDS)
             waiting = self._with_work(queue, promised, waiting)  # 3, since the holder may have done it all

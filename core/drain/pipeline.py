@@ -26,7 +26,7 @@ from export_queue.core.queue import (
     Entries,
     Position,
     Queue,
-    count_dead,
+    count_dead_letters,
     dead_letter,
     read_entries,
     remove_span,
@@ -50,19 +50,19 @@ def drain_ranges(
     check: Callable[[], None],
     on_chunk: OnChunk | None = None,
 ) -> Iterator[RangeReport]:
-    """Bring what a snapshot sees of claimed ranges into a sink, and remove exactly that from the queue.
+    """Bring the entries that a snapshot sees in claimed ranges into a sink, and remove exactly these from the queue.
 
     :param database: the store.
     :param queue: the queue.
     :param leases: the right to remove, range by range.
-    :param snapshot: what is read.
+    :param snapshot: decides which entries are read.
     :param sink: where operations go, admitted and open.
     :param exporter: makes operations of entries, open.
     :param request: what is done about rejected entries, and how large chunks are.
     :param check: called before each batch; raises LeaseLost if a lease is known to be lost.
     :param on_chunk: called with the counts of each chunk that has left the queue.
     :returns: one report a lease, in their order, each as soon as its range is done. An error is in the reports
-        of the ranges that it kept from being done; it is never raised, so that no counts are lost.
+        of the ranges that were not done because of it; it is never raised, so that no counts are lost.
     """
     writer = ChunkWriter(queue, exporter, request)
     senders = [Sender(sink_of_unit(sink, queue, lease), request.retry, check) for lease in leases]
@@ -98,7 +98,7 @@ class _Pipeline:
                 yield from self._work_off(store_thread)
             except Exception as error:
                 trouble = error
-            # What was acknowledged before an error is removed all the same.
+            # Chunks that were acknowledged before an error are removed all the same.
             while self.removals:
                 try:
                     self._await_removal()
@@ -148,7 +148,7 @@ class _Pipeline:
         self.parts[at].append(Counts(read=len(entries), left=len(entries)))
 
     def _read(self, at: int, after: Position | None) -> tuple[int, Entries] | None:
-        """Read the next chunk that is not empty, from a place in the range of one lease on."""
+        """Read the next chunk that is not empty, from a position in the range of one lease on."""
         while at < len(self.leases):
             entries = call_again(self.request.retry, lambda: self._read_once(self.leases[at], after))  # noqa: B023
             if entries:
@@ -185,6 +185,7 @@ class _Pipeline:
                 raise DrainError(f"{removed} entries would be removed, but only {len(entries)} were acknowledged")
             if dead:
                 dead_letter(work, self.queue, dead)
-                # Other tasks of this drain bury too: only the store knows how many there are in all.
-                if count_dead(work, self.queue, DeadLetterFilter(drain=self.request.drain_id)) > self.request.max_dead:
+                # Other tasks of this drain set entries aside, too: only the store knows the sum.
+                of_drain = DeadLetterFilter(drain=self.request.drain_id)
+                if count_dead_letters(work, self.queue, of_drain) > self.request.max_dead:
                     raise too_many(self.request, f"{dead[-1].error_class}: {dead[-1].reason}")

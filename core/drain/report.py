@@ -79,7 +79,7 @@ class Problem:
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
-        """Take what matters of an exception."""
+        """Take class, message and hint of an exception."""
         if isinstance(error, ExportQueueError):
             return cls(type(error).__name__, error.message, error.transient, error.hint)
         return cls(type(error).__name__, str(error) or repr(error), is_transient(error))
@@ -94,7 +94,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeReport(Counts):
-    """What one claimed range came to."""
+    """The result of one claimed range."""
 
     range: Range
     problem: Problem | None = None
@@ -115,18 +115,18 @@ class RangeReport(Counts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainReport(Counts):
-    """What one drain came to: returned, stored under its id, and one line of the log."""
+    """The result of one drain: returned, stored under its id, and one line of the log."""
 
     queue: str
     sink: str
     """The name of the sink that the queue is bound to."""
     drain_id: str
     ranges: tuple[Range, ...] = ()
-    """What was asked for and is now drained; neighbours are joined."""
+    """Ranges that were asked for and are drained; neighbours are joined."""
     skipped: tuple[Range, ...] = ()
-    """What was left to other holders (``if_locked="skip"``), or not reached because of the problem."""
+    """Ranges that were left to other holders (``if_locked="skip"``), or not reached because of the problem."""
     oldest_left_seconds: float = 0.0
-    """Age of the oldest entry that waits in the ranges that were asked for."""
+    """Age of the oldest waiting entry of the ranges that were asked for."""
     seconds: float = 0.0
     problem: Problem | None = None
     """Why the drain stopped early; None if it did not."""

@@ -14,7 +14,7 @@ from export_queue.core.sinks import ApplyResult, Operations, Sink, isolate
 
 @dataclass(slots=True)
 class Sent:
-    """What became of the operations that were sent."""
+    """The results of the operations that were sent."""
 
     written: int = 0
     stale: int = 0
@@ -38,7 +38,7 @@ class Sender:
     def send(self, operations: Operations, *, on_rejected: Callable[[int, Failure], None]) -> Sent:
         """Send operations, in slices as large as the sink wants them.
 
-        What the sink rejects is offered once more, without the others. A batch at which it raises an
+        Operations that the sink rejects are offered once more, without the others. A batch at which it raises an
         error of its own is halved until the culprits stand alone.
 
         :param on_rejected: called with position and reason at each final rejection; may raise to stop.

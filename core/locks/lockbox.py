@@ -1,8 +1,8 @@
-"""Who may work on which unit of a queue.
+"""Locks: each is the right to work on one unit of a queue.
 
 A lock lives in the store with a lease, which its holder renews, and a fence, drawn from the id source so
-that it grows over restarts. Whoever changes something under a lock does so in a critical section: the
-lock's row is locked and checked in the SQL transaction of the change itself (I10).
+that it grows over restarts. Changes under a lock are made in a critical section: the lock's
+row is locked and checked in the SQL transaction of the change itself (I10).
 
 Source: Druid's interval locks and critical actions.
 """
@@ -65,7 +65,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock, for messages."""
+    """The holder of a lock, for messages."""
 
     owner: Owner
     range: Range
@@ -88,9 +88,9 @@ def claim(
     same task holds it: that attempt's fence is worthless from then on.
 
     :param ranges: units of the queue.
-    :param owner: who asks.
+    :param owner: the task that asks.
     :param lease_seconds: how long the locks last unless they are renewed.
-    :returns: one lease a unit that was granted.
+    :returns: one lease for each unit that was granted.
     """
     granted: list[Lease] = []
     with database.begin() as work:
@@ -124,7 +124,7 @@ def claim(
 
 
 def _stands(row: Any, owner: Owner, now: int) -> bool:
-    """Tell whether a lock is in the way of a request; pure."""
+    """Tell whether a lock stands against a request; pure."""
     if row["revoked"] or row["lease_ms"] <= now:
         return False
     taken_over = row["task"] == owner.task and row["attempt"] != owner.attempt
@@ -178,7 +178,7 @@ def _refuse_lost(leases: Sequence[Lease], held: Collection[int]) -> None:
 
 
 def release(database: Database, leases: Sequence[Lease]) -> None:
-    """Give locks back; those that are gone already are passed over."""
+    """Give locks back; locks that are gone already are passed over."""
     if leases:
         with database.begin() as work:
             queries.locks.delete(work, [lease.fence for lease in leases])
@@ -191,7 +191,7 @@ def revoke(database: Database, task: str) -> int:
 
 
 def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
-    """Say who holds units, for messages."""
+    """Read the holders of units, for messages."""
     wanted = set(ranges)
     found = [
         Holder(

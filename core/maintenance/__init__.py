@@ -1,8 +1,8 @@
-"""Clean-up, one bounded function a subject, and what there is to watch."""
+"""Clean-up, one bounded function a subject, and figures to watch."""
 
+from export_queue.core.maintenance.cleanup import MaintenanceReport, maintain
 from export_queue.core.maintenance.metrics import read_metrics
 from export_queue.core.maintenance.openmetrics import Metric, Sample, render
-from export_queue.core.maintenance.run import MaintenanceReport, maintain
 from export_queue.core.maintenance.tombstones import SafeFloor, SinkSweep, safe_floor, sweep_sink
 
 __all__ = [

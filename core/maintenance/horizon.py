@@ -3,8 +3,8 @@
 Each run records a low-water mark: the time, and the smallest id that a snapshot does not see. Marks never fall, so
 a snapshot that is younger than a mark lies above it. The horizon is raised to a mark that is older than the longest
 short time-out, by which every short transaction that may lie below it has passed its deadline, and not above what
-the start of a long transaction in progress recorded. Marks alone would make clean-up right: a snapshot that reaches
-below the horizon is refused. Their age sees to it that no live transaction meets that refusal.
+the start of a long transaction in progress recorded. The marks alone would make clean-up safe, since a snapshot
+that reaches below the horizon is refused. Their age keeps live transactions from that refusal.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 from export_queue.core.store import Database, Work, queries
 
 MARKS_PER_AGE = 60
-"""Marks that are kept at most; more would not let the horizon follow any closer."""
+"""Most marks that are kept; with more of them the horizon would follow hardly closer."""
 
 
-def note_low(database: Database, *, age_ms: int) -> None:
+def record_low_watermark(database: Database, *, age_ms: int) -> None:
     """Record a low-water mark, unless there is a young one."""
     with database.read() as work:
         last, now = queries.cleanup.last_watermark(work), work.now()
@@ -23,7 +23,7 @@ def note_low(database: Database, *, age_ms: int) -> None:
         return
     with database.connect() as connection:
         low = database.dialect.take_snapshot(connection).low
-    with database.begin() as work:  # its time is later than what it tells, never earlier
+    with database.begin() as work:  # the mark's time may be later than its snapshot, never earlier
         queries.cleanup.add_watermark(work, low)
 
 

@@ -1,4 +1,4 @@
-"""What there is to watch: gauges of the store, counters of this process."""
+"""Figures to watch: gauges of the store, counters of this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAY_MS = 24 * 3600 * 1000
 def read_metrics(database: Database, *, counters: Counters | None = None) -> list[Metric]:
     """Read the store's gauges, at the cost of counting its queues' entries.
 
-    :param counters: of this process, to be told too.
+    :param counters: those of this process, which are added.
     """
     with database.read() as work:
         now = work.now()
@@ -71,7 +71,7 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
         ),
         _gauges(
             "decided_last_day",
-            "Commits whose outcome was decided in the last 24 hours; refused are those that were asked for in vain.",
+            "Commits whose outcome was decided in the last 24 hours; refused ones had not arrived when asked for.",
             "status",
             {status: decided.get(status, 0) for status in ("committed", "refused")},
         ),

@@ -1,4 +1,4 @@
-"""Tombstones in sinks: how far a store may let one be swept, and doing it."""
+"""Tombstones in sinks: up to where they may be swept, and the sweep."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from export_queue.core.store import Database, queries
 
 @dataclass(frozen=True, slots=True)
 class SafeFloor:
-    """A sequence at or below which a store sends nothing any more."""
+    """A sequence; at or below it a store sends nothing any more."""
 
     floor: int
     held_by: str | None
-    """What keeps it from being higher: ``in progress``, ``queued`` or ``a dead letter``; None if nothing does."""
+    """The reason why it is not higher: ``in progress``, ``queued`` or ``a dead letter``; None if nothing does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +46,12 @@ class SinkSweep:
 def safe_floor(database: Database) -> SafeFloor:
     """Find how far the sinks of a store may forget tombstones.
 
-    That is below every id in progress or invalid, every queued entry, staged ones too, and every dead letter, of all
-    queues of the store: nothing that is still to be sent is at or below it. And it is as high as that, so that
-    everything which was acknowledged before, and may come once more from a drain that was given up, is.
+    The floor lies below every id in progress or invalid, every queued entry (staged ones too) and every dead letter of
+    all queues of the store: no entry that is still to be sent lies at or below it. It is the highest such number:
+    acknowledged entries lie at or below it, and are stale if a drain that was given up sends them once more.
 
-    What is in progress is looked at *first*: a transaction that commits between the two looks is then found twice,
-    in progress and by its entries; the other way round not at all, and its entries would be stale in the sink.
+    Ids in progress are read *first*. A transaction that commits between the two looks is then found twice, in progress
+    and by its entries; in the other order it would not be found at all, and its entries would be stale in the sink.
     """
     with database.connect() as connection:
         view = database.dialect.take_snapshot(connection)
@@ -65,7 +65,7 @@ def safe_floor(database: Database) -> SafeFloor:
     lowest, held_by = min(
         ((seq, name) for name, seq in bounds.items() if seq is not None), default=(view.read_pointer + 1, None)
     )
-    if lowest > view.read_pointer:  # of what came later: it holds nothing back
+    if lowest > view.read_pointer:  # an entry that came later holds nothing back
         lowest, held_by = view.read_pointer + 1, None
     return SafeFloor(max(0, lowest - 1), held_by)
 

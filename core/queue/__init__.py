@@ -2,17 +2,17 @@
 
 from export_queue.core.queue.add import QueueWriter
 from export_queue.core.queue.buckets import Range, as_range, bucket, buckets_of, join_ranges
-from export_queue.core.queue.dead import (
+from export_queue.core.queue.dead_letters import (
     ALL_DEAD_LETTERS,
     AuditRecord,
     DeadLetter,
     DeadLetterFilter,
     check_limit,
-    count_dead,
+    count_dead_letters,
     dead_letter,
     dead_letter_audit,
-    dead_letters,
     drop_dead_letters,
+    list_dead_letters,
     requeue,
 )
 from export_queue.core.queue.options import (
@@ -51,13 +51,13 @@ __all__ = [
     "buckets_of",
     "check_limit",
     "configure_queue",
-    "count_dead",
+    "count_dead_letters",
     "dead_letter",
     "dead_letter_audit",
-    "dead_letters",
     "drop_dead_letters",
     "find_queue",
     "join_ranges",
+    "list_dead_letters",
     "list_queues",
     "read_entries",
     "remove_entries",

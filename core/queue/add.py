@@ -13,7 +13,7 @@ from export_queue.core.transactions import OpenTransaction
 
 
 class QueueWriter:
-    """One queue, bound to its transaction: what is added exists if and only if it commits (I3)."""
+    """One queue, bound to its transaction: an added entry exists if and only if the transaction commits (I3)."""
 
     def __init__(self, transaction: OpenTransaction, queue: Queue) -> None:
         self._transaction = transaction

@@ -14,16 +14,16 @@ SEED = 42
 
 
 def bucket(key: bytes, buckets: int) -> int:
-    """Say which bucket a key belongs to: XXH64 as a signed 64-bit number, positive modulo the buckets (I8).
+    """Compute the bucket of a key: XXH64 as a signed 64-bit number, positive modulo the buckets (I8).
 
-    Source: what Spark's ``pmod(xxhash64(key), n)`` computes natively.
+    Source: Spark's ``pmod(xxhash64(key), n)``, which gives the same number natively.
     """
     unsigned = xxhash.xxh64_intdigest(key, SEED)
     return (unsigned - (1 << 64) if unsigned >> 63 else unsigned) % buckets
 
 
 def buckets_of(keys: Iterable[bytes], buckets: int) -> list[int]:
-    """Say the buckets of many keys."""
+    """Compute the buckets of many keys."""
     digest, half, whole = xxhash.xxh64_intdigest, 1 << 63, 1 << 64
     return [((h - whole) if (h := digest(key, SEED)) >= half else h) % buckets for key in keys]
 

@@ -15,7 +15,7 @@ MAX_KEY_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Two functions between what users hold and the bytes of an entry."""
+    """Two functions between the values of users and the bytes of an entry."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
@@ -43,7 +43,7 @@ VALUE_CODECS = {"json": Codec(_json, orjson.loads), "str": _TEXT, "bytes": _BYTE
 def check_codec(what: str, name: str, known: dict[str, Codec]) -> str:
     """Check the name of a codec.
 
-    :raises InvalidArgument: naming those that exist.
+    :raises InvalidArgument: there is no such codec; the error names those that there are.
     """
     if name not in known:
         raise InvalidArgument(f"{what}: expected one of {sorted(known)}, found {name!r}")

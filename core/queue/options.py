@@ -34,7 +34,7 @@ class Queue:
     exclusive: bool
     """Whether every key added is a conflict key."""
     sink: str | None
-    """Name of the sink that it drains into."""
+    """Name of the sink into which it drains."""
 
     def units(self) -> list[Range]:
         """List the units: what one lock covers."""
@@ -129,7 +129,7 @@ def _queue(row: Any) -> Queue:
 def find_queue(work: Reading, queue_id: str) -> Queue:
     """Read a queue's options.
 
-    :raises UnknownQueue: naming those that exist.
+    :raises UnknownQueue: there is no such queue; the error names those that there are.
     """
     row = queries.queues.queue_row(work, queue_id)
     if row is None:

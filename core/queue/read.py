@@ -1,4 +1,4 @@
-"""Reading what is queued and removing what was acknowledged."""
+"""Reading queued entries, and removing acknowledged ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits in one unit."""
+    """The entries that wait in one unit."""
 
     range: Range
     entries: int
@@ -67,10 +67,10 @@ def read_entries(
     size: int,
     whole_keys: bool = False,
 ) -> Entries:
-    """Read the next chunk of what a snapshot sees, in order.
+    """Read the next chunk of the entries that a snapshot sees, in order.
 
     :param within: buckets to read.
-    :param after: where the chunk before ended.
+    :param after: end of the chunk before.
     :param rows: most entries.
     :param size: about how many bytes of keys and values; at least one entry is returned.
     :param whole_keys: whether all entries of a key belong into one chunk, however many they are.
@@ -105,10 +105,10 @@ _Row = tuple[int, bytes, int, bytes | None]
 
 
 def _whole_keys(work: Reading, queue: Queue, snapshot: Snapshot, found: list[_Row], end: int) -> list[_Row]:
-    """Cut what was read where a key ends: before the last key, or behind it if there is no other.
+    """Cut a chunk where a key ends: before the last key, or behind it if there is no other.
 
-    :param found: what was read; there may be more.
-    :param end: where it would be cut.
+    :param found: rows that were read; more may follow.
+    :param end: number of rows that the chunk may have.
     """
     if end < len(found) and found[end][:2] != found[end - 1][:2]:
         return found[:end]
@@ -134,7 +134,7 @@ def _whole_keys(work: Reading, queue: Queue, snapshot: Snapshot, found: list[_Ro
 
 
 def remove_span(work: Work, queue: Queue, snapshot: Snapshot, first: Position, last: Position) -> int:
-    """Remove exactly what a snapshot sees between two positions, both included (I7).
+    """Remove exactly the entries that a snapshot sees between two positions, both included (I7).
 
     An older transaction may have committed into the span meanwhile: its entries are not visible in the
     snapshot and stay.
@@ -148,7 +148,7 @@ def remove_entries(work: Work, queue: Queue, positions: Sequence[Position]) -> i
 
 
 def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Backlog]:
-    """Count what waits, unit by unit; units without entries are left out."""
+    """Count the entries that wait, unit by unit; units without entries are left out."""
     units = queue.units()
     wanted = set(units if within is None else within)
     if not wanted:
@@ -169,7 +169,7 @@ def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Ra
 def waiting_ranges(
     work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None
 ) -> list[Range]:
-    """Say which units have work, at the cost of one index probe each."""
+    """Find the units that have work, at the cost of one index probe each."""
     units = queue.units() if within is None else sorted(within)
     found: list[Range] = []
     at = 0

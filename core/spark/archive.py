@@ -32,7 +32,7 @@ def package_archive() -> Path:
         handle, name = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        Path(name).replace(path)  # whole or not at all, also for somebody who does the same now
+        Path(name).replace(path)  # the archive is there whole or not at all, also where two processes build it
     return path
 
 
@@ -49,7 +49,7 @@ def _files() -> Iterator[tuple[str, Path]]:
     if root.origin is None:
         raise ConfigurationError("the package export_queue has no files that could be shipped to Spark")
     yield "export_queue/__init__.py", Path(root.origin)
-    # Asked of the import system: in an editable install core does not lie below the package's own folder.
+    # The import system is asked: in an editable install core does not lie below the package's own folder.
     for folder in _spec("export_queue.core").submodule_search_locations or ():
         for path in Path(folder).rglob("*"):
             if path.suffix in _SHIPPED:
@@ -69,4 +69,4 @@ def _own_folder() -> Path:
     found = folder.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
         return folder
-    return Path(tempfile.mkdtemp(prefix="export-queue-"))  # somebody else was there first: do not run their code
+    return Path(tempfile.mkdtemp(prefix="export-queue-"))  # the folder is another user's, whose code must not run

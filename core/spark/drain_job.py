@@ -32,7 +32,7 @@ CONF = {
 
 @dataclass(frozen=True, slots=True)
 class DrainJob:
-    """What a submitter needs: ``spark-submit --py-files … --conf … application arguments``.
+    """A job as any submitter needs it: ``spark-submit --py-files … --conf … application arguments``.
 
     On one machine set ``SPARK_LOCAL_IP=127.0.0.1`` in its environment, or Spark listens on the machine's address.
     """

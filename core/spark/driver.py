@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
         report = drain_on_spark(DrainArguments.from_json(arguments[0]))
     except DriverStopped as stopped:
         log.error("drain stopped: %s", stopped)
-        # At once: Java may be gone, and with it what Python would wait for at its end.
+        # At once: the ordinary end of Python waits for Java, which may be gone.
         os._exit(STOPPED)
     except ExportQueueError as error:
         log.error("drain failed: %s: %s", type(error).__name__, error)

@@ -70,7 +70,7 @@ class SparkEngine:
         count = min(len(leases), self.max_parallel or len(leases))
         parts = [leases[i::count] for i in range(count)]
         setup = TaskSetup(self.store, self.sink, queue, snapshot, self.request, self.secrets)
-        # Numbers go in, reports come out; entries never pass through Java. A plain RDD does, and needs neither
+        # Numbers go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
         # Spark's SQL session, which takes seconds to start, nor pandas.
         job = self.context.parallelize(range(count), count).mapPartitions(drain_task(setup, parts))
         for text in _collect(self.context, job.collect, keeper.check):
@@ -103,13 +103,13 @@ def _collect(context: SparkContext, action: Callable[[], list[str]], check: Call
         _cancel(context)
         raise
     if errors:
-        check()  # if the lease is lost, that is the reason
+        check()  # a lost lease is the reason, if there is one
         raise SparkJobFailed(_first_lines(errors[0])) from errors[0]
     return rows
 
 
 def _cancel(context: SparkContext) -> None:
-    # Tasks work on for a moment after this; what keeps them from removing anything is their lease.
+    # Tasks work on for a moment after this; the lost lease keeps them from removing anything.
     def cancel() -> None:
         with contextlib.suppress(Exception):
             context.cancelJobGroup(JOB_GROUP)
@@ -144,7 +144,7 @@ def check_executors(context: SparkContext, modules: Sequence[str]) -> None:
     if shares_environment(context.master):
         return
 
-    # Shipped by value, without a name of this library in it: executors may lack even that.
+    # Shipped by value, without a name of this library in it: executors may lack the library itself.
     def probe(numbers: Iterator[int]) -> Iterator[list[str]]:
         import importlib
 

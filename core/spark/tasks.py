@@ -1,4 +1,4 @@
-"""What runs in Spark's Python workers: each task drains its units with connections of its own."""
+"""The code that runs in Spark's Python workers: each task drains its units with connections of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TaskSetup:
     :param store: the store; the task opens it.
     :param sink: the sink; the task opens it.
     :param queue: the queue.
-    :param snapshot: what is read.
+    :param snapshot: decides which entries are read.
     :param request: what is asked for.
     :param secrets: what executors of another machine lack.
     """

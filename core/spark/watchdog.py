@@ -2,7 +2,7 @@
 
 ``spark-submit`` is a Java process, the driver's Python is its child. A submitter that kills
 ``spark-submit`` sends nothing to the child, which would go on as an orphan. So the driver asks the
-kernel for a signal at its parent's death, and, where the kernel knows no such thing, looks itself.
+kernel for a signal at its parent's death; where the kernel has none, the driver looks itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def stop_with_parent() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what follows must not be cut short
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not cut the end short
     threading.Thread(target=_leave_late, name="export-queue-stop", daemon=True).start()
     raise DriverStopped("told to stop")
 
@@ -54,7 +54,7 @@ def _watch(parent: int) -> None:
 
 
 def _leave_late() -> None:
-    # Whatever hangs (a dead Java process, a store that does not answer): leases end by themselves.
+    # A dead Java process, or a store that does not answer, may hang the driver; leases end by themselves.
     time.sleep(_GRACE_SECONDS)
     os._exit(STOPPED)
 

@@ -18,7 +18,8 @@ from tests.support.waiting import wait_until
 
 from export_queue.core.client import Retry, Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
-from export_queue.core.maintenance import MaintenanceReport, maintain, run, steps
+from export_queue.core.maintenance import MaintenanceReport, conflict_keys, maintain
+from export_queue.core.maintenance.pages import Page
 from export_queue.core.store import Span, schema
 from export_queue.core.store.queries import cleanup
 from export_queue.core.transactions import expire
@@ -250,7 +251,7 @@ def test_an_invalid_version_hides_nothing_and_is_hidden_before_and_after_pruning
         assert (read(store, "a"), read(store, "deleted"), read(store, "new")) == (b"1", b"1", None)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "prune", lambda database, *, limit: 0)
+        patch.setattr("export_queue.core.maintenance.invalid.prune", lambda database, *, limit: 0)
         nothing_shows()
         assert len(rows(store, schema.invalid)) == 1
         assert horizon(store) <= late.id
@@ -293,7 +294,7 @@ def test_cells_expire_and_those_that_still_live_stay(sqlite_url: str) -> None:
 def test_work_is_bounded_and_the_next_call_goes_on(
     store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "MOST_KEYS", 4)
+    monkeypatch.setattr("export_queue.core.maintenance.conflict_keys.MOST_KEYS", 4)
     store.configure_table("free", conflict="none")
     for value in (b"1", b"2", b"3"):
         with store.transaction() as tx:
@@ -318,7 +319,7 @@ def test_work_is_bounded_and_the_next_call_goes_on(
 def test_a_cell_with_many_versions_is_cleaned_in_pages(
     store: Store, monkeypatch: pytest.MonkeyPatch, conflict: str
 ) -> None:
-    monkeypatch.setattr(steps, "MOST_ROWS", 7)
+    monkeypatch.setattr("export_queue.core.maintenance.pages.MOST_ROWS", 7)
     store.configure_table("hot", conflict=conflict)
     for i in range(30):
         write(store, "a", str(i).encode(), "hot")
@@ -332,7 +333,7 @@ def test_a_cell_with_many_versions_is_cleaned_in_pages(
 
 
 def test_a_pass_ends_though_its_keys_must_stay(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "MOST_KEYS", 4)
+    monkeypatch.setattr("export_queue.core.maintenance.conflict_keys.MOST_KEYS", 4)
     write(store, "a", b"1")
     with store.transaction(long=True) as holder:
         _ = holder.id
@@ -345,7 +346,7 @@ def test_a_pass_ends_though_its_keys_must_stay(store: Store, monkeypatch: pytest
 
 
 def test_much_that_was_deleted_is_reclaimed(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "VACUUM_AFTER", 500)
+    monkeypatch.setattr("export_queue.core.maintenance.cleanup.VACUUM_AFTER", 500)
     with Store.open(postgres_url) as store:
         store.create()
         for value in (b"1", None):
@@ -430,10 +431,10 @@ def test_clean_up_that_is_killed_leaves_the_state_before_or_after_a_page(
     expected = state(store)
 
     def work() -> None:
-        steps.MOST_KEYS = 5
-        real, done = steps.clean_by_keys, 0
+        conflict_keys.MOST_KEYS = 5
+        real, done = conflict_keys.clean_conflict_keys, 0
 
-        def dying(sql: Any, limit: int) -> steps.Page:
+        def dying(sql: Any, limit: int) -> Page:
             nonlocal done
             if committed and done == pages:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -443,7 +444,7 @@ def test_clean_up_that_is_killed_leaves_the_state_before_or_after_a_page(
             done += 1
             return page
 
-        steps.clean_by_keys = dying
+        conflict_keys.clean_conflict_keys = dying
         with Store.open(store_url) as mine:
             maintain(mine.database, snapshot_age=0)
 

@@ -204,17 +204,17 @@ def test_a_retry_waits_for_a_drain_only_so_long_and_says_who_it_is(orders: Store
 
 
 def test_a_letter_that_somebody_drops_meanwhile_is_not_put_back(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from export_queue.core.drain import retrying
+    from export_queue.core.drain import dead_letters
 
     add(orders, {"anna": "x", "ben": "y"})
     dead_letter_all(orders, MemorySink())
-    real = retrying.claim
+    real = dead_letters.claim
 
     def claim_late(*arguments: Any, **options: Any) -> Any:
         orders.dead_letters.drop("orders", DeadLetterFilter(key="anna"))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(retrying, "claim", claim_late)
+    monkeypatch.setattr(dead_letters, "claim", claim_late)
     assert orders.dead_letters.retry("orders") == 1
     assert waiting(orders) == 1
 

@@ -139,9 +139,7 @@ def test_a_token_is_known_for_a_month(store: Store) -> None:
 
 
 def test_forgetting_is_bounded_and_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from export_queue.core.maintenance import steps
-
-    monkeypatch.setattr(steps, "MOST_ROWS", 2)
+    monkeypatch.setattr("export_queue.core.maintenance.pages.MOST_ROWS", 2)
     for _ in range(7):
         make_old(store, write(store), 2)
     found = []

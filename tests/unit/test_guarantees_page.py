@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from export_queue.core.maintenance.run import DAY
+from export_queue.core.maintenance.cleanup import DAY
 from export_queue.core.transactions import MAX_SHORT_SECONDS
 
 ROOT = Path(__file__).parents[2]

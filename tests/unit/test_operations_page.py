@@ -7,7 +7,7 @@ from pathlib import Path
 
 from export_queue.core.client import Store
 from export_queue.core.maintenance import read_metrics
-from export_queue.core.maintenance.run import DAY
+from export_queue.core.maintenance.cleanup import DAY
 from export_queue.core.store import views
 from export_queue.core.transactions import MAX_SHORT_SECONDS
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from export_queue.core.client import Level, Limits, Participant, Retry
-from export_queue.core.maintenance.run import DAY
+from export_queue.core.maintenance.cleanup import DAY
 from export_queue.core.tables.options import ConflictLevel
 from export_queue.core.tables.table import MAX_KEY_BYTES
 from export_queue.core.transactions.idempotency import MAX_IDEMPOTENCY_KEY_BYTES

@@ -1,4 +1,10 @@
-"""One run of clean-up through all subjects, bounded in each."""
+"""One run of clean-up through all subjects, bounded in each.
+
+1. End transactions that are past their deadline, and prune invalid ones.
+2. Raise the horizon, in a SQL transaction of its own: a reader that sees a deletion sees the horizon, too.
+3. Delete, page by page, versions and conflict keys below the horizon, and outcomes and idempotency keys that are old.
+4. Have the database reclaim the space.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +15,17 @@ from functools import partial
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.maintenance import steps
-from export_queue.core.maintenance.horizon import note_low, raise_horizon
+from export_queue.core.maintenance import conflict_keys, idempotency_keys, invalid, outcomes, versions
+from export_queue.core.maintenance.horizon import raise_horizon, record_low_watermark
+from export_queue.core.maintenance.pages import CleanPage
 from export_queue.core.store import Database, queries
-from export_queue.core.transactions import MAX_SHORT_SECONDS, expire, prune
+from export_queue.core.transactions import MAX_SHORT_SECONDS, expire
 
 DAY = 24 * 3600.0
-MOST_PRUNED = 20
-"""Invalid ids that one SQL transaction rolls back."""
 VACUUM_AFTER = 20_000
-"""Rows deleted from one table in one run, from which on it may be vacuumed."""
+"""Rows that one run deletes from a table before the table may be vacuumed."""
 
+_SUBJECTS = (conflict_keys.SUBJECT, versions.SUBJECT, queries.outcomes.SUBJECT)
 _TABLES = {"versions": "xq_cell", "conflict_keys": "xq_conflict_key", "outcomes": "xq_outcome"}
 
 
@@ -39,7 +45,7 @@ class MaintenanceReport:
     outcomes: int
     idempotency_keys: int
     more: bool
-    """Whether a subject came to the limit, so that another run would go on with it."""
+    """Whether a subject came to the limit, so that another run goes on with it."""
     busy: bool
     """Whether another process was cleaning up, so that this one left something to it."""
 
@@ -65,32 +71,36 @@ def maintain(
     keep_idempotency_keys: float = 30 * DAY,
     snapshot_age: float = MAX_SHORT_SECONDS,
 ) -> MaintenanceReport:
-    """Delete what nobody can read or ask for any more; safe beside everything, and if it is interrupted.
+    """Delete what nobody can read or ask for any more; it is safe beside all other work, and when it is interrupted.
 
-    Work is done in short SQL transactions, by one process at a time; the next call goes on where this one ended.
+    It works in short SQL transactions, by one process at a time; the next call goes on where this one ended.
 
-    :param limit: rows of each subject that are looked at, at most.
+    :param limit: most rows of each subject that are looked at.
     :param keep_outcomes: seconds for which the outcome of a commit can be asked.
-    :param keep_tokens: seconds for which a unit of work is known to have taken effect.
-    :param snapshot_age: seconds for which a short transaction may read; shorter only where none takes so long.
+    :param keep_idempotency_keys: seconds for which a unit of work is known to have taken effect.
+    :param snapshot_age: seconds for which a short transaction may read; a smaller number needs shorter transactions.
     """
-    for name, value in (("limit", limit), ("keep_outcomes", keep_outcomes), ("keep_tokens", keep_idempotency_keys)):
+    for name, value in (
+        ("limit", limit),
+        ("keep_outcomes", keep_outcomes),
+        ("keep_idempotency_keys", keep_idempotency_keys),
+    ):
         if not value > 0:
             raise InvalidArgument(f"{name}: expected more than 0, found {value}")
     age_ms = int(snapshot_age * 1000)
     expired = expire(database)
-    pruned = _prune(database, limit)
-    note_low(database, age_ms=age_ms)
-    run = _Run(database, limit)
-    run.prepare(age_ms)
-    run.repeat(steps.clean_by_keys)
-    run.repeat(steps.clean_cells)
-    run.repeat(partial(steps.forget_outcomes, keep_ms=int(keep_outcomes * 1000)))
-    run.repeat(partial(steps.forget_idempotency_keys, keep_ms=int(keep_idempotency_keys * 1000)))
-    run.tidy()
+    pruned = invalid.prune_invalid(database, limit)
+    record_low_watermark(database, age_ms=age_ms)
+    turn = _Turn(database, limit)
+    turn.prepare(age_ms)
+    turn.repeat(conflict_keys.clean_conflict_keys)
+    turn.repeat(versions.clean_versions)
+    turn.repeat(partial(outcomes.forget_outcomes, keep_ms=int(keep_outcomes * 1000)))
+    turn.repeat(partial(idempotency_keys.forget_idempotency_keys, keep_ms=int(keep_idempotency_keys * 1000)))
+    turn.tidy()
     with database.read() as work:
         horizon = queries.cleanup.horizon(work)
-    deleted = run.deleted
+    deleted = turn.deleted
     return MaintenanceReport(
         expired=expired,
         pruned=pruned,
@@ -99,23 +109,12 @@ def maintain(
         conflict_keys=deleted["conflict_keys"],
         outcomes=deleted["outcomes"],
         idempotency_keys=deleted["idempotency_keys"],
-        more=run.more or pruned >= limit,
-        busy=run.busy,
+        more=turn.more or pruned >= limit,
+        busy=turn.busy,
     )
 
 
-def _prune(database: Database, limit: int) -> int:
-    pruned = 0
-    while pruned < limit:
-        most = min(MOST_PRUNED, limit - pruned)
-        done = prune(database, limit=most)
-        pruned += done
-        if done < most:
-            break
-    return pruned
-
-
-class _Run:
+class _Turn:
     def __init__(self, database: Database, limit: int) -> None:
         self._database = database
         self._limit = limit
@@ -123,23 +122,21 @@ class _Run:
         self.more = self.busy = False
 
     def prepare(self, age_ms: int) -> None:
-        # The horizon is raised before anything is deleted, in a SQL transaction of its own: whoever sees a deletion
-        # sees the horizon, too.
         with self._database.begin() as work:
-            queries.cleanup.add_subjects(work, steps.SUBJECTS)
+            queries.cleanup.add_subjects(work, _SUBJECTS)
             if queries.cleanup.take_turn(work):
                 raise_horizon(work, age_ms=age_ms)
             else:
                 self.busy = True
 
-    def repeat(self, step: steps.Step) -> None:
+    def repeat(self, clean_page: CleanPage) -> None:
         left = self._limit
         while left > 0:
             with self._database.begin() as work:
                 if not queries.cleanup.take_turn(work):
                     self.busy = True
                     return
-                page = step(work, left)
+                page = clean_page(work, left)
             self.deleted += page.deleted
             left -= page.looked_at
             if not page.more:
@@ -149,5 +146,5 @@ class _Run:
     def tidy(self) -> None:
         for subject, table in _TABLES.items():
             if self.deleted[subject] > VACUUM_AFTER:
-                with contextlib.suppress(Exception):  # the work is done, come what may
+                with contextlib.suppress(Exception):  # the work itself is done
                     queries.cleanup.vacuum(self._database, table, deleted=self.deleted[subject])

@@ -1,4 +1,4 @@
-"""Entries that were set aside because exporter or sink rejected them."""
+"""Entries that were set aside because the exporter or the sink rejected them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DeadLetter:
         """Where it stands among its queue's letters: seq and key."""
         return self.position.seq, self.position.key
 
-    def __repr__(self) -> str:  # a value is shown only on request
+    def __repr__(self) -> str:  # values are shown only on request
         return f"DeadLetter({self.position.key!r}, seq={self.position.seq}, {self.error_class}: {self.reason})"
 
 
@@ -75,7 +75,7 @@ class DeadLetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """What somebody did to dead letters: the record stays in the store."""
+    """A retry or a drop of dead letters; the record stays in the store."""
 
     act: str
     """``retry`` or ``drop``."""
@@ -83,7 +83,7 @@ class AuditRecord:
     letters: int
     """How many."""
     selection: str
-    """Which were meant, as JSON."""
+    """The filter, as JSON."""
     at_ms: int
 
 
@@ -111,7 +111,7 @@ def dead_letter(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> None
     )
 
 
-def dead_letters(
+def list_dead_letters(
     work: Reading,
     queue: Queue,
     which: DeadLetterFilter = ALL_DEAD_LETTERS,
@@ -122,8 +122,8 @@ def dead_letters(
 ) -> list[DeadLetter]:
     """Read dead letters, oldest entries first.
 
-    :param which: those that are meant.
-    :param after: the place of the last letter of the page before.
+    :param which: letters to read.
+    :param after: ``place`` of the last letter of the page before.
     :param limit: most letters of a page.
     :param values: whether the entries' values are read too.
     """
@@ -144,7 +144,7 @@ def dead_letters(
     ]
 
 
-def count_dead(work: Reading, queue: Queue, which: DeadLetterFilter = ALL_DEAD_LETTERS) -> int:
+def count_dead_letters(work: Reading, queue: Queue, which: DeadLetterFilter = ALL_DEAD_LETTERS) -> int:
     """Count a queue's dead letters."""
     return queries.dead_letters.count_dead(work, queue.number, which.columns())
 
@@ -152,12 +152,13 @@ def count_dead(work: Reading, queue: Queue, which: DeadLetterFilter = ALL_DEAD_L
 def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str, which: DeadLetterFilter) -> int:
     """Put dead letters back into the queue under their own seqs, and record it.
 
-    Only for who holds the positions' units: a drain that read before would remove what comes back behind it (I7).
+    The caller holds the units of the positions: the drain of another holder may have taken its snapshot already, and
+    would remove the entries although no sink has seen them (I7).
 
-    :param positions: the letters.
-    :param who: who wants it.
-    :param which: what was asked for, for the record.
-    :returns: how many; those that are gone already are passed over.
+    :param positions: positions of the letters.
+    :param who: name for the audit.
+    :param which: the selection, for the audit.
+    :returns: how many went back; letters that are gone already are passed over.
     """
     moved = queries.dead_letters.requeue_dead(
         work, queue.number, [(position.seq, position.key) for position in positions]
@@ -167,23 +168,23 @@ def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str
 
 
 def drop_dead_letters(work: Work, queue: Queue, which: DeadLetterFilter, *, who: str, limit: int) -> int:
-    """Delete dead letters for good, oldest entries first, and record who did it, in the same SQL transaction.
+    """Delete dead letters for good, oldest entries first, and record it in the same SQL transaction.
 
-    :param which: those that are meant.
-    :param who: who wants it.
+    :param which: letters to delete.
+    :param who: name for the audit.
     :param limit: most letters.
-    :returns: how many.
+    :returns: how many are gone.
     """
     if not who:
-        raise InvalidArgument("who drops dead letters? expected a name, found nothing")
-    letters = dead_letters(work, queue, which, limit=limit)
+        raise InvalidArgument("who: expected a name for the audit, found nothing")
+    letters = list_dead_letters(work, queue, which, limit=limit)
     dropped = queries.dead_letters.delete_dead(work, queue.number, [letter.place for letter in letters])
     _record(work, queue, "drop", who, dropped, which)
     return dropped
 
 
 def dead_letter_audit(work: Reading, queue: Queue, *, limit: int = 100) -> list[AuditRecord]:
-    """Read who retried and dropped a queue's dead letters, newest first."""
+    """Read the retries and drops of a queue's dead letters, newest first."""
     return [
         AuditRecord(row["act"], row["who"], row["letters"], row["selection"], row["at_ms"])
         for row in queries.dead_letters.select_audit(work, queue.id, limit=limit)
@@ -191,7 +192,7 @@ def dead_letter_audit(work: Reading, queue: Queue, *, limit: int = 100) -> list[
 
 
 def check_limit(limit: int) -> None:
-    """Refuse what is no number of letters."""
+    """Refuse a limit that is no whole number from 1."""
     if type(limit) is not int or limit < 1:
         raise InvalidArgument(f"limit: expected a whole number from 1, found {limit!r}")
 
