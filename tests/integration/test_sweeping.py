@@ -330,7 +330,7 @@ def test_the_command_sweeps_sinks_that_files_describe(sqlite_url: str, tmp_path:
 
 
 def test_a_file_that_is_no_sink_is_refused(tmp_path: Path) -> None:
-    from export_queue.core.cli.loading import load_sink
+    from export_queue.core.cli.sinks import load_sink
 
     with pytest.raises(InvalidArgument):
         load_sink(tmp_path / "nowhere.json")
