@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("provider", "core", "hooks", "operators", "sensors", "dags_examples")
 VISITORS = ("demo", "benchmarks")
 """Folders that are no part of the package and use it."""
-EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
+EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager", "steps", "run", "retrying"}
 ROOMS = {path.parent.name for path in (ROOT / "core").glob("*/__init__.py")}
 PAST_THE_DOOR = {
     ("benchmarks/elasticsearch.py", "sinks.elasticsearch.indices"): "creates the index that the sink would create",
