@@ -46,8 +46,6 @@ STORES = {
     ),
 }
 """Ways of registering ids, each with its markers."""
-ONE_AT_A_TIME = {"redis_cluster": "redis-cluster", "elasticsearch_server": "elasticsearch"}
-"""Fixtures that one test has at a time, with the group of pytest-xdist whose tests one worker runs."""
 LONG = 5.0
 """Seconds above which a test says with the marker ``full`` why it takes so long."""
 
@@ -65,6 +63,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         run.end()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of one server in one worker, with ``--dist loadgroup``."""
+    from tests.support.scheduling import GroupScheduling
+
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a module's tests on the store in every way of registering ids, if it says ``EVERY_WAY = True``."""
@@ -74,7 +80,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.definition.add_marker(pytest.mark.parametrize("store_url", kinds, indirect=True))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with what it needs, so that ``-m "not redis"`` works without anybody writing the marker."""
     for item in items:
@@ -86,9 +91,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(MARKED_FIXTURES[fixture])
         for fixture in fixtures & FULL_FIXTURES.keys():
             item.add_marker(pytest.mark.full(FULL_FIXTURES[fixture]))
-        for fixture in fixtures & ONE_AT_A_TIME.keys():
-            version = getattr(item, "callspec", None) and item.callspec.params.get(fixture, "")
-            item.add_marker(pytest.mark.xdist_group(f"{ONE_AT_A_TIME[fixture]}{version or ''}"))
 
 
 @pytest.hookimpl(wrapper=True)

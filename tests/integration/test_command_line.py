@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from tests.support.command_line import run_cli
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
@@ -17,21 +14,11 @@ from export_queue.core.queue import DeadLetter, Position, dead_letter
 from export_queue.core.sinks import MemorySink
 
 
-def run(*arguments: str, url: str, status: int = 0) -> str:
-    program = Path(sys.executable).with_name("export-queue")
-    environment = {**os.environ, "EXPORT_QUEUE_STORE": url, "COLUMNS": "200"}
-    done = subprocess.run(
-        [program, *arguments], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout if not status else done.stderr
-
-
 def test_a_store_is_set_up_and_looked_at(sqlite_url: str) -> None:
-    assert "no store" in run("status", url=sqlite_url, status=1)
-    assert "is ready" in run("init", url=sqlite_url)
-    assert "is ready" in run("init", url=sqlite_url)
-    assert "nothing to show" in run("status", url=sqlite_url)
+    assert "no store" in run_cli("status", url=sqlite_url, status=1)
+    assert "is ready" in run_cli("init", url=sqlite_url)
+    assert "is ready" in run_cli("init", url=sqlite_url)
+    assert "nothing to show" in run_cli("status", url=sqlite_url)
     with Store.open(sqlite_url) as store:
         queue = store.configure_queue("orders", buckets=16, buckets_per_range=4)
         store.run(lambda tx: tx.queue("orders").add("anna", {"secret value": 1}), idempotency_key="dag/run/task")
@@ -42,24 +29,24 @@ def test_a_store_is_set_up_and_looked_at(sqlite_url: str) -> None:
                 queue,
                 [DeadLetter(Position(0, b"ben", 7), b'"secret value"', "ValueError", "not today", "drain-1")],
             )
-    (status,) = json.loads(run("status", "--json", url=sqlite_url))
+    (status,) = json.loads(run_cli("status", "--json", url=sqlite_url))
     assert (status["queue"], status["entries"], status["dead"], status["sink"]) == ("orders", 1, 1, None)
-    assert "orders" in run("status", url=sqlite_url)
-    (lock,) = json.loads(run("locks", "--json", url=sqlite_url))
+    assert "orders" in run_cli("status", url=sqlite_url)
+    (lock,) = json.loads(run_cli("locks", "--json", url=sqlite_url))
     assert (lock["task"], lock["range"]) == ("somebody", [0, 4])
-    dead = run("dead", "list", "orders", url=sqlite_url)
+    dead = run_cli("dead", "list", "orders", url=sqlite_url)
     assert "not today" in dead
     assert "secret value" not in dead
-    (idempotency_key,) = json.loads(run("idempotency", "dag/run/task", "--json", url=sqlite_url))
+    (idempotency_key,) = json.loads(run_cli("idempotency", "dag/run/task", "--json", url=sqlite_url))
     assert (idempotency_key["committed"], idempotency_key["generation"]) == (True, 1)
-    (closed,) = json.loads(run("idempotency", "dag/run/task", "--close", "--json", url=sqlite_url))
+    (closed,) = json.loads(run_cli("idempotency", "dag/run/task", "--close", "--json", url=sqlite_url))
     assert (closed["committed"], closed["generation"]) == (False, 2)
-    assert "nothing to close" in run("idempotency", "dag/run/task", "--close", url=sqlite_url, status=1)
+    assert "nothing to close" in run_cli("idempotency", "dag/run/task", "--close", url=sqlite_url, status=1)
 
 
 def test_an_error_is_one_message_with_a_hint(sqlite_url: str) -> None:
-    run("init", url=sqlite_url)
-    message = run("dead", "list", "missing", url=sqlite_url, status=1)
+    run_cli("init", url=sqlite_url)
+    message = run_cli("dead", "list", "missing", url=sqlite_url, status=1)
     assert "UnknownQueue" in message
     assert "hint:" in message
     assert "Traceback" not in message
@@ -70,10 +57,10 @@ def test_a_password_comes_by_reference_only(postgres_url: str, monkeypatch: pyte
     password, _, place = rest.partition("@")
     monkeypatch.setenv("THE_PASSWORD", password)
     url = f"postgresql+psycopg://{user}@{place}"
-    shown = run("init", "--password", "env:THE_PASSWORD", url=url)
+    shown = run_cli("init", "--password", "env:THE_PASSWORD", url=url)
     assert "is ready" in shown
     assert password not in shown
-    assert "SecretNotFound" in run("init", "--password", "env:NOT_THERE", url=url, status=1)
+    assert "SecretNotFound" in run_cli("init", "--password", "env:NOT_THERE", url=url, status=1)
 
 
 def test_letters_on_the_command_line(sqlite_url: str) -> None:
@@ -85,27 +72,27 @@ def test_letters_on_the_command_line(sqlite_url: str) -> None:
             tx.queue("orders").add(b"\xff\x00", "confidential")
             seq = tx.id
         drain(store, "orders", MemorySink(), exporter=lambda entry: [entry])
-    listed = json.loads(run("dead", "list", "orders", "--json", url=sqlite_url))
+    listed = json.loads(run_cli("dead", "list", "orders", "--json", url=sqlite_url))
     assert [(row["key"], row["key_hex"], row["seq"]) for row in listed] == [
         ("anna", "616e6e61", str(seq)),
         ("\\xff\x00", "ff00", str(seq)),
     ]
     assert all("Put or Delete" in row["reason"] and row["value_bytes"] == 12 for row in listed)
     after = f"{listed[0]['seq']}:{listed[0]['key_hex']}"
-    assert json.loads(run("dead", "list", "orders", "--after", after, "--json", url=sqlite_url)) == listed[1:]
-    assert "confidential" not in run("dead", "show", "orders", "--key", "anna", url=sqlite_url)
-    assert "confidential" in run("dead", "show", "orders", "--key", "anna", "--value", url=sqlite_url)
-    (shown,) = json.loads(run("dead", "show", "orders", "--key-hex", "ff00", "--value", "--json", url=sqlite_url))
+    assert json.loads(run_cli("dead", "list", "orders", "--after", after, "--json", url=sqlite_url)) == listed[1:]
+    assert "confidential" not in run_cli("dead", "show", "orders", "--key", "anna", url=sqlite_url)
+    assert "confidential" in run_cli("dead", "show", "orders", "--key", "anna", "--value", url=sqlite_url)
+    (shown,) = json.loads(run_cli("dead", "show", "orders", "--key-hex", "ff00", "--value", "--json", url=sqlite_url))
     assert shown["value"] == "confidential"
-    assert "which letter" in run("dead", "show", "orders", url=sqlite_url, status=1)
+    assert "which letter" in run_cli("dead", "show", "orders", url=sqlite_url, status=1)
     for wrong in (["drop", "orders"], ["drop", "orders", "--all", "--key", "anna"]):
-        assert "which letters" in run("dead", *wrong, url=sqlite_url, status=1)
-    assert "hexadecimal" in run("dead", "show", "orders", "--key-hex", "xyz", url=sqlite_url, status=1)
-    retried = json.loads(run("dead", "retry", "orders", "--key", "anna", "--who", "eve", "--json", url=sqlite_url))
+        assert "which letters" in run_cli("dead", *wrong, url=sqlite_url, status=1)
+    assert "hexadecimal" in run_cli("dead", "show", "orders", "--key-hex", "xyz", url=sqlite_url, status=1)
+    retried = json.loads(run_cli("dead", "retry", "orders", "--key", "anna", "--who", "eve", "--json", url=sqlite_url))
     assert retried == [{"queue": "orders", "requeued": 1, "left": 0}]
-    dropped = json.loads(run("dead", "drop", "orders", "--all", "--who", "adam", "--json", url=sqlite_url))
+    dropped = json.loads(run_cli("dead", "drop", "orders", "--all", "--who", "adam", "--json", url=sqlite_url))
     assert dropped == [{"queue": "orders", "dropped": 1, "left": 0}]
-    assert "nothing to show" in run("dead", "list", "orders", url=sqlite_url)
+    assert "nothing to show" in run_cli("dead", "list", "orders", url=sqlite_url)
     with Store.open(sqlite_url) as store:
         assert [act.who for act in store.dead_letters.audit("orders")] == ["adam", "eve"]
         sink = MemorySink()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.support.command_line import run_cli
 from tests.support.contexts import context_of
 from tests.support.waiting import wait_until
 
@@ -132,16 +129,6 @@ def test_locks_of_other_applications_hold_nothing(postgres_url: str) -> None:
             connection.execute(sa.text("select pg_advisory_unlock(17), pg_advisory_unlock(1, 2)"))
 
 
-def run(*arguments: str, url: str) -> str:
-    program = Path(sys.executable).with_name("export-queue")
-    environment = {**os.environ, "EXPORT_QUEUE_STORE": url, "COLUMNS": "200"}
-    done = subprocess.run(
-        [program, *arguments], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture
 def old_store(store: Store) -> Store:
     """A store whose marks are old enough and in which there is something to delete."""
@@ -156,7 +143,7 @@ def old_store(store: Store) -> Store:
 
 
 def test_the_command_line_cleans_up_until_nothing_is_left(old_store: Store, store_url: str) -> None:
-    told = run("maintain", "--limit", "2", url=store_url).splitlines()
+    told = run_cli("maintain", "--limit", "2", url=store_url).splitlines()
     assert len(told) > 1
     assert all("more is left" in line for line in told[:-1])
     assert "more is left" not in told[-1]
@@ -166,18 +153,18 @@ def test_the_command_line_cleans_up_until_nothing_is_left(old_store: Store, stor
 
 
 def test_the_command_line_tells_what_it_did_as_json(old_store: Store, store_url: str) -> None:
-    (line,) = run("maintain", "--json", url=store_url).splitlines()
+    (line,) = run_cli("maintain", "--json", url=store_url).splitlines()
     report = json.loads(line)
     assert (report["versions"], report["conflict_keys"], report["more"]) == (10, 5, False)
     assert int(report["horizon"]) > 0
 
 
 def test_the_command_line_stops_at_the_limit_if_asked_to(old_store: Store, store_url: str) -> None:
-    (line,) = run("maintain", "--once", "--limit", "2", url=store_url).splitlines()
+    (line,) = run_cli("maintain", "--once", "--limit", "2", url=store_url).splitlines()
     assert "more is left" in line
 
 
 def test_the_command_line_prints_metrics(store: Store, store_url: str) -> None:
-    assert "# TYPE export_queue_active_transactions gauge" in run("metrics", url=store_url)
-    names = {metric["name"] for metric in json.loads(run("metrics", "--json", url=store_url))}
+    assert "# TYPE export_queue_active_transactions gauge" in run_cli("metrics", url=store_url)
+    names = {metric["name"] for metric in json.loads(run_cli("metrics", "--json", url=store_url))}
     assert "export_queue_horizon_seconds" in names

@@ -1,0 +1,37 @@
+"""The command line, called in this process: a process of its own would take a second to start, for each command."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest import mock
+
+from export_queue.core.cli import main
+
+
+def run_cli(*arguments: str, url: str, status: int = 0) -> str:
+    """Run ``export-queue`` on a store.
+
+    :param url: the store's, given by the environment.
+    :param status: the exit status that is expected.
+    :returns: the standard output; the standard error where the status is not 0.
+    """
+    told, complained = io.StringIO(), io.StringIO()
+    found: object = 0
+    with (
+        mock.patch.dict(os.environ, {"EXPORT_QUEUE_STORE": url, "COLUMNS": "200"}),
+        mock.patch.object(sys, "argv", ["export-queue", *arguments]),
+        redirect_stdout(told),
+        redirect_stderr(complained),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            found = end.code or 0
+    if isinstance(found, str):  # the interpreter prints such a code, and ends with status 1
+        complained.write(found + "\n")
+        found = 1
+    assert found == status, told.getvalue() + complained.getvalue()
+    return complained.getvalue() if status else told.getvalue()
