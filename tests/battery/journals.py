@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from tests.support.histories.checker import Append, HistoryTransaction, Operation, Read, ReadList, Write
+from tests.support.histories import Append, HistoryTransaction, Operation, Read, ReadList, Write
 
 from export_queue.core.client import Store
 from export_queue.core.errors import StoreError

@@ -19,7 +19,7 @@ from tests.battery.processes import clean_up, run_client, run_janitor
 from tests.battery.shared import STAGES, Shared, configure, fork
 from tests.battery.ways import Way
 from tests.battery.workload import Client
-from tests.support.histories.checker import HistoryTransaction, Verdict, check_history
+from tests.support.histories import HistoryTransaction, Verdict, check_history
 
 from export_queue.core.client import Store
 from export_queue.core.store import schema

@@ -22,7 +22,7 @@ from tests.battery.connections import Cutter
 from tests.battery.journals import ENTRY, LETTERS, NOTE, Journal, ask_for_the_dead
 from tests.battery.shared import ACCOUNTS, MARKS, QUEUE, QUIET, SLOTS, STAGES, TOTAL, Place, Shared
 from tests.battery.wills import leave_will
-from tests.support.histories.checker import Append, Operation, Read, ReadList, Write
+from tests.support.histories import Append, Operation, Read, ReadList, Write
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import (

@@ -10,8 +10,8 @@ from itertools import product
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.support.histories.anomalies import AnomalyKind
-from tests.support.histories.checker import (
+from tests.support.histories import (
+    AnomalyKind,
     Append,
     HistoryTransaction,
     Operation,

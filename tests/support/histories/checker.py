@@ -22,30 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.support.histories.anomalies import Anomaly, AnomalyKind
-from tests.support.histories.columns import (
-    Append,
-    Columns,
-    HistoryTransaction,
-    Operation,
-    Read,
-    ReadList,
-    Write,
-)
+from tests.support.histories.anomalies import Anomaly
+from tests.support.histories.columns import Columns
+from tests.support.histories.history import HistoryTransaction
 from tests.support.histories.inference import Inference
-
-__all__ = [
-    "Anomaly",
-    "AnomalyKind",
-    "Append",
-    "HistoryTransaction",
-    "Operation",
-    "Read",
-    "ReadList",
-    "Verdict",
-    "Write",
-    "check_history",
-]
 
 
 @dataclass(frozen=True, slots=True)

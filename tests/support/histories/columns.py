@@ -1,70 +1,19 @@
-"""Histories: what one client did in one transaction, and many of those taken in, column by column."""
+"""A history taken in, column by column, so that a million transactions fit into memory."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 from tests.support.histories.anomalies import Anomaly, AnomalyKind
+from tests.support.histories.history import Append, HistoryTransaction, ReadList, Write
 
 NOBODY = -1
 """Instead of a transaction."""
 UNTOLD = -1
 """Instead of a version."""
-
-
-class ReadList(NamedTuple):
-    """A list was read, as a whole."""
-
-    key: str
-    values: tuple[int, ...]
-
-
-class Append(NamedTuple):
-    """A value was appended to a list, whether by the database or by writing back what was read and one more."""
-
-    key: str
-    value: int
-    """Never appended to this list by anybody else."""
-
-
-class Read(NamedTuple):
-    """A register was read."""
-
-    key: str
-    value: int | None
-
-
-class Write(NamedTuple):
-    """A register was overwritten, read before or not."""
-
-    key: str
-    value: int
-    """Never written to this register by anybody else."""
-
-
-Operation: TypeAlias = ReadList | Append | Read | Write
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryTransaction:
-    """What one client did and saw in one transaction."""
-
-    session: str
-    """Who ran it; the transactions of a session are given in their order, and do not overlap."""
-    operations: Sequence[Operation] = ()
-    """In the order in which they were done."""
-    status: Literal["ok", "aborted", "unknown"] = "ok"
-    """What its client was told. What is unknown counts as committed if somebody saw its writes."""
-    id: int | None = None
-    """Its start timestamp, if it is known; needed of those that write registers."""
-    begin: int | None = None
-    """Before its first operation, by a clock that all clients share; None if nothing is known."""
-    end: int | None = None
-    """After it had been acknowledged; None if it was not."""
 
 
 class _Key(NamedTuple):
@@ -78,7 +27,7 @@ class _Key(NamedTuple):
 
 
 class Columns:
-    """A history taken in: a column an attribute, so that a million transactions fit into memory."""
+    """A history: each column is an attribute."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
