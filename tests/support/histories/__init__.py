@@ -1,7 +1,8 @@
 """Histories of transactions, and a checker that finds anomalies in them.
 
 A history (``history``) is taken in column by column (``columns``). What its reads tell becomes dependencies between
-transactions (``inference``), whose cycles are found (``event_graph``) and named (``anomalies``); ``checker`` is the whole.
+transactions (``inference``), whose cycles are found (``event_graph``) and named (``anomalies``);
+``checker`` is the whole.
 """
 
 from tests.support.histories.anomalies import Anomaly, AnomalyKind
