@@ -29,6 +29,7 @@ MARKED_FIXTURES = {
 FULL_FIXTURES = {
     "redis_cluster": "six processes; the sink's commands run on one server anyway",
     "pgbouncer": "another way to the same server",
+    "narrow_server": "a server of Elasticsearch of its own",
 }
 """Fixtures whose tests ``./run test --full`` runs only, and why."""
 

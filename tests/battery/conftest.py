@@ -7,14 +7,17 @@ import random
 
 import pytest
 from tests.battery.ways import WAYS, Way
+from tests.conftest import VARIANT
+
+MARKS = {
+    "sqlite": [],
+    "postgresql": [pytest.mark.postgres],
+    "postgresql-mixed": [pytest.mark.postgres, VARIANT],
+    "postgresql-clock": [pytest.mark.postgres, VARIANT],
+}
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(way, id=way.name, marks=[pytest.mark.postgres] if way.database == "postgresql" else [])
-        for way in WAYS
-    ]
-)
+@pytest.fixture(params=[pytest.param(way, id=way.name, marks=MARKS[way.name]) for way in WAYS])
 def way(request: pytest.FixtureRequest) -> Way:
     """Each way of registering ids."""
     found: Way = request.param

@@ -22,6 +22,7 @@ import pytest
 from tests.battery.processes import clean_up
 from tests.battery.shared import fork
 from tests.battery.ways import Way
+from tests.support.fixtures import Covered
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store, TransactionContext
@@ -30,7 +31,6 @@ from export_queue.core.queue import Range, read_entries
 from export_queue.core.transactions import take_snapshot
 
 ACCOUNTS, OPENING, WORKERS = 12, 100, 4
-TRANSFERS = 2000
 TIMEOUT = 5.0
 STALLED, HANGS = 120, 1800
 
@@ -92,15 +92,21 @@ def ending(processes: list[BaseProcess]) -> Iterator[None]:
 
 
 @pytest.mark.timeout(HANGS)
+@pytest.mark.parametrize(
+    "transfers",
+    [pytest.param(300, id="short"), pytest.param(2000, id="long", marks=pytest.mark.full("two thousand transfers"))],
+)
 def test_a_bank_under_kills_keeps_its_total_and_an_unbroken_chain_per_account(
-    way: Way, way_url: str, tmp_path: Path, seed: int
+    way: Way, way_url: str, tmp_path: Path, seed: int, transfers: int, covered: Covered
 ) -> None:
     chance = random.Random(seed)
     with way.open(way_url) as store:
-        run_bank(way, way_url, store, tmp_path, chance)
+        kills = run_bank(way, way_url, store, tmp_path, chance, transfers)
+    covered(f"{transfers} transfers, {kills} kills, seed {seed}")
 
 
-def run_bank(way: Way, way_url: str, store: Store, tmp_path: Path, chance: random.Random) -> None:
+def run_bank(way: Way, way_url: str, store: Store, tmp_path: Path, chance: random.Random, transfers: int) -> int:
+    """Run the bank, judge it, and return how many processes were killed."""
     queue = store.configure_queue("moves", buckets=8, buckets_per_range=8)
     with store.transaction() as tx:
         for i in range(ACCOUNTS):
@@ -120,7 +126,7 @@ def run_bank(way: Way, way_url: str, store: Store, tmp_path: Path, chance: rando
     with ending([checker]), ending(processes):
         checker.start()
         kills = done = 0
-        while done < TRANSFERS:
+        while done < transfers:
             wait_for(done + chance.randint(1, 30), journals)
             done = told_lines(journals)
             victim = chance.randrange(WORKERS)
@@ -160,7 +166,8 @@ def run_bank(way: Way, way_url: str, store: Store, tmp_path: Path, chance: rando
     for account, count in told.items():
         # A killed worker may have committed without telling, at most once a kill.
         assert count <= len(chains[account]) <= count + kills + WORKERS
-    assert sum(map(len, chains.values())) >= 2 * TRANSFERS
+    assert sum(map(len, chains.values())) >= 2 * transfers
+    return kills
 
 
 def told_lines(journals: list[Path]) -> int:

@@ -71,6 +71,7 @@ def plain_run(postgres_url: str, tmp_path: Path, seed: int) -> Run:
     return Run(POSTGRESQL, postgres_url, tmp_path, seed)
 
 
+@pytest.mark.full("thousands of transactions for each pause")
 @pytest.mark.postgres
 @pytest.mark.timeout(HANGS)
 @pytest.mark.parametrize(
@@ -89,6 +90,7 @@ def test_a_pause_where_the_order_of_steps_is_right_is_harmless(plain_run: Run, p
     assert not plain_run.failures
 
 
+@pytest.mark.full("thousands of transactions, to prove the checker")
 @pytest.mark.postgres
 @pytest.mark.timeout(HANGS)
 def test_the_same_pause_behind_a_gate_that_is_freed_too_early_is_caught(plain_run: Run) -> None:

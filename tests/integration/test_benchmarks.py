@@ -16,8 +16,6 @@ from tests.support.servers import PostgresServer
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef run(quick: bool)" in path.read_text())
 OWN_SERVERS = {"elasticsearch": ElasticsearchServer, "sql": MariaDbServer}
-QUICKEST = {"redis"}
-TAKES_SERVERS = pytest.mark.full("a benchmark starts its own servers and takes up to half a minute")
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 
 
@@ -29,17 +27,16 @@ def test_the_page_has_a_place_for_every_benchmark() -> None:
     assert sorted(re.findall(r"<!-- figures of (\w+) -->", PAGE)) == NAMES
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICKEST else [TAKES_SERVERS]) for name in NAMES]
-)
+@pytest.mark.full("a benchmark starts its own servers and takes up to half a minute")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_prints_one_figure_a_line(name: str, postgres_server: object, redis_server: object) -> None:
     try:
         OWN_SERVERS.get(name, PostgresServer)()  # not started: the benchmark has its own
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
     command = [sys.executable, "-m", "benchmarks", name, "--quick", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     figures = [json.loads(line) for line in done.stdout.splitlines()]
     assert figures

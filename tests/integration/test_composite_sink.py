@@ -50,6 +50,7 @@ class TestTwoInMemory(SinkConformance):
         assert visible(MemorySink(self.names[0]).records(), deliveries) == expected(deliveries)
 
 
+@pytest.mark.full("two parts in memory run anyway")
 class TestSqliteAndRedis(SinkConformance):
     takes = "text"
 

@@ -18,7 +18,7 @@ from export_queue.core.retry import Retry
 
 How = Literal["reset", "close_half", "hold"]
 BROKEN: tuple[How, ...] = ("reset", "close_half")
-FEW = 6
+FEW = 3
 SYNC = 8
 """At most so many of an exchange's last bytes end the statement, after the server has run it."""
 MANY = 20

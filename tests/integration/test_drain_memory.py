@@ -57,6 +57,7 @@ def growth(folder: Path, entries: int) -> int:
     return grown
 
 
+@pytest.mark.full("two processes drain thousands of entries")
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux to tell the peak of a part")
 def test_a_drain_of_eight_times_as_much_takes_no_more_memory(tmp_path):
     small, large = growth(tmp_path / "small", SMALL), growth(tmp_path / "large", 8 * SMALL)

@@ -14,6 +14,7 @@ from export_queue.core.sinks import ApplyResult, Operations, RedisSink
 from export_queue.core.testing import SinkConformance
 
 
+@pytest.mark.full("strings run anyway")
 class TestRedisHashes(SinkConformance):
     """The suite, with records as hashes."""
 

@@ -43,6 +43,7 @@ class TestRedisStringsInFewShards(TestRedisStrings):
     options: ClassVar = {"shards": 2}
 
 
+@pytest.mark.full("strings run anyway")
 class TestRedisSets(TestRedisStrings):
     """Records as members of sets."""
 

@@ -45,6 +45,7 @@ class TestSqliteKeys(OnSqlite, SeveralColumns):
     pass
 
 
+@pytest.mark.full("the same statements as of other tables")
 class TestPostgresqlKeys(OnPostgresql, SeveralColumns):
     pass
 

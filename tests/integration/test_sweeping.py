@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.test_command_line import run
+from tests.support.command_line import run_cli
 
 from export_queue.core import maintenance
 from export_queue.core.client import Store
@@ -317,16 +317,16 @@ def test_the_command_sweeps_sinks_that_files_describe(sqlite_url: str, tmp_path:
         store.configure_queue("orders")
         add(store, anna=1, ben=None)
         drain(store, "orders", SinkSpec("sql", {"url": copies}))
-    shown = run("sweep", str(described), url=sqlite_url)
+    shown = run_cli("sweep", str(described), url=sqlite_url)
     assert f"{copies}: 1 tombstones removed up to 20" in shown
-    (again,) = [json.loads(line) for line in run("sweep", str(described), "--json", url=sqlite_url).splitlines()]
+    (again,) = [json.loads(line) for line in run_cli("sweep", str(described), "--json", url=sqlite_url).splitlines()]
     assert (again["sink"], again["removed"], again["held_by"]) == (copies, 0, None)
     for wrong in ("{}", "not json", '{"kind": "sql", "password": "hunter"}'):
         described.write_text(wrong)
-        message = run("sweep", str(described), url=sqlite_url, status=1)
+        message = run_cli("sweep", str(described), url=sqlite_url, status=1)
         assert "expected JSON" in message
         assert "hunter" not in message
-    assert "No such file" in run("sweep", "nowhere.json", url=sqlite_url, status=1)
+    assert "No such file" in run_cli("sweep", "nowhere.json", url=sqlite_url, status=1)
 
 
 def test_a_file_that_is_no_sink_is_refused(tmp_path: Path) -> None:
