@@ -16,7 +16,7 @@ from benchmarks import redis as redis_bench
 from benchmarks import sql as sql_bench
 from benchmarks.measuring import Contestant, Figure, Watch, alternate, rate, speed
 from export_queue import Operations, RedisSink, Sink, SqlSink, Store, drain, readmit
-from export_queue.core.drain.chunk import CHUNK_BYTES, CHUNK_ROWS
+from export_queue.core.drain import DrainRequest
 from export_queue.core.queue import Entries, Position, read_entries, remove_span
 from export_queue.core.transactions import take_snapshot
 
@@ -156,13 +156,14 @@ class Bench:
                     remove_span(work, self.queue, snapshot, first, last)
 
     def chunks(self) -> Iterator[Entries]:
+        size = DrainRequest(queue_id=self.queue.id, sink_name="bench")
         snapshot = take_snapshot(self.store.database)
         for unit in self.queue.units():
             after: Position | None = None
             while True:
                 with self.store.database.read() as work:
                     chunk = read_entries(
-                        work, self.queue, snapshot, unit, after=after, rows=CHUNK_ROWS, size=CHUNK_BYTES
+                        work, self.queue, snapshot, unit, after=after, rows=size.chunk_rows, size=size.chunk_bytes
                     )
                 if not chunk:
                     break

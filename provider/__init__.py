@@ -1,7 +1,8 @@
 """Transactional exports: what a transaction commits, and nothing else, reaches Redis, Elasticsearch and SQL.
 
-This is the package's face: import from here, and from ``export_queue.hooks``, ``.operators`` and ``.sensors``. Each
-name is loaded when it is first asked for, so that the import itself needs nothing but the standard library.
+This is the package's face: import from here, and from ``export_queue.hooks``, ``.operators``, ``.sensors`` and
+``.testing``. Each name is loaded when it is first asked for, so that the import itself needs nothing but the standard
+library.
 """
 
 from __future__ import annotations

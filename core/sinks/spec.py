@@ -83,16 +83,13 @@ class SinkSpec:
     def from_dict(cls, found: object) -> SinkSpec:
         """Read a description as people write it: ``kind``, and perhaps ``options``, ``secrets`` and ``name``.
 
-        :raises InvalidArgument: something else stands there, which is not shown.
-        :raises SinkConfigurationError: there is no such sink.
+        :raises SinkConfigurationError: something else stands there, which is not shown, or there is no such sink.
         """
-        if not isinstance(found, Mapping) or not isinstance(found.get("kind"), str):
-            raise InvalidArgument(
-                'sink: expected a description with a kind, such as {"kind": "redis", "options": {…}, '
+        if not isinstance(found, Mapping) or "kind" not in found or not found.keys() <= set(_FIELDS):
+            raise SinkConfigurationError(
+                'the description of a sink: expected JSON such as {"kind": "redis", "options": {…}, '
                 '"secrets": {"password": "env:NAME"}}, and perhaps a name'
             )
-        if unknown := sorted(str(name) for name in found if name not in _FIELDS):
-            raise InvalidArgument(f"sink: unknown {', '.join(unknown)}; expected kind, options, secrets and name")
         options, secrets = found.get("options") or {}, found.get("secrets") or {}
         return cls(found["kind"], options, secrets, name=found.get("name") or "")
 
@@ -108,9 +105,10 @@ class SinkSpec:
 
     @classmethod
     def from_json(cls, text: str) -> SinkSpec:
-        """Read what :meth:`to_json` wrote.
+        """Read the text that :meth:`to_json` wrote.
 
-        :raises InvalidArgument: the text is not such a description.
+        :raises InvalidArgument: the text is no JSON.
+        :raises SinkConfigurationError: the JSON describes no sink.
         """
         try:
             found = json.loads(text)
@@ -162,7 +160,7 @@ def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkS
     for part in parts:
         try:
             spec = SinkSpec.from_dict(part)
-        except (InvalidArgument, SinkConfigurationError) as error:
+        except SinkConfigurationError as error:
             raise SinkConfigurationError(f"a part of a composite sink: {error.message}", hint=error.hint) from None
         if spec.options.get("guard") == "fence":
             # its rank is that of the whole batch: a part that lags behind would take all repeated deliveries

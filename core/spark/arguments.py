@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from export_queue.core.drain import DrainRequest
-from export_queue.core.errors import InvalidArgument
+from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.store import StoreSpec
 
@@ -58,7 +58,7 @@ class DrainArguments:
                 request=DrainRequest.from_json(json.dumps(values["request"])),
                 max_parallel=values["max_parallel"],
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, SinkConfigurationError) as error:
             if isinstance(error, InvalidArgument):
                 raise
             raise InvalidArgument(f"expected the arguments of a drain job as one JSON object: {error}") from None

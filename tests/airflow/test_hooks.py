@@ -468,8 +468,8 @@ def test_a_sink_of_ones_own_needs_no_connection() -> None:
     [
         ({}, "either sink_conn_id or sink"),
         ({"sink_conn_id": "a", "sink": "b:c"}, "either sink_conn_id or sink"),
-        ({"sink": {"options": {}}}, "with a kind"),
-        ({"sink": {"kind": "redis", "option": {}}}, "unknown option"),
+        ({"sink": {"options": {}}}, "the description of a sink"),
+        ({"sink": {"kind": "redis", "option": {}}}, "the description of a sink"),
         ({"sink": "{broken"}, "not valid JSON"),
         ({"sink": {"kind": "redis"}, "sink_options": {"db": 1}}, "describes its own"),
         ({"sink": "b:c", "sink_options": [1]}, "expected a mapping"),

@@ -21,6 +21,7 @@ PROGRAM = """
 import sys
 
 from export_queue import MemorySink, Store, drain
+from export_queue.testing import assert_converges
 
 sink = MemorySink()
 with Store.open("sqlite:///" + sys.argv[1]) as store:
