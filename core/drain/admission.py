@@ -17,7 +17,7 @@ _ADMISSIONS = 10
 
 
 class StoreHandle(Protocol):
-    """What a drain needs of the store that users hold."""
+    """The parts of a user's store that a drain needs."""
 
     @property
     def id(self) -> str:

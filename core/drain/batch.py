@@ -1,4 +1,4 @@
-"""What becomes of each operation of one chunk: pure bookkeeping between a drain and its sink.
+"""The result of each operation of one chunk: pure bookkeeping between a drain and its sink.
 
 A chunk's operations are collapsed and sent in rounds. In nearly every chunk there is one round. Where
 the sink rejects an operation its entry is dead as a whole, and operations of other entries that had
@@ -19,10 +19,9 @@ from export_queue.core.sinks import Operations, Round, next_round
 class Batch:
     """The operations of one chunk on their way into the sink.
 
-    Use: while :meth:`next_round` gives operations, send them and hand what became of them to
-    :meth:`record`.
+    Use: while :meth:`next_round` gives operations, send them and hand their results to :meth:`record`.
 
-    :param operations: all that the exporter produced for the chunk.
+    :param operations: all operations that the exporter made of the chunk.
     :param dead: entries that are dead already, by position in the chunk: the exporter failed on them.
     """
 
@@ -33,15 +32,15 @@ class Batch:
     collapsed: int = 0
     rejected: int = 0
     _pending: Sequence[int] = ()
-    """Positions of operations without a fate that are not in the round that is out."""
+    """Positions of operations without a result that are not in the round under way."""
     _round: Round | None = None
-    """The round that is out."""
+    """The round under way."""
 
     def __post_init__(self) -> None:
         self._pending = range(len(self.operations))
 
     def next_round(self) -> Operations | None:
-        """Collapse what is to be sent next; None if everything has its fate.
+        """Collapse the operations that are sent next; None where every operation has its result.
 
         :raises AmbiguousRecord: two entries of one transaction put different documents into one record;
             its ``positions`` are those among all operations.
@@ -68,6 +67,6 @@ class Batch:
             self.dead.setdefault(self.operations.entries[position], failure)
         freed = current.freed_by(refused)
         self.collapsed += len(current.superseded) - len(freed)
-        # of an entry that is dead nothing is sent any more
+        # no operation of a dead entry is sent any more
         self._pending = [position for position in freed if self.operations.entries[position] not in self.dead]
         self.rejected += len(freed) - len(self._pending)

@@ -1,4 +1,4 @@
-"""Bringing one chunk of entries into the sink, and deciding what becomes of those that are refused."""
+"""Bringing one chunk of entries into the sink, and deciding what becomes of rejected entries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ChunkWriter:
 
     :param queue: the queue that the chunks are of.
     :param exporter: makes operations of entries, open.
-    :param request: what is done about rejected entries.
+    :param request: parameters of the drain.
     """
 
     queue: Queue

@@ -1,4 +1,4 @@
-"""An engine: what drains claimed ranges, in this process or (in ``core/spark``) as the tasks of a Spark job."""
+"""Engines, which drain claimed ranges: in this process or (in ``core/spark``) as the tasks of a Spark job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from export_queue.core.transactions import Snapshot
 
 
 class Engine(Protocol):
-    """Drains what a drain has claimed."""
+    """Drains claimed ranges."""
 
     @property
     def is_fenced(self) -> bool:
@@ -34,7 +34,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a drain has done so far."""
+    """Numbers of a drain so far."""
 
     read: int = 0
     acknowledged: int = 0

@@ -1,11 +1,11 @@
-"""What a drain does otherwise where its sink keeps no ranks, and relies on fences instead.
+"""How a drain keeps order where its sink keeps no ranks, and relies on fences instead.
 
 Only order is left to keep a record from going back, so the drain has to bring it about:
 
 * It claims its units in the sink *before* it takes its snapshot. What an older drain wrote until then is of
   an older snapshot, and afterwards it writes nothing.
-* It takes only what is settled: nothing that commits later can be older.
-* It reads all entries of a key together, so that the newest of them is what is sent, also when it is sent again.
+* It takes only settled entries: no entry that commits later can be older.
+* It reads all entries of a key together, so that it sends the newest of them, also when it sends again.
 * It sets nothing aside: a dead letter would come back behind newer entries of its key.
 """
 
@@ -79,7 +79,7 @@ def refuse_dead_letters(database: Database, queue: Queue) -> None:
 
 
 def not_settled_error(database: Database, queue: Queue, since: Snapshot, ranges: str) -> EntriesNotSettled:
-    """Make the error that names the transactions for which a drain has waited in vain.
+    """Make the error that names the transactions for which a drain has waited too long.
 
     :param since: snapshot of the drain's start; only transactions that were in progress then count.
     :param ranges: where entries wait.

@@ -32,7 +32,7 @@ def drain(
     on_progress: OnProgress | None = None,
     **options: Unpack[DrainOptions],
 ) -> DrainReport:
-    """Bring what is committed in a queue into a sink, in this process.
+    """Bring the committed entries of a queue into a sink, in this process.
 
     When it returns, every entry of its ranges that was committed before the call is in the sink or is a
     dead letter, also where another drain did the work (with ``if_locked="skip"``: but for
@@ -64,11 +64,11 @@ def drain_as_requested(
     *,
     on_progress: OnProgress | None = None,
 ) -> DrainReport:
-    """Do what a request asks for, in this process; see :func:`drain`.
+    """Drain by a request, in this process; see :func:`drain`.
 
     :param store: an open store.
     :param sink: a description of the sink, or an open one, which stays open.
-    :param request: what is asked for.
+    :param request: parameters of the drain.
     :param on_progress: called after each chunk.
     """
 
@@ -88,7 +88,7 @@ class LocalEngine:
     :param database: the store.
     :param sink: open sink.
     :param exporter: open exporter.
-    :param request: what is done about rejected entries, and how large chunks are.
+    :param request: parameters of the drain.
     :param on_progress: called after each chunk.
     """
 

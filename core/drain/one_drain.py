@@ -1,10 +1,10 @@
 """One drain, from claim to report, whatever engine does the work.
 
-1. Take a snapshot: what is committed by now is what the drain promises to bring.
+1. Take a snapshot: the drain promises to bring every entry that is committed by now.
 2. Show the sink a fence that is younger than all it has seen, and bind the queue to it.
 3. Find the units that have work.
 4. Claim those that are free; where all are held, wait for their holders.
-5. Have the engine drain what was claimed, and go on with 3 until nothing is left.
+5. Have the engine drain the claimed units, and go on with 3 until nothing is left.
 6. Look at what still waits, and store the report, also when the drain fails.
 """
 
@@ -47,7 +47,7 @@ def run_drain(
     """Drain, and keep the report in the store, also when the drain fails.
 
     :param store: an open store.
-    :param request: what is asked for.
+    :param request: parameters of the drain.
     :param engine: does the work; it is opened and closed here, so that trouble with it is reported too.
     :param sleep: waits for a number of seconds.
     :param clock: tells seconds; only differences count.
@@ -92,7 +92,7 @@ def _shown(units: Sequence[Range]) -> str:
 
 @dataclass(slots=True)
 class _Course:
-    """What one drain has done so far."""
+    """One drain, and how far it has come."""
 
     database: Database
     store_id: str
@@ -202,7 +202,7 @@ class _Course:
         failed: list[RangeReport] = []
         with keeper:
             if engine.is_fenced:
-                engine.claim(queue, leases)  # before the snapshot, or an older drain could write what is above it
+                engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
                 snapshot = settled_snapshot(self.database)
             else:
                 snapshot = take_snapshot(self.database)

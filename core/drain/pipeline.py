@@ -1,8 +1,8 @@
-"""Draining claimed ranges: the one piece of code that the local engine and Spark's tasks both run.
+"""The draining of claimed ranges, which the local engine and Spark's tasks both run.
 
 Three steps overlap. While the calling thread exports and applies chunk *n*, a second thread, which does
-all that concerns the store, removes chunk *n − 1* and reads chunk *n + 1*, be it of the same range or
-of the next one. Three chunks are in memory at most.
+all that concerns the store, removes chunk *n − 1* and reads chunk *n + 1*, of the same range or of
+the next one. Three chunks are in memory at most.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def drain_ranges(
     :param snapshot: decides which entries are read.
     :param sink: where operations go, admitted and open.
     :param exporter: makes operations of entries, open.
-    :param request: what is done about rejected entries, and how large chunks are.
+    :param request: parameters of the drain.
     :param check: called before each batch; raises LeaseLost if a lease is known to be lost.
     :param on_chunk: called with the counts of each chunk that has left the queue.
     :returns: one report a lease, in their order, each as soon as its range is done. An error is in the reports

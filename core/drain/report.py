@@ -1,4 +1,4 @@
-"""What a drain did, in numbers that reconcile (I13); plain values, stored as JSON."""
+"""The report of a drain: numbers that reconcile (I13); plain values, stored as JSON."""
 
 from __future__ import annotations
 

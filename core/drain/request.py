@@ -1,4 +1,4 @@
-"""What a drain is asked to do: the one list of its parameters, for this process, for Spark and for Airflow."""
+"""The one list of a drain's parameters, for this process, for Spark and for Airflow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNK_BYTES = 16 << 20
 
 
 class DrainOptions(TypedDict, total=False):
-    """What may be said about a drain beyond its queue and its sink; :class:`DrainRequest` explains each option.
+    """The options of a drain, beyond its queue and its sink; :class:`DrainRequest` explains each of them.
 
     None stands for the default.
     """
@@ -46,7 +46,7 @@ class DrainOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequest:
-    """What one drain is asked to do; checked when it is made.
+    """The parameters of one drain; checked when it is made.
 
     :param queue_id: the queue.
     :param sink_name: name of the sink, to which the queue is bound.
@@ -58,7 +58,8 @@ class DrainRequest:
     :param lock_timeout: seconds to wait for others.
     :param on_error: ``"dead_letter"`` sets rejected entries aside, ``"fail"`` stops at the first.
     :param max_dead: the most entries that may be set aside; one more stops the drain.
-    :param owner: the task that claims; a new attempt of a task takes over from an older one. By default nobody else's.
+    :param owner: the task that claims; a new attempt of a task takes over from an older one; by default no other
+        drain shares it.
     :param drain_id: name of the drain, under which its report is stored; a new one for each attempt.
     :param lease_seconds: how long a dead drain keeps others out.
     :param retry: how often, and how long apart, a step is repeated while its errors are transient.

@@ -18,7 +18,7 @@ def call_again(retry: Retry, step: Callable[[], Result], *, check: Callable[[], 
     """Call a step of a drain until it returns, fails for good, or the retry's bounds are reached.
 
     :param retry: how often, and how long apart.
-    :param step: what is done; it must be safe to repeat.
+    :param step: the step; it must be safe to repeat.
     :param check: called before each call; an error of its own ends the matter.
     :returns: what ``step`` returned.
     """

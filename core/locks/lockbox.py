@@ -144,7 +144,7 @@ def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) 
 
 
 def hold(work: Work, lease: Lease) -> None:
-    """Enter a critical section: until this SQL transaction ends nobody can take the lock over.
+    """Enter a critical section: the lock cannot be taken over until this SQL transaction ends.
 
     :raises LeaseLost: it has expired, was revoked or taken over: change nothing.
     """

@@ -71,7 +71,7 @@ def maintain(
     keep_idempotency_keys: float = 30 * DAY,
     snapshot_age: float = MAX_SHORT_SECONDS,
 ) -> MaintenanceReport:
-    """Delete what nobody can read or ask for any more; it is safe beside all other work, and when it is interrupted.
+    """Delete rows that no transaction can read, and no client asks for; safe beside other work, and to interrupt.
 
     It works in short SQL transactions, by one process at a time; the next call goes on where this one ended.
 

@@ -1,4 +1,4 @@
-"""The horizon: the number below which clean-up may delete what nobody can read any more.
+"""The horizon: the number below which clean-up may delete versions that no transaction reads.
 
 Each run records a low-water mark: the time, and the smallest id that a snapshot does not see. Marks never fall, so
 a snapshot that is younger than a mark lies above it. The horizon is raised to a mark that is older than the longest

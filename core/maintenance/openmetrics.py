@@ -14,7 +14,7 @@ class Sample:
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)
     suffix: str = ""
-    """What the format adds to the metric's name: ``_total``, ``_bucket``, ``_count``, ``_sum``."""
+    """Ending that the format adds to the metric's name: ``_total``, ``_bucket``, ``_count``, ``_sum``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ class SafeFloor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSweep:
-    """What a sweep of a sink did."""
+    """The result of a sweep of a sink."""
 
     sink: str
     floor: int

@@ -59,12 +59,12 @@ class DeadLetterFilter:
             raise InvalidArgument(f"key: expected text or bytes, found {type(self.key).__name__}")
 
     def columns(self) -> dict[str, Any]:
-        """Return what is given, by name, the key as bytes."""
+        """Return the given criteria by name, the key as bytes."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         return given | ({"key": self.key.encode()} if isinstance(self.key, str) else {})
 
     def shown(self) -> dict[str, Any]:
-        """Return what is given, readable and as JSON; a seq is text, since it exceeds 2⁵³."""
+        """Return the given criteria, readable and as JSON; a seq is text, since it exceeds 2⁵³."""
         shown = self.columns()
         if self.key is not None:
             shown["key"] = shown["key"].decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""What the driver of a drain job is told: plain values and references to secrets, as one text on its command line."""
+"""The arguments of a drain job's driver: plain values and references to secrets, as one text on its command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DrainArguments:
 
     :param store: the store, with a reference in the place of its password.
     :param sink: the sink, with references in the place of secrets.
-    :param request: what is asked for; its exporter is an import path.
+    :param request: parameters of the drain; its exporter is an import path.
     :param max_parallel: the most units that are drained at once; by default as many as Spark has cores.
     :raises InvalidArgument: the exporter is an object, or a value is not allowed.
     """

@@ -75,9 +75,9 @@ def drain_job(
 
 
 def describe_job(arguments: DrainArguments, master: str | None = None) -> DrainJob:
-    """Describe the job that does what its arguments ask for; see :func:`drain_job`.
+    """Describe the job of some arguments; see :func:`drain_job`.
 
-    :param arguments: what the driver is told.
+    :param arguments: arguments of the driver.
     :param master: Spark's master, where it is known, to refuse what cannot work.
     :raises ConfigurationError: the job could not work.
     """

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> None:
 def drain_on_spark(arguments: DrainArguments) -> DrainReport:
     """Drain on the Spark that this program was submitted to.
 
-    :param arguments: what was asked for; each call is another attempt of the same task.
+    :param arguments: arguments of the driver; each call is another attempt of the same task.
     :returns: the report; it is stored under the id of the drain, also when the drain fails.
     """
     request = arguments.request.another_attempt()

@@ -35,9 +35,9 @@ class SparkEngine:
     :param context: the connection to Spark.
     :param store: the store, which each task opens.
     :param sink: the sink, which each task opens.
-    :param request: what is asked for; its exporter is an import path.
+    :param request: parameters of the drain; its exporter is an import path.
     :param max_parallel: the most units that are drained at once.
-    :param secrets: what executors of another machine lack.
+    :param secrets: secrets that executors of another machine cannot look up.
     """
 
     context: SparkContext
@@ -128,7 +128,7 @@ def check_driver(modules: Sequence[str]) -> None:
     """Make sure that this process can import what a drain needs.
 
     :param modules: names of modules.
-    :raises ConfigurationError: naming what is missing.
+    :raises ConfigurationError: a module is missing; the error names it.
     """
     missing = _missing(modules)
     if missing:
@@ -139,7 +139,7 @@ def check_executors(context: SparkContext, modules: Sequence[str]) -> None:
     """Make sure that executors can import what a drain needs.
 
     :param modules: names of modules.
-    :raises ConfigurationError: naming what is missing.
+    :raises ConfigurationError: a module is missing; the error names it.
     """
     if shares_environment(context.master):
         return

@@ -37,8 +37,8 @@ class TaskSetup:
     :param sink: the sink; the task opens it.
     :param queue: the queue.
     :param snapshot: decides which entries are read.
-    :param request: what is asked for.
-    :param secrets: what executors of another machine lack.
+    :param request: parameters of the drain.
+    :param secrets: secrets that executors of another machine cannot look up.
     """
 
     store: StoreSpec

@@ -1,4 +1,4 @@
-"""An end for drivers that nobody waits for any more.
+"""An end for drivers whose submitter is gone.
 
 ``spark-submit`` is a Java process, the driver's Python is its child. A submitter that kills
 ``spark-submit`` sends nothing to the child, which would go on as an orphan. So the driver asks the
