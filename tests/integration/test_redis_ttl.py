@@ -17,7 +17,12 @@ from export_queue.core.sinks import ApplyResult, MemorySink, Operations, Put, Re
 HOUR = 3600.0
 
 
-@pytest.fixture(params=["server", "cluster"])
+@pytest.fixture(
+    params=[
+        "server",
+        pytest.param("cluster", marks=pytest.mark.full("six processes; one server has the same commands")),
+    ]
+)
 def client(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A client of an empty server, and of an empty cluster."""
     if request.param == "server":

@@ -43,6 +43,7 @@ class TestPostgresqlDocuments(OnPostgresql, GenericDocuments):
     pass
 
 
+@pytest.mark.full("the portable statements, of which the tests below run anyway")
 class TestPostgresqlFields(OnPostgresql, Fields):
     def make_sink(self) -> SqlSink:
         return generic(self.url, **self.options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tests.support.elasticsearch import VERSIONS
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-GROUPS = {**{f"elasticsearch {version}": version for version in VERSIONS}, "redis cluster": "redis_cluster"}
+GROUPS = {**{f"elasticsearch {version}": version for version in VERSIONS}, "redis cluster": "redis_cluster.py"}
 """Each group, and the part of a test's id by which its tests are known."""
 
 
