@@ -47,8 +47,6 @@ class Bug:
     tests: tuple[str, ...]
     """Ids of pytest: at least one of them fails."""
     environment: Literal[".venv", ".venv-spark"] = ".venv"
-    quick: bool = False
-    """Whether every test run has it; the others are marked slow."""
 
     def applies(self, tree: Path) -> bool:
         """Tell whether there is exactly one place for it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -43,17 +44,23 @@ class FencedRaces(SinkTarget):
         return cast(FencedSink, self.make_sink())
 
     def test_after_a_claim_nothing_of_an_older_drain_arrives(self) -> None:
-        """The older one writes its records without a pause, all of them in each batch; claims come at any moment."""
+        """The older one writes its records without a pause or an end, all in each batch; claims come at any moment."""
         generator = self.generator()
         names = [self.fresh() for _ in range(20)]
-        versions = [[self.delivery(name, seq) for name in names] for seq in range(1, 2000)]
-        batches = [operations_of(batch) for batch in versions]
+        versions: list[list[Delivery]] = []
         unit = self.fresh()
+
+        def batches() -> Iterator[Operations]:
+            for index in itertools.count():
+                if index == len(versions):
+                    versions.append([self.delivery(name, index + 1) for name in names])
+                yield operations_of(versions[index])
+
         with Zombie(self.make_fenced()) as older:
             newer = self.make_fenced()
             newer.admit(queue_id="conformance", store_id="conformance", fence=1)
             for fence in range(2, 12, 2):
-                older.begin(Claim(unit, fence), batches)
+                older.begin(Claim(unit, fence), batches())
                 older.wait(2)
                 time.sleep(generator.uniform(0, 0.005))  # not a wait: it spreads the claims over the batch
                 patiently(lambda fence=fence: newer.claim([Claim(unit, fence + 1)]))  # type: ignore[misc]
@@ -119,7 +126,7 @@ class Zombie:
             self._thread.join(_WAIT_SECONDS)
         self._sink.close()
 
-    def begin(self, claim: Claim, batches: Sequence[Operations]) -> None:
+    def begin(self, claim: Claim, batches: Iterable[Operations]) -> None:
         """Claim, and apply one batch after the other."""
         patiently(lambda: self._sink.claim([claim]))
         self.done, self._error = 0, None
@@ -141,7 +148,7 @@ class Zombie:
         self._thread.join(_WAIT_SECONDS)
         assert isinstance(self._error, LeaseLost), f"the older drain ended with {self._error!r}"
 
-    def _run(self, claim: Claim, batches: Sequence[Operations]) -> None:
+    def _run(self, claim: Claim, batches: Iterable[Operations]) -> None:
         try:
             for batch in batches:
                 patiently(lambda batch=batch: self._sink.under(claim).apply(batch))  # type: ignore[misc]
