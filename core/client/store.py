@@ -34,7 +34,7 @@ from export_queue.core.queue import (
 )
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import Sink, SinkSpec
-from export_queue.core.store import Clock, Database, Identity, Limits, Outcome, StoreSpec, check, create, queries
+from export_queue.core.store import Clock, Database, Identity, Limits, Outcome, StoreSpec, create, identity_of, queries
 from export_queue.core.tables import TableOptions, configure_table
 from export_queue.core.transactions import (
     BoundSession,
@@ -67,7 +67,6 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._identity: Identity | None = None
         self._catalogue = Catalogue(database)
         self.dead_letters = DeadLetters(database, self.queue)
         """Entries that drains set aside: ``list``, ``count``, ``retry``, ``drop`` and ``audit``."""
@@ -123,7 +122,7 @@ class Store:
 
         :param floor: all ids to come are greater, for a store that is rebuilt while sinks hold its predecessor's data.
         """
-        self._identity = create(self.database, floor=floor)
+        create(self.database, floor=floor)
 
     @property
     def id(self) -> str:
@@ -137,10 +136,7 @@ class Store:
         :raises StoreNotCreated: the database holds no store.
         :raises SchemaVersionError: its schema does not fit this code.
         """
-        if self._identity is None:
-            with self.database.read() as work:
-                self._identity = check(work)
-        return self._identity
+        return identity_of(self.database)
 
     @property
     def url_safe(self) -> str:

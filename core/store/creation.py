@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from uuid import uuid4
 
 import sqlalchemy as sa
 
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated
 from export_queue.core.store import schema, views
-from export_queue.core.store.database import Database, Reading, Work, prefix_of, schema_of
+from export_queue.core.store.database import Database, Identity, Reading, Work, prefix_of, schema_of
 from export_queue.core.store.registration import LOCK_WINDOW, IdSource
 
 _SIGN = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which store this is."""
-
-    store_id: str
-    schema_version: int
-    oldest_code: int
 
 
 def create(database: Database, *, floor: int = 0, id_source: IdSource | None = None) -> Identity:
@@ -106,4 +96,17 @@ def check(work: Reading) -> Identity:
             f"this code needs {schema.OLDEST_SCHEMA} or later",
             hint="run `export-queue init` with this version: it adds what is missing",
         )
+    work.database.identity = identity
     return identity
+
+
+def identity_of(database: Database) -> Identity:
+    """Return the identity of the store, which is read and checked once.
+
+    :raises StoreNotCreated: there is none.
+    :raises SchemaVersionError: its version does not fit, with the command to run.
+    """
+    if database.identity is None:
+        with database.read() as work:
+            return check(work)
+    return database.identity

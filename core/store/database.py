@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError as UrlError
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreUnavailable
+from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreReplaced, StoreUnavailable
 from export_queue.core.store.counters import Counters
 from export_queue.core.store.limits import Limits
 
@@ -50,6 +50,15 @@ class Work(Reading):
     """An open SQL transaction of the store; rooms pass it on and never end it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which store this is."""
+
+    store_id: str
+    schema_version: int
+    oldest_code: int
+
+
 class Database:
     """The connections of one process to one store.
 
@@ -70,6 +79,8 @@ class Database:
         self.dialect = dialect
         self.shown_url = shown_url
         self.limits = limits or Limits()
+        self.identity: Identity | None = None
+        """The store that is there, once it has been checked; None again when another one was found in its place."""
         self.counters = Counters()
         """Ends of this process's transactions, counted."""
         self._client = client
@@ -294,6 +305,8 @@ class Translated:
     ) -> None:
         if error is None:
             return
+        if isinstance(error, StoreReplaced):
+            self._database.identity = None
         translated = self._database.translate(error)
         if translated is not None and translated is not error:
             raise translated from getattr(error, "orig", None) or error

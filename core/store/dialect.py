@@ -80,6 +80,8 @@ class CommitCall:
 
     kind: Kind
     request: UUID
+    store_id: str
+    """The store that its numbers of queues and tables are of."""
     transaction: int | None = None
     """Its id; None if it never read, and draws one now."""
     snapshot: Snapshot | None = None
@@ -236,15 +238,20 @@ class StoreDialect(Protocol):
         :raises RegistrationLost: it has been ended by others, and its staged rows may be gone.
         """
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+    def stage(self, connection: Handle, transaction: int, writes: Writes, *, store_id: str) -> tuple[int, ...]:
         """Write rows of a long transaction early, under its newest write pointer.
 
+        :param store_id: the store that the numbers of queues and tables are of.
         :returns: all its write pointers, ascending: another process may have made a checkpoint.
         :raises RegistrationLost: it has ended.
+        :raises StoreReplaced: this store is another one, or does not have these numbers any more.
         """
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
-        """Check, write and publish in one SQL transaction (I2, I3)."""
+        """Check, write and publish in one SQL transaction (I2, I3).
+
+        :raises StoreReplaced: this store is another one, or does not have the numbers of queues and tables any more.
+        """
 
     def abort(
         self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""

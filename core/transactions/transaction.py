@@ -32,6 +32,7 @@ from export_queue.core.store import (
     Span,
     Version,
     VersionKey,
+    identity_of,
     new_request,
 )
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
@@ -91,6 +92,7 @@ class OpenTransaction:
         pins = kind == "short" and database.dialect.pins_connection
         session: Session = bound or (PinnedSession if pins else PooledSession)(database, seconds=self._seconds)
         self.database = database
+        self._store_id = identity_of(database).store_id
         self.buffer = WriteBuffer(database.limits)
         self.kind: OpenKind = kind
         self.request: UUID = new_request()
@@ -431,7 +433,7 @@ class OpenTransaction:
         if self.buffer:
             stage, writes = self.database.dialect.stage, self.buffer.writes()
             try:
-                pointers = self._session.call(stage, value.id, writes)
+                pointers = self._session.call(stage, value.id, writes, store_id=self._store_id)
             except StoreUnavailable as error:
                 if error.sent:
                     # The flush may still arrive, behind a later one that it would undo; after the abort it is refused.
@@ -486,6 +488,7 @@ class OpenTransaction:
         return CommitCall(
             kind="write" if value is None else kind,
             request=self.request,
+            store_id=self._store_id,
             transaction=None if value is None else value.id,
             snapshot=self._snapshot,
             deadline_ms=0 if value is None else value.deadline_ms,

@@ -282,9 +282,9 @@ class PostgresDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(found)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+    def stage(self, connection: Handle, transaction: int, writes: Writes, *, store_id: str) -> tuple[int, ...]:
         """Write rows of a long transaction early, in one call."""
-        arguments = (transaction, *calls.columns(writes), *calls.cells(writes.notifications))
+        arguments = (store_id, transaction, *calls.columns(writes), *calls.cells(writes.notifications))
         return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0])
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
@@ -311,6 +311,7 @@ class PostgresDialect:
     ) -> Committed:
         snapshot = call.snapshot
         arguments = (
+            call.store_id,
             registration,
             call.request,
             transaction,

@@ -13,6 +13,7 @@ from export_queue.core.errors import (
     ExportQueueError,
     RegistrationLost,
     SnapshotTooOld,
+    StoreReplaced,
     StoreUnavailable,
     TransactionTimeout,
 )
@@ -50,7 +51,8 @@ def refusal(error: psycopg.Error) -> ExportQueueError | None:
     match error.sqlstate:
         case "XQ001":
             found = json.loads(error.diag.message_detail or "{}")
-            return conflict_error(found["transaction"], bytes.fromhex(found["key"]), found["writer"])
+            key = bytes.fromhex(found["key"])
+            return conflict_error(found["transaction"], key, found["writer"], name=found["name"])
         case "XQ002":
             return RegistrationLost(f"the transaction is no longer registered: {error.diag.message_primary}")
         case "XQ003":
@@ -66,5 +68,7 @@ def refusal(error: psycopg.Error) -> ExportQueueError | None:
                 f"transactions need READ COMMITTED, found {error.diag.message_primary}",
                 hint="remove default_transaction_isolation from the role, the database or the server",
             )
+        case "XQ008":
+            return StoreReplaced()
         case _:
             return None

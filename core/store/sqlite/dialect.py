@@ -17,6 +17,7 @@ from export_queue.core.errors import (
     InvalidArgument,
     RegistrationLost,
     StoreError,
+    StoreReplaced,
     TransactionTimeout,
 )
 from export_queue.core.store.dialect import (
@@ -32,7 +33,7 @@ from export_queue.core.store.dialect import (
     VersionKey,
     Writes,
 )
-from export_queue.core.store.queries.conflict_keys import conflict_error
+from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
 from export_queue.core.store.registration import IdSource, Kind
 from export_queue.core.store.snapshot import Snapshot
 from export_queue.core.store.sqlite import statements as sql
@@ -235,10 +236,11 @@ class SqliteDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(row[0] for row in rows)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+    def stage(self, connection: Handle, transaction: int, writes: Writes, *, store_id: str) -> tuple[int, ...]:
         """Write rows of a long transaction early."""
         raw = _raw_of(connection)
         with self.transaction(connection):
+            _prove_store(raw, store_id, writes)
             pointers = self.pointers(connection, transaction)
             pointer = pointers[-1]
             raw.executemany(sql.STAGE_KEY, [(pointer, key) for key in writes.keys])
@@ -265,6 +267,7 @@ class SqliteDialect:
                 raise CommitRefused(f"the commit of request {call.request} was refused before")
             pointers = self._end_registration(raw, call)
             transaction = pointers[0]
+            _prove_store(raw, call.store_id, call.writes)
             raw.execute(sql.COMMITTED, (call.request.hex, transaction, self._clock()))
             if call.idempotency_key is not None:
                 self._take_idempotency_key(raw, call, transaction)
@@ -324,7 +327,8 @@ class SqliteDialect:
         for key in sorted(keys):
             if raw.execute(sql.TAKE_KEY, {**arguments, "key": key}).rowcount == 0:
                 writer = raw.execute(sql.WRITER, (key,)).fetchone()[0]
-                raise conflict_error(pointers[0], key, writer)
+                named = raw.execute(sql.NAME, {"number": number_of(key)}).fetchone()
+                raise conflict_error(pointers[0], key, writer, name=named and named[0])
 
     def _notify(self, raw: sqlite3.Connection, call: CommitCall, transaction: int) -> None:
         writes, snapshot = call.writes, call.snapshot
@@ -402,6 +406,18 @@ def _raw_of(connection: Handle) -> sqlite3.Connection:
     raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
     assert isinstance(raw, sqlite3.Connection)
     return raw
+
+
+def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes) -> None:
+    """Prove that rows go into the store that their writer knows, whose numbers are never used again."""
+    tables = {row[0] for row in (*writes.cells, *writes.notifications, *writes.acknowledged)}
+    queues = {entry[0] for entry in writes.entries}
+    if (
+        raw.execute(sql.STORE_ID).fetchone() != (store_id,)
+        or (queues and not queues <= {row[0] for row in raw.execute(sql.QUEUE_NUMBERS)})
+        or (tables and not tables <= {row[0] for row in raw.execute(sql.TABLE_NUMBERS)})
+    ):
+        raise StoreReplaced
 
 
 def _unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:

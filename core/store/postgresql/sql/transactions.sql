@@ -3,7 +3,7 @@
 -- A version is part of each name: a later release adds functions and leaves these to running clients.
 -- Where plans are generic by order: the server would choose anew at each call, and find the same.
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
---         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level.
+--         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level, XQ008 another store.
 
 -- registration: 'session' by a lock of the server session, 'transaction' by a lock of the user's SQL transaction, 'row'
 -- by an active row, which any session may end, 'rows' by one for each write pointer; registration.py chooses.
@@ -12,7 +12,7 @@
 -- first_*: a cell to be read at once.
 create or replace function {s}.xq_start_v1(
   kind text, registration text, relaxed boolean, request uuid, timeout_ms bigint, client text,
-  first_table int, first_row bytea, first_column bytea,
+  first_table bigint, first_row bytea, first_column bytea,
   out id bigint, out excluded bigint[], out deadline_ms bigint, out found_version bigint, out found_value bytea)
 language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
 declare
@@ -101,17 +101,33 @@ begin
   return tx || coalesce(others, '{}');
 end $body$;
 
+-- Proves that rows go into the store that their writer knows: numbers of queues and tables are never used again, so that
+-- none of a store that was restored to an earlier state, or created anew, has one that the writer learned before.
+create or replace function {s}.xq_prove_store_v1(store text, queues bigint[], tables bigint[]) returns void
+language plpgsql stable set plan_cache_mode = force_generic_plan as $body$
+begin
+  if store <> (select s.store_id from {s}.xq_store s)
+    or cardinality(queues) > 0 and exists (
+      select 1 from unnest(queues) as n(n) where not exists (select 1 from {s}.xq_queue q where q.number = n.n))
+    or cardinality(tables) > 0 and exists (
+      select 1 from unnest(tables) as n(n) where not exists (select 1 from {s}.xq_table t where t.number = n.n))
+  then
+    raise exception using errcode = 'XQ008', message = 'another store';
+  end if;
+end $body$;
+
 -- Stages under the newest write pointer, in whichever process the last checkpoint was made; returns all of them.
 create or replace function {s}.xq_stage_v1(
-  tx bigint, keys bytea[],
-  cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
-  entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
-  notify_table int[], notify_row bytea[], notify_column bytea[])
+  store text, tx bigint, keys bytea[],
+  cell_table bigint[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
+  entry_queue bigint[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
+  notify_table bigint[], notify_row bytea[], notify_column bytea[])
 returns bigint[] language plpgsql volatile as $body$
 declare
   pointers bigint[];
   pointer bigint;
 begin
+  perform {s}.xq_prove_store_v1(store, entry_queue, cell_table || notify_table);
   perform {s}.xq_hold_active_v1(tx);
   pointers := array(select a.id from {s}.xq_active a where a.owner = tx order by a.id);
   pointer := greatest(tx, pointers[cardinality(pointers)]);
@@ -137,12 +153,12 @@ end $body$;
 -- The commit; the order of its steps is what makes it right.
 -- registration: as at the start, or 'commit': the id is drawn here. low is null if the transaction never read.
 create or replace function {s}.xq_commit_v1(
-  registration text, request uuid, tx bigint, excluded bigint[], low bigint, deadline bigint,
+  store text, registration text, request uuid, tx bigint, excluded bigint[], low bigint, deadline bigint,
   idempotency_key text, generation int, result text, keys bytea[],
-  cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
-  entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
-  notify_table int[], notify_row bytea[], notify_column bytea[],
-  seen_table int[], seen_row bytea[], seen_column bytea[])
+  cell_table bigint[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
+  entry_queue bigint[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
+  notify_table bigint[], notify_row bytea[], notify_column bytea[],
+  seen_table bigint[], seen_row bytea[], seen_column bytea[])
 returns bigint language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
 #variable_conflict use_variable
 declare
@@ -221,7 +237,11 @@ begin
         limit 1;
       raise exception using errcode = 'XQ001', message = 'conflict',
         detail = json_build_object(
-          'key', encode(offender.key, 'hex'), 'writer', offender.writer, 'transaction', tx)::text;
+          'key', encode(offender.key, 'hex'), 'writer', offender.writer, 'transaction', tx,
+          -- Behind its first byte, a key holds the number of its table or queue.
+          'name', (select n.name from (select t.name, t.number from {s}.xq_table t
+                                       union all select q.id, q.number from {s}.xq_queue q) n
+                   where n.number = ('x' || encode(substr(offender.key, 2, 8), 'hex'))::bit(64)::bigint))::text;
     end if;
   end if;
 
@@ -258,6 +278,8 @@ begin
     delete from {s}.xq_staged_cell s where s.id = any(pointers);
     delete from {s}.xq_staged_entry s where s.id = any(pointers);
   end if;
+
+  perform {s}.xq_prove_store_v1(store, entry_queue, cell_table || notify_table || seen_table);
 
   -- 6. The horizon, in a statement after the checks: a purge that removed a key raised it, and 4 waited for that.
   if low < (select s.horizon from {s}.xq_store s) then
