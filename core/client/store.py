@@ -91,8 +91,7 @@ class Store:
         :param password: a password that is kept out of the URL.
         :param schema: the PostgreSQL schema that is the store; ``export_queue``.
         :param behind_pooler: whether the URL leads to a pooler in transaction mode, such as PgBouncer's; it cannot be
-            detected. ``?behind_pooler=true`` in the URL says the same. Clients behind a pooler and clients without
-            one may share a store.
+            detected. Clients behind a pooler and clients without one may share a store.
         :param clock: milliseconds since the epoch, for SQLite in tests; PostgreSQL uses the server's clock.
         :param client: name of this process for those that watch the store; by default host and process.
         :param limits: time-outs and sizes of this process's transactions.

@@ -154,6 +154,9 @@ class StoreDialect(Protocol):
     def create(self, connection: Handle) -> None:
         """Create all that this database needs beside the portable tables and their first rows; idempotent."""
 
+    def is_creation_met(self, error: Exception) -> bool:
+        """Tell whether a creation failed since another one was at work; the same again finds what that one left."""
+
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
 
@@ -265,10 +268,13 @@ class StoreDialect(Protocol):
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Tell the outcome of a request; an undecided request is refused from now on."""
 
-    def tidy_entries(self, connection: Handle) -> None:
+    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Let the database reclaim the space of removed entries, where it does not do so by itself in time.
 
         A drain behind many dead rows reads at half the speed. Needs the owner's rights; without them nothing happens.
+
+        :param removed: entries that the caller has just removed.
+        :param after: entries from which on it is worth it, with those that others removed since the last time.
         """
 
     def expire(self, connection: Handle) -> Swept:

@@ -444,7 +444,7 @@ def test_the_id_of_a_session_that_ends_leaves_the_list(store: Store, application
 
 @sequence_ways
 def test_clients_of_both_ways_share_a_store(store: Store, store_url: str) -> None:
-    with Store.open(store_url) as direct, Store.open(store_url + "?behind_pooler=true") as pooled:
+    with Store.open(store_url) as direct, Store.open(store_url, behind_pooler=True) as pooled:
         with direct.database.connect() as one, pooled.database.connect() as two:
             older, younger = start(direct, one), start(pooled, two)
             youngest = start(direct, one)
@@ -798,7 +798,7 @@ def test_a_client_that_does_not_say_that_it_is_behind_pgbouncer_is_told_so(poole
 
 
 def test_everything_else_works_behind_pgbouncer(pooled_url: str) -> None:
-    with Store.open(pooled_url + "?behind_pooler=true") as store:
+    with Store.open(pooled_url, behind_pooler=True) as store:
         store.create()
         with store.transaction(long=True) as tx:
             tx.table("t").set("a", "n", b"1")

@@ -61,6 +61,7 @@ def open_engine(
     engine = sa.create_engine(
         url.set(drivername="postgresql+psycopg"),
         isolation_level="AUTOCOMMIT",
+        hide_parameters=True,  # values of entries do not belong into errors
         connect_args={**{name: url.query.get(name, value) for name, value in CLIENT_DEFAULTS.items()}, **prepare},
         pool_size=8,
         max_overflow=56,
@@ -154,6 +155,10 @@ class PostgresDialect:
             for placeholder, value in values.items():
                 text = text.replace(placeholder, value)
             raw.execute(text.encode())
+
+    def is_creation_met(self, error: Exception) -> bool:
+        """Look for the catalogue's words on what is there already, or has just been changed."""
+        return errors.is_creation_met(error)
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
@@ -346,9 +351,11 @@ class PostgresDialect:
         calls.run(connection, self._sql(sql.REFUSE), (request,))
         return Outcome(*calls.one(connection, self._sql(sql.OUTCOME), (request,)))
 
-    def tidy_entries(self, connection: Handle) -> None:
+    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Vacuum the entries; without the owner's rights the server only warns."""
-        calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
+        # The server's count is some seconds late: with the caller's own rows in it, the vacuum only comes earlier.
+        if removed + calls.one(connection, self._sql(sql.DEAD_ENTRIES))[0] > after:
+            calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
 
     def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""

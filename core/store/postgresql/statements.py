@@ -14,18 +14,21 @@ _UP_TO = "version <= %b"  # of a snapshot that is a prefix
 _WRITES = ", ".join(["%b"] * 10)
 _CELLS = "%b, %b, %b"
 
-NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
+NOW = "(extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint"
 """The store's clock, in milliseconds since the epoch."""
 READ_CLOCK = b"select " + NOW.encode()
-TRY_LOCK = "select pg_try_advisory_xact_lock(%s)"
-ANY_LOCK = "select 1 from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+TRY_LOCK = "select pg_catalog.pg_try_advisory_xact_lock(%s)"
+ANY_LOCK = "select 1 from pg_catalog.pg_locks where locktype = 'advisory' and pid = pg_catalog.pg_backend_pid()"
 CREATE_SEQUENCE = "create sequence if not exists {s}.xq_id as bigint minvalue 0 start 1"
 MASK_AND_SOURCE = "select mask, id_source from {s}.xq_store"
 ID_SOURCE = "select id_source from {s}.xq_store"
 STORE_ID = "select store_id from {s}.xq_store"
 SET_FLOOR: dict[IdSource, str] = {
     "clock": "update {s}.xq_clock set last_id = greatest(last_id, %s)",
-    "sequence": "select setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0), %s))",
+    "sequence": (
+        "select pg_catalog.setval('{s}.xq_id', "
+        "greatest(coalesce(pg_catalog.pg_sequence_last_value('{s}.xq_id'), 0), %s))"
+    ),
 }
 DRAW = "select id from {s}.xq_draw_v1(false, false)"
 START = """
@@ -41,6 +44,7 @@ STAGE = "select {s}.xq_stage_v1(%s, %b, " + _WRITES + ", " + _CELLS + ")"
 COMMIT = "select {s}.xq_commit_v1(%s, %s, %b, %b, %b, %b, %b, %s, %b, %s, " + ", ".join([_WRITES, _CELLS, _CELLS]) + ")"
 EXPIRE = "select ended, failed from {s}.xq_expire_v1()"
 PRUNE = "select ended, failed from {s}.xq_prune_v1(%b)"
+DEAD_ENTRIES = "select pg_catalog.pg_stat_get_dead_tuples('{s}.xq_entry'::regclass)"
 VACUUM_ENTRIES = "vacuum (index_cleanup on) {s}.xq_entry"
 ABORT = "select {s}.xq_abort_v1(%s, %b, %b, %s)"
 REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"

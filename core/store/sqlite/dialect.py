@@ -113,6 +113,10 @@ class SqliteDialect:
     def create(self, connection: Handle) -> None:
         """Nothing: SQLite needs the tables alone."""
 
+    def is_creation_met(self, error: Exception) -> bool:
+        """Never: creations queue at the file lock."""
+        return False
+
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
         _raw_of(connection).execute(sql.SET_FLOOR, (floor,))
@@ -365,7 +369,7 @@ class SqliteDialect:
             status, transaction = raw.execute(sql.OUTCOME, (request.hex,)).fetchone()
         return Outcome(status, transaction)
 
-    def tidy_entries(self, connection: Handle) -> None:
+    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Nothing: SQLite uses the pages of removed rows again at once."""
 
     def expire(self, connection: Handle) -> Swept:

@@ -16,7 +16,7 @@ create or replace view {s}.xq_locked_id as
 -- The gate is a session lock that is freed in the same call: one of the SQL transaction would be held over the flush.
 -- for_session: by a lock of the session, else of the SQL transaction; null: not at all, as the caller holds the gate.
 create or replace function {s}.xq_draw_v1(for_session boolean, lists boolean, out id bigint, out excluded bigint[])
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   mask constant bigint := {mask};
 begin
@@ -46,7 +46,8 @@ exception when query_canceled or others then  -- a second cancel, in the first h
 end $body$;
 
 -- Holds the gate until the writes of this SQL transaction are visible; never over a flush.
-create or replace function {s}.xq_hold_gate_v1() returns void language plpgsql volatile as $body$
+create or replace function {s}.xq_hold_gate_v1() returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   perform pg_advisory_xact_lock({mask});
 end $body$;
@@ -56,7 +57,7 @@ end $body$;
 -- outcomes, decides which of them are, because a server makes a commit visible before it frees its locks.
 -- The window keeps out the keys of other stores and of applications, the view's database those of copies of this store.
 create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   listed bigint[];
   active bigint[];
@@ -81,13 +82,14 @@ begin
 end $body$;
 
 create or replace function {s}.xq_take_snapshot_v1(out read_pointer bigint, out excluded bigint[])
-language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 declare
   mask constant bigint := {mask};
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
+  perform {s}.xq_require_primary_v1();
   begin
     begin
       read_pointer := case when pg_advisory_lock(mask) is null then null
@@ -107,7 +109,7 @@ end $body$;
 -- Proves at the commit that an id has been registered by a lock since its start, and keeps it so to the end;
 -- returns the fault, null if there is none.
 create or replace function {s}.xq_prove_v1(tx bigint, for_session boolean) returns text
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   mask constant bigint := {mask};
 begin
@@ -127,7 +129,8 @@ begin
   return null;
 end $body$;
 
-create or replace function {s}.xq_free_v1(tx bigint) returns boolean language plpgsql volatile as $body$
+create or replace function {s}.xq_free_v1(tx bigint) returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   return pg_advisory_unlock(tx # {mask});  -- never unlock_all: the session may hold locks of its user
 end $body$;

@@ -1,9 +1,20 @@
 -- The transaction steps of a PostgreSQL store, one call each. {s} is the quoted schema, {now} the store's clock.
 -- How ids are drawn, and registered without a row, is in ids_by_locks.sql or ids_by_clock.sql: whichever the store has.
 -- A version is part of each name: a later release adds functions and leaves these to running clients.
+-- Each pins its search_path: nothing that somebody creates in a schema of the caller's path is called.
 -- Where plans are generic by order: the server would choose anew at each call, and find the same.
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
---         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level, XQ008 another store.
+--         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level,
+--         XQ008 another store, XQ009 commits are not durable.
+
+-- A standby shows no registration: its snapshots would be wrong.
+create or replace function {s}.xq_require_primary_v1() returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $body$
+begin
+  if pg_is_in_recovery() then
+    raise exception using errcode = '25006', message = 'the server is a standby';
+  end if;
+end $body$;
 
 -- registration: 'session' by a lock of the server session, 'transaction' by a lock of the user's SQL transaction, 'row'
 -- by an active row, which any session may end, 'rows' by one for each write pointer; registration.py chooses.
@@ -14,7 +25,7 @@ create or replace function {s}.xq_start_v1(
   kind text, registration text, relaxed boolean, request uuid, timeout_ms bigint, client text,
   first_table bigint, first_row bytea, first_column bytea,
   out id bigint, out excluded bigint[], out deadline_ms bigint, out found_version bigint, out found_value bytea)
-language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 declare
   for_session boolean := registration = 'session';
   low bigint;
@@ -60,7 +71,7 @@ end $body$;
 -- visible: a lock in its place would be listed without a word on whether the transaction has ended since. So that the
 -- gate is not held over a flush, its caller makes the row durable, in a call of its own.
 create or replace function {s}.xq_checkpoint_v1(tx bigint) returns bigint
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   pointer bigint;
 begin
@@ -78,7 +89,8 @@ begin
 end $body$;
 
 -- Commit, abort and sweep delete a transaction's first row before all others, so nothing is staged after any of them.
-create or replace function {s}.xq_hold_active_v1(tx bigint) returns void language plpgsql volatile as $body$
+create or replace function {s}.xq_hold_active_v1(tx bigint) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   perform 1 from {s}.xq_active a where a.id = tx for share;
   if not found then
@@ -87,7 +99,8 @@ begin
 end $body$;
 
 -- Ends a long transaction's registration: its write pointers, its id first; null if it has ended before.
-create or replace function {s}.xq_forget_active_v1(tx bigint) returns bigint[] language plpgsql volatile as $body$
+create or replace function {s}.xq_forget_active_v1(tx bigint) returns bigint[]
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   others bigint[];
 begin
@@ -101,10 +114,10 @@ begin
   return tx || coalesce(others, '{}');
 end $body$;
 
--- Proves that rows go into the store that their writer knows: numbers of queues and tables are never used again, so that
--- none of a store that was restored to an earlier state, or created anew, has one that the writer learned before.
+-- Proves that rows go into the store that their writer knows: numbers of queues and tables are never used again, so
+-- that a store which was restored to an earlier state, or created anew, has none that the writer learned before.
 create or replace function {s}.xq_prove_store_v1(store text, queues bigint[], tables bigint[]) returns void
-language plpgsql stable set plan_cache_mode = force_generic_plan as $body$
+language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 begin
   if store <> (select s.store_id from {s}.xq_store s)
     or cardinality(queues) > 0 and exists (
@@ -122,7 +135,7 @@ create or replace function {s}.xq_stage_v1(
   cell_table bigint[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue bigint[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
   notify_table bigint[], notify_row bytea[], notify_column bytea[])
-returns bigint[] language plpgsql volatile as $body$
+returns bigint[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   pointers bigint[];
   pointer bigint;
@@ -159,7 +172,8 @@ create or replace function {s}.xq_commit_v1(
   entry_queue bigint[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
   notify_table bigint[], notify_row bytea[], notify_column bytea[],
   seen_table bigint[], seen_row bytea[], seen_column bytea[])
-returns bigint language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
+returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 #variable_conflict use_variable
 declare
   pointers bigint[];
@@ -171,6 +185,10 @@ declare
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
+  end if;
+
+  if current_setting('synchronous_commit') = 'off' then
+    raise exception using errcode = 'XQ009', message = 'synchronous_commit is off';
   end if;
 
   -- 1. The registration is proven, or made now.
@@ -289,7 +307,8 @@ begin
 end $body$;
 
 -- Deletes the rows that were staged under a write pointer.
-create or replace function {s}.xq_rollback_v1(pointer bigint) returns void language plpgsql volatile as $body$
+create or replace function {s}.xq_rollback_v1(pointer bigint) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   delete from {s}.xq_cell c using {s}.xq_staged_cell s
     where s.id = pointer and c.table_number = s.table_number and c.row_key = s.row_key
@@ -307,7 +326,7 @@ end $body$;
 -- Forgets an id and what was staged under it. kept: write pointers that become invalid for good in the same SQL
 -- transaction, since the participants in left_to could not undo what they wrote under them; null if there are none.
 create or replace function {s}.xq_abort_v1(registration text, tx bigint, kept bigint[], holders text) returns void
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   pointer bigint;
   done boolean;
@@ -335,7 +354,8 @@ end $body$;
 
 -- Makes transactions past their deadline invalid. failed: the first error, where a transaction could not be ended;
 -- it keeps no other.
-create or replace function {s}.xq_expire_v1(out ended bigint, out failed text) language plpgsql volatile as $body$
+create or replace function {s}.xq_expire_v1(out ended bigint, out failed text)
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   late bigint[];
   tx bigint;
@@ -359,7 +379,7 @@ end $body$;
 
 -- Deletes the rows of invalid transactions and forgets their ids.
 create or replace function {s}.xq_prune_v1(most bigint, out ended bigint, out failed text)
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   i bigint;
 begin
