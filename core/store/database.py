@@ -176,8 +176,10 @@ class Database:
         try:
             with self.translated(), self.dialect.limited(connection, seconds):
                 yield connection
-        except StoreUnavailable:
-            connection.invalidate()  # giving it back would ask a server that may be gone, and fail with that
+        except BaseException as error:
+            # Giving it back would ask a server that may be gone, or that an interruption has left in mid-statement.
+            if isinstance(error, StoreUnavailable) or not self.dialect.is_idle(connection.connection.driver_connection):
+                connection.invalidate()
             raise
         finally:
             connection.close()

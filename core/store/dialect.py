@@ -227,10 +227,13 @@ class StoreDialect(Protocol):
         :raises RegistrationLost: it has been ended by others, and its staged rows may be gone.
         """
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
-        """Write rows of a long transaction early, under its newest write pointer.
+    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
+        """Write rows of a long transaction early: cells under its newest write pointer, entries under its id.
 
-        :returns: all its write pointers, ascending: another process may have made a checkpoint.
+        :param flush: a number that was drawn before the call. A call that arrives behind a younger one, or behind a
+            checkpoint, changes nothing: its process may be gone, and the younger one its repetition.
+        :returns: all its write pointers, ascending: another process may have made a checkpoint; empty if the call
+            came too late.
         :raises RegistrationLost: it has ended.
         """
 

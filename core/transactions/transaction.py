@@ -32,6 +32,7 @@ from export_queue.core.store import (
     Span,
     Version,
     VersionKey,
+    Writes,
     new_request,
 )
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
@@ -52,6 +53,8 @@ ANSWER_SECONDS = 10.0
 """How long beyond its time-out a transaction waits for an answer before it takes the connection for dead."""
 WRITE_ONLY_TRIES = 20
 """How often a commit that never read is repeated when a younger transaction has overtaken it."""
+STAGE_TRIES = 20
+"""How often a flush is sent when another process has flushed the same rows meanwhile."""
 READ_BLOCK = 1000
 """Cells that one statement looks up at most."""
 LAST_VERSION = (1 << 63) - 1
@@ -423,22 +426,35 @@ class OpenTransaction:
 
         :raises InvalidArgument: the transaction is short.
         :raises RegistrationLost: it has ended, or expired after its time-out.
-        :raises StoreUnavailable: there was no answer; the transaction is aborted.
+        :raises StoreUnavailable: there was no answer; the transaction is aborted, as it is by an interruption.
         """
         if self.kind != "long":
             raise InvalidArgument("a short transaction is sent as a whole; flush() is for transaction(long=True)")
         value = self.value
         if self.buffer:
-            stage, writes = self.database.dialect.stage, self.buffer.writes()
             try:
-                pointers = self._session.call(stage, value.id, writes)
-            except StoreUnavailable as error:
-                if error.sent:
-                    # The flush may still arrive, behind a later one that it would undo; after the abort it is refused.
+                pointers = self._stage(value.id, self.buffer.writes())
+            except BaseException as error:
+                if not _is_verdict(error):
+                    # The flush may still arrive, without its process to know; after the abort it is refused.
                     self.abort(error)
                 raise
             self._become(replace(value, write_pointers=pointers))
             self.buffer.sent()
+
+    def _stage(self, transaction: int, writes: Writes) -> tuple[int, ...]:
+        dialect = self.database.dialect
+        for _ in range(STAGE_TRIES):
+            number = self._session.call(dialect.draw)
+            pointers = self._session.call(dialect.stage, transaction, writes, number)
+            if pointers:
+                return pointers
+        unavailable = StoreUnavailable(
+            f"transaction {transaction}: {STAGE_TRIES} times another process has flushed the same rows meanwhile",
+            hint="let different processes write different cells and keys",
+        )
+        unavailable.sent = False
+        raise unavailable
 
     def commit(self, result: Any = None) -> int | None:
         """Commit, or find out the true outcome.
@@ -460,11 +476,12 @@ class OpenTransaction:
             call = self._call(result)
             self._move(State.COMMITTING)
             committed = self._send(call)
+            self._end(State.COMMITTED)
         except BaseException as error:
             self.abort(error)
             raise
-        self._end(State.COMMITTED)
         failure = self._participants.after_commit()
+        self._participants.raise_interruption()
         if failure is not None:
             raise AfterCommitFailed(f"transaction {committed} has committed; afterwards: {failure}") from failure
         return committed
@@ -551,12 +568,48 @@ class OpenTransaction:
         """Drop all writes and forget the id; safe to call after the end.
 
         The id of a transaction whose participant could not undo its writes becomes invalid for good, so that no
-        snapshot shows them.
+        snapshot shows them. A commit that was interrupted is not undone before its outcome is known.
 
         :param reason: why; it gets a note of every failure on the way.
         """
-        if self._state not in OPEN and self._state is not State.COMMITTING:
-            return
+        if self._state is State.COMMITTED:
+            self._tell_participants(reason)  # an interruption may have come before
+        elif self._state in OPEN or (self._state is State.COMMITTING and self._is_undone(reason)):
+            self._undo(reason)
+
+    def _is_undone(self, reason: BaseException | None) -> bool:
+        """Find out whether a commit that ended with an error has not taken effect.
+
+        An interruption may come at any moment: from a signal's handler, before the answer or behind it.
+        """
+        if self.kind == "bound" or _is_verdict(reason):
+            return True
+        try:
+            self._session.drop()
+            decided = ask_outcome(self.database, self.request)
+        except BaseException as error:
+            self._end(State.UNKNOWN)
+            if reason is None or not isinstance(error, Exception):
+                raise
+            reason.add_note(
+                f"the commit of request {self.request} was interrupted and may have taken effect; "
+                f"the store cannot be asked: {error}"
+            )
+            return False
+        if decided.status == "refused":
+            return True
+        self._end(State.COMMITTED)
+        if reason is not None:
+            reason.add_note(f"transaction {decided.id} had been sent before the interruption, and has committed")
+        self._tell_participants(reason)
+        return False
+
+    def _tell_participants(self, reason: BaseException | None) -> None:
+        failure = self._participants.after_commit()
+        if failure is not None and reason is not None:
+            reason.add_note(f"besides, a participant failed after the commit: {failure}")
+
+    def _undo(self, reason: BaseException | None) -> None:
         if self._state in OPEN and self.kind != "read":
             self.database.counters.aborted(self.kind)
         failed = self._participants.roll_back(reason) if self._participants else []
@@ -568,6 +621,7 @@ class OpenTransaction:
                     reason.add_note(f"besides, transaction {self._value.id} could not be made invalid: {error}")
         self._forget()
         self._end(State.ABORTED)
+        self._participants.raise_interruption()
 
     def _forget(self) -> None:
         if self._value is None or self.kind == "read":
@@ -583,6 +637,11 @@ class OpenTransaction:
         self._move(state)
         self.buffer = WriteBuffer(self.database.limits)
         self._session.close()
+
+
+def _is_verdict(error: BaseException | None) -> bool:
+    """Tell whether a step that ended with this error has had no effect, and will have none."""
+    return isinstance(error, ExportQueueError) and not (isinstance(error, StoreUnavailable) and error.sent)
 
 
 def _nothing(connection: Handle, snapshot: Snapshot) -> None:

@@ -281,10 +281,10 @@ class PostgresDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(found)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
         """Write rows of a long transaction early, in one call."""
-        arguments = (transaction, *calls.columns(writes), *calls.cells(writes.notifications))
-        return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0])
+        arguments = (transaction, flush, *calls.columns(writes), *calls.cells(writes.notifications))
+        return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0] or ())
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""

@@ -234,24 +234,30 @@ class SqliteDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(row[0] for row in rows)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
         """Write rows of a long transaction early."""
         raw = _raw_of(connection)
         with self.transaction(connection):
             pointers = self.pointers(connection, transaction)
             pointer = pointers[-1]
+            if flush < pointer:
+                return ()
             raw.executemany(sql.STAGE_KEY, [(pointer, key) for key in writes.keys])
-            raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3]) for cell in writes.cells])
-            raw.executemany(sql.STAGE_ENTRY, [(pointer, *entry[:4]) for entry in writes.entries])
-            self._write(raw, pointer, writes)
+            staged = raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3], flush) for cell in writes.cells])
+            if writes.cells and staged.rowcount < len(writes.cells):
+                return ()
+            staged = raw.executemany(sql.STAGE_ENTRY, [(transaction, *entry[:4], flush) for entry in writes.entries])
+            if writes.entries and staged.rowcount < len(writes.entries):
+                return ()
+            self._write(raw, pointer, transaction, writes)
             raw.executemany(sql.PUT_NOTIFICATION, [(*cell, pointer) for cell in writes.notifications])
         return pointers
 
-    def _write(self, raw: sqlite3.Connection, pointer: int, writes: Writes) -> None:
+    def _write(self, raw: sqlite3.Connection, pointer: int, seq: int, writes: Writes) -> None:
         if writes.cells:
             raw.executemany(sql.PUT_CELL, [(t, r, c, pointer, v) for t, r, c, v in writes.cells])
         if writes.entries:
-            raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, pointer, v) for q, la, b, k, v in writes.entries])
+            raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, seq, v) for q, la, b, k, v in writes.entries])
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
@@ -268,7 +274,7 @@ class SqliteDialect:
             if call.idempotency_key is not None:
                 self._take_idempotency_key(raw, call, transaction)
             self._take_keys(raw, call, pointers)
-            self._write(raw, transaction, call.writes)
+            self._write(raw, transaction, transaction, call.writes)
             self._notify(raw, call, transaction)
             if call.kind == "long":
                 self._run_for_each(raw, sql.FORGET_STAGED, pointers)

@@ -101,9 +101,11 @@ begin
   return tx || coalesce(others, '{}');
 end $body$;
 
--- Stages under the newest write pointer, in whichever process the last checkpoint was made; returns all of them.
+-- Stages cells under the newest write pointer, in whichever process the last checkpoint was made, and entries under the
+-- id; returns all pointers. Null: a younger flush has written some of the same rows, or a checkpoint has been made since
+-- the flush drew its number; nothing is written then, and a process that is still there draws another number.
 create or replace function {s}.xq_stage_v1(
-  tx bigint, keys bytea[],
+  tx bigint, flush bigint, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
   notify_table int[], notify_row bytea[], notify_column bytea[])
@@ -111,21 +113,35 @@ returns bigint[] language plpgsql volatile as $body$
 declare
   pointers bigint[];
   pointer bigint;
+  taken bigint;
 begin
   perform {s}.xq_hold_active_v1(tx);
   pointers := array(select a.id from {s}.xq_active a where a.owner = tx order by a.id);
   pointer := greatest(tx, pointers[cardinality(pointers)]);
+  if flush < pointer then
+    return null;
+  end if;
   insert into {s}.xq_staged_key (id, key) select pointer, k from unnest(keys) k on conflict do nothing;
-  insert into {s}.xq_staged_cell (id, table_number, row_key, column_key)
-    select pointer, c.n, c.r, c.k from unnest(cell_table, cell_row, cell_column) as c(n, r, k) on conflict do nothing;
+  insert into {s}.xq_staged_cell as o (id, table_number, row_key, column_key, flush)
+    select pointer, c.n, c.r, c.k, xq_stage_v1.flush from unnest(cell_table, cell_row, cell_column) as c(n, r, k)
+    on conflict on constraint xq_staged_cell_pkey do update set flush = excluded.flush where o.flush < excluded.flush;
+  get diagnostics taken = row_count;
+  if taken < cardinality(cell_table) then
+    return null;
+  end if;
+  insert into {s}.xq_staged_entry as o (id, queue_number, layout, bucket, key, flush)
+    select tx, e.q, e.l, e.b, e.k, xq_stage_v1.flush
+    from unnest(entry_queue, entry_layout, entry_bucket, entry_key) as e(q, l, b, k)
+    on conflict on constraint xq_staged_entry_pkey do update set flush = excluded.flush where o.flush < excluded.flush;
+  get diagnostics taken = row_count;
+  if taken < cardinality(entry_queue) then
+    return null;
+  end if;
   insert into {s}.xq_cell (table_number, row_key, column_key, version, value)
     select c.n, c.r, c.k, pointer, c.v from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
     on conflict on constraint xq_cell_pkey do update set value = excluded.value;
-  insert into {s}.xq_staged_entry (id, queue_number, layout, bucket, key)
-    select pointer, e.q, e.l, e.b, e.k from unnest(entry_queue, entry_layout, entry_bucket, entry_key) as e(q, l, b, k)
-    on conflict do nothing;
   insert into {s}.xq_entry (queue_number, layout, bucket, key, seq, value)
-    select e.q, e.l, e.b, e.k, pointer, e.v
+    select e.q, e.l, e.b, e.k, tx, e.v
     from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v)
     on conflict on constraint xq_entry_pkey do update set value = excluded.value;
   -- No snapshot sees it before the commit, as all of this id.
