@@ -247,7 +247,11 @@ class StoreDialect(Protocol):
         """
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
-        """Check, write and publish in one SQL transaction (I2, I3)."""
+        """Check, write and publish in one SQL transaction (I2, I3).
+
+        A bound transaction is written under a number of its own, drawn after the keys of its entries have been locked
+        until the user's SQL transaction ends: the order of a key's entries is that of these ends.
+        """
 
     def abort(
         self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""

@@ -501,7 +501,7 @@ class OpenTransaction:
         value, kind = self._value, self.kind
         assert kind != "read"
         return CommitCall(
-            kind="write" if value is None else kind,
+            kind="write" if value is None and kind != "bound" else kind,
             request=self.request,
             transaction=None if value is None else value.id,
             snapshot=self._snapshot,
@@ -544,7 +544,7 @@ class OpenTransaction:
             try:
                 return int(self._session.call(self.database.dialect.commit, call).id)
             except ConflictError:
-                if call.snapshot is not None or not left:
+                if call.snapshot is not None or call.kind == "bound" or not left:
                     raise
         raise AssertionError("unreachable")
 
@@ -612,7 +612,7 @@ class OpenTransaction:
     def _undo(self, reason: BaseException | None) -> None:
         if self._state in OPEN and self.kind != "read":
             self.database.counters.aborted(self.kind)
-        failed = self._participants.roll_back(reason) if self._participants else []
+        failed = self._participants.roll_back(reason)
         try:
             self._forget(failed)
         except ExportQueueError as error:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import psycopg
+from psycopg.abc import AdaptContext
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
@@ -92,5 +93,16 @@ class _ArrayDumper(Dumper):
         return obj.sent  # type: ignore[no-any-return]
 
 
-for _kind in (ByteaArray, IntArray, BigintArray):
-    psycopg.adapters.register_dumper(_kind, type(f"{_kind.__name__}Dumper", (_ArrayDumper,), {"oid": _kind.oid}))
+_DUMPERS = {
+    kind: type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"oid": kind.oid})
+    for kind in (ByteaArray, IntArray, BigintArray)
+}
+
+
+def register_arrays(context: AdaptContext) -> None:
+    """Let a connection take these arrays as arguments."""
+    for kind, dumper in _DUMPERS.items():
+        context.adapters.register_dumper(kind, dumper)
+
+
+register_arrays(psycopg)  # for all connections to come
