@@ -35,7 +35,7 @@ class TransactionContext:
     def table(self, name: str) -> Table:
         """Bind a table to this transaction; one that is not configured is stored with default options."""
         self._transaction.require_open()
-        return Table(self._transaction, self._catalogue.table(name), self._catalogue.observed)
+        return Table(self._transaction, self._catalogue.table(name, self._transaction.bound), self._catalogue.observed)
 
     def queue(self, queue_id: str) -> QueueWriter:
         """Bind a queue to this transaction.

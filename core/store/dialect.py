@@ -164,6 +164,12 @@ class StoreDialect(Protocol):
         :raises InvalidArgument: it is another driver's, or each statement would commit by itself.
         """
 
+    def lend(self, raw: object) -> AbstractContextManager[Connection] | None:
+        """Lend a user's own connection, for a write which on any other connection would wait for the user's commit.
+
+        :returns: None where it would not wait.
+        """
+
     def store_id(self, connection: Handle) -> str:
         """Read the identity of the store that a connection leads to."""
 

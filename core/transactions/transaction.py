@@ -36,12 +36,23 @@ from export_queue.core.store import (
     new_request,
 )
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
-from export_queue.core.transactions.idempotency import as_json, check_idempotency_key, idempotency_state
+from export_queue.core.transactions.idempotency import (
+    as_json,
+    check_idempotency_key,
+    committed_result,
+    idempotency_state,
+)
 from export_queue.core.transactions.invalid_ids import expire_if_due
 from export_queue.core.transactions.outcomes import ask_outcome
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.scans import LARGEST_PAGE, Found, first_limit, merged, next_limit, page_of
-from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
+from export_queue.core.transactions.sessions import (
+    BoundSession,
+    OneThread,
+    PinnedSession,
+    PooledSession,
+    Session,
+)
 from export_queue.core.transactions.snapshots import settled_snapshot, take_snapshot
 from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
 from export_queue.core.transactions.value import Level, Transaction
@@ -94,11 +105,12 @@ class OpenTransaction:
         pins = kind == "short" and database.dialect.pins_connection
         session: Session = bound or (PinnedSession if pins else PooledSession)(database, seconds=self._seconds)
         self.database = database
+        self.bound = bound
         self.buffer = WriteBuffer(database.limits)
         self.kind: OpenKind = kind
         self.request: UUID = new_request()
         self.idempotency_key = idempotency_key
-        self._session = session
+        self._session = OneThread(session)
         self._state = State.NEW
         self._level = Level.SNAPSHOT
         self._value: Transaction | None = None
@@ -140,6 +152,7 @@ class OpenTransaction:
 
     def _require_writable(self) -> None:
         self.require_open()
+        self._session.require_turn()
         if self.kind == "read":
             raise InvalidArgument(
                 "expected a transaction that may write, found a read-only one",
@@ -433,14 +446,15 @@ class OpenTransaction:
         value = self.value
         if self.buffer:
             try:
-                pointers = self._stage(value.id, self.buffer.writes())
+                with self._session.turn():
+                    pointers = self._stage(value.id, self.buffer.writes())
+                    self._become(replace(value, write_pointers=pointers))
+                    self.buffer.sent()
             except BaseException as error:
                 if not _is_verdict(error):
                     # The flush may still arrive, without its process to know; after the abort it is refused.
                     self.abort(error)
                 raise
-            self._become(replace(value, write_pointers=pointers))
-            self.buffer.sent()
 
     def _stage(self, transaction: int, writes: Writes) -> tuple[int, ...]:
         dialect = self.database.dialect
@@ -529,8 +543,8 @@ class OpenTransaction:
         try:
             return self._send_repeatedly(call)
         except AlreadyCommitted as error:
-            state = idempotency_state(self.database, error.idempotency_key, seconds=self._seconds)
-            raise AlreadyCommitted(error.idempotency_key, state.result) from error
+            result = committed_result(self.database, error.idempotency_key, call.generation, seconds=self._seconds)
+            raise AlreadyCommitted(error.idempotency_key, result) from error
         except (StoreUnavailable, RegistrationLost) as error:
             # Neither is a verdict: the same commit may have taken effect before its answer was lost.
             if self.kind == "bound":
@@ -571,6 +585,7 @@ class OpenTransaction:
         snapshot shows them. A commit that was interrupted is not undone before its outcome is known.
 
         :param reason: why; it gets a note of every failure on the way.
+        :raises StoreUnavailable: without a reason, if the store cannot be told that a long transaction has ended.
         """
         if self._state is State.COMMITTED:
             self._tell_participants(reason)  # an interruption may have come before
@@ -616,9 +631,13 @@ class OpenTransaction:
         try:
             self._forget(failed)
         except ExportQueueError as error:
-            if reason is not None and self._value is not None:
-                reason.add_note(f"besides, transaction {self._value.id} could not be made invalid: {error}")
-        self._end(State.ABORTED)
+            if reason is None:
+                raise
+            if self._value is not None:
+                what = "made invalid" if failed else "aborted in the store, which is tried again at a later start"
+                reason.add_note(f"besides, transaction {self._value.id} could not be {what}: {error}")
+        finally:
+            self._end(State.ABORTED)
         self._participants.raise_interruption()
 
     def _forget(self, failed: Sequence[str] = ()) -> None:
@@ -630,7 +649,7 @@ class OpenTransaction:
             return
         kind, number = self.kind, self._value.id
         abort = self.database.dialect.abort
-        # The abort itself always succeeds: an id that cannot be forgotten now becomes invalid at its deadline.
+        # A short one leaves nothing but its id, which becomes invalid at its deadline if it cannot be forgotten now.
         try:
             if not failed:
                 self._session.call(abort, kind=kind, transaction=number)
@@ -639,6 +658,10 @@ class OpenTransaction:
             self._session.call(abort, kind=kind, transaction=number, kept=kept, left_to=left_to)
         except ExportQueueError:
             self._session.drop()  # a lock of its server session goes with it, and does not stay with the pool
+            if kind == "long":
+                self.database.left_behind.add(number)
+                if not failed:
+                    raise
             if failed:  # on a new connection: nothing else will ever make the id invalid for good
                 self._session.call(abort, kind=kind, transaction=number, kept=kept, left_to=left_to)
 

@@ -443,7 +443,7 @@ def test_many_ask_at_once_and_all_hear_the_same(store: Store) -> None:
             assert (tx.table("t").get("a", "n") == request.bytes) == (heard == {"committed"})
 
 
-def test_a_token_whose_commit_is_still_in_flight_is_waited_for(
+def test_an_idempotency_key_whose_commit_is_still_in_flight_is_waited_for(
     held: tuple[Store, psycopg.Connection], postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first attempt does not know its outcome; the next call gives the stored result, not a second effect."""

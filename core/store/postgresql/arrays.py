@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import psycopg
-from psycopg.abc import AdaptContext
-from psycopg.adapt import Dumper
+from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
 _BYTEA, _INT4, _INT8 = 17, 23, 20
@@ -99,10 +98,13 @@ _DUMPERS = {
 }
 
 
-def register_arrays(context: AdaptContext) -> None:
-    """Let a connection take these arrays as arguments."""
+def register_arrays(adapters: AdaptersMap) -> None:
+    """Let a connection take these arrays as arguments.
+
+    :param adapters: the connection's.
+    """
     for kind, dumper in _DUMPERS.items():
-        context.adapters.register_dumper(kind, dumper)
+        adapters.register_dumper(kind, dumper)
 
 
-register_arrays(psycopg)  # for all connections to come
+register_arrays(psycopg.adapters)  # for all connections to come

@@ -194,7 +194,10 @@ class PostgresDialect:
             )
         if raw.autocommit and raw.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             raise InvalidArgument("connection: expected an open SQL transaction, found autocommit")
-        register_arrays(raw)  # a connection that was opened before this module was loaded does not know them
+        register_arrays(raw.adapters)  # a connection that was opened before this module was loaded does not know them
+
+    def lend(self, raw: object) -> None:
+        """Nothing: another connection need not wait for the user's."""
 
     def store_id(self, connection: Handle) -> str:
         """Read the store's identity."""
