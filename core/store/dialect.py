@@ -169,6 +169,12 @@ class StoreDialect(Protocol):
         :raises InvalidArgument: it is another driver's, or each statement would commit by itself.
         """
 
+    def lend(self, raw: object) -> AbstractContextManager[Connection] | None:
+        """Lend a user's own connection, for a write which on any other connection would wait for the user's commit.
+
+        :returns: None where it would not wait.
+        """
+
     def store_id(self, connection: Handle) -> str:
         """Read the identity of the store that a connection leads to."""
 
@@ -241,17 +247,25 @@ class StoreDialect(Protocol):
         :raises RegistrationLost: it has been ended by others, and its staged rows may be gone.
         """
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes, *, store_id: str) -> tuple[int, ...]:
-        """Write rows of a long transaction early, under its newest write pointer.
+    def stage(
+        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str
+    ) -> tuple[int, ...]:
+        """Write rows of a long transaction early: cells under its newest write pointer, entries under its id.
 
+        :param flush: a number that was drawn before the call. A call that arrives behind a younger one, or behind a
+            checkpoint, changes nothing: its process may be gone, and the younger one its repetition.
         :param store_id: the store that the numbers of queues and tables are of.
-        :returns: all its write pointers, ascending: another process may have made a checkpoint.
+        :returns: all its write pointers, ascending: another process may have made a checkpoint; empty if the call
+            came too late.
         :raises RegistrationLost: it has ended.
         :raises StoreReplaced: this store is another one, or does not have these numbers any more.
         """
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish in one SQL transaction (I2, I3).
+
+        A bound transaction is written under a number of its own, drawn after the keys of its entries have been locked
+        until the user's SQL transaction ends: the order of a key's entries is that of these ends.
 
         :raises StoreReplaced: this store is another one, or does not have the numbers of queues and tables any more.
         """
