@@ -22,10 +22,10 @@ class TransactionContext:
 
     @property
     def id(self) -> int:
-        """The transaction's id, and the sequence of the entries that it adds before a checkpoint; asking draws it."""
+        """The transaction's id, and the sequence of the entries that it adds; asking before the commit draws it."""
         if self._transaction.kind == "read":
             raise InvalidArgument("a read-only transaction has no id")
-        return self._transaction.value.id
+        return self._transaction.id
 
     @property
     def request(self) -> UUID:
