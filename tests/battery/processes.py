@@ -16,7 +16,7 @@ from tests.battery.workload import Client
 
 from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError
-from export_queue.core.maintenance import maintain
+from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.store.sqlite.dialect import SqliteDialect
 from export_queue.core.transactions import OpenTransaction, expire
 
@@ -37,7 +37,7 @@ def clean_up(store: Store, *, thoroughly: bool = True) -> int:
     if not thoroughly:
         expire(store.database)
         return 0
-    return maintain(store.database, snapshot_age=SNAPSHOT_AGE).pruned
+    return maintain(store.database, patience=Patience(seconds=SNAPSHOT_AGE, between_calls=0)).pruned
 
 
 def run_client(way: Way, url: str, path: Path, number: int, session: int, seed: int, shared: Shared) -> None:

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from tests.support.command_line import run_cli
 from tests.support.contexts import context_of
+from tests.support.patience import AT_ONCE
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
@@ -110,7 +111,7 @@ def test_an_invalid_transaction_is_told_as_such(store: Store) -> None:
 def test_the_horizon_is_a_view(store: Store) -> None:
     with store.transaction() as tx:
         tx.table("t").set("a", "n", b"1")
-    maintain(store.database, snapshot_age=0)
+    maintain(store.database, patience=AT_ONCE)
     (row,) = view(store, "horizon", "horizon", "horizon_ms", "marked_ms")
     assert row.horizon // 1_000_000 == row.horizon_ms
     assert abs(row.marked_ms - row.horizon_ms) < 60_000

@@ -193,8 +193,8 @@ def test_a_failure_after_the_commit_leaves_it_committed(store: Store, position: 
 def test_a_conflict_of_the_store_rolls_all_back(store: Store) -> None:
     resource = Resource("r")
     with pytest.raises(ConflictError), store.transaction() as tx:
-        tx.table("t").get("a", "n")
         work(tx, [resource])
+        tx.table("t").get("a", "n")
         write(store, "a", b"other")
     assert resource.calls[-2:] == ["persist", "rollback"]
     assert resource.data == {}
