@@ -22,7 +22,10 @@ class TransactionContext:
 
     @property
     def id(self) -> int:
-        """The transaction's id, and the sequence of the entries that it adds; asking before the commit draws it."""
+        """The transaction's id; asking before the commit draws it.
+
+        It is the sequence of its entries, too, unless the transaction is bound to a connection.
+        """
         if self._transaction.kind == "read":
             raise InvalidArgument("a read-only transaction has no id")
         return self._transaction.id
@@ -35,7 +38,7 @@ class TransactionContext:
     def table(self, name: str) -> Table:
         """Bind a table to this transaction; one that is not configured is stored with default options."""
         self._transaction.require_open()
-        return Table(self._transaction, self._catalogue.table(name), self._catalogue.observed)
+        return Table(self._transaction, self._catalogue.table(name, self._transaction.bound), self._catalogue.observed)
 
     def queue(self, queue_id: str) -> QueueWriter:
         """Bind a queue to this transaction.
