@@ -266,7 +266,7 @@ def test_an_id_that_became_invalid_below_a_mark_still_keeps_the_horizon(store: S
     with store.database.begin() as work:
         work.connection.execute(schema.invalid.insert().values(id=own, since_ms=0))
         cleanup.add_watermark(work, own + 1_000_000)
-        assert cleanup.raise_horizon(work, age_ms=0) <= own
+        assert cleanup.raise_horizon(work, before_ms=own // 1_000_000 + 10**9) <= own
 
 
 def test_cells_expire_and_those_that_still_live_stay(sqlite_url: str) -> None:
@@ -284,6 +284,7 @@ def test_cells_expire_and_those_that_still_live_stay(sqlite_url: str) -> None:
             clean(store, age=3000)
             assert tx.table("t").get("old", "n") == b"1"
         assert (read(store, "old"), read(store, "renewed")) == (None, b"2")
+        store.run(lambda tx: tx.id)  # the horizon follows the newest id
         clean(store)
         assert [(row.row_key, row.value) for row in rows(store, schema.cell)] == [(b"renewed", b"2")]
         assert (read(store, "old"), read(store, "renewed")) == (None, b"2")
@@ -403,7 +404,7 @@ def test_cells_that_nobody_writes_are_not_looked_at(store: Store) -> None:
 
 @pytest.mark.parametrize("options", [{"limit": 0}, {"keep_outcomes": 0}, {"keep_idempotency_keys": -1}])
 def test_a_limit_of_nothing_is_refused(store: Store, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="more than 0"):
+    with pytest.raises(InvalidArgument, match="expected"):
         maintain(store.database, **options)
 
 
