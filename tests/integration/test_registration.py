@@ -268,11 +268,11 @@ def test_a_commit_between_the_list_and_the_rows_is_seen_with_the_ones_behind_it(
         long = store.begin()
         connection.exec_driver_sql("begin")
         bound = start(direct, connection, kind="bound")
+        number = commit(direct, connection, bound, kind="bound")
         with slow_snapshot(store, application, BEHIND_THE_LIST) as (slow, _):
-            commit(direct, connection, bound, kind="bound")
             connection.exec_driver_sql("commit")
             store.commit(long)
-        assert sees(slow.result(), bound.id) or not sees(slow.result(), int(long["id"]))
+        assert sees(slow.result(), number) or not sees(slow.result(), int(long["id"]))
 
 
 @locks_only
@@ -281,15 +281,15 @@ def test_a_commit_whose_lock_is_still_held_is_seen(store: Store, application: ps
     with store.database.connect() as connection:
         connection.exec_driver_sql("begin")
         started = start(store, connection, kind="bound")
-        key = started.id ^ mask(store)
+        number = commit(store, connection, started, kind="bound")
+        key = number ^ mask(store)
         connection.exec_driver_sql("select pg_advisory_lock(%s)", (key,))  # once more: the commit frees its own only
-        commit(store, connection, started, kind="bound")
         connection.exec_driver_sql("commit")
         with store.transaction() as tx:
             tx.table("t").set("a", "n", b"over it")
         snapshot = start(store, connection)
         connection.exec_driver_sql("select pg_advisory_unlock(%s)", (key,))
-        assert started.id not in snapshot.excluded
+        assert number not in snapshot.excluded
 
 
 @locks_only
