@@ -24,7 +24,7 @@ from export_queue.core.drain.report import DrainReport, Problem, RangeReport, to
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.errors import ExportQueueError, LockNotAvailable
-from export_queue.core.locks import Lease, claim, holders, release
+from export_queue.core.locks import Lease, begin_attempt, check_attempt, claim, end_attempt, holders, release
 from export_queue.core.queue import Queue, Range, backlog, bind_sink, find_queue, join_ranges, waiting_ranges
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Snapshot, expire_if_due, settled_snapshot, take_snapshot
@@ -66,11 +66,11 @@ def run_drain(
     report = course.report(seconds=clock() - started_at, problem=Problem.of(trouble) if trouble else None)
     report.check()
     if trouble is None:
-        call_again(replace(DRAIN_RETRY, sleep=sleep, clock=clock), lambda: _save(store.database, report))
+        call_again(replace(DRAIN_RETRY, sleep=sleep, clock=clock), lambda: _end(store.database, report, request))
         _tidy(store.database, report)
         return report
     with contextlib.suppress(Exception):  # the trouble itself matters more
-        _save(store.database, report)
+        _end(store.database, report, request)
     trouble.add_note(report.line())
     raise trouble
 
@@ -81,8 +81,9 @@ def _tidy(database: Database, report: DrainReport) -> None:
             database.dialect.tidy_entries(connection)
 
 
-def _save(database: Database, report: DrainReport) -> None:
+def _end(database: Database, report: DrainReport, request: DrainRequest) -> None:
     with database.begin() as work:
+        end_attempt(work, request.owner)
         queries.reports.save_report(work, report.to_dict(), drain_id=report.drain_id, queue_id=report.queue)
 
 
@@ -111,6 +112,7 @@ class _Course:
         """Keep the promise: the numbers are those of the steps in the head of this module."""
         promised = take_snapshot(self.database)  # 1
         queue = self._find_queue()
+        begin_attempt(self.database, queue, self.request.owner)
         self._admit_and_bind(engine, queue)  # 2
         waiting = self._with_work(queue, promised, self.wanted)  # 3
         waits_since = self.clock()
@@ -131,6 +133,7 @@ class _Course:
                     raise not_settled_error(self.database, queue, promised, _shown(waiting))
                 raise self._not_available(queue, ready)
             self.sleep(POLL_SECONDS)
+            check_attempt(self.database, self.request.owner)
             waiting = self._with_work(queue, promised, waiting)  # 3, since the holder may have done it all
 
     def _find_queue(self) -> Queue:
