@@ -127,6 +127,8 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
                     self._submit(store, context, drain_id)
                 report = self._report(store, drain_id)
         self.log.info("%s", report.line())
+        if warning := report.warning():
+            self.log.warning("%s", warning)
         if report.problem is not None:
             raise report.problem.to_error()
         return report.to_dict()

@@ -51,6 +51,21 @@ def keys(store: Store, **which: Any) -> list[str]:
     return [letter.position.key.decode() for letter in store.dead_letters.list("orders", DeadLetterFilter(**which))]
 
 
+def test_a_drain_that_sets_entries_aside_ends_with_a_warning(orders: Store, caplog: pytest.LogCaptureFixture) -> None:
+    add(orders, {"anna": "x"})
+    add(orders, {"ben": 1})
+    with caplog.at_level(logging.WARNING, "export_queue.drain"):
+        report = dead_letter_all(orders, MemorySink(), drain_id="monday")
+    assert (
+        caplog.messages
+        == [report.warning()]
+        == [
+            "orders: 2 entries became dead letters; the first: ValueError: not 'x'; "
+            "see them: export-queue dead list orders --drain monday"
+        ]
+    )
+
+
 # -- looking ---------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import uuid
@@ -274,6 +275,23 @@ def test_a_retry_takes_over_from_an_older_attempt_of_its_task(
     (left,) = map(DrainReport.from_dict, orders.reports(drain_id="older"))
     left.check()
     assert left.acknowledged == 0
+
+
+def test_a_drain_that_begins_to_wait_says_at_once_for_whom(orders: Store, caplog: pytest.LogCaptureFixture) -> None:
+    add(orders, {"a": 1})
+    queue = orders.queue("orders")
+    leases = claim(orders.database, queue, queue.units()[:1], owner=Owner("somebody", "1"), lease_seconds=60)
+    leases += claim(orders.database, queue, queue.units()[1:], owner=Owner("nightly", "1"), lease_seconds=60)
+    said: list[str] = []
+
+    def let_go(seconds: float) -> None:
+        said.extend(caplog.messages)
+        release(orders.database, leases)
+
+    with caplog.at_level("INFO", "export_queue.drain"):
+        drain_with(orders, MemorySink(), sleep=let_go)
+    (line,) = said
+    assert re.fullmatch(r"orders → s: waiting for \[.*\) by (somebody|nightly); 1 entries left", line)
 
 
 def test_a_drain_that_is_revoked_while_it_waits_brings_nothing(orders: Store) -> None:
