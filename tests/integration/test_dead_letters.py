@@ -56,14 +56,9 @@ def test_a_drain_that_sets_entries_aside_ends_with_a_warning(orders: Store, capl
     add(orders, {"ben": 1})
     with caplog.at_level(logging.WARNING, "export_queue.drain"):
         report = dead_letter_all(orders, MemorySink(), drain_id="monday")
-    assert (
-        caplog.messages
-        == [report.warning()]
-        == [
-            "orders: 2 entries became dead letters; the first: ValueError: not 'x'; "
-            "see them: export-queue dead list orders --drain monday"
-        ]
-    )
+    (line,) = caplog.messages
+    assert line == report.warning()
+    assert line.startswith("orders: 2 entries became dead letters; the first: ValueError: not 'x'; see them: ")
 
 
 # -- looking ---------------------------------------------------------------------------------------------------------
