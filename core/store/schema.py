@@ -209,8 +209,10 @@ drain_report = _table(
     _text("drain_id"),
     _text("queue"),
     _id("finished_ms"),
+    sa.Column("idle", sa.Boolean, nullable=False),  # it found no entry, and nothing went wrong
     _text("report"),
     sa.Index("xq_drain_report_drain_id", "drain_id"),
+    sa.Index("xq_drain_report_queue", "queue", "id"),
 )
 
 low_watermark = _table("xq_low_watermark", _id("at_ms", primary_key=True), _id("low"))
