@@ -2,8 +2,8 @@
 
 1. End transactions that are past their deadline, and prune invalid ones.
 2. Raise the horizon, in a SQL transaction of its own: a reader that sees a deletion sees the horizon, too.
-3. Delete, page by page, versions and conflict keys below the horizon, and outcomes, idempotency keys and records that are
-   old.
+3. Delete, page by page, versions and conflict keys below the horizon, and outcomes, idempotency keys and records that
+   are old.
 4. Have the database reclaim the space.
 """
 
