@@ -274,7 +274,7 @@ class _Course:
             if oldest is not None:
                 self.oldest_left_seconds = max(0.0, work.now() / 1e3 - oldest / 1e9)
             if any(part.dead for part in self.parts):
-                which = DeadLetterFilter(drain=self.request.drain_id)
+                which = DeadLetterFilter(drain_id=self.request.drain_id)
                 for letter in list_dead_letters(work, self.queue, which, limit=1):
                     self.first_rejection = f"{letter.error_class}: {letter.reason[:_REASON_CHARACTERS]}"
 

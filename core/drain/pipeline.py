@@ -192,6 +192,6 @@ class _Pipeline:
             if dead:
                 dead_letter(work, self.queue, dead)
                 # Other tasks of this drain set entries aside, too: only the store knows the sum.
-                of_drain = DeadLetterFilter(drain=self.request.drain_id)
+                of_drain = DeadLetterFilter(drain_id=self.request.drain_id)
                 if count_dead_letters(work, self.queue, of_drain) > self.request.max_dead:
                     raise too_many(self.request, f"{dead[-1].error_class}: {dead[-1].reason}")

@@ -171,7 +171,7 @@ class DrainReport(Counts):
         return (
             f"{self.queue}: {grouped(self.dead)} entries became dead letters"
             + (f"; the first: {self.first_rejection}" if self.first_rejection else "")
-            + f"; see them: export-queue dead list {self.queue} --drain {self.drain_id}"
+            + f"; see them: export-queue dead list {self.queue} --drain-id {self.drain_id}"
         )
 
 

@@ -165,7 +165,7 @@ dead_letter = _table(
     _bytes("value", nullable=True),
     _text("error_class"),
     _text("reason"),
-    _text("drain"),
+    _text("drain_id"),
     _id("dead_since_ms"),
 )
 dead_letter_audit = _table(
