@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from tests.support.contexts import begin, catalogue_of, opened_by
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Retry, Store, TransactionContext
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import (
     AlreadyCommitted,
     CommitRefused,
@@ -28,8 +28,9 @@ from export_queue.core.errors import (
     TransactionError,
     TransactionTimeout,
 )
+from export_queue.core.retry import Retry
 from export_queue.core.store import Handle, Writes, schema
-from export_queue.core.transactions import expire, prune, take_snapshot
+from export_queue.core.transactions import IdempotencyState, expire, prune, take_snapshot
 
 EVERY_WAY = True
 
@@ -504,7 +505,7 @@ def test_a_closed_idempotency_key_is_new_work(store: Store) -> None:
     assert store.run(lambda tx: next(results), idempotency_key="t") == "a"
     assert store.close_idempotency_key("t")
     assert not store.close_idempotency_key("t")
-    assert store.idempotency("t").generation == 2
+    assert store.idempotency("t") == IdempotencyState(2, committed=False, previous="a")
     assert not store.close_idempotency_key("t", generation=1)
     assert store.run(lambda tx: next(results), idempotency_key="t") == "b"
     assert store.run(lambda tx: next(results), idempotency_key="t") == "b"

@@ -107,6 +107,6 @@ def first_bucket(
         .limit(1)
     )
     if since is not None:
-        statement = statement.where(sa.not_(visible(since)))
+        statement = statement.where(sa.not_(visible(work, since)))
     found = work.connection.execute(statement).scalar()
     return None if found is None else int(found)
