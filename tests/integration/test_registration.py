@@ -296,6 +296,8 @@ def test_a_commit_whose_lock_is_still_held_is_seen(store: Store, application: ps
 def test_a_checkpoint_on_its_way_is_no_pointer_of_its_own(store: Store, application: psycopg.Connection[Any]) -> None:
     """A snapshot has all write pointers of a transaction, or none."""
     long = store.begin()
+    with store.resume(long) as tx:
+        tx.table("t").set("a", "n", b"1")
     with (
         ThreadPoolExecutor(1) as pool,
         store.database.connect() as connection,
@@ -306,8 +308,6 @@ def test_a_checkpoint_on_its_way_is_no_pointer_of_its_own(store: Store, applicat
         with slow_snapshot(store, application, BEHIND_THE_LIST) as (slow, _):
             open_seam()
             checkpoint.result()
-            with store.resume(long) as tx:
-                tx.table("t").set("a", "n", b"1")
             store.commit(long)
         assert slow.result().excluded == ()
 
