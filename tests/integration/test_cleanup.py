@@ -16,10 +16,11 @@ import sqlalchemy as sa
 from tests.support.contexts import begin, opened_by
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Retry, Store, TransactionContext
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
 from export_queue.core.maintenance import MaintenanceReport, conflict_keys, maintain
 from export_queue.core.maintenance.pages import Page
+from export_queue.core.retry import Retry
 from export_queue.core.store import Span, schema
 from export_queue.core.store.queries import cleanup
 from export_queue.core.transactions import expire

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from tests.support.contexts import begin, catalogue_of, opened_by
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Retry, Store, TransactionContext
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import (
     AlreadyCommitted,
     CommitRefused,
@@ -28,6 +28,7 @@ from export_queue.core.errors import (
     TransactionError,
     TransactionTimeout,
 )
+from export_queue.core.retry import Retry
 from export_queue.core.store import Handle, Writes, schema
 from export_queue.core.transactions import IdempotencyState, expire, prune, take_snapshot
 
