@@ -11,9 +11,8 @@ import sqlalchemy as sa
 from psycopg.pq import TransactionStatus
 from sqlalchemy import event
 
-from export_queue.core.errors import StoreUnavailable
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection
-from export_queue.core.store.postgresql.errors import STANDBY_HINT, async_commits
+from export_queue.core.store.postgresql.errors import async_commits, standby
 
 CONNECT_SECONDS = 10
 """How long a connection attempt may take."""
@@ -79,7 +78,7 @@ def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[
             found = raw.execute(_PINNED if settings else _FOUND).fetchone()
             assert found is not None
             if found[0]:
-                raise StoreUnavailable("the server is a standby", hint=STANDBY_HINT)
+                raise standby()
             if found[1] == "off":
                 raise async_commits()  # the session is not ours to set up
             if settings:

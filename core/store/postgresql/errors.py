@@ -66,7 +66,7 @@ def unavailable(error: BaseException, *, where: str = "the store's database") ->
     if getattr(error, "sqlstate", None) == "53200" and "lock" in str(error):
         hint = (
             "the server's lock table is full: look at pg_locks for the sessions that fill it, or raise "
-            "max_locks_per_transaction; a transaction of a store takes one lock, or none with behind_pooler=True"
+            "max_locks_per_transaction; a commit of a store takes one lock beside those of its tables"
         )
     elif takes_no_writes:
         hint = STANDBY_HINT
@@ -112,3 +112,8 @@ def async_commits() -> ConfigurationError:
         "lose commits that have been acknowledged and exported",
         hint="in a SQL transaction of your own: SET LOCAL synchronous_commit = on; else ALTER ROLE or ALTER DATABASE",
     )
+
+
+def standby() -> StoreUnavailable:
+    """Build the error of a standby, whose snapshots would be wrong; it may be promoted."""
+    return StoreUnavailable("the server is a standby", hint=STANDBY_HINT)
