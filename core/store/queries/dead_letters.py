@@ -105,6 +105,19 @@ def record_audit(work: Work, *, queue_id: str, act: str, who: str, letters: int,
     )
 
 
+def count_retries(work: Reading, queue_id: str) -> tuple[int, int]:
+    """Count the retries of a queue's dead letters; returns their number and the id of the last one."""
+    statement = sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(a.c.id), 0))
+    count, last = work.connection.execute(statement.where(a.c.queue == queue_id, a.c.act == "retry")).one()
+    return int(count), int(last)
+
+
+def delete_audit(work: Work, *, before_ms: int, limit: int) -> int:
+    """Delete the records of acts before a time, which their ids carry."""
+    doomed = sa.select(a.c.id).where(a.c.id < before_ms * 1_000_000).order_by(a.c.id).limit(limit)
+    return work.connection.execute(a.delete().where(a.c.id.in_(doomed))).rowcount
+
+
 def select_audit(work: Reading, queue_id: str, *, limit: int) -> list[Mapping[str, Any]]:
     """Read the acts on a queue's dead letters, newest first."""
     statement = sa.select(a).where(a.c.queue == queue_id).order_by(a.c.id.desc()).limit(limit)
