@@ -86,24 +86,29 @@ class SqliteDialect:
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             yield
             return
-        with FileLock(self._path + ".lock", seconds=LOCK_SECONDS):
-            if not durable:
-                raw.execute("pragma synchronous = normal")
-            try:
-                try:
-                    with undone(self._path):  # no commit has been tried
-                        raw.execute("begin immediate")
-                        yield
-                    # Where the log had no space for the end of a transaction, no recovery will find one.
-                    with undone(self._path, sqlite3.SQLITE_FULL):
-                        raw.execute("commit")
-                except BaseException:
-                    if raw.in_transaction:
-                        raw.execute("rollback")
-                    raise
-            finally:
+        lock = FileLock(self._path + ".lock", seconds=LOCK_SECONDS)
+        try:
+            with lock:
                 if not durable:
-                    raw.execute("pragma synchronous = full")
+                    raw.execute("pragma synchronous = normal")
+                try:
+                    try:
+                        with undone(self._path):  # no commit has been tried
+                            raw.execute("begin immediate")
+                            yield
+                        # Where the log had no space for the end of a transaction, no recovery will find one.
+                        with undone(self._path, sqlite3.SQLITE_FULL):
+                            raw.execute("commit")
+                    except BaseException:
+                        if raw.in_transaction:
+                            raw.execute("rollback")
+                        raise
+                finally:
+                    if not durable:
+                        raw.execute("pragma synchronous = full")
+        except BaseException:
+            lock.free()  # an interruption may have come while the block was being left
+            raise
 
     def id_source(self, connection: Handle) -> IdSource:
         """SQLite has no sequences."""
