@@ -24,7 +24,7 @@ from export_queue.core.drain.report import DrainReport, Problem, RangeReport, to
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.errors import ExportQueueError, LockNotAvailable
-from export_queue.core.locks import Lease, claim, holders, release
+from export_queue.core.locks import Lease, claim, not_available, release
 from export_queue.core.queue import Queue, Range, backlog, bind_sink, find_queue, join_ranges, waiting_ranges
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Snapshot, expire_if_due, settled_snapshot, take_snapshot
@@ -218,8 +218,7 @@ class _Course:
 
     def _not_available(self, queue: Queue, units: Sequence[Range]) -> LockNotAvailable:
         with self.database.read() as work:
-            held = [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, units)]
-        return LockNotAvailable(f"others work on {queue.id} {_shown(units)}; held: {', '.join(held) or 'free by now'}")
+            return not_available(work, queue, units)
 
     def find_oldest_left(self) -> None:
         """Find out how old the oldest entry is that still waits."""

@@ -8,9 +8,22 @@ from export_queue.core.locks.lockbox import (
     claim,
     hold,
     holders,
+    not_available,
     release,
     renew,
     revoke,
 )
 
-__all__ = ["Holder", "Lease", "Owner", "check_leases", "claim", "hold", "holders", "release", "renew", "revoke"]
+__all__ = [
+    "Holder",
+    "Lease",
+    "Owner",
+    "check_leases",
+    "claim",
+    "hold",
+    "holders",
+    "not_available",
+    "release",
+    "renew",
+    "revoke",
+]
