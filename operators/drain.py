@@ -38,8 +38,8 @@ class ExportQueueDrainOperator(DrainTask):
 
         with terminal_errors_fail_at_once():
             sink = self.describe_sink()
-            self._task = task_name(context)
-            request = self.request(self._task, sink_name=sink.spec.name)
+            request = self.request(task_name(context), sink_name=sink.spec.name)
+            self._owner = request.owner
             self._store = ExportQueueHook(self.export_queue_conn_id).describe()
             with open_store(self._store) as store, environment(sink.variables):
                 self._drains_in = threading.get_ident()

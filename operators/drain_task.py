@@ -13,6 +13,7 @@ from export_queue.hooks import Described, ExportQueueHook, open_store, resolve_s
 
 if TYPE_CHECKING:
     from export_queue.core.drain import DrainRequest
+    from export_queue.core.locks import Owner
     from export_queue.core.sinks import SinkSpec
     from export_queue.core.store import StoreSpec
 
@@ -60,7 +61,8 @@ class DrainTask(BaseOperator):
     )
     _store: Described[StoreSpec] | None = None
     """The store that the drain claims in, once it does."""
-    _task = ""
+    _owner: Owner | None = None
+    """This attempt of the task, once it works."""
 
     template_fields_renderers: ClassVar[dict[str, str]] = {"sink_options": "json", "sink": "json", "ranges": "json"}
 
@@ -114,22 +116,22 @@ class DrainTask(BaseOperator):
         )
 
     def take_leases_away(self) -> None:
-        """Make the leases of this task worthless, so that others may have its ranges at once.
+        """Revoke this attempt and what it has submitted, so that others may have its ranges at once.
 
         It is called from a signal handler, which may have interrupted anything: a thread with a connection of its own
         does the work, and is waited for no longer than there is time. The leases expire anyway.
         """
-        if self._store is None or not self._task:
+        if self._store is None or self._owner is None:
             return
-        thread = threading.Thread(target=self._revoke, args=(self._store, self._task), daemon=True)
+        thread = threading.Thread(target=self._revoke, args=(self._store, self._owner), daemon=True)
         thread.start()
         thread.join(_REVOKE_SECONDS)
 
-    def _revoke(self, described: Described[StoreSpec], task: str) -> None:
+    def _revoke(self, described: Described[StoreSpec], owner: Owner) -> None:
         from export_queue.core.locks import revoke
 
         try:
             with open_store(described) as store:
-                revoke(store.database, task)
+                revoke(store.database, owner.task, attempt=owner.attempt)
         except Exception:
-            self.log.exception("The leases of task %s could not be taken away", task)
+            self.log.exception("The leases of task %s could not be taken away", owner.task)

@@ -129,39 +129,36 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
         sink = self.describe_sink()
         spec = dataclasses.replace(sink.spec, secrets={**sink.spec.secrets, **self.sink_secrets})
         self._store = ExportQueueHook(self.export_queue_conn_id).describe()
-        self._task = task_name(context)
         passwords = {name: value for name, value in sink.variables.items() if f"env:{name}" in spec.secrets.values()}
         if self.store_secret is None:
             passwords |= self._store.variables
         store_spec = dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret)
-        request = self.request(self._task, sink_name=spec.name)
+        request = self.request(task_name(context), sink_name=spec.name)
         max_parallel = whole_number(self.max_parallel, what="max_parallel") if self.max_parallel else None
         start_timeout = number(self.start_timeout, what="start_timeout")
         variables, submitter = self._prepare_spark(store_spec, spec, has_passwords=bool(passwords))
         reports: list[DrainReport] = []
-        with open_store(self._store) as store:
-            units = OpenUnits.of(store, request)
+        self._owner = request.owner
+        with open_store(self._store) as store, OpenUnits.of(store, request) as units:
             while units.wait(self._go_on):
                 # One submission takes what is free; for the rest this task waits, and holds no executor meanwhile.
-                part = self.request(self._task, sink_name=spec.name)
-                part = dataclasses.replace(part, if_locked="fail" if part.if_locked == "fail" else "skip")
-                if reports:
-                    part = dataclasses.replace(part, ranges=units.left)
-                self._describe_job(
-                    DrainArguments(
-                        store=store_spec,
-                        sink=spec,
-                        request=part,
-                        max_parallel=max_parallel,
-                        start_timeout=start_timeout,
-                        submitter=submitter,
-                    )
+                arguments = DrainArguments(
+                    store=store_spec,
+                    sink=spec,
+                    request=units.request_of(len(reports)),
+                    max_parallel=max_parallel,
+                    start_timeout=start_timeout,
+                    submitter=submitter,
                 )
+                self._describe_job(arguments)
                 with environment({**variables, **passwords}):
-                    self._submit(store, context, part.drain_id)
-                reports.append(self._report(store, part.drain_id))
-                if (problem := reports[-1].problem) is not None:
-                    raise problem.to_error()
+                    self._submit(store, context, arguments.request.drain_id)
+                report = self._report(store, arguments.request.drain_id)
+                if warning := report.warning():
+                    self.log.warning("%s", warning)
+                if report.problem is not None:
+                    raise report.problem.to_error()
+                reports.append(report)
         return units.report(reports)
 
     def _go_on(self) -> None:
@@ -213,7 +210,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
         self._conn_id = self.spark_conn_id
         try:
             resolved = self._get_hook()._connection
-        except RuntimeError as error:
+        except (RuntimeError, NameError) as error:  # of Airflow's hook, whose import has failed
             raise ConfigurationError(
                 f"connection {connection.conn_id!r} leads to Kubernetes, for which Airflow's own part is not installed",
                 hint="pip install apache-airflow-providers-cncf-kubernetes",
