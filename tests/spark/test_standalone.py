@@ -206,7 +206,7 @@ def without_password(url: str) -> str:
     ("variables", "conf", "status", "message"),
     [
         # the driver has the exporter's module, executors do not
-        ({"PYTHONPATH": str(HERE)}, {}, 1, "python3.*cannot import exports \\(ModuleNotFoundError"),
+        ({"PYTHONPATH": str(HERE)}, {}, 1, "executors' Python, .*cannot import exports \\(ModuleNotFoundError"),
         ({"PYSPARK_PYTHON": "/nowhere/python3"}, {}, 1, "no program /nowhere/python3, their Python"),
         ({}, {"spark.executor.memory": "900g"}, 75, "not started within 15 seconds: no executor came"),
     ],
