@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tests.integration.test_transactions import read, wait_past, write
 from tests.support.contexts import opened_by
 
-from export_queue.core.client import Level, Store, TransactionContext
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import (
     AfterCommitFailed,
     CommitOutcomeUnknown,
@@ -21,7 +21,7 @@ from export_queue.core.errors import (
     StoreUnavailable,
 )
 from export_queue.core.retry import Retry
-from export_queue.core.transactions import Transaction, expire, outcomes, prune, take_snapshot
+from export_queue.core.transactions import Level, Transaction, expire, outcomes, prune, take_snapshot
 
 STEPS = ("start", "update", "changes", "persist")
 """Those before the commit."""
