@@ -72,7 +72,8 @@ def insert(connection: Any, key: str) -> None:
 
 
 def business(store: Store) -> list[str]:
-    prefix = "public." if store.database.dialect.name == "postgresql" else ""
+    # Users' sessions create in the schema that is named like their role.
+    prefix = "export_queue." if store.database.dialect.name == "postgresql" else ""
     with store.database.read() as work:
         return sorted(work.connection.execute(sa.text(f"select id from {prefix}business")).scalars())
 

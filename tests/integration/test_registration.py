@@ -547,6 +547,7 @@ def test_locks_of_an_application_are_neither_waited_for_nor_read_as_ids(
 def test_an_id_whose_key_an_application_has_locked_is_passed_over(
     store: Store, application: psycopg.Connection[Any]
 ) -> None:
+    store.configure_table("t")  # its number is an id, too
     last = (now(store) + 1_800_000) * 10**6  # half an hour ahead: the next id is one more, and known
     application.execute("select setval('export_queue.xq_id', %s)", (last,))
     application.execute("select pg_advisory_lock(%s)", ((last + 1) ^ mask(store),))
