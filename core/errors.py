@@ -15,6 +15,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     ├── StoreError
     │   ├── StoreNotCreated
     │   ├── SchemaVersionError
+    │   ├── OtherCluster              the store was restored into another cluster of servers
     │   └── StoreUnavailable          transient
     ├── TransactionError
     │   ├── ConflictError             transient
@@ -122,6 +123,12 @@ class StoreNotCreated(StoreError):
 
 class SchemaVersionError(StoreError):
     """The store's schema does not fit this version of the library."""
+
+
+class OtherCluster(StoreError):
+    """The store was copied into another cluster of servers, whose numbers of SQL transactions mean something else."""
+
+    default_hint = "end all that uses this copy, then run `export-queue adopt` once"
 
 
 class StoreUnavailable(StoreError):

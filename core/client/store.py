@@ -34,7 +34,7 @@ from export_queue.core.queue import (
 )
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import Sink, SinkSpec
-from export_queue.core.store import Clock, Database, Identity, Limits, Outcome, StoreSpec, check, create, queries
+from export_queue.core.store import Clock, Database, Identity, Limits, Outcome, StoreSpec, adopt, check, create, queries
 from export_queue.core.tables import TableOptions, configure_table
 from export_queue.core.transactions import (
     BoundSession,
@@ -124,6 +124,13 @@ class Store:
         :param floor: all ids to come are greater, for a store that is rebuilt while sinks hold its predecessor's data.
         """
         self._identity = create(self.database, floor=floor)
+
+    def adopt(self) -> None:
+        """Let a store that was restored into another cluster of PostgreSQL servers live there.
+
+        Nothing else may use the store meanwhile. In its own cluster, and on SQLite, it changes nothing.
+        """
+        self._identity = adopt(self.database)
 
     @property
     def id(self) -> str:

@@ -163,6 +163,15 @@ class StoreDialect(Protocol):
     def create(self, connection: Handle) -> None:
         """Create all that this database needs beside the portable tables and their first rows; idempotent."""
 
+    def check_server(self, connection: Handle) -> None:
+        """Check that the store lives in the cluster of servers that gave its numbers of SQL transactions.
+
+        :raises OtherCluster: it was copied into another one.
+        """
+
+    def adopt(self, connection: Handle) -> None:
+        """Let a store that was copied into another cluster of servers live there."""
+
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
 

@@ -92,8 +92,8 @@ def test_two_stores_in_one_database_do_not_meet(postgres_url: str) -> None:
             tx.table("t").set("a", "n", b"1")
             assert tx.id
             with two.transaction() as other:
-                assert other.table("t").get("a", "n") is None
                 assert opened_by(other).value.excluded == frozenset()
+                assert other.table("t").get("a", "n") is None
 
 
 def test_advisory_locks_of_an_application_are_no_ids(postgres_url: str) -> None:

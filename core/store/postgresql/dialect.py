@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, ClassVar, Literal
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import psycopg
 import sqlalchemy as sa
@@ -17,6 +18,7 @@ from export_queue.core.errors import (
     AlreadyCommitted,
     ExportQueueError,
     InvalidArgument,
+    OtherCluster,
     RegistrationLost,
     StoreUnavailable,
 )
@@ -104,6 +106,9 @@ class PostgresDialect:
         self._engine = engine
         self._s = '"' + schema.replace('"', '""') + '"'
         self._id_source: IdSource | None = None
+        self._origins: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
+        """The life of the server that each connection leads to."""
+        self._server = self._sql(sql.SERVER)
         self._read_cell = self._sql(sql.READ_CELL)
         self._read_cell_up_to = self._sql(sql.READ_CELL_UP_TO)
         self._read_cells = self._sql(sql.READ_CELLS)
@@ -162,7 +167,8 @@ class PostgresDialect:
             calls.run(connection, self._sql(sql.CREATE_SEQUENCE))
             for statement in sql.WRITER_COLUMNS:
                 calls.run(connection, self._sql(statement))
-        for name in ("ids_by_clock.sql" if source == "clock" else "ids_by_locks.sql", "transactions.sql"):
+        ids = ("ids_by_clock.sql",) if source == "clock" else ("ids_by_locks.sql", "servers.sql")
+        for name in (*ids, "transactions.sql"):
             text = (files("export_queue.core.store.postgresql") / "sql" / name).read_text("utf-8")
             values = {
                 "{s}": self._s,
@@ -175,6 +181,29 @@ class PostgresDialect:
             for placeholder, value in values.items():
                 text = text.replace(placeholder, value)
             raw.execute(text.encode())
+
+    def check_server(self, connection: Handle) -> None:
+        """Compare the cluster with the store's."""
+        if self._stored_id_source(connection) == "sequence":
+            self._origin(connection)
+
+    def _origin(self, connection: Handle) -> str:
+        """Tell the life of the server that a connection leads to; it is asked once."""
+        raw = calls.raw(connection)
+        origin = self._origins.get(raw)
+        if origin is None:
+            stored, cluster, life = calls.one(connection, self._server)
+            if stored is not None and cluster is not None and stored != cluster:
+                raise OtherCluster(f"store {self.schema}: expected a server of cluster {stored}, found {cluster}")
+            origin = self._origins[raw] = f"{cluster}/{life}"
+        return origin
+
+    def adopt(self, connection: Handle) -> None:
+        """Let the store live in this cluster."""
+        if self._stored_id_source(connection) == "sequence":
+            for statement in sql.ADOPT:
+                calls.run(connection, self._sql(statement))
+            self._origins.clear()
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
@@ -240,12 +269,13 @@ class PostgresDialect:
                 connection, kind=kind, request=request, timeout_ms=timeout_ms, client=client, first=first
             )
             return Begun(Snapshot(number - 1, excluded), deadline - timeout_ms, number, found)
+        origin = self._origin(connection)
         row = calls.one(connection, self._snapshot, first or (None, None, None))
         horizon, servers, excluded, now, low, version, value = row
         count, _, xmax = _SERVER_SNAPSHOT.unpack_from(servers)
         xip = struct.unpack_from(f">{count}q", servers, _SERVER_SNAPSHOT.size)
         # Before a mark was recorded, all ids below it had ended; the horizon is such a mark.
-        snapshot = ServerSnapshot(xmax, xip, tuple(sorted(excluded)), max(horizon, low or 0))
+        snapshot = ServerSnapshot(xmax, xip, tuple(sorted(excluded)), max(horizon, low or 0), origin)
         return Begun(snapshot, now, None, None if first is None else (version, value))
 
     def start(
@@ -291,6 +321,7 @@ class PostgresDialect:
     def read_cell(self, connection: Handle, snapshot: AnySnapshot, table: int, row: bytes, column: bytes) -> Version:
         """Read the newest visible version, and the horizon in the same statement."""
         if isinstance(snapshot, ServerSnapshot):
+            snapshot.require_origin(self._origin(connection))
             statement = self._read_cell_in_servers
         else:
             statement = self._read_cell_up_to if snapshot.is_prefix else self._read_cell
@@ -304,6 +335,7 @@ class PostgresDialect:
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells in one statement."""
         if isinstance(snapshot, ServerSnapshot):
+            snapshot.require_origin(self._origin(connection))
             statement = self._read_cells_in_servers
         else:
             statement = self._read_cells_up_to if snapshot.is_prefix else self._read_cells
@@ -326,6 +358,8 @@ class PostgresDialect:
         expired: int | None = None,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
+        if isinstance(snapshot, ServerSnapshot):
+            snapshot.require_origin(self._origin(connection))
         statement = sql.scan(self._s, span, snapshot, expires=expired is not None)
         arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_snapshot(snapshot), limit)
         found = calls.rows(connection, statement, arguments)
@@ -381,6 +415,8 @@ class PostgresDialect:
     ) -> Committed:
         snapshot = call.snapshot
         servers = snapshot if isinstance(snapshot, ServerSnapshot) else None
+        if servers is not None:
+            servers.require_origin(self._origin(connection))
         arguments = (
             registration,
             call.request,

@@ -123,6 +123,12 @@ class SqliteDialect:
         for statement in sql.TRIGGERS:
             raw.execute(statement)
 
+    def check_server(self, connection: Handle) -> None:
+        """Nothing: the numbers in a file are those of the file."""
+
+    def adopt(self, connection: Handle) -> None:
+        """Nothing: the numbers in a file are those of the file."""
+
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
         raw = _raw_of(connection)
