@@ -169,8 +169,8 @@ class DrainReport(Counts):
         if not self.dead:
             return None
         return (
-            f"{self.queue}: {grouped(self.dead)} entries became dead letters"
-            + (f"; the first: {self.first_rejection}" if self.first_rejection else "")
+            f"{self.queue}: dead letters: {grouped(self.dead)}"
+            + (f", the first: {self.first_rejection}" if self.first_rejection else "")
             + f"; see them: export-queue dead list {self.queue} --drain-id {self.drain_id}"
         )
 
