@@ -29,6 +29,7 @@ def stepping(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
         return time.time_ns() // 1_000_000 + offset[0]
 
     with Store.open(store_url, clock=clock) as store:
+        store.create()
         is_server = store.database.dialect.name == "postgresql"
         if is_server:
             plants.give_the_store_a_clock_of_its_own(store_url)
