@@ -89,7 +89,9 @@ class Problem:
         kind = getattr(errors, self.error_class, None)
         if isinstance(kind, type) and issubclass(kind, ExportQueueError) and kind is not errors.AlreadyCommitted:
             return kind(self.message, hint=self.hint)
-        return DrainError(f"{self.error_class}: {self.message}", hint=self.hint)
+        error = DrainError(f"{self.error_class}: {self.message}", hint=self.hint)
+        error.transient = self.transient
+        return error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
