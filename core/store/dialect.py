@@ -228,7 +228,7 @@ class StoreDialect(Protocol):
         """
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
-        """Draw one more write pointer for a long transaction; it is in progress as long as the transaction.
+        """Draw one more write pointer for a transaction with an active row; it is in progress as long as that.
 
         :raises RegistrationLost: the transaction has ended.
         """

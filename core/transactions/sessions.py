@@ -93,7 +93,8 @@ class PooledSession:
             with database.translated(), database.dialect.limited(raw, self._seconds):
                 return step(raw, *plain, **named)
         except BaseException as error:
-            if not isinstance(error, Exception) or isinstance(error, StoreUnavailable):
+            is_broken = isinstance(error, StoreUnavailable) or not database.dialect.is_idle(raw)
+            if is_broken or not isinstance(error, Exception):
                 connection.invalidate()  # an answer may still come, and a cancelled call leave a lock to its session
             raise
         finally:

@@ -469,17 +469,18 @@ class OpenTransaction:
     def checkpoint(self) -> None:
         """Draw a line: later writes are versions of their own, under the same snapshot.
 
-        All of it commits or rolls back together. A checkpoint of a long transaction counts in every process that
-        works for it, from its next read or flush on.
+        A short transaction has a new write pointer only for its participants: nobody else could tell. All of it commits
+        or rolls back together. A checkpoint of a long transaction counts in every process that works for it, from its
+        next read or flush on.
         """
         self._require_writable()
         if self.kind == "long":
             self.flush()
-            pointer = self._session.call(self.database.dialect.checkpoint, self.value.id)
-            self._become(replace(self.value, write_pointers=(*self.value.write_pointers, pointer)))
         else:
             self.buffer.checkpoint()
-        if self._participants:
+        if self.kind == "long" or self._participants:
+            pointer = self._session.call(self.database.dialect.checkpoint, self.value.id)
+            self._become(replace(self.value, write_pointers=(*self.value.write_pointers, pointer)))
             self._participants.update(self.value)
 
     def flush(self) -> None:

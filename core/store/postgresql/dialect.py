@@ -304,7 +304,7 @@ class PostgresDialect:
         return tx, tuple(excluded), deadline, None if first is None else (version, value)
 
     def _make_durable(self, connection: Handle, transaction: int) -> None:
-        """Make a long transaction's rows durable, after the gate or the clock has been released."""
+        """Make a transaction's rows durable, after the gate or the clock has been released."""
         calls.run(connection, self._sql(sql.MAKE_DURABLE), (transaction,))
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:

@@ -37,7 +37,7 @@ from export_queue.core.store.queries.conflict_keys import conflict_error
 from export_queue.core.store.registration import HOUR_OF_IDS, IdSource, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.file import LOCK_SECONDS, LentConnection, explain, lent, undone
+from export_queue.core.store.sqlite.file import LOCK_SECONDS, LentConnection, StoreConnection, explain, lent, undone
 from export_queue.core.store.sqlite.filelock import FileLock
 
 
@@ -90,6 +90,8 @@ class SqliteDialect:
             yield
             return
         lock = FileLock(self._path + ".lock", seconds=LOCK_SECONDS)
+        if isinstance(raw, StoreConnection):
+            raw.write_lock = lock
         try:
             with lock:
                 if not durable:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from export_queue.core.errors import StoreError, StoreUnavailable
+from export_queue.core.store.sqlite.filelock import FileLock
 
 LOCK_SECONDS = 30.0
 """How long a writer waits for its turn."""
@@ -33,12 +34,28 @@ _LASTING = {
 }
 
 
+class StoreConnection(sqlite3.Connection):
+    """A connection that leaves the queue of writers when it is closed.
+
+    An interruption may hit the very machinery that ends a block, which is suspended then and frees nothing by itself;
+    the connection, which is in mid-transaction, is closed.
+    """
+
+    write_lock: FileLock | None = None
+
+    def close(self) -> None:
+        """Close it, which rolls back, and free the lock."""
+        super().close()
+        if self.write_lock is not None:
+            self.write_lock.free()
+
+
 def open_engine(url: sa.URL) -> sa.Engine:
     """Make an engine whose connections are durable and never begin a transaction by themselves."""
     engine = sa.create_engine(
         url,
         isolation_level="AUTOCOMMIT",
-        connect_args={"timeout": LOCK_SECONDS, "check_same_thread": False},
+        connect_args={"timeout": LOCK_SECONDS, "check_same_thread": False, "factory": StoreConnection},
         pool_size=8,
         max_overflow=56,
         pool_use_lifo=True,  # the connection that was used last has the newest pages in its cache

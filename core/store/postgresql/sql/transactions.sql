@@ -194,12 +194,7 @@ begin
   -- 1. The registration is proven, or made now.
   if registration = 'commit' then
     tx := ({s}.xq_draw_v1(true, false)).id;
-  elsif registration = 'row' then
-    delete from {s}.xq_active a where a.id = tx;
-    if not found then
-      raise exception using errcode = 'XQ002', message = 'transaction has ended';
-    end if;
-  elsif registration = 'rows' then
+  elsif registration in ('row', 'rows') then
     pointers := {s}.xq_forget_active_v1(tx);
     if pointers is null then
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
@@ -337,7 +332,8 @@ begin
       perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
     end if;
     -- A row that is locked is being ended by another commit or sweep; nothing was staged.
-    delete from {s}.xq_active a where a.id = (select l.id from {s}.xq_active l where l.id = tx for update skip locked);
+    with own as (select l.id from {s}.xq_active l where l.id = tx for update skip locked)
+      delete from {s}.xq_active a using own where a.owner = own.id;
   elsif registration = 'rows' then
     foreach pointer in array coalesce({s}.xq_forget_active_v1(tx), '{}') loop
       perform {s}.xq_rollback_v1(pointer);
