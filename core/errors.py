@@ -16,6 +16,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   ├── StoreNotCreated
     │   ├── SchemaVersionError
     │   ├── OtherCluster              the store was restored into another cluster of servers
+    │   ├── StoreReplaced             transient; restored or created anew under a process that uses it
     │   └── StoreUnavailable          transient
     ├── TransactionError
     │   ├── ConflictError             transient
@@ -129,6 +130,13 @@ class OtherCluster(StoreError):
     """The store was copied into another cluster of servers, whose numbers of SQL transactions mean something else."""
 
     default_hint = "end all that uses this copy, then run `export-queue adopt` once"
+
+
+class StoreReplaced(StoreError):
+    """The store was restored to an earlier state, or created anew, since this process read its queues and tables."""
+
+    transient = True
+    default_hint = "run the function again from its start: it reads them anew; store.run() does this for you"
 
 
 class StoreUnavailable(StoreError):

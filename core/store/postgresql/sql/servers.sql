@@ -14,6 +14,9 @@ begin
   exception when insufficient_privilege or undefined_function then
     cluster := null;
   end;
+  if pg_is_in_recovery() then
+    return;  -- a standby has no life of its own
+  end if;
   life := (select l.token from {s}.xq_server_life l);
   if life is null then
     insert into {s}.xq_server_life values (1, gen_random_uuid()::text) on conflict do nothing;
