@@ -21,6 +21,7 @@ from export_queue.core.store.dialect import (
     VersionKey,
     Writes,
 )
+from export_queue.core.store.forks import leave_to_parent
 from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
 from export_queue.core.store.queries.conflict_keys import (
     cell_key,
@@ -62,6 +63,7 @@ __all__ = [
     "check",
     "create",
     "entry_key",
+    "leave_to_parent",
     "new_request",
     "notification_key",
     "pack_ids",

@@ -36,6 +36,7 @@ def create(database: Database, *, floor: int = 0, id_source: IdSource | None = N
     """
     if not 0 <= floor < 1 << 62:
         raise InvalidArgument(f"floor: expected a number from 0 to 2**62 - 1, found {floor}")
+    database.create_place()
     with database.begin() as work:
         connection = work.connection
         source = id_source or database.dialect.id_source(connection)

@@ -85,8 +85,7 @@ class PinnedSession:
         connection, self._connection = self._connection, None
         self._limit.close()
         if connection is not None:
-            connection.invalidate()
-            connection.close()
+            self._database.throw_away(connection)
         self._database.forget_connections()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -32,6 +33,7 @@ from export_queue.core.store import (
     Span,
     Version,
     VersionKey,
+    leave_to_parent,
     new_request,
 )
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
@@ -104,6 +106,7 @@ class OpenTransaction:
         self._generation = 1
         self._participants = Participants()
         self._is_resumed = False
+        self._process = os.getpid()
         if idempotency_key is not None:
             check_idempotency_key(idempotency_key)
             state = idempotency_state(database, idempotency_key, seconds=self._seconds)
@@ -128,10 +131,14 @@ class OpenTransaction:
         return opened
 
     def require_open(self) -> None:
-        """Refuse to go on after the end.
+        """Refuse to go on after the end, and in a forked child.
 
-        :raises TransactionEnded: it has been committed or aborted.
+        :raises TransactionEnded: it has been committed or aborted, or is another process's.
         """
+        if self._process != os.getpid():
+            raise TransactionEnded(
+                f"the transaction belongs to process {self._process}, from which process {os.getpid()} was forked"
+            )
         if self._state not in OPEN:
             raise TransactionEnded(f"the transaction has ended: {self._state}")
 
@@ -555,6 +562,9 @@ class OpenTransaction:
 
         :param reason: why; it gets a note of every failure on the way.
         """
+        if self._process != os.getpid():
+            leave_to_parent(self._session)
+            return
         if self._state not in OPEN and self._state is not State.COMMITTING:
             return
         if self._state in OPEN and self.kind != "read":

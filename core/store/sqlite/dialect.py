@@ -35,8 +35,7 @@ from export_queue.core.store.queries.conflict_keys import conflict_error
 from export_queue.core.store.registration import IdSource, Kind
 from export_queue.core.store.snapshot import Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.file import LOCK_SECONDS, explain, undone
-from export_queue.core.store.sqlite.filelock import FileLock
+from export_queue.core.store.sqlite.file import StoreFile, explain, undone
 
 
 class SqliteDialect:
@@ -50,9 +49,10 @@ class SqliteDialect:
     name = "sqlite"
     driver_error: ClassVar[type[Exception]] = sqlite3.Error
     pins_connection = True
+    is_file = True
 
-    def __init__(self, path: str, clock: Clock) -> None:
-        self._path = path
+    def __init__(self, file: StoreFile, clock: Clock) -> None:
+        self._file = file
         self._clock = clock
 
     def is_missing_table(self, error: BaseException) -> bool:
@@ -62,6 +62,34 @@ class SqliteDialect:
     def explain(self, error: BaseException, url: str) -> StoreError | None:
         """Name the file and the remedy."""
         return explain(error, url)
+
+    def create_place(self) -> None:
+        """Create the file and its folder."""
+        try:
+            self._file.create()
+        except sqlite3.Error as error:
+            raise explain(error, self._file.url) or error from error
+        except OSError as error:
+            raise StoreError(f"store {self._file.url}: {error.strerror}") from error
+
+    def require_in_place(self) -> None:
+        """Look at the file's identity."""
+        self._file.require_in_place()
+
+    def forget_place(self) -> None:
+        """Forget the file's identity."""
+        self._file.forget()
+
+    def refusal_in_child(self, url: str) -> StoreError | None:
+        """Look for a connection that the parent had in use: SQLite would take its locks for this process's own."""
+        if not self._file.is_open():
+            return None
+        return StoreError(
+            f"store {url}: this process was forked while a connection of its parent was using the file, "
+            "and SQLite's locks cannot be inherited",
+            hint="fork while no transaction is in progress and connections of your own to the file are closed, or "
+            "start processes with 'spawn' or 'forkserver'",
+        )
 
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
@@ -85,16 +113,17 @@ class SqliteDialect:
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             yield
             return
-        with FileLock(self._path + ".lock", seconds=LOCK_SECONDS):
+        with self._file.lock():
+            self._file.require_in_place()
             if not durable:
                 raw.execute("pragma synchronous = normal")
             try:
                 try:
-                    with undone(self._path):  # no commit has been tried
+                    with undone(self._file.path):  # no commit has been tried
                         raw.execute("begin immediate")
                         yield
                     # Where the log had no space for the end of a transaction, no recovery will find one.
-                    with undone(self._path, sqlite3.SQLITE_FULL):
+                    with undone(self._file.path, sqlite3.SQLITE_FULL):
                         raw.execute("commit")
                 except BaseException:
                     if raw.in_transaction:

@@ -22,27 +22,27 @@ class FileLock:
     def __init__(self, path: str, *, seconds: float) -> None:
         self._path = path
         self._seconds = seconds
-        self._file: int | None = None
+        self._file: _SideFile | None = None
 
     def __enter__(self) -> FileLock:
         try:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            file = _SideFile(self._path)
         except OSError as error:
             raise StoreError(
                 f"cannot open the write lock {self._path}: {error.strerror}",
                 hint="the folder of a SQLite store must exist, be writable and have space left",
             ) from error
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._wait_in_line(file)
+            came = file.lock(wait=False)
         except BaseException:
-            os.close(file)
+            file.free()
             raise
+        if not came:
+            self._wait_in_line(file)
         self._file = file
         return self
 
-    def _wait_in_line(self, file: int) -> None:
+    def _wait_in_line(self, file: _SideFile) -> None:
         # A blocking flock cannot be given a time limit, so a thread waits in it. Polling would have one, but no line.
         turn = _Turn(file)
         turn.start()
@@ -65,13 +65,75 @@ class FileLock:
     ) -> None:
         file, self._file = self._file, None
         if file is not None:
-            os.close(file)
+            file.free()
+
+
+class _SideFile:
+    """The side file, opened once for one lock.
+
+    The lock belongs to the open file, which a forked child shares: closing alone would leave the lock with the child.
+    So a lock is freed explicitly, and a child closes its copies at once, without freeing the locks of its parent.
+
+    :raises OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        with _opening:
+            self._number: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            _open_files.add(self)
+
+    def lock(self, *, wait: bool) -> bool:
+        """Take the lock; without waiting, tell whether it came."""
+        assert self._number is not None
+        try:
+            fcntl.flock(self._number, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def free(self) -> None:
+        """Free the lock if it is held, and close the file."""
+        with _opening:
+            number, self._number = self._number, None
+            if number is not None:
+                _open_files.discard(self)
+                fcntl.flock(number, fcntl.LOCK_UN)
+                os.close(number)
+
+    def leave_to_parent(self) -> None:
+        """Close a child's copy."""
+        number, self._number = self._number, None
+        if number is not None:
+            os.close(number)
+
+
+_opening = threading.RLock()
+"""Held at a fork: no file is open in a child that the child does not know of."""
+_open_files: set[_SideFile] = set()
+
+
+def hold_before_fork() -> None:
+    """Let no thread open or free a side file until the fork is over."""
+    _opening.acquire()
+
+
+def release_after_fork() -> None:
+    """Let threads go on."""
+    _opening.release()
+
+
+def leave_to_parent() -> None:
+    """Close a child's copies of what its parent has open."""
+    _opening.release()
+    for file in _open_files:
+        file.leave_to_parent()
+    _open_files.clear()
 
 
 class _Turn(threading.Thread):
     """Waits for the lock; if its owner has given up meanwhile, gives it back at once."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: _SideFile) -> None:
         super().__init__(name="export-queue-file-lock", daemon=True)
         self._file = file
         self._came = threading.Event()
@@ -79,10 +141,10 @@ class _Turn(threading.Thread):
         self._given_up = False
 
     def run(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._file.lock(wait=True)
         with self._guard:
             if self._given_up:
-                os.close(self._file)
+                self._file.free()
             else:
                 self._came.set()
 
@@ -94,4 +156,4 @@ class _Turn(threading.Thread):
         with self._guard:
             self._given_up = True
             if self._came.is_set():
-                os.close(self._file)
+                self._file.free()
