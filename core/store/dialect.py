@@ -107,6 +107,15 @@ class Outcome:
     id: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one sweep over transactions has done."""
+
+    ended: int
+    failed: str | None = None
+    """The first error, where a transaction could not be ended; it keeps no other."""
+
+
 class StoreDialect(Protocol):
     """One kind of database under the store; each method is one SQL transaction of its own.
 
@@ -257,8 +266,14 @@ class StoreDialect(Protocol):
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish in one SQL transaction (I2, I3)."""
 
-    def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
-        """Remove the staged rows and forget the id."""
+    def abort(
+        self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""
+    ) -> None:
+        """Remove the staged rows and forget the id.
+
+        :param kept: write pointers that become invalid for good, in the same SQL transaction.
+        :param left_to: the participants that could not undo what they wrote under these.
+        """
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Tell the outcome of a request; an undecided request is refused from now on."""
@@ -269,8 +284,8 @@ class StoreDialect(Protocol):
         A drain behind many dead rows reads at half the speed. Needs the owner's rights; without them nothing happens.
         """
 
-    def expire(self, connection: Handle) -> int:
-        """Make transactions past their deadline invalid; returns how many."""
+    def expire(self, connection: Handle) -> Swept:
+        """Make transactions past their deadline invalid."""
 
-    def prune(self, connection: Handle, *, limit: int) -> int:
-        """Delete the rows of invalid transactions and forget their ids; returns how many."""
+    def prune(self, connection: Handle, *, limit: int) -> Swept:
+        """Delete the rows of invalid transactions and forget their ids."""

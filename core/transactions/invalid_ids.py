@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
 
-from export_queue.core.store import Database, queries
+from export_queue.core.store import Database, Swept
+
+log = logging.getLogger("export_queue.transactions")
 
 EXPIRE_SECONDS = 10.0
 """Least time between two looks of one process for transactions that are late."""
@@ -17,7 +19,7 @@ def expire(database: Database, *, seconds: float | None = None) -> int:
     :param seconds: how long the answer is waited for; an hour.
     """
     with database.connect(seconds=seconds) as connection:
-        return database.dialect.expire(connection)
+        return _told(database.dialect.expire(connection))
 
 
 def expire_if_due(database: Database, *, seconds: float) -> None:
@@ -28,13 +30,13 @@ def expire_if_due(database: Database, *, seconds: float) -> None:
         expire(database, seconds=seconds)
 
 
-def invalidate(database: Database, pointers: Sequence[int], *, left_to: str) -> None:
-    """Exclude write pointers for good, since participants could not undo what they wrote under them."""
-    with database.begin() as work:
-        queries.invalid.keep_invalid(work, pointers, left_to)
-
-
 def prune(database: Database, *, limit: int = 1000) -> int:
     """Delete the rows of invalid transactions, forget their ids, and return how many."""
     with database.connect() as connection:
-        return database.dialect.prune(connection, limit=limit)
+        return _told(database.dialect.prune(connection, limit=limit))
+
+
+def _told(swept: Swept) -> int:
+    if swept.failed:
+        log.warning("a sweep went on past a transaction that it could not end: %s", swept.failed)
+    return swept.ended

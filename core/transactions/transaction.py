@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
@@ -38,7 +38,7 @@ from export_queue.core.store import (
 )
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
 from export_queue.core.transactions.idempotency import as_json, check_idempotency_key, idempotency_state
-from export_queue.core.transactions.invalid_ids import expire_if_due, invalidate
+from export_queue.core.transactions.invalid_ids import expire_if_due
 from export_queue.core.transactions.outcomes import ask_outcome
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.scans import LARGEST_PAGE, Found, first_limit, merged, next_limit, page_of
@@ -570,24 +570,33 @@ class OpenTransaction:
         if self._state in OPEN and self.kind != "read":
             self.database.counters.aborted(self.kind)
         failed = self._participants.roll_back(reason) if self._participants else []
-        if failed and self._value is not None:
-            try:
-                invalidate(self.database, self._value.write_pointers, left_to=", ".join(failed))
-            except Exception as error:
-                if reason is not None:
-                    reason.add_note(f"besides, transaction {self._value.id} could not be made invalid: {error}")
-        self._forget()
+        try:
+            self._forget(failed)
+        except ExportQueueError as error:
+            if reason is not None and self._value is not None:
+                reason.add_note(f"besides, transaction {self._value.id} could not be made invalid: {error}")
         self._end(State.ABORTED)
 
-    def _forget(self) -> None:
+    def _forget(self, failed: Sequence[str] = ()) -> None:
+        """Forget the id; it becomes invalid if participants could not undo what they wrote under it.
+
+        :param failed: names of these participants.
+        """
         if self._value is None or self.kind == "read":
             return
         kind, number = self.kind, self._value.id
+        abort = self.database.dialect.abort
         # The abort itself always succeeds: an id that cannot be forgotten now becomes invalid at its deadline.
         try:
-            self._session.call(self.database.dialect.abort, kind=kind, transaction=number)
+            if not failed:
+                self._session.call(abort, kind=kind, transaction=number)
+                return
+            kept, left_to = self._value.write_pointers, ", ".join(failed)
+            self._session.call(abort, kind=kind, transaction=number, kept=kept, left_to=left_to)
         except ExportQueueError:
             self._session.drop()  # a lock of its server session goes with it, and does not stay with the pool
+            if failed:  # on a new connection: nothing else will ever make the id invalid for good
+                self._session.call(abort, kind=kind, transaction=number, kept=kept, left_to=left_to)
 
     def _end(self, state: State) -> None:
         self._move(state)

@@ -27,6 +27,7 @@ from export_queue.core.store.dialect import (
     Handle,
     Outcome,
     Span,
+    Swept,
     Version,
     VersionKey,
     Writes,
@@ -315,7 +316,7 @@ class PostgresDialect:
             return self._send(connection, call, "row", transaction)
         except BaseException:
             with contextlib.suppress(ExportQueueError, psycopg.Error), self._apart(connection) as apart:
-                calls.one(apart, self._abort, ("row", transaction))
+                calls.one(apart, self._abort, ("row", transaction, None, None))
             raise
 
     def _send(
@@ -341,13 +342,16 @@ class PostgresDialect:
         except AlreadyCommitted as error:
             raise AlreadyCommitted(call.idempotency_key or "", None) from error.__cause__
 
-    def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
+    def abort(
+        self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""
+    ) -> None:
         """Free the registration and delete the staged rows."""
         registration = self._registration(connection, kind)
         if registration == "transaction":
             return  # the lock goes with the user's SQL transaction
         with self._apart(connection) as apart:
-            calls.one(apart, self._abort, (registration, transaction))
+            invalid = (BigintArray.of(kept), left_to) if kept else (None, None)
+            calls.one(apart, self._abort, (registration, transaction, *invalid))
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Insert a refusal unless the request has an outcome; waits for a commit in flight."""
@@ -358,10 +362,10 @@ class PostgresDialect:
         """Vacuum the entries; without the owner's rights the server only warns."""
         calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
 
-    def expire(self, connection: Handle) -> int:
+    def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""
-        return int(calls.one(connection, self._sql(sql.EXPIRE))[0])
+        return Swept(*calls.one(connection, self._sql(sql.EXPIRE)))
 
-    def prune(self, connection: Handle, *, limit: int) -> int:
+    def prune(self, connection: Handle, *, limit: int) -> Swept:
         """Delete the rows of invalid transactions and forget their ids."""
-        return int(calls.one(connection, self._sql(sql.PRUNE), (limit,))[0])
+        return Swept(*calls.one(connection, self._sql(sql.PRUNE), (limit,)))

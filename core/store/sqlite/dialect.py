@@ -27,6 +27,7 @@ from export_queue.core.store.dialect import (
     Handle,
     Outcome,
     Span,
+    Swept,
     Version,
     VersionKey,
     Writes,
@@ -312,6 +313,8 @@ class SqliteDialect:
         pointers = self._forget(raw, call.transaction)
         if not pointers:
             raise RegistrationLost(f"transaction {call.transaction} is no longer in progress")
+        if raw.execute(sql.IS_INVALID, (call.transaction,)).fetchone() is not None:
+            raise RegistrationLost(f"transaction {call.transaction} has become invalid")
         now = self._clock()
         if now > call.deadline_ms:
             raise TransactionTimeout(
@@ -361,12 +364,15 @@ class SqliteDialect:
             seen = (snapshot.read_pointer, json.dumps(snapshot.excluded))
             raw.executemany(sql.ACKNOWLEDGE, [(*cell, *seen) for cell in writes.acknowledged])
 
-    def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
+    def abort(
+        self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""
+    ) -> None:
         """Delete the active rows and the rows that were staged under them."""
         raw = _raw_of(connection)
         if kind == "bound" and not raw.in_transaction:
             return  # the user's SQL transaction has ended; if it committed, the row goes at its deadline
-        with self.transaction(connection, durable=kind == "long"):
+        with self.transaction(connection, durable=kind == "long" or bool(kept)):
+            raw.executemany(sql.KEEP_INVALID, [(pointer, self._clock(), left_to) for pointer in kept])
             pointers = self._forget(raw, transaction)
             if kind == "long":
                 self._run_for_each(raw, sql.ROLLBACK, pointers)
@@ -387,25 +393,37 @@ class SqliteDialect:
     def tidy_entries(self, connection: Handle) -> None:
         """Nothing: SQLite uses the pages of removed rows again at once."""
 
-    def expire(self, connection: Handle) -> int:
+    def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""
         raw = _raw_of(connection)
         now = self._clock()
-        late = raw.execute(sql.ANY_LATE, (now,)).fetchone()
-        if late is None:
-            return 0
+        if raw.execute(sql.LATE, (now,)).fetchone() is None:
+            return Swept(0)
         with self.transaction(connection):
-            raw.execute(sql.MAKE_INVALID, (now, now))
-            late = raw.execute(sql.FORGET_LATE, (now,)).fetchall()
-        return sum(is_first for (is_first,) in late)
+            late = [row[0] for row in raw.execute(sql.LATE, (now,))]
+            return self._sweep(raw, (sql.MAKE_INVALID, sql.FORGET_LATE), late, now)
 
-    def prune(self, connection: Handle, *, limit: int) -> int:
+    def prune(self, connection: Handle, *, limit: int) -> Swept:
         """Delete the rows of invalid transactions and forget their ids."""
         raw = _raw_of(connection)
         with self.transaction(connection):
             ids = [row[0] for row in raw.execute(sql.PRUNABLE, (limit,))]
-            self._run_for_each(raw, (*sql.ROLLBACK, sql.FORGET_INVALID), ids)
-        return len(ids)
+            return self._sweep(raw, (*sql.ROLLBACK, sql.FORGET_INVALID), ids, self._clock())
+
+    def _sweep(self, raw: sqlite3.Connection, statements: Sequence[str], ids: Sequence[int], now: int) -> Swept:
+        """Run the statements for each id; one whose rows cannot be changed keeps no other."""
+        ended, failed = 0, None
+        for number in ids:
+            raw.execute("savepoint xq_sweep")
+            try:
+                for statement in statements:
+                    raw.execute(statement, {"id": number, "now": now})
+                ended += 1
+            except sqlite3.IntegrityError as error:
+                raw.execute("rollback to xq_sweep")
+                failed = failed or f"transaction {number}: {error}"
+            raw.execute("release xq_sweep")
+        return Swept(ended, failed)
 
 
 def _raw_of(connection: Handle) -> sqlite3.Connection:

@@ -82,11 +82,17 @@ REGISTER_POINTER = """
     select ?, request, kind, started_ms, deadline_ms, low, owner, client from xq_active where id = ?
 """
 FORGET = "delete from xq_active where owner = ? returning id"
-ANY_LATE = "select 1 from xq_active where deadline_ms < ? limit 1"
-MAKE_INVALID = (
-    "insert into xq_invalid (id, since_ms) select id, ? from xq_active where deadline_ms < ? and kind = 'long'"
-)
-FORGET_LATE = "delete from xq_active where deadline_ms < ? returning id = owner"
+LATE = "select id from xq_active where deadline_ms < ? and id = owner order by id"
+MAKE_INVALID = """
+    insert or ignore into xq_invalid (id, since_ms)
+    select id, :now from xq_active where owner = :id and kind = 'long'
+"""
+FORGET_LATE = "delete from xq_active where owner = :id"
+KEEP_INVALID = """
+    insert into xq_invalid (id, since_ms, left_to) values (?, ?, ?)
+    on conflict do update set left_to = excluded.left_to
+"""
+IS_INVALID = "select 1 from xq_invalid where id = ?"
 FORGET_INVALID = "delete from xq_invalid where id = :id"
 FORGET_STAGED = tuple(f"delete from xq_staged_{what} where id = :id" for what in ("key", "cell", "entry"))
 ROLLBACK = (

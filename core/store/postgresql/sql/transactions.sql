@@ -176,6 +176,9 @@ begin
       raise exception using errcode = 'XQ002', message = lost;
     end if;
   end if;
+  if registration <> 'commit' and exists (select 1 from {s}.xq_invalid i where i.id = tx) then
+    raise exception using errcode = 'XQ002', message = 'transaction has become invalid';
+  end if;
   newest := coalesce(pointers[cardinality(pointers)], tx);
 
   -- 2. The deadline, by the store's clock.
@@ -279,16 +282,26 @@ begin
   delete from {s}.xq_staged_entry s where s.id = pointer;
 end $body$;
 
-create or replace function {s}.xq_abort_v1(registration text, tx bigint) returns void
+-- Forgets an id and what was staged under it. kept: write pointers that become invalid for good in the same SQL
+-- transaction, since the participants in left_to could not undo what they wrote under them; null if there are none.
+create or replace function {s}.xq_abort_v1(registration text, tx bigint, kept bigint[], holders text) returns void
 language plpgsql volatile as $body$
 declare
   pointer bigint;
   done boolean;
 begin
-  if registration = 'session' then
+  if kept is not null then
+    insert into {s}.xq_invalid as i (id, since_ms, left_to) select k.id, {now}, holders from unnest(kept) as k(id)
+      on conflict on constraint xq_invalid_pkey do update set left_to = holders;  -- a sweep may have been there before
+  end if;
+  if registration = 'session' and kept is not null then
+    perform {s}.xq_prove_v1(tx, true);  -- listed until it is seen to be invalid
+  elsif registration = 'session' then
     done := {s}.xq_free_v1(tx);
   elsif registration = 'row' then
-    perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
+    if kept is null then
+      perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
+    end if;
     -- A row that is locked is being ended by another commit or sweep; nothing was staged.
     delete from {s}.xq_active a where a.id = (select l.id from {s}.xq_active l where l.id = tx for update skip locked);
   elsif registration = 'rows' then
@@ -298,29 +311,45 @@ begin
   end if;
 end $body$;
 
-create or replace function {s}.xq_expire_v1() returns bigint language plpgsql volatile as $body$
+-- Makes transactions past their deadline invalid. failed: the first error, where a transaction could not be ended;
+-- it keeps no other.
+create or replace function {s}.xq_expire_v1(out ended bigint, out failed text) language plpgsql volatile as $body$
 declare
   late bigint[];
+  tx bigint;
 begin
+  ended := 0;
   -- First the locks, then, in a new statement, all rows: a checkpoint may have come in between.
   late := array(select a.id from {s}.xq_active a
                 where a.deadline_ms < {now} and a.id = a.owner for update skip locked);
-  with gone as (delete from {s}.xq_active a where a.owner = any(late) returning a.id, a.kind)
-    insert into {s}.xq_invalid (id, since_ms)
-    select g.id, {now} from gone g where g.kind = 'long';  -- others staged nothing and are only forgotten
-  return cardinality(late);
+  foreach tx in array late loop
+    begin
+      with gone as (delete from {s}.xq_active a where a.owner = tx returning a.id, a.kind)
+        insert into {s}.xq_invalid (id, since_ms)
+        select g.id, {now} from gone g where g.kind = 'long'  -- others staged nothing and are only forgotten
+        on conflict do nothing;
+      ended := ended + 1;
+    exception when others then
+      failed := coalesce(failed, format('transaction %s: %s', tx, sqlerrm));
+    end;
+  end loop;
 end $body$;
 
-create or replace function {s}.xq_prune_v1(most bigint) returns bigint language plpgsql volatile as $body$
+-- Deletes the rows of invalid transactions and forgets their ids.
+create or replace function {s}.xq_prune_v1(most bigint, out ended bigint, out failed text)
+language plpgsql volatile as $body$
 declare
-  pruned bigint := 0;
   i bigint;
 begin
+  ended := 0;
   for i in select v.id from {s}.xq_invalid v
            where v.left_to is null order by v.id limit most for update skip locked loop
-    perform {s}.xq_rollback_v1(i);
-    delete from {s}.xq_invalid v where v.id = i;
-    pruned := pruned + 1;
+    begin
+      perform {s}.xq_rollback_v1(i);
+      delete from {s}.xq_invalid v where v.id = i;
+      ended := ended + 1;
+    exception when others then
+      failed := coalesce(failed, format('transaction %s: %s', i, sqlerrm));
+    end;
   end loop;
-  return pruned;
 end $body$;
