@@ -2,7 +2,8 @@
 
 1. End transactions that are past their deadline, and prune invalid ones.
 2. Raise the horizon, in a SQL transaction of its own: a reader that sees a deletion sees the horizon, too.
-3. Delete, page by page, versions and conflict keys below the horizon, and outcomes and idempotency keys that are old.
+3. Delete, page by page, versions and conflict keys below the horizon, and outcomes, idempotency keys and records that
+   are old.
 4. Have the database reclaim the space.
 """
 
@@ -15,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.maintenance import conflict_keys, idempotency_keys, invalid, outcomes, versions
+from export_queue.core.maintenance import conflict_keys, idempotency_keys, invalid, outcomes, records, versions
 from export_queue.core.maintenance.horizon import raise_horizon, record_low_watermark
 from export_queue.core.maintenance.pages import CleanPage
 from export_queue.core.store import Database, queries
@@ -44,6 +45,10 @@ class MaintenanceReport:
     conflict_keys: int
     outcomes: int
     idempotency_keys: int
+    drain_reports: int
+    dead_letter_acts: int
+    attempts: int
+    """Attempts of drains that were killed or revoked long ago."""
     more: bool
     """Whether a subject came to the limit, so that another run goes on with it."""
     busy: bool
@@ -57,7 +62,8 @@ class MaintenanceReport:
         """Say it in one line."""
         return (
             f"{self.expired} expired, {self.pruned} pruned, {self.versions} versions, "
-            f"{self.conflict_keys} conflict keys, {self.outcomes} outcomes, {self.idempotency_keys} idempotency keys"
+            f"{self.conflict_keys} conflict keys, {self.outcomes} outcomes, {self.idempotency_keys} idempotency keys, "
+            f"{self.drain_reports} drain reports"
             + ("; more is left" if self.more else "")
             + ("; another process is cleaning up" if self.busy else "")
         )
@@ -69,6 +75,7 @@ def maintain(
     limit: int = 100_000,
     keep_outcomes: float = DAY,
     keep_idempotency_keys: float = 30 * DAY,
+    keep_reports: float = 30 * DAY,
     snapshot_age: float = MAX_SHORT_SECONDS,
 ) -> MaintenanceReport:
     """Delete rows that no transaction can read, and no client asks for; safe beside other work, and to interrupt.
@@ -78,12 +85,14 @@ def maintain(
     :param limit: most rows of each subject that are looked at.
     :param keep_outcomes: seconds for which the outcome of a commit can be asked.
     :param keep_idempotency_keys: seconds for which a unit of work is known to have taken effect.
+    :param keep_reports: seconds for which reports of drains can be read; those of drains that found nothing, a day.
     :param snapshot_age: seconds for which a short transaction may read; a smaller number needs shorter transactions.
     """
     for name, value in (
         ("limit", limit),
         ("keep_outcomes", keep_outcomes),
         ("keep_idempotency_keys", keep_idempotency_keys),
+        ("keep_reports", keep_reports),
     ):
         if not value > 0:
             raise InvalidArgument(f"{name}: expected more than 0, found {value}")
@@ -97,6 +106,9 @@ def maintain(
     turn.repeat(versions.clean_versions)
     turn.repeat(partial(outcomes.forget_outcomes, keep_ms=int(keep_outcomes * 1000)))
     turn.repeat(partial(idempotency_keys.forget_idempotency_keys, keep_ms=int(keep_idempotency_keys * 1000)))
+    turn.repeat(partial(records.forget_reports, keep_ms=int(keep_reports * 1000)))
+    turn.repeat(records.forget_acts)
+    turn.repeat(records.forget_attempts)
     turn.tidy()
     with database.read() as work:
         horizon = queries.cleanup.horizon(work)
@@ -109,6 +121,9 @@ def maintain(
         conflict_keys=deleted["conflict_keys"],
         outcomes=deleted["outcomes"],
         idempotency_keys=deleted["idempotency_keys"],
+        drain_reports=deleted["drain_reports"],
+        dead_letter_acts=deleted["dead_letter_acts"],
+        attempts=deleted["attempts"],
         more=turn.more or pruned >= limit,
         busy=turn.busy,
     )

@@ -184,6 +184,12 @@ class StoreDialect(Protocol):
         :raises InvalidArgument: it is another driver's, or each statement would commit by itself.
         """
 
+    def lend(self, raw: object) -> AbstractContextManager[Connection] | None:
+        """Lend a user's own connection, for a write which on any other connection would wait for the user's commit.
+
+        :returns: None where it would not wait.
+        """
+
     def store_id(self, connection: Handle) -> str:
         """Read the identity of the store that a connection leads to."""
 
@@ -256,15 +262,22 @@ class StoreDialect(Protocol):
         :raises RegistrationLost: it has been ended by others, and its staged rows may be gone.
         """
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
-        """Write rows of a long transaction early, under its newest write pointer.
+    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
+        """Write rows of a long transaction early: cells under its newest write pointer, entries under its id.
 
-        :returns: all its write pointers, ascending: another process may have made a checkpoint.
+        :param flush: a number that was drawn before the call. A call that arrives behind a younger one, or behind a
+            checkpoint, changes nothing: its process may be gone, and the younger one its repetition.
+        :returns: all its write pointers, ascending: another process may have made a checkpoint; empty if the call
+            came too late.
         :raises RegistrationLost: it has ended.
         """
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
-        """Check, write and publish in one SQL transaction (I2, I3)."""
+        """Check, write and publish in one SQL transaction (I2, I3).
+
+        A bound transaction is written under a number of its own, drawn after the keys of its entries have been locked
+        until the user's SQL transaction ends: the order of a key's entries is that of these ends.
+        """
 
     def abort(
         self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""

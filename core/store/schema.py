@@ -101,14 +101,16 @@ staged_cell = _table(
     _int("table_number", primary_key=True),
     _bytes("row_key", primary_key=True),
     _bytes("column_key", primary_key=True),
+    _id("flush"),  # the number of the flush that wrote it last; an older one comes too late
 )
 staged_entry = _table(
     "xq_staged_entry",
-    _id("id", primary_key=True),
+    _id("id", primary_key=True),  # the transaction's, as in the entry
     _int("queue_number", primary_key=True),
     _int("layout", primary_key=True),
     _int("bucket", primary_key=True),
     _bytes("key", primary_key=True),
+    _id("flush"),
 )
 observed = _table(
     "xq_observed", _int("table_number", primary_key=True), _bytes("column_key", primary_key=True), _text("kind")
@@ -163,7 +165,7 @@ dead_letter = _table(
     _bytes("value", nullable=True),
     _text("error_class"),
     _text("reason"),
-    _text("drain"),
+    _text("drain_id"),
     _id("dead_since_ms"),
 )
 dead_letter_audit = _table(
@@ -178,10 +180,10 @@ dead_letter_audit = _table(
 )
 lock = _table(
     "xq_lock",
-    _id("fence", primary_key=True),
+    _id("fence", primary_key=True),  # of the claim
+    _int("first_bucket", primary_key=True),
     _int("queue_number"),
     _int("layout"),
-    _int("first_bucket"),
     _int("end_bucket"),
     _text("segment", nullable=True),
     _text("mode"),
@@ -191,6 +193,17 @@ lock = _table(
     _id("lease_ms"),
     sa.Column("revoked", sa.Boolean, nullable=False),
     sa.Index("xq_lock_queue", "queue_number", "layout", "first_bucket"),
+    sa.Index("xq_lock_task", "task"),
+)
+attempt = _table(
+    "xq_attempt",
+    _text("task", primary_key=True),
+    _text("attempt", primary_key=True),
+    _text("submission", nullable=True),  # the attempt that has submitted this one
+    sa.Column("queue_number", sa.Integer, nullable=True),  # null where it was revoked before it began
+    sa.Column("revoked", sa.Boolean, nullable=False),
+    _id("at_ms"),
+    sa.Index("xq_attempt_at", "at_ms"),
 )
 drain_report = _table(
     "xq_drain_report",
@@ -198,8 +211,10 @@ drain_report = _table(
     _text("drain_id"),
     _text("queue"),
     _id("finished_ms"),
+    sa.Column("idle", sa.Boolean, nullable=False),  # it found no entry, and nothing went wrong
     _text("report"),
     sa.Index("xq_drain_report_drain_id", "drain_id"),
+    sa.Index("xq_drain_report_queue", "queue", "id"),
 )
 
 low_watermark = _table("xq_low_watermark", _id("at_ms", primary_key=True), _id("low"))

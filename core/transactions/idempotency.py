@@ -62,6 +62,8 @@ class IdempotencyState:
     """Whether the work has taken effect in this generation."""
     result: Any = None
     """The result that was stored with the commit."""
+    previous: Any = None
+    """The result of the generation before, which has committed and was closed."""
 
 
 def idempotency_state(database: Database, idempotency_key: str, *, seconds: float | None = None) -> IdempotencyState:
@@ -73,7 +75,17 @@ def idempotency_state(database: Database, idempotency_key: str, *, seconds: floa
         row = queries.reports.latest_idempotency(work, idempotency_key)
     if row is None:
         return IdempotencyState(1, committed=False)
-    if row["closed_ms"] is not None:
-        return IdempotencyState(int(row["generation"]) + 1, committed=False)
     result = None if row["result"] is None else orjson.loads(row["result"])
+    if row["closed_ms"] is not None:
+        return IdempotencyState(int(row["generation"]) + 1, committed=False, previous=result)
     return IdempotencyState(int(row["generation"]), committed=True, result=result)
+
+
+def committed_result(database: Database, idempotency_key: str, generation: int, *, seconds: float) -> Any:
+    """Read the result of a generation that has committed, also if it has been closed since.
+
+    :param seconds: how long the answer is waited for.
+    """
+    with database.read(seconds=seconds) as work:
+        result = queries.reports.idempotency_result(work, idempotency_key, generation)
+    return None if result is None else orjson.loads(result)

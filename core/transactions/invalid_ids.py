@@ -14,11 +14,14 @@ EXPIRE_SECONDS = 10.0
 
 
 def expire(database: Database, *, seconds: float | None = None) -> int:
-    """Make transactions past their deadline invalid, and return how many.
+    """Make transactions past their deadline invalid, abort those that this process left behind, and return how many.
 
     :param seconds: how long the answer is waited for; an hour.
     """
     with database.connect(seconds=seconds) as connection:
+        for transaction in list(database.left_behind):
+            database.dialect.abort(connection, kind="long", transaction=transaction)
+            database.left_behind.discard(transaction)
         return _told(database.dialect.expire(connection))
 
 

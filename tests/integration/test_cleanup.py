@@ -16,10 +16,11 @@ import sqlalchemy as sa
 from tests.support.contexts import begin, opened_by
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Retry, Store, TransactionContext
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
 from export_queue.core.maintenance import MaintenanceReport, conflict_keys, maintain
 from export_queue.core.maintenance.pages import Page
+from export_queue.core.retry import Retry
 from export_queue.core.store import Span, schema
 from export_queue.core.store.queries import cleanup
 from export_queue.core.transactions import expire
@@ -362,7 +363,7 @@ def test_much_that_was_deleted_is_reclaimed(postgres_url: str, monkeypatch: pyte
             assert connection.exec_driver_sql("select pg_relation_size('export_queue.xq_conflict_key')").scalar() > 0
 
 
-def test_who_finds_another_process_at_it_leaves_the_work_to_it(postgres_url: str) -> None:
+def test_a_clean_up_that_finds_another_one_at_it_leaves_the_work_to_it(postgres_url: str) -> None:
     with Store.open(postgres_url) as store, psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
         store.create()
         write(store, "a", b"1")

@@ -19,10 +19,11 @@ import pytest
 from tests.support.contexts import begin, catalogue_of, opened_by
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Retry, Store, TransactionContext
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, OptionsDiffer, StoreUnavailable
 from export_queue.core.observers import Processed, backoff, rounds
 from export_queue.core.queue import Range, read_entries
+from export_queue.core.retry import Retry
 from export_queue.core.store import schema
 from export_queue.core.tables import ObservedColumns
 from export_queue.core.tables.observed import OBSERVED_SECONDS
@@ -276,6 +277,20 @@ def test_every_process_notifies(store: Store, second: Store) -> None:
 
 
 # --- registration ----------------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_was_bound_long_ago_notifies_too(
+    store: Store, second: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.transaction(long=True) as tx:
+        table = tx.table("t")
+        assert table.get("a", "n") is None
+        calls: list[bytes] = []
+        second.observe("t", "n", lambda tx, row, column: calls.append(row))
+        monkeypatch.setattr("export_queue.core.tables.observed.OBSERVED_SECONDS", -1.0)  # as after three seconds
+        table.set("a", "n", b"1")
+    assert second.process_notifications().done == 1
+    assert calls == [b"a"]
 
 
 def test_the_same_registration_again_changes_nothing(store: Store, second: Store) -> None:

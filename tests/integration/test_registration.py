@@ -247,7 +247,7 @@ def sees(snapshot: Snapshot, transaction: int) -> bool:
 
 @all_ways
 @pytest.mark.parametrize("starts", [pytest.param(True, id="start"), pytest.param(False, id="observe")])
-def test_who_sees_a_commit_sees_what_was_committed_before_it(
+def test_a_reader_that_sees_a_commit_sees_what_was_committed_before_it(
     store: Store, application: psycopg.Connection[Any], starts: bool
 ) -> None:
     """Also if what was committed before it started after the snapshot had begun."""

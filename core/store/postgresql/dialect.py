@@ -35,13 +35,14 @@ from export_queue.core.store.dialect import (
 from export_queue.core.store.postgresql import calls as calls
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql import statements as sql
-from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray
+from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray, register_arrays
 from export_queue.core.store.postgresql.connection import (
     CLIENT_DEFAULTS,
     bound_connections,
     is_idle,
     limited,
 )
+from export_queue.core.store.queries.conflict_keys import entry_key
 from export_queue.core.store.registration import LOCK_WINDOW, IdSource, Kind, Registration, registration_of
 from export_queue.core.store.snapshot import Snapshot
 
@@ -206,6 +207,10 @@ class PostgresDialect:
             )
         if raw.autocommit and raw.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             raise InvalidArgument("connection: expected an open SQL transaction, found autocommit")
+        register_arrays(raw.adapters)  # a connection that was opened before this module was loaded does not know them
+
+    def lend(self, raw: object) -> None:
+        """Nothing: another connection need not wait for the user's."""
 
     def store_id(self, connection: Handle) -> str:
         """Read the store's identity."""
@@ -295,20 +300,33 @@ class PostgresDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(found)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
         """Write rows of a long transaction early, in one call."""
-        arguments = (transaction, *calls.columns(writes), *calls.cells(writes.notifications))
-        return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0])
+        arguments = (transaction, flush, *calls.columns(writes), *calls.cells(writes.notifications))
+        return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0] or ())
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""
         registration = self._registration(connection, call.kind)
+        if call.kind == "bound":
+            return self._commit_bound(connection, call, registration)
         if registration == "row" and call.transaction is None:
-            return self._commit_write_by_row(connection, call)
+            return self._commit_by_row(connection, call)
         return self._send(connection, call, registration, call.transaction)
 
-    def _commit_write_by_row(self, connection: Handle, call: CommitCall) -> Committed:
-        """Register first: drawn inside the commit, the id would keep the clock locked while the commit flushes."""
+    def _commit_bound(self, connection: Handle, call: CommitCall, registration: Registration) -> Committed:
+        """Lock the keys, those of entries too, and only then draw the number of all that is written."""
+        writes = call.writes
+        keys = sorted({*writes.keys, *(entry_key(queue, key) for queue, _, _, key, _ in writes.entries)})
+        ended = call.transaction if registration == "row" else None
+        calls.one(connection, self._sql(sql.LOCK_KEYS), (ByteaArray.of(keys), ended))
+        if registration == "row":
+            return self._commit_by_row(connection, call)
+        # Its lock belongs to the user's SQL transaction.
+        return self._send(connection, call, registration, self.draw(connection))
+
+    def _commit_by_row(self, connection: Handle, call: CommitCall) -> Committed:
+        """Register first: drawn inside the commit, the id would keep the clock locked until the commit is durable."""
         arguments = ("write", "row", True, call.request, WRITE_ONLY_MS, "", None, None, None)
         with self._apart(connection) as apart:
             transaction = int(calls.one(apart, self._start, arguments)[0])
@@ -336,6 +354,7 @@ class PostgresDialect:
             *calls.columns(call.writes),
             *calls.cells(call.writes.notifications),
             *calls.cells(call.writes.acknowledged),
+            call.transaction,
         )
         try:
             return Committed(int(calls.one(connection, self._commit, arguments)[0]))

@@ -37,8 +37,11 @@ MAKE_DURABLE = "update {s}.xq_active set client = client where owner = %b"
 CHECKPOINT = "select {s}.xq_checkpoint_v1(%b)"
 TAKE_SNAPSHOT = "select read_pointer, excluded from {s}.xq_take_snapshot_v1()"
 POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
-STAGE = "select {s}.xq_stage_v1(%b, " + _WRITES + ", " + _CELLS + ")"
-COMMIT = "select {s}.xq_commit_v1(%s, %b, %b, %b, %b, %b, %s, %b, %s, " + ", ".join([_WRITES, _CELLS, _CELLS]) + ")"
+STAGE = "select {s}.xq_stage_v1(%b, %b, " + _WRITES + ", " + _CELLS + ")"
+COMMIT = (
+    "select {s}.xq_commit_v1(%s, %b, %b, %b, %b, %b, %s, %b, %s, " + ", ".join([_WRITES, _CELLS, _CELLS, "%b"]) + ")"
+)
+LOCK_KEYS = "select {s}.xq_lock_keys_v1(%b, %b)"
 EXPIRE = "select ended, failed from {s}.xq_expire_v1()"
 PRUNE = "select ended, failed from {s}.xq_prune_v1(%b)"
 VACUUM_ENTRIES = "vacuum (index_cleanup on) {s}.xq_entry"

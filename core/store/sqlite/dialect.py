@@ -36,7 +36,7 @@ from export_queue.core.store.queries.conflict_keys import conflict_error
 from export_queue.core.store.registration import IdSource, Kind
 from export_queue.core.store.snapshot import Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.file import StoreFile, explain, undone
+from export_queue.core.store.sqlite.file import LentConnection, StoreFile, explain, lent, undone
 
 
 class SqliteDialect:
@@ -114,25 +114,30 @@ class SqliteDialect:
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             yield
             return
-        with self._file.lock():
-            self._file.require_in_place()
-            if not durable:
-                raw.execute("pragma synchronous = normal")
-            try:
-                try:
-                    with undone(self._file.path):  # no commit has been tried
-                        raw.execute("begin immediate")
-                        yield
-                    # Where the log had no space for the end of a transaction, no recovery will find one.
-                    with undone(self._file.path, sqlite3.SQLITE_FULL):
-                        raw.execute("commit")
-                except BaseException:
-                    if raw.in_transaction:
-                        raw.execute("rollback")
-                    raise
-            finally:
+        lock = self._file.lock()
+        try:
+            with lock:
+                self._file.require_in_place()
                 if not durable:
-                    raw.execute("pragma synchronous = full")
+                    raw.execute("pragma synchronous = normal")
+                try:
+                    try:
+                        with undone(self._file.path):  # no commit has been tried
+                            raw.execute("begin immediate")
+                            yield
+                        # Where the log had no space for the end of a transaction, no recovery will find one.
+                        with undone(self._file.path, sqlite3.SQLITE_FULL):
+                            raw.execute("commit")
+                    except BaseException:
+                        if raw.in_transaction:
+                            raw.execute("rollback")
+                        raise
+                finally:
+                    if not durable:
+                        raw.execute("pragma synchronous = full")
+        except BaseException:
+            lock.free()  # an interruption may have come while the block was being left
+            raise
 
     def id_source(self, connection: Handle) -> IdSource:
         """SQLite has no sequences."""
@@ -163,6 +168,12 @@ class SqliteDialect:
         if raw.isolation_level is None and not raw.in_transaction:
             raise InvalidArgument("connection: expected an open SQL transaction, found autocommit; run BEGIN IMMEDIATE")
 
+    def lend(self, raw: object) -> contextlib.AbstractContextManager[sa.Connection]:
+        """Lend the user's connection: it may hold the write lock, for which any other connection would wait."""
+        assert isinstance(raw, sqlite3.Connection)
+        _begin(raw)
+        return lent(raw)
+
     def store_id(self, connection: Handle) -> str:
         """Read the store's identity."""
         return str(_raw_of(connection).execute(sql.STORE_ID).fetchone()[0])
@@ -179,8 +190,8 @@ class SqliteDialect:
     ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id, list the ids in progress and add an active row, in one SQL transaction."""
         raw = _raw_of(connection)
-        if kind == "bound" and not raw.in_transaction:
-            raw.execute("begin immediate")
+        if kind == "bound":
+            _begin(raw)
         with self.transaction(connection, durable=kind == "long"):
             number = self._draw(raw)
             excluded = _unfinished(raw, number)
@@ -264,28 +275,36 @@ class SqliteDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(row[0] for row in rows)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
         """Write rows of a long transaction early."""
         raw = _raw_of(connection)
         with self.transaction(connection):
             pointers = self.pointers(connection, transaction)
             pointer = pointers[-1]
+            if flush < pointer:
+                return ()
             raw.executemany(sql.STAGE_KEY, [(pointer, key) for key in writes.keys])
-            raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3]) for cell in writes.cells])
-            raw.executemany(sql.STAGE_ENTRY, [(pointer, *entry[:4]) for entry in writes.entries])
-            self._write(raw, pointer, writes)
+            staged = raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3], flush) for cell in writes.cells])
+            if writes.cells and staged.rowcount < len(writes.cells):
+                return ()
+            staged = raw.executemany(sql.STAGE_ENTRY, [(transaction, *entry[:4], flush) for entry in writes.entries])
+            if writes.entries and staged.rowcount < len(writes.entries):
+                return ()
+            self._write(raw, pointer, transaction, writes)
             raw.executemany(sql.PUT_NOTIFICATION, [(*cell, pointer) for cell in writes.notifications])
         return pointers
 
-    def _write(self, raw: sqlite3.Connection, pointer: int, writes: Writes) -> None:
+    def _write(self, raw: sqlite3.Connection, pointer: int, seq: int, writes: Writes) -> None:
         if writes.cells:
             raw.executemany(sql.PUT_CELL, [(t, r, c, pointer, v) for t, r, c, v in writes.cells])
         if writes.entries:
-            raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, pointer, v) for q, la, b, k, v in writes.entries])
+            raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, seq, v) for q, la, b, k, v in writes.entries])
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
         raw = _raw_of(connection)
+        if call.kind == "bound":
+            _begin(raw)
         with self.transaction(connection):
             decided = raw.execute(sql.OUTCOME, (call.request.hex,)).fetchone()
             if decided is not None:
@@ -298,7 +317,7 @@ class SqliteDialect:
             if call.idempotency_key is not None:
                 self._take_idempotency_key(raw, call, transaction)
             self._take_keys(raw, call, pointers)
-            self._write(raw, transaction, call.writes)
+            self._write(raw, transaction, transaction, call.writes)
             self._notify(raw, call, transaction)
             if call.kind == "long":
                 self._run_for_each(raw, sql.FORGET_STAGED, pointers)
@@ -429,8 +448,16 @@ class SqliteDialect:
 def _raw_of(connection: Handle) -> sqlite3.Connection:
     """Give the driver's connection."""
     raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
+    if isinstance(raw, LentConnection):
+        return raw.raw
     assert isinstance(raw, sqlite3.Connection)
     return raw
+
+
+def _begin(raw: sqlite3.Connection) -> None:
+    """Begin the user's SQL transaction, where the driver waits with that for the user's first write."""
+    if not raw.in_transaction:
+        raw.execute("begin immediate")
 
 
 def _unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:

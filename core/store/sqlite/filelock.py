@@ -26,7 +26,7 @@ class FileLock:
 
     def __enter__(self) -> FileLock:
         try:
-            file = _SideFile(self._path)
+            file = self._file = _SideFile(self._path)
         except OSError as error:
             raise StoreError(
                 f"cannot open the write lock {self._path}: {error.strerror}",
@@ -35,20 +35,23 @@ class FileLock:
         try:
             came = file.lock(wait=False)
         except BaseException:
-            file.free()
+            self.free()
             raise
         if not came:
             self._wait_in_line(file)
-        self._file = file
         return self
 
     def _wait_in_line(self, file: _SideFile) -> None:
         # A blocking flock cannot be given a time limit, so a thread waits in it. Polling would have one, but no line.
         turn = _Turn(file)
-        turn.start()
+        self._file = None  # until it has come the turn's own
         try:
+            turn.start()
             came = turn.wait(self._seconds)
+            if came:
+                self._file = file
         except BaseException:
+            self._file = None
             turn.give_up()
             raise
         if not came:
@@ -63,9 +66,14 @@ class FileLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        file, self._file = self._file, None
+        self.free()
+
+    def free(self) -> None:
+        """Free the lock; again is harmless."""
+        file = self._file
         if file is not None:
             file.free()
+            self._file = None
 
 
 class _SideFile:
@@ -92,17 +100,19 @@ class _SideFile:
         return True
 
     def free(self) -> None:
-        """Free the lock if it is held, and close the file."""
+        """Free the lock if it is held, and close the file; again is harmless."""
         with _opening:
-            number, self._number = self._number, None
-            if number is not None:
-                _open_files.discard(self)
-                fcntl.flock(number, fcntl.LOCK_UN)
-                os.close(number)
+            if self._number is not None:
+                fcntl.flock(self._number, fcntl.LOCK_UN)  # first: an interruption between two steps leaves no lock
+                self._close()
 
     def leave_to_parent(self) -> None:
         """Close a child's copy."""
+        self._close()
+
+    def _close(self) -> None:
         number, self._number = self._number, None
+        _open_files.discard(self)
         if number is not None:
             os.close(number)
 
@@ -125,9 +135,8 @@ def release_after_fork() -> None:
 def leave_to_parent() -> None:
     """Close a child's copies of what its parent has open."""
     _opening.release()
-    for file in _open_files:
+    for file in list(_open_files):
         file.leave_to_parent()
-    _open_files.clear()
 
 
 class _Turn(threading.Thread):

@@ -66,8 +66,14 @@ ACKNOWLEDGE = """
 """
 STAGE_KEY = "insert or ignore into xq_staged_key (id, key) values (?, ?)"
 STAGED_KEYS = "select key from xq_staged_key where id = ?"
-STAGE_CELL = "insert or ignore into xq_staged_cell (id, table_number, row_key, column_key) values (?, ?, ?, ?)"
-STAGE_ENTRY = "insert or ignore into xq_staged_entry (id, queue_number, layout, bucket, key) values (?, ?, ?, ?, ?)"
+_UNLESS_YOUNGER = "on conflict do update set flush = excluded.flush where flush < excluded.flush"
+STAGE_CELL = f"""
+    insert into xq_staged_cell (id, table_number, row_key, column_key, flush) values (?, ?, ?, ?, ?) {_UNLESS_YOUNGER}
+"""
+STAGE_ENTRY = f"""
+    insert into xq_staged_entry (id, queue_number, layout, bucket, key, flush) values (?, ?, ?, ?, ?, ?)
+    {_UNLESS_YOUNGER}
+"""
 OUTCOME = "select status, id from xq_outcome where request = ?"
 REFUSE = "insert or ignore into xq_outcome (request, status, id, decided_ms) values (?, 'refused', null, ?)"
 COMMITTED = "insert into xq_outcome (request, status, id, decided_ms) values (?, 'committed', ?, ?)"
