@@ -31,6 +31,17 @@ _TABLES = {"versions": "xq_cell", "conflict_keys": "xq_conflict_key", "outcomes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long clean-up waits before it takes a thing for old; less is for tests alone, which wait for nothing."""
+
+    seconds: float = MAX_SHORT_SECONDS
+    """Nothing younger is old: a short transaction may read, and retry, for so long."""
+    between_calls: float = 600.0
+    """Seconds of the store's clock. A thing is old if it was old at an earlier call, so many seconds before: a clock
+    that steps forward for a moment makes nothing old."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceReport:
     """What one run did."""
 
@@ -76,39 +87,47 @@ def maintain(
     keep_outcomes: float = DAY,
     keep_idempotency_keys: float = 30 * DAY,
     keep_reports: float = 30 * DAY,
-    snapshot_age: float = MAX_SHORT_SECONDS,
+    patience: Patience | None = None,
 ) -> MaintenanceReport:
     """Delete rows that no transaction can read, and no client asks for; safe beside other work, and to interrupt.
 
     It works in short SQL transactions, by one process at a time; the next call goes on where this one ended.
 
     :param limit: most rows of each subject that are looked at.
-    :param keep_outcomes: seconds for which the outcome of a commit can be asked.
+    :param keep_outcomes: seconds for which the outcome of a commit can be asked; an hour or more, as all of these.
     :param keep_idempotency_keys: seconds for which a unit of work is known to have taken effect.
     :param keep_reports: seconds for which reports of drains can be read; those of drains that found nothing, a day.
-    :param snapshot_age: seconds for which a short transaction may read; a smaller number needs shorter transactions.
+    :param patience: for tests.
     """
-    for name, value in (
-        ("limit", limit),
-        ("keep_outcomes", keep_outcomes),
-        ("keep_idempotency_keys", keep_idempotency_keys),
-        ("keep_reports", keep_reports),
-    ):
-        if not value > 0:
-            raise InvalidArgument(f"{name}: expected more than 0, found {value}")
-    age_ms = int(snapshot_age * 1000)
+    patience = patience or Patience()
+    if not limit > 0:
+        raise InvalidArgument(f"limit: expected more than 0, found {limit}")
+    ages = {
+        "keep_outcomes": keep_outcomes,
+        "keep_idempotency_keys": keep_idempotency_keys,
+        "keep_reports": keep_reports,
+    }
+    for name, value in ages.items():
+        if not (value > 0 and value >= patience.seconds):
+            raise InvalidArgument(
+                f"{name}: expected at least {patience.seconds:g} seconds, found {value:g}",
+                hint="a short transaction may run, and ask, for as long",
+            )
+    age_ms, gap_ms = int(patience.seconds * 1000), int(patience.between_calls * 1000)
     expired = expire(database)
     pruned = invalid.prune_invalid(database, limit)
     record_low_watermark(database, age_ms=age_ms)
     turn = _Turn(database, limit)
-    turn.prepare(age_ms)
+    settled_ms = turn.prepare(age_ms, gap_ms)
     turn.repeat(conflict_keys.clean_conflict_keys)
     turn.repeat(versions.clean_versions)
-    turn.repeat(partial(outcomes.forget_outcomes, keep_ms=int(keep_outcomes * 1000)))
-    turn.repeat(partial(idempotency_keys.forget_idempotency_keys, keep_ms=int(keep_idempotency_keys * 1000)))
-    turn.repeat(partial(records.forget_reports, keep_ms=int(keep_reports * 1000)))
-    turn.repeat(records.forget_acts)
-    turn.repeat(records.forget_attempts)
+    if settled_ms is not None:
+        turn.repeat(partial(outcomes.forget_outcomes, before_ms=settled_ms - int(keep_outcomes * 1000)))
+        before_ms = settled_ms - int(keep_idempotency_keys * 1000)
+        turn.repeat(partial(idempotency_keys.forget_idempotency_keys, before_ms=before_ms))
+        turn.repeat(partial(records.forget_reports, now_ms=settled_ms, keep_ms=int(keep_reports * 1000)))
+        turn.repeat(partial(records.forget_acts, now_ms=settled_ms))
+        turn.repeat(partial(records.forget_attempts, now_ms=settled_ms))
     turn.tidy()
     with database.read() as work:
         horizon = queries.cleanup.horizon(work)
@@ -136,13 +155,16 @@ class _Turn:
         self.deleted: Counter[str] = Counter()
         self.more = self.busy = False
 
-    def prepare(self, age_ms: int) -> None:
+    def prepare(self, age_ms: int, gap_ms: int) -> int | None:
+        """Raise the horizon; returns the time from which ages count, None if there is none yet."""
         with self._database.begin() as work:
             queries.cleanup.add_subjects(work, _SUBJECTS)
-            if queries.cleanup.take_turn(work):
-                raise_horizon(work, age_ms=age_ms)
-            else:
+            settled_ms = queries.cleanup.settled_time(work, gap_ms=gap_ms)
+            if not queries.cleanup.take_turn(work):
                 self.busy = True
+            elif settled_ms is not None:
+                raise_horizon(work, before_ms=settled_ms - age_ms)
+        return settled_ms
 
     def repeat(self, clean_page: CleanPage) -> None:
         left = self._limit

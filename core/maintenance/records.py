@@ -19,24 +19,24 @@ KEEP_ATTEMPTS_MS = 30 * DAY_MS
 """No process is still at work after so long."""
 
 
-def forget_reports(work: Work, limit: int, *, keep_ms: int) -> Page:
+def forget_reports(work: Work, limit: int, *, now_ms: int, keep_ms: int) -> Page:
     """Delete old reports of drains, and those of idle drains after a day."""
-    most, now = min(limit, pages.MOST_ROWS), work.now()
+    most = min(limit, pages.MOST_ROWS)
     deleted = queries.reports.delete_reports(
-        work, before_ms=now - keep_ms, idle_before_ms=now - min(keep_ms, KEEP_IDLE_MS), limit=most
+        work, before_ms=now_ms - keep_ms, idle_before_ms=now_ms - min(keep_ms, KEEP_IDLE_MS), limit=most
     )
     return Page(deleted, Counter(drain_reports=deleted), more=deleted == most)
 
 
-def forget_acts(work: Work, limit: int) -> Page:
+def forget_acts(work: Work, limit: int, *, now_ms: int) -> Page:
     """Delete the records of retries and drops that are older than a year."""
     most = min(limit, pages.MOST_ROWS)
-    deleted = queries.dead_letters.delete_audit(work, before_ms=work.now() - KEEP_ACTS_MS, limit=most)
+    deleted = queries.dead_letters.delete_audit(work, before_ms=now_ms - KEEP_ACTS_MS, limit=most)
     return Page(deleted, Counter(dead_letter_acts=deleted), more=deleted == most)
 
 
-def forget_attempts(work: Work, limit: int) -> Page:
+def forget_attempts(work: Work, limit: int, *, now_ms: int) -> Page:
     """Delete attempts that were killed or revoked long ago."""
     most = min(limit, pages.MOST_ROWS)
-    deleted = queries.attempts.delete_old(work, before_ms=work.now() - KEEP_ATTEMPTS_MS, limit=most)
+    deleted = queries.attempts.delete_old(work, before_ms=now_ms - KEEP_ATTEMPTS_MS, limit=most)
     return Page(deleted, Counter(attempts=deleted), more=deleted == most)

@@ -170,12 +170,6 @@ class Database:
         self._lent[id(connection)] = threading.get_ident()
         return connection
 
-    def throw_away(self, connection: sa.PoolProxiedConnection) -> None:
-        """Close a connection of :meth:`check_out` whose answer was lost."""
-        connection.invalidate()
-        connection.close()
-        self._lent.pop(id(connection), None)
-
     def check_in(self, connection: sa.PoolProxiedConnection) -> None:
         """Take back a connection of :meth:`check_out`."""
         if len(self._idle) < _MOST_IDLE and self.dialect.is_idle(connection.driver_connection):
@@ -193,6 +187,7 @@ class Database:
         self._require_usable()
         with contextlib.suppress(IndexError):
             self._idle.pop().close()  # no process should need a session more than it uses at once
+        pool = self.engine.pool
         with self._unsent():
             connection = self.engine.connect()
         self._lent[id(connection)] = threading.get_ident()
@@ -205,6 +200,8 @@ class Database:
                 connection.invalidate()
             raise
         finally:
+            if pool is not self.engine.pool:  # a pool that was given up meanwhile would keep it open
+                connection.invalidate()
             connection.close()
             self._lent.pop(id(connection), None)
 
@@ -250,7 +247,7 @@ class Database:
         if isinstance(error, PoolTimeout):
             return StoreUnavailable(
                 f"store {self.shown_url}: all connections of this process are taken",
-                hint="a transaction that has read owns a connection to its end: keep fewer transactions open at once",
+                hint="each read, write and commit under way takes one: do fewer at once",
             )
         if isinstance(error, InvalidRequestError) and str(error) == _ENDED_AT_ONCE:
             return StoreUnavailable(f"store {self.shown_url}: sessions end as soon as they begin")
@@ -274,7 +271,9 @@ class Database:
         """Close all connections that are not in use at this moment."""
         while self._idle:
             with contextlib.suppress(IndexError):
-                self._idle.pop().close()
+                connection = self._idle.pop()
+                connection.invalidate()  # its pool may have been given up, and would keep it open
+                connection.close()
         self.engine.dispose()
 
     def close(self) -> None:

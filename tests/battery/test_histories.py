@@ -77,7 +77,7 @@ def check_total(way: Way, url: str, failures: str) -> None:
                 total = sum(number(tx, f"a{i}", "balance") for i in range(ACCOUNTS))
                 if total != ACCOUNTS * OPENING:
                     with open(failures, "a") as file:
-                        file.write(f"snapshot {tx.id} saw a total of {total}\n")
+                        file.write(f"a snapshot saw a total of {total}\n")
 
 
 @contextlib.contextmanager

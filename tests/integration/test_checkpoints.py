@@ -210,7 +210,7 @@ def test_the_later_write_pointer_counts_where_writes_do_not_conflict(store: Stor
     store.configure_table("free", conflict="none")
     first, second = begin(store, kind="long"), begin(store)
     for tx in (first, second):
-        tx.table("free").get("r", "c")
+        assert tx.id
     first.checkpoint()
     first.table("free").set("r", "c", b"began first, drew a line later")
     second.table("free").set("r", "c", b"began later")

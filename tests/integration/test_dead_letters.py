@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.support.patience import AT_ONCE
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, Entry, drain
@@ -283,7 +284,7 @@ def test_nothing_but_a_drop_makes_a_letter_go(orders: Store) -> None:
     everything = keys(orders)
     add(orders, {f"k{n}": "y" for n in range(30)})
     drain(orders, "orders", sink, sink_name="s")  # newer entries of the same keys
-    maintain(orders.database, snapshot_age=0.0, keep_outcomes=0.001, keep_idempotency_keys=0.001)
+    maintain(orders.database, patience=AT_ONCE, keep_outcomes=0.001, keep_idempotency_keys=0.001)
     orders.create()
     take_snapshot(orders.database)
     assert keys(orders) == everything

@@ -158,14 +158,14 @@ def test_a_session_ends_with_its_process_although_a_child_lives(postgres_url: st
             return int(row[0])
 
         try:
-            assert sessions() >= 2
+            assert sessions() >= 1
             parent.kill()
             wait_until(lambda: sessions() == 0, "a session outlives its process")
         finally:
             os.kill(grandchild, signal.SIGKILL)
 
 
-def test_a_transaction_is_refused_in_a_forked_child_and_goes_on_in_its_parent(store: Store, store_kind: str) -> None:
+def test_a_transaction_is_refused_in_a_forked_child_and_goes_on_in_its_parent(store: Store) -> None:
     store.configure_queue("q")
     answers = fork.Queue()
 
@@ -174,10 +174,7 @@ def test_a_transaction_is_refused_in_a_forked_child_and_goes_on_in_its_parent(st
             tx.table("t").get("a", "n")
         except TransactionEnded as error:
             answers.put(f"belongs to process {os.getppid()}" in str(error))
-        try:
-            answers.put([queue.id for queue in store.queues()])
-        except StoreError as error:
-            answers.put("SQLite's locks cannot be inherited" in str(error))
+        answers.put([queue.id for queue in store.queues()])
 
     transaction = store.transaction()
     tx = transaction.__enter__()
@@ -193,10 +190,27 @@ def test_a_transaction_is_refused_in_a_forked_child_and_goes_on_in_its_parent(st
     with forked(leave) as child:
         heard = [answers.get(timeout=PATIENCE) for _ in range(3)]
         child.join(PATIENCE)
-    assert heard == [True, True if store_kind == "sqlite" else ["q"], "left"]
+    assert heard == [True, ["q"], "left"]
     assert tx.table("t").get("b", "n") is None
     transaction.__exit__(None, None, None)
     assert [unit.entries for unit in store.backlog("q")] == [1]
+
+
+def test_a_child_that_was_forked_during_a_read_of_the_file_is_refused_and_told_why(sqlite_url: str) -> None:
+    answers = fork.Queue()
+
+    def look() -> None:
+        try:
+            answers.put(store.queues())
+        except StoreError as error:
+            answers.put(str(error))
+
+    with Store.open(sqlite_url) as store:
+        store.create()
+        with store.database.read(), forked(look):
+            assert "SQLite's locks cannot be inherited" in answers.get(timeout=PATIENCE)
+        with forked(look):
+            assert answers.get(timeout=PATIENCE) == []
 
 
 def test_the_open_connection_of_a_parent_is_not_the_childs(postgres_url: str) -> None:

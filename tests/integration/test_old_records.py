@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -10,9 +11,12 @@ from export_queue.core.client import Store
 from export_queue.core.drain import Entry, drain
 from export_queue.core.errors import EntryRejected
 from export_queue.core.locks import Owner, begin_attempt
-from export_queue.core.maintenance import maintain
+from export_queue.core.maintenance import Patience
+from export_queue.core.maintenance import maintain as clean_up
 from export_queue.core.sinks import MemorySink, Put
 from export_queue.core.store import schema
+
+maintain = partial(clean_up, patience=Patience(between_calls=0))
 
 
 def test_reports_of_drains_are_kept_for_a_month_and_those_of_idle_drains_for_a_day(store: Store) -> None:

@@ -23,7 +23,7 @@ from export_queue.core.errors import (
     CommitOutcomeUnknown,
     RegistrationLost,
 )
-from export_queue.core.maintenance import maintain
+from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.queue import Position, bucket, remove_entries, remove_span
 from export_queue.core.retry import Retry
 from export_queue.core.transactions import Level, OpenTransaction, Transaction, expire, prune, take_snapshot
@@ -387,7 +387,10 @@ class StoreMachine(WorkingMachine):
                 lambda model, _: forget(model, outcomes, idempotency_keys),
             ]
             report = maintain(
-                store.database, snapshot_age=age, keep_outcomes=outcomes, keep_idempotency_keys=idempotency_keys
+                store.database,
+                patience=Patience(seconds=age, between_calls=0),
+                keep_outcomes=outcomes,
+                keep_idempotency_keys=idempotency_keys,
             )
             assert report.expired == self.model.expire(now)
             assert report.pruned == self.model.prune(1000)
