@@ -35,6 +35,7 @@ from export_queue.core.store import (
     Version,
     VersionKey,
     Writes,
+    identity_of,
     new_request,
 )
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
@@ -100,6 +101,7 @@ class OpenTransaction:
         self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
         session: Session = bound or PooledSession(database, seconds=self._seconds)
         self.database = database
+        self._store_id = identity_of(database).store_id
         self.bound = bound
         self.buffer = WriteBuffer(database.limits)
         self.kind: OpenKind = kind
@@ -475,17 +477,18 @@ class OpenTransaction:
     def checkpoint(self) -> None:
         """Draw a line: later writes are versions of their own, under the same snapshot.
 
-        All of it commits or rolls back together. A checkpoint of a long transaction counts in every process that
-        works for it, from its next read or flush on.
+        A short transaction has a new write pointer only for its participants: nobody else could tell. All of it commits
+        or rolls back together. A checkpoint of a long transaction counts in every process that works for it, from its
+        next read or flush on.
         """
         self._require_writable()
         if self.kind == "long":
             self.flush()
-            pointer = self._session.call(self.database.dialect.checkpoint, self.value.id)
-            self._become(replace(self.value, write_pointers=(*self.value.write_pointers, pointer)))
         else:
             self.buffer.checkpoint()
-        if self._participants:
+        if self.kind == "long" or self._participants:
+            pointer = self._session.call(self.database.dialect.checkpoint, self.value.id)
+            self._become(replace(self.value, write_pointers=(*self.value.write_pointers, pointer)))
             self._participants.update(self.value)
 
     def flush(self) -> None:
@@ -514,7 +517,7 @@ class OpenTransaction:
         dialect = self.database.dialect
         for _ in range(STAGE_TRIES):
             number = self._session.call(dialect.draw)
-            pointers = self._session.call(dialect.stage, transaction, writes, number)
+            pointers = self._session.call(dialect.stage, transaction, writes, number, store_id=self._store_id)
             if pointers:
                 return pointers
         unavailable = StoreUnavailable(
@@ -571,6 +574,7 @@ class OpenTransaction:
         return CommitCall(
             kind="write" if self._snapshot is None and kind != "bound" else kind,
             request=self.request,
+            store_id=self._store_id,
             transaction=self._id,
             snapshot=self._snapshot if self._value is None else self._value.snapshot,
             deadline_ms=self._deadline_ms,

@@ -36,6 +36,22 @@ _LASTING = {
 }
 
 
+class StoreConnection(sqlite3.Connection):
+    """A connection that leaves the queue of writers when it is closed.
+
+    An interruption may hit the very machinery that ends a block, which is suspended then and frees nothing by itself;
+    the connection, which is in mid-transaction, is closed.
+    """
+
+    write_lock: FileLock | None = None
+
+    def close(self) -> None:
+        """Close it, which rolls back, and free the lock."""
+        super().close()
+        if self.write_lock is not None:
+            self.write_lock.free()
+
+
 class StoreFile:
     """The file of a store: where it is, and whether it still is the one that this process opened.
 
@@ -80,7 +96,7 @@ class StoreFile:
             raise StoreNotCreated(f"{self.url} holds no store: there is no such file")
         self._found = self._found or found
         where = f"file:{quote(self.path)}?mode=rw"
-        return sqlite3.connect(where, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
+        return sqlite3.connect(where, uri=True, timeout=LOCK_SECONDS, check_same_thread=False, factory=StoreConnection)
 
     def create(self) -> None:
         """Create the file and its folder where they are missing, and make its log one that readers never wait for."""
@@ -131,6 +147,7 @@ def open_engine(url: sa.URL, file: StoreFile) -> sa.Engine:
     return sa.create_engine(
         url,
         isolation_level="AUTOCOMMIT",
+        hide_parameters=True,  # values of entries do not belong into errors
         creator=file.connect,
         poolclass=sa.QueuePool,
         pool_size=8,
