@@ -15,6 +15,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     ├── StoreError
     │   ├── StoreNotCreated
     │   ├── SchemaVersionError
+    │   ├── StoreReplaced             transient; restored or created anew under a process that uses it
     │   └── StoreUnavailable          transient
     ├── TransactionError
     │   ├── ConflictError             transient
@@ -122,6 +123,13 @@ class StoreNotCreated(StoreError):
 
 class SchemaVersionError(StoreError):
     """The store's schema does not fit this version of the library."""
+
+
+class StoreReplaced(StoreError):
+    """The store was restored to an earlier state, or created anew, since this process read its queues and tables."""
+
+    transient = True
+    default_hint = "run the function again from its start: it reads them anew; store.run() does this for you"
 
 
 class StoreUnavailable(StoreError):

@@ -18,7 +18,8 @@ from sqlalchemy.exc import ArgumentError as UrlError
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreUnavailable
+from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreReplaced, StoreUnavailable
+from export_queue.core.references import hide_secrets
 from export_queue.core.store.counters import Counters
 from export_queue.core.store.limits import Limits
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from export_queue.core.store.dialect import Clock, StoreDialect
 
 
-_POOLER = "behind_pooler"
 _MOST_IDLE = 8
 """Connections that stay at hand between transactions; the pool takes back all others."""
 _ENDED_AT_ONCE = "This connection is closed"
@@ -50,6 +50,15 @@ class Work(Reading):
     """An open SQL transaction of the store; rooms pass it on and never end it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which store this is."""
+
+    store_id: str
+    schema_version: int
+    oldest_code: int
+
+
 class Database:
     """The connections of one process to one store.
 
@@ -70,6 +79,8 @@ class Database:
         self.dialect = dialect
         self.shown_url = shown_url
         self.limits = limits or Limits()
+        self.identity: Identity | None = None
+        """The store that is there, once it has been checked; None again when another one was found in its place."""
         self.counters = Counters()
         """Ends of this process's transactions, counted."""
         self._client = client
@@ -98,17 +109,15 @@ class Database:
         :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
         :param password: a password that is kept out of the URL, or a function that tells it at each new connection.
         :param schema: the PostgreSQL schema that is the store; SQLite has one store a file.
-        :param behind_pooler: whether the URL leads to a pooler in transaction mode (PgBouncer), for PostgreSQL;
-            ``?behind_pooler=true`` in the URL says the same.
+        :param behind_pooler: whether the URL leads to a pooler in transaction mode (PgBouncer), for PostgreSQL.
         :param clock: the host's clock, for SQLite; PostgreSQL uses the server's.
         :param client: the name under which monitoring shows the transactions that run here.
         :param limits: time-outs and sizes of its transactions.
         :raises InvalidArgument: the URL is of another kind.
         """
-        parsed, says_pooler = _read_url(url, password if isinstance(password, str) else None)
-        behind_pooler = behind_pooler or says_pooler
+        parsed = _read_url(url, password if isinstance(password, str) else None)
         backend = parsed.get_backend_name()
-        shown = parsed.render_as_string(hide_password=True)
+        shown = hide_secrets(parsed.render_as_string(hide_password=True))
         if backend == "sqlite":
             from export_queue.core.store.sqlite.dialect import SqliteDialect
             from export_queue.core.store.sqlite.file import open_engine
@@ -119,10 +128,10 @@ class Database:
             engine, dialect = open_engine(parsed), SqliteDialect(parsed.database, clock or _host_clock)
             return cls(engine, dialect, shown_url=shown, client=client, limits=limits)
         if backend in ("postgresql", "postgres"):
-            from export_queue.core.store.postgresql.dialect import PostgresDialect
-            from export_queue.core.store.postgresql.dialect import open_engine as open_postgres
-
             try:
+                from export_queue.core.store.postgresql.dialect import PostgresDialect
+                from export_queue.core.store.postgresql.dialect import open_engine as open_postgres
+
                 postgres = open_postgres(
                     parsed,
                     schema,
@@ -254,8 +263,8 @@ class Database:
         self.forget_connections()
 
 
-def _read_url(url: str, password: str | None) -> tuple[sa.URL, bool]:
-    """Parse a store's URL; returns it with the password, and whether its query says that it leads to a pooler.
+def _read_url(url: str, password: str | None) -> sa.URL:
+    """Parse a store's URL; returns it with the password.
 
     :raises InvalidArgument: it is no URL; a password in it is not shown.
     """
@@ -266,11 +275,7 @@ def _read_url(url: str, password: str | None) -> tuple[sa.URL, bool]:
             "a store's URL reads like sqlite:///path or postgresql+psycopg://user@host/database, "
             f"found text of {len(url)} characters that is no URL"
         ) from error
-    asked = parsed.query.get(_POOLER, "false")
-    if asked not in ("true", "false"):
-        raise InvalidArgument(f"{_POOLER} in the store's URL: expected true or false, found {asked!r}")
-    parsed = parsed.difference_update_query([_POOLER])
-    return (parsed if password is None else parsed.set(password=password)), asked == "true"
+    return parsed if password is None else parsed.set(password=password)
 
 
 def schema_of(connection: sa.Connection) -> str:
@@ -301,6 +306,8 @@ class Translated:
     ) -> None:
         if error is None:
             return
+        if isinstance(error, StoreReplaced):
+            self._database.identity = None
         translated = self._database.translate(error)
         if translated is not None and translated is not error:
             raise translated from getattr(error, "orig", None) or error

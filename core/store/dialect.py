@@ -80,6 +80,8 @@ class CommitCall:
 
     kind: Kind
     request: UUID
+    store_id: str
+    """The store that its numbers of queues and tables are of."""
     transaction: int | None = None
     """Its id; None if nobody has needed it: the commit draws it."""
     snapshot: AnySnapshot | None = None
@@ -162,6 +164,9 @@ class StoreDialect(Protocol):
 
     def create(self, connection: Handle) -> None:
         """Create all that this database needs beside the portable tables and their first rows; idempotent."""
+
+    def is_creation_met(self, error: Exception) -> bool:
+        """Tell whether a creation failed since another one was at work; the same again finds what that one left."""
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
@@ -269,14 +274,18 @@ class StoreDialect(Protocol):
         :raises RegistrationLost: it has been ended by others, and its staged rows may be gone.
         """
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
+    def stage(
+        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str
+    ) -> tuple[int, ...]:
         """Write rows of a long transaction early: cells under its newest write pointer, entries under its id.
 
         :param flush: a number that was drawn before the call. A call that arrives behind a younger one, or behind a
             checkpoint, changes nothing: its process may be gone, and the younger one its repetition.
+        :param store_id: the store that the numbers of queues and tables are of.
         :returns: all its write pointers, ascending: another process may have made a checkpoint; empty if the call
             came too late.
         :raises RegistrationLost: it has ended.
+        :raises StoreReplaced: this store is another one, or does not have these numbers any more.
         """
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
@@ -284,6 +293,8 @@ class StoreDialect(Protocol):
 
         A bound transaction is written under a number of its own, drawn after the keys of its entries have been locked
         until the user's SQL transaction ends: the order of a key's entries is that of these ends.
+
+        :raises StoreReplaced: this store is another one, or does not have the numbers of queues and tables any more.
         """
 
     def abort(
@@ -298,10 +309,13 @@ class StoreDialect(Protocol):
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Tell the outcome of a request; an undecided request is refused from now on."""
 
-    def tidy_entries(self, connection: Handle) -> None:
+    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Let the database reclaim the space of removed entries, where it does not do so by itself in time.
 
         A drain behind many dead rows reads at half the speed. Needs the owner's rights; without them nothing happens.
+
+        :param removed: entries that the caller has just removed.
+        :param after: entries from which on it is worth it, with those that others removed since the last time.
         """
 
     def expire(self, connection: Handle) -> Swept:

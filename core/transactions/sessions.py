@@ -126,6 +126,7 @@ class BoundSession:
         self._raw: Handle = raw  # type: ignore[assignment]  # checked by the dialect
         found = self.call(database.dialect.store_id)
         if found != store_id:
+            database.identity = None  # the store may have been created anew; the next transaction looks again
             raise InvalidArgument(f"connection: expected one to store {store_id}, found one to store {found}")
 
     def call(

@@ -34,6 +34,7 @@ from export_queue.core.store import (
     Version,
     VersionKey,
     Writes,
+    identity_of,
     new_request,
 )
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
@@ -99,6 +100,7 @@ class OpenTransaction:
         self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
         session: Session = bound or PooledSession(database, seconds=self._seconds)
         self.database = database
+        self._store_id = identity_of(database).store_id
         self.bound = bound
         self.buffer = WriteBuffer(database.limits)
         self.kind: OpenKind = kind
@@ -509,7 +511,7 @@ class OpenTransaction:
         dialect = self.database.dialect
         for _ in range(STAGE_TRIES):
             number = self._session.call(dialect.draw)
-            pointers = self._session.call(dialect.stage, transaction, writes, number)
+            pointers = self._session.call(dialect.stage, transaction, writes, number, store_id=self._store_id)
             if pointers:
                 return pointers
         unavailable = StoreUnavailable(
@@ -566,6 +568,7 @@ class OpenTransaction:
         return CommitCall(
             kind="write" if self._snapshot is None and kind != "bound" else kind,
             request=self.request,
+            store_id=self._store_id,
             transaction=self._id,
             snapshot=self._snapshot if self._value is None else self._value.snapshot,
             deadline_ms=self._deadline_ms,

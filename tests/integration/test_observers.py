@@ -178,7 +178,7 @@ def test_two_that_write_other_cells_both_add_the_key(store: Store) -> None:
 
 
 def test_exclusive_entries_turn_the_write_skew_into_a_conflict(store: Store) -> None:
-    with pytest.raises(ConflictError, match="queue 1: row1"):
+    with pytest.raises(ConflictError, match="queue export-queue-a: row1"):
         interleave(store, cells=OTHER, exclusive=True)
     assert len(entries(store, "export-queue-a")) == 1
 

@@ -311,8 +311,8 @@ def test_a_flush_without_an_answer_ends_the_transaction(store: Store, monkeypatc
         tx.table("t").set("a", "n", b"1")
         stage = store.database.dialect.stage
 
-        def lose(*arguments: Any) -> None:
-            stage(*arguments)
+        def lose(*arguments: Any, **named: Any) -> None:
+            stage(*arguments, **named)
             raise StoreUnavailable("the answer is lost")
 
         monkeypatch.setattr(store.database.dialect, "stage", lose)

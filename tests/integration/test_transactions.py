@@ -128,7 +128,7 @@ def test_a_delete_hides_older_versions_from_later_snapshots_only(store: Store) -
 
 def test_of_two_overlapping_writers_of_a_row_the_first_to_commit_wins(store: Store) -> None:
     write(store, "a", b"0")
-    with pytest.raises(ConflictError, match="table 1: a") as refused, store.transaction() as tx:
+    with pytest.raises(ConflictError, match="table t: a") as refused, store.transaction() as tx:
         tx.table("t").get("a", "n")
         write(store, "a", b"other")
         tx.table("t").set("a", "n", b"mine")
@@ -297,7 +297,7 @@ def test_a_write_that_is_staged_while_the_transaction_is_aborted_is_refused(stor
     opened_by(tx).abort()
     late = Writes(cells=[(catalogue_of(store).table("t").number, b"a", b"n", b"late")])
     with store.database.connect() as connection, pytest.raises(RegistrationLost):
-        store.database.dialect.stage(connection, own, late, own + 1)
+        store.database.dialect.stage(connection, own, late, own + 1, store_id=store.id)
     assert read(store, "a") is None
 
 

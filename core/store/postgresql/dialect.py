@@ -75,6 +75,7 @@ def open_engine(
     engine = sa.create_engine(
         url.set(drivername="postgresql+psycopg"),
         isolation_level="AUTOCOMMIT",
+        hide_parameters=True,  # values of entries do not belong into errors
         connect_args={**{name: url.query.get(name, value) for name, value in CLIENT_DEFAULTS.items()}, **prepare},
         pool_size=8,
         max_overflow=56,
@@ -176,6 +177,10 @@ class PostgresDialect:
                 text = text.replace(placeholder, value)
             raw.execute(text.encode())
 
+    def is_creation_met(self, error: Exception) -> bool:
+        """Look for the catalogue's words on what is there already, or has just been changed."""
+        return errors.is_creation_met(error)
+
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
         if not calls.one(connection, self._sql(sql.SET_FLOOR), (floor,))[0]:
@@ -241,7 +246,9 @@ class PostgresDialect:
             )
             return Begun(Snapshot(number - 1, excluded), deadline - timeout_ms, number, found)
         row = calls.one(connection, self._snapshot, first or (None, None, None))
-        horizon, servers, excluded, now, low, version, value = row
+        horizon, servers, excluded, now, low, version, value, is_standby = row
+        if is_standby:
+            raise errors.standby()
         count, _, xmax = _SERVER_SNAPSHOT.unpack_from(servers)
         xip = struct.unpack_from(f">{count}q", servers, _SERVER_SNAPSHOT.size)
         # Before a mark was recorded, all ids below it had ended; the horizon is such a mark.
@@ -339,9 +346,11 @@ class PostgresDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(found)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
+    def stage(
+        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str
+    ) -> tuple[int, ...]:
         """Write rows of a long transaction early, in one call."""
-        arguments = (transaction, flush, *calls.columns(writes), *calls.cells(writes.notifications))
+        arguments = (store_id, transaction, flush, *calls.columns(writes), *calls.cells(writes.notifications))
         return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0] or ())
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
@@ -382,6 +391,7 @@ class PostgresDialect:
         snapshot = call.snapshot
         servers = snapshot if isinstance(snapshot, ServerSnapshot) else None
         arguments = (
+            call.store_id,
             registration,
             call.request,
             transaction,
@@ -419,9 +429,11 @@ class PostgresDialect:
         calls.run(connection, self._sql(sql.REFUSE), (request,))
         return Outcome(*calls.one(connection, self._sql(sql.OUTCOME), (request,)))
 
-    def tidy_entries(self, connection: Handle) -> None:
+    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Vacuum the entries; without the owner's rights the server only warns."""
-        calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
+        # The server's count is some seconds late: with the caller's own rows in it, the vacuum only comes earlier.
+        if removed + calls.one(connection, self._sql(sql.DEAD_ENTRIES))[0] > after:
+            calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
 
     def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""

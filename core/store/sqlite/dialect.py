@@ -17,6 +17,7 @@ from export_queue.core.errors import (
     InvalidArgument,
     RegistrationLost,
     StoreError,
+    StoreReplaced,
     TransactionTimeout,
 )
 from export_queue.core.store.dialect import (
@@ -33,7 +34,7 @@ from export_queue.core.store.dialect import (
     VersionKey,
     Writes,
 )
-from export_queue.core.store.queries.conflict_keys import conflict_error
+from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
 from export_queue.core.store.registration import HOUR_OF_IDS, IdSource, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
@@ -124,6 +125,10 @@ class SqliteDialect:
         raw = _raw_of(connection)
         for statement in sql.TRIGGERS:
             raw.execute(statement)
+
+    def is_creation_met(self, error: Exception) -> bool:
+        """Never: creations queue at the file lock."""
+        return False
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
@@ -287,10 +292,13 @@ class SqliteDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(row[0] for row in rows)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
+    def stage(
+        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str
+    ) -> tuple[int, ...]:
         """Write rows of a long transaction early."""
         raw = _raw_of(connection)
         with self.transaction(connection):
+            _prove_store(raw, store_id, writes)
             pointers = self.pointers(connection, transaction)
             pointer = pointers[-1]
             if flush < pointer:
@@ -325,6 +333,7 @@ class SqliteDialect:
                 raise CommitRefused(f"the commit of request {call.request} was refused before")
             pointers = self._end_registration(raw, call)
             transaction = pointers[0]
+            _prove_store(raw, call.store_id, call.writes)
             raw.execute(sql.COMMITTED, (call.request.hex, transaction, self._clock()))
             if call.idempotency_key is not None:
                 self._take_idempotency_key(raw, call, transaction)
@@ -373,7 +382,8 @@ class SqliteDialect:
             found = raw.execute(sql.WRITER, (key,)).fetchone()
             # Without a snapshot it starts here, with an id above all that have committed.
             if found and snapshot is not None and (found[0] > pointers[0] or not snapshot.sees(found[0])):
-                raise conflict_error(pointers[0], key, found[0])
+                named = raw.execute(sql.NAME, {"number": number_of(key)}).fetchone()
+                raise conflict_error(pointers[0], key, found[0], name=named and named[0])
             # The last pointer: each later commit must have a greater id than any version written here.
             raw.execute(sql.TAKE_KEY, (key, pointers[-1]))
 
@@ -413,7 +423,7 @@ class SqliteDialect:
             status, transaction = raw.execute(sql.OUTCOME, (request.hex,)).fetchone()
         return Outcome(status, transaction)
 
-    def tidy_entries(self, connection: Handle) -> None:
+    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Nothing: SQLite uses the pages of removed rows again at once."""
 
     def expire(self, connection: Handle) -> Swept:
@@ -467,6 +477,18 @@ def _begin(raw: sqlite3.Connection) -> None:
     """Begin the user's SQL transaction, where the driver waits with that for the user's first write."""
     if not raw.in_transaction:
         raw.execute("begin immediate")
+
+
+def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes) -> None:
+    """Prove that rows go into the store that their writer knows, whose numbers are never used again."""
+    tables = {row[0] for row in (*writes.cells, *writes.notifications, *writes.acknowledged)}
+    queues = {entry[0] for entry in writes.entries}
+    if (
+        raw.execute(sql.STORE_ID).fetchone() != (store_id,)
+        or (queues and not queues <= {row[0] for row in raw.execute(sql.QUEUE_NUMBERS)})
+        or (tables and not tables <= {row[0] for row in raw.execute(sql.TABLE_NUMBERS)})
+    ):
+        raise StoreReplaced
 
 
 def _unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:

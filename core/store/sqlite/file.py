@@ -55,6 +55,7 @@ def open_engine(url: sa.URL) -> sa.Engine:
     engine = sa.create_engine(
         url,
         isolation_level="AUTOCOMMIT",
+        hide_parameters=True,  # values of entries do not belong into errors
         connect_args={"timeout": LOCK_SECONDS, "check_same_thread": False, "factory": StoreConnection},
         pool_size=8,
         max_overflow=56,
