@@ -340,6 +340,25 @@ class SparkJobFailed(DrainError):
     default_hint = "see Spark's log above; what was acknowledged stays removed, the rest is queued"
 
 
+MOST_TEXT = 10_000
+"""Characters that are kept of a foreign error."""
+
+
+def text_of(error: object) -> str:
+    """Put an error, or the reason of one, into text that every database, log and terminal takes.
+
+    Half characters and NUL are escaped, and what is longer than 10 000 characters is cut. An error whose ``__str__``
+    fails is named by its class.
+    """
+    try:
+        text = str(error) or repr(error)
+    except Exception as failed:
+        text = f"(the text of this {type(error).__name__} cannot be had: its __str__ raised {type(failed).__name__})"
+    if len(text) > MOST_TEXT:
+        text = f"{text[:MOST_TEXT]}… ({len(text)} characters)"
+    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+
+
 def clock_of(transaction_id: int) -> str:
     """Show the wall-clock time that a transaction id carries."""
     return datetime.fromtimestamp(transaction_id / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]

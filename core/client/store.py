@@ -324,7 +324,7 @@ class Store:
         queue_id: str,
         *,
         buckets: int = 1009,
-        buckets_per_range: int = 101,
+        buckets_per_range: int | None = None,
         key: str = "str",
         value: str = "json",
         max_value_bytes: int = 1 << 20,

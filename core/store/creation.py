@@ -45,6 +45,7 @@ def create(database: Database, *, floor: int = 0, id_source: IdSource | None = N
                 database.dialect.set_floor(work.connection, floor)
             return check(work)
 
+    database.create_place()
     return _MEETING.call(step, worth_repeating=database.dialect.is_creation_met)
 
 

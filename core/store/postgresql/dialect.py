@@ -101,6 +101,7 @@ class PostgresDialect:
 
     name = "postgresql"
     driver_error: ClassVar[type[Exception]] = psycopg.Error
+    is_file = False
 
     def __init__(self, schema: str, engine: sa.Engine, *, behind_pooler: bool = False) -> None:
         self.schema = schema
@@ -132,6 +133,18 @@ class PostgresDialect:
     def explain(self, error: BaseException, url: str) -> StoreUnavailable | None:
         """Name the database."""
         return errors.unavailable(error, where=f"store {url}") if errors.is_transient(error) else None
+
+    def create_place(self) -> None:
+        """Nothing: the database is the administrator's to create."""
+
+    def require_in_place(self) -> None:
+        """Nothing: a server says itself what it serves."""
+
+    def forget_place(self) -> None:
+        """Nothing is remembered."""
+
+    def refusal_in_child(self, url: str) -> None:
+        """Nothing: the child's connections are new ones."""
 
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
