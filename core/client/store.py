@@ -34,7 +34,18 @@ from export_queue.core.queue import (
 )
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import Sink, SinkSpec
-from export_queue.core.store import Clock, Database, Identity, Limits, Outcome, StoreSpec, create, identity_of, queries
+from export_queue.core.store import (
+    Clock,
+    Database,
+    Identity,
+    Limits,
+    Outcome,
+    StoreSpec,
+    adopt,
+    create,
+    identity_of,
+    queries,
+)
 from export_queue.core.tables import TableOptions, configure_table
 from export_queue.core.transactions import (
     BoundSession,
@@ -122,6 +133,13 @@ class Store:
         :param floor: all ids to come are greater, for a store that is rebuilt while sinks hold its predecessor's data.
         """
         create(self.database, floor=floor)
+
+    def adopt(self) -> None:
+        """Let a store that was restored into another cluster of PostgreSQL servers live there.
+
+        Nothing else may use the store meanwhile. In its own cluster, and on SQLite, it changes nothing.
+        """
+        adopt(self.database)
 
     @property
     def id(self) -> str:
@@ -306,7 +324,7 @@ class Store:
         queue_id: str,
         *,
         buckets: int = 1009,
-        buckets_per_range: int = 101,
+        buckets_per_range: int | None = None,
         key: str = "str",
         value: str = "json",
         max_value_bytes: int = 1 << 20,

@@ -6,7 +6,7 @@ dialect's steps of a transaction.
 
 from export_queue.core.store import queries
 from export_queue.core.store.counters import Counters, Counts, Histogram
-from export_queue.core.store.creation import create, identity_of
+from export_queue.core.store.creation import adopt, create, identity_of
 from export_queue.core.store.database import Database, Identity, Reading, Work
 from export_queue.core.store.dialect import (
     Begun,
@@ -63,6 +63,7 @@ __all__ = [
     "VersionKey",
     "Work",
     "Writes",
+    "adopt",
     "cell_key",
     "cells_of_key",
     "create",

@@ -14,6 +14,8 @@ from export_queue.core.store.database import Database, Identity, Reading, Work, 
 from export_queue.core.store.registration import LOCK_WINDOW, IdSource
 
 _SIGN = 1 << 63
+MAX_FLOOR = (1 << 62) - (1 << 55)
+"""Ids stay below 2⁶²; above the floor there is room for those of a year."""
 _MEETING = Retry(attempts=None, seconds=60, first_pause=0.05)
 """How a creation that met another one is repeated."""
 
@@ -27,8 +29,8 @@ def create(database: Database, *, floor: int = 0, id_source: IdSource | None = N
     :raises InvalidArgument: the floor is negative or no 62-bit number.
     :raises SchemaVersionError: a store of a newer version is there.
     """
-    if not 0 <= floor < 1 << 62:
-        raise InvalidArgument(f"floor: expected a number from 0 to 2**62 - 1, found {floor}")
+    if not 0 <= floor <= MAX_FLOOR:
+        raise InvalidArgument(f"floor: expected a number from 0 to {MAX_FLOOR}, found {floor}")
 
     def step() -> Identity:
         with database.begin() as work:
@@ -43,6 +45,7 @@ def create(database: Database, *, floor: int = 0, id_source: IdSource | None = N
                 database.dialect.set_floor(work.connection, floor)
             return check(work)
 
+    database.create_place()
     return _MEETING.call(step, worth_repeating=database.dialect.is_creation_met)
 
 
@@ -113,8 +116,16 @@ def check(work: Reading) -> Identity:
             f"this code needs {schema.OLDEST_SCHEMA} or later",
             hint="run `export-queue init` with this version: it adds what is missing",
         )
+    work.database.dialect.check_server(work.connection)
     work.database.identity = identity
     return identity
+
+
+def adopt(database: Database) -> Identity:
+    """Let a store that was copied into another cluster of servers live there; nothing else may use it meanwhile."""
+    with database.begin() as work:
+        database.dialect.adopt(work.connection)
+        return check(work)
 
 
 def identity_of(database: Database) -> Identity:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ from sqlalchemy.exc import ArgumentError as UrlError
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreReplaced, StoreUnavailable
+from export_queue.core.errors import InvalidArgument, StoreError, StoreNotCreated, StoreReplaced, StoreUnavailable
 from export_queue.core.references import hide_secrets
+from export_queue.core.store import forks
 from export_queue.core.store.counters import Counters
 from export_queue.core.store.limits import Limits
 
@@ -90,7 +91,11 @@ class Database:
         """Monotonic seconds of this process's last look for late transactions."""
         # The last used one first: its caches are warm. The pool's own way out and in would cost as much as a statement.
         self._idle: list[sa.PoolProxiedConnection] = []
-        _forget_connections_in_children(self)
+        self._lent: dict[int, int] = {}
+        """Connections in use, by the ``id`` of the object that was lent, and the threads that borrowed them."""
+        self._refusal: StoreError | None = None
+        """Why this process may not use the store."""
+        forks.follow(self)
 
     @classmethod
     def open(
@@ -120,12 +125,14 @@ class Database:
         shown = hide_secrets(parsed.render_as_string(hide_password=True))
         if backend == "sqlite":
             from export_queue.core.store.sqlite.dialect import SqliteDialect
-            from export_queue.core.store.sqlite.file import open_engine
+            from export_queue.core.store.sqlite.file import StoreFile, open_engine
 
-            if not parsed.database or parsed.database == ":memory:":
-                raise InvalidArgument(f"a store needs a file that processes can share, found {shown}")
-            Path(parsed.database).resolve().parent.mkdir(parents=True, exist_ok=True)
-            engine, dialect = open_engine(parsed), SqliteDialect(parsed.database, clock or _host_clock)
+            if not parsed.database or parsed.database == ":memory:" or "uri" in parsed.query:
+                raise InvalidArgument(f"a store needs the path of a file that processes can share, found {shown}")
+            file = StoreFile(str(Path(parsed.database).absolute()))
+            parsed = parsed.set(database=file.path)
+            shown = hide_secrets(parsed.render_as_string(hide_password=True))
+            engine, dialect = open_engine(parsed, file), SqliteDialect(file, clock or _host_clock)
             return cls(engine, dialect, shown_url=shown, client=client, limits=limits)
         if backend in ("postgresql", "postgres"):
             try:
@@ -156,16 +163,21 @@ class Database:
         """Open or reuse a connection of the driver in autocommit mode; :meth:`check_in` ends the loan.
 
         :raises StoreUnavailable: with ``sent`` false.
+        :raises StoreError: this process may not use the store.
         """
+        self._require_usable()
         with contextlib.suppress(IndexError):
             while True:
                 connection = self._idle.pop()
                 if self.dialect.is_idle(connection.driver_connection):
+                    self._lent[id(connection)] = threading.get_ident()
                     return connection
                 connection.invalidate()
                 connection.close()
         with self._unsent():
-            return self.engine.raw_connection()
+            connection = self.engine.raw_connection()
+        self._lent[id(connection)] = threading.get_ident()
+        return connection
 
     def check_in(self, connection: sa.PoolProxiedConnection) -> None:
         """Take back a connection of :meth:`check_out`."""
@@ -173,6 +185,7 @@ class Database:
             self._idle.append(connection)
         else:
             connection.close()
+        self._lent.pop(id(connection), None)
 
     @contextlib.contextmanager
     def connect(self, *, seconds: float | None = None) -> Iterator[sa.Connection]:
@@ -180,10 +193,13 @@ class Database:
 
         :param seconds: how long each answer is waited for; an hour.
         """
+        self._require_usable()
         with contextlib.suppress(IndexError):
             self._idle.pop().close()  # no process should need a session more than it uses at once
+        pool = self.engine.pool
         with self._unsent():
             connection = self.engine.connect()
+        self._lent[id(connection)] = threading.get_ident()
         try:
             with self.translated(), self.dialect.limited(connection, seconds):
                 yield connection
@@ -193,7 +209,16 @@ class Database:
                 connection.invalidate()
             raise
         finally:
+            if pool is not self.engine.pool:  # a pool that was given up meanwhile would keep it open
+                connection.invalidate()
             connection.close()
+            self._lent.pop(id(connection), None)
+
+    def _require_usable(self) -> None:
+        forks.wait_for_fork(self)
+        if self._refusal is not None:
+            raise StoreError(self._refusal.message, hint=self._refusal.hint)
+        self.dialect.require_in_place()
 
     def _is_idle(self, connection: sa.Connection) -> bool:
         return connection.invalidated or self.dialect.is_idle(connection.connection.driver_connection)
@@ -255,12 +280,34 @@ class Database:
         """Close all connections that are not in use at this moment."""
         while self._idle:
             with contextlib.suppress(IndexError):
-                self._idle.pop().close()
+                connection = self._idle.pop()
+                connection.invalidate()  # its pool may have been given up, and would keep it open
+                connection.close()
         self.engine.dispose()
 
     def close(self) -> None:
         """Close all connections."""
         self.forget_connections()
+        self.dialect.forget_place()
+
+    def create_place(self) -> None:
+        """Create the file of a store that is one; everything else opens files only."""
+        self.forget_connections()
+        with self.translated():
+            self.dialect.create_place()
+
+    def borrowers(self) -> set[int]:
+        """Return the threads that use a connection at this moment."""
+        return set(self._lent.copy().values())
+
+    def begin_anew(self) -> None:
+        """Be the database of a forked child: the connections of the parent are none of this process's."""
+        forks.leave_to_parent((self._idle, self.engine.pool))
+        self._idle = []
+        self._lent = {}
+        self.engine.dispose(close=False)
+        self.counters = Counters()
+        self._refusal = self.dialect.refusal_in_child(self.shown_url)
 
 
 def _read_url(url: str, password: str | None) -> sa.URL:
@@ -313,23 +360,5 @@ class Translated:
             raise translated from getattr(error, "orig", None) or error
 
 
-_of_parents: list[sa.PoolProxiedConnection] = []
-"""A child keeps its parent's connections: a connection that is collected would be reset on the socket of both."""
-
-
 def _host_clock() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _forget_connections_in_children(database: Database) -> None:
-    # A connection shared with a forked child would mix two conversations on one socket.
-    reference = weakref.ref(database)
-
-    def forget() -> None:
-        alive = reference()
-        if alive is not None:
-            _of_parents.extend(alive._idle)
-            alive._idle = []
-            alive.engine.dispose(close=False)
-
-    os.register_at_fork(after_in_child=forget)

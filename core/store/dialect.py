@@ -140,12 +140,32 @@ class StoreDialect(Protocol):
     name: str
     driver_error: ClassVar[type[Exception]]
     """Base of the driver's own errors."""
+    is_file: bool
+    """Whether the store is a file, whose locks no process may inherit."""
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether a driver's error says that the store's tables are not there."""
 
     def explain(self, error: BaseException, url: str) -> StoreError | None:
         """Turn a driver's error about the database as a whole into one that names it; None for all others."""
+
+    def create_place(self) -> None:
+        """Create where the tables will be, if this database has such a thing: a file in its folder; idempotent."""
+
+    def require_in_place(self) -> None:
+        """Check, without a question to a server, that the store still is where this process found it.
+
+        :raises StoreError: its file was deleted or replaced.
+        """
+
+    def forget_place(self) -> None:
+        """Let the next connection find the store anew."""
+
+    def refusal_in_child(self, url: str) -> StoreError | None:
+        """Tell why a process that was forked a moment ago may not use the store; None if it may.
+
+        :param url: the store's, as it may be shown.
+        """
 
     def is_idle(self, raw: object) -> bool:
         """Tell whether a driver's connection is open and in no SQL transaction, without asking the server."""
@@ -164,6 +184,15 @@ class StoreDialect(Protocol):
 
     def create(self, connection: Handle) -> None:
         """Create all that this database needs beside the portable tables and their first rows; idempotent."""
+
+    def check_server(self, connection: Handle) -> None:
+        """Check that the store lives in the cluster of servers that gave its numbers of SQL transactions.
+
+        :raises OtherCluster: it was copied into another one.
+        """
+
+    def adopt(self, connection: Handle) -> None:
+        """Let a store that was copied into another cluster of servers live there."""
 
     def is_creation_met(self, error: Exception) -> bool:
         """Tell whether a creation failed since another one was at work; the same again finds what that one left."""

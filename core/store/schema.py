@@ -48,6 +48,7 @@ store = _table(
     _text("id_source"),  # 'sequence' or 'clock'
     _id("horizon"),
     _id("created_ms"),
+    _text("cluster", nullable=True),  # of PostgreSQL servers, in which the numbers in the columns "xid" hold
     # On SQLite another number after each change of the ids that are excluded for long.
     sa.Column("lists", sa.BigInteger, nullable=False, server_default=sa.text("0")),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -118,6 +119,7 @@ class OpenTransaction:
         self._generation = 1
         self._participants = Participants()
         self._is_resumed = False
+        self._process = os.getpid()
         if idempotency_key is not None:
             check_idempotency_key(idempotency_key)
             state = idempotency_state(database, idempotency_key, seconds=self._seconds)
@@ -142,10 +144,14 @@ class OpenTransaction:
         return opened
 
     def require_open(self) -> None:
-        """Refuse to go on after the end.
+        """Refuse to go on after the end, and in a forked child.
 
-        :raises TransactionEnded: it has been committed or aborted.
+        :raises TransactionEnded: it has been committed or aborted, or is another process's.
         """
+        if self._process != os.getpid():
+            raise TransactionEnded(
+                f"the transaction belongs to process {self._process}, from which process {os.getpid()} was forked"
+            )
         if self._state not in OPEN:
             raise TransactionEnded(f"the transaction has ended: {self._state}")
 
@@ -639,6 +645,8 @@ class OpenTransaction:
         :param reason: why; it gets a note of every failure on the way.
         :raises StoreUnavailable: without a reason, if the store cannot be told that a long transaction has ended.
         """
+        if self._process != os.getpid():
+            return  # its own process ends it
         if self._state is State.COMMITTED:
             self._tell_participants(reason)  # an interruption may have come before
         elif self._state in OPEN or (self._state is State.COMMITTING and self._is_undone(reason)):

@@ -50,6 +50,15 @@ SNAPSHOT = (
 """
 )
 """One statement, and so one SQL snapshot: the ids that are excluded from it, and the first cell, belong to it."""
+SERVER = "select stored, cluster, life from {s}.xq_server_v1()"
+ADOPT = (
+    "update {s}.xq_cell set xid = 0 where xid <> 0",
+    "update {s}.xq_conflict_key set xid = 0 where xid <> 0",
+    "update {s}.xq_notification set xid = 0 where xid <> 0",
+    "delete from {s}.xq_server_life",
+    "update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_v1() v)",
+)
+"""Every row that is there was there before all SQL transactions of this cluster."""
 MAKE_DURABLE = "update {s}.xq_active set client = client where owner = %b"
 """Its durable commit makes all earlier writes durable."""
 CHECKPOINT = "select {s}.xq_checkpoint_v1(%b)"

@@ -38,8 +38,7 @@ from export_queue.core.store.queries.conflict_keys import conflict_error, number
 from export_queue.core.store.registration import HOUR_OF_IDS, IdSource, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.file import LOCK_SECONDS, LentConnection, StoreConnection, explain, lent, undone
-from export_queue.core.store.sqlite.filelock import FileLock
+from export_queue.core.store.sqlite.file import LentConnection, StoreConnection, StoreFile, explain, lent, undone
 
 
 class SqliteDialect:
@@ -53,9 +52,10 @@ class SqliteDialect:
 
     name = "sqlite"
     driver_error: ClassVar[type[Exception]] = sqlite3.Error
+    is_file = True
 
-    def __init__(self, path: str, clock: Clock) -> None:
-        self._path = path
+    def __init__(self, file: StoreFile, clock: Clock) -> None:
+        self._file = file
         self._clock = clock
         self._lists: tuple[int, tuple[int, ...]] = (0, ())
         """The ids that are excluded for long, and the number that the store had then; of a new store 0 and none."""
@@ -67,6 +67,34 @@ class SqliteDialect:
     def explain(self, error: BaseException, url: str) -> StoreError | None:
         """Name the file and the remedy."""
         return explain(error, url)
+
+    def create_place(self) -> None:
+        """Create the file and its folder."""
+        try:
+            self._file.create()
+        except sqlite3.Error as error:
+            raise explain(error, self._file.url) or error from error
+        except OSError as error:
+            raise StoreError(f"store {self._file.url}: {error.strerror}") from error
+
+    def require_in_place(self) -> None:
+        """Look at the file's identity."""
+        self._file.require_in_place()
+
+    def forget_place(self) -> None:
+        """Forget the file's identity."""
+        self._file.forget()
+
+    def refusal_in_child(self, url: str) -> StoreError | None:
+        """Look for a connection that the parent had in use: SQLite would take its locks for this process's own."""
+        if not self._file.is_open():
+            return None
+        return StoreError(
+            f"store {url}: this process was forked while a connection of its parent was using the file, "
+            "and SQLite's locks cannot be inherited",
+            hint="fork outside of calls to the store, with connections of your own to the file closed, or "
+            "start processes with 'spawn' or 'forkserver'",
+        )
 
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
@@ -90,20 +118,21 @@ class SqliteDialect:
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             yield
             return
-        lock = FileLock(self._path + ".lock", seconds=LOCK_SECONDS)
+        lock = self._file.lock()
         if isinstance(raw, StoreConnection):
             raw.write_lock = lock
         try:
             with lock:
+                self._file.require_in_place()
                 if not durable:
                     raw.execute("pragma synchronous = normal")
                 try:
                     try:
-                        with undone(self._path):  # no commit has been tried
+                        with undone(self._file.path):  # no commit has been tried
                             raw.execute("begin immediate")
                             yield
                         # Where the log had no space for the end of a transaction, no recovery will find one.
-                        with undone(self._path, sqlite3.SQLITE_FULL):
+                        with undone(self._file.path, sqlite3.SQLITE_FULL):
                             raw.execute("commit")
                     except BaseException:
                         if raw.in_transaction:
@@ -125,6 +154,12 @@ class SqliteDialect:
         raw = _raw_of(connection)
         for statement in sql.TRIGGERS:
             raw.execute(statement)
+
+    def check_server(self, connection: Handle) -> None:
+        """Nothing: the numbers in a file are those of the file."""
+
+    def adopt(self, connection: Handle) -> None:
+        """Nothing: the numbers in a file are those of the file."""
 
     def is_creation_met(self, error: Exception) -> bool:
         """Never: creations queue at the file lock."""

@@ -245,12 +245,7 @@ begin
   end if;
   newest := coalesce(pointers[cardinality(pointers)], tx);
 
-  -- 2. The deadline, by the store's clock.
-  if low is not null and {now} > deadline then
-    raise exception using errcode = 'XQ003', message = 'deadline has passed';
-  end if;
-
-  -- 3. The outcome, before the keys, so that a repeated call never meets its own writes.
+  -- 2. The outcome, before the deadline and the keys, so that a repeated call meets neither, nor its own writes.
   insert into {s}.xq_outcome values (request, 'committed', tx, {now}) on conflict do nothing;
   if not found then
     select o.status, o.id into decided from {s}.xq_outcome o where o.request = xq_commit_v1.request;
@@ -258,6 +253,11 @@ begin
       return decided.id;
     end if;
     raise exception using errcode = 'XQ004', message = 'refused before';
+  end if;
+
+  -- 3. The deadline, by the store's clock.
+  if low is not null and {now} > deadline then
+    raise exception using errcode = 'XQ003', message = 'deadline has passed';
   end if;
   if idempotency_key is not null then
     insert into {s}.xq_idempotency values (idempotency_key, generation, tx, result, {now}, null) on conflict do nothing;
