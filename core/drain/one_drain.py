@@ -5,25 +5,27 @@
 3. Find the units that have work.
 4. Claim those that are free; where all are held, wait for their holders.
 5. Have the engine drain the claimed units, and go on with 3 until nothing is left.
-6. Look at what still waits, and store the report, also when the drain fails.
+6. Show the sink a fence once more, so that a later loss of what this drain brought is noticed.
+7. Look at what still waits, and store the report, also when the drain fails.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from export_queue.core.drain.admission import StoreHandle, admit
+from export_queue.core.drain.admission import StoreHandle, admit, note_fence
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.fenced import not_settled_error, refuse_dead_letters
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.report import DrainReport, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
-from export_queue.core.errors import ExportQueueError, LockNotAvailable
+from export_queue.core.errors import ExportQueueError, LockNotAvailable, SinkError, SinkLostData
 from export_queue.core.locks import Lease, claim, holders, release
 from export_queue.core.queue import Queue, Range, backlog, bind_sink, find_queue, join_ranges, waiting_ranges
 from export_queue.core.store import Database, queries
@@ -34,6 +36,7 @@ TIDY_AFTER = 20_000
 POLL_SECONDS = 0.5
 """How often a drain that waits for other holders looks again."""
 _ANSWER_SECONDS = 60.0
+log = logging.getLogger("export_queue.drain")
 
 
 def run_drain(
@@ -58,7 +61,15 @@ def run_drain(
     trouble: BaseException | None = None
     try:
         with engine as opened:
-            course.bring_all(opened)
+            try:
+                course.bring_all(opened)
+            except SinkError:
+                raise
+            except Exception:
+                with contextlib.suppress(Exception):  # the trouble itself matters more
+                    course.show_again(opened)
+                raise
+            course.show_again(opened)  # 6
     except BaseException as error:
         trouble = error
     with contextlib.suppress(ExportQueueError):
@@ -106,6 +117,9 @@ class _Course:
     """Units for which the promise is kept."""
     parts: list[RangeReport] = field(default_factory=list)
     oldest_left_seconds: float = 0.0
+    fence: int = 0
+    """The last one that the sink has kept."""
+    is_fence_noted: bool = False
 
     def bring_all(self, engine: Engine) -> None:
         """Keep the promise: the numbers are those of the steps in the head of this module."""
@@ -143,16 +157,44 @@ class _Course:
         # A new queue is bound once its sink has answered; the drain of a bound queue touches no other sink.
         if queue.sink is not None:
             self._bind(queue)
-        with self.database.read() as work:
-            drained = queue.sink is not None and queries.reports.has_drained(work, queue.id, self.request.sink_name)
-        admit(
-            self.database,
-            lambda fence: engine.admit(queue_id=queue.id, store_id=self.store_id, fence=fence, drained=drained),
-        )
+        self._show(engine, queue)
         if queue.sink is None:
             self._bind(queue)
         if engine.is_fenced:
             refuse_dead_letters(self.database, queue)
+
+    def _show(self, engine: Engine, queue: Queue) -> None:
+        """Show the sink a new fence; one that has not kept the highest that is known has lost data."""
+        with self.database.read() as work:
+            shown = queries.sinks.shown_fence(work, queue.id, self.request.sink_name)
+        self.fence = admit(
+            self.database,
+            lambda fence: engine.admit(queue_id=queue.id, store_id=self.store_id, fence=fence, shown=shown),
+        )
+
+    def _note_fence(self) -> None:
+        # before the first batch: a drain that is killed amid its batches has left nothing else
+        if not self.is_fence_noted:
+            note_fence(self.database, self.request.queue_id, self.request.sink_name, self.fence)
+            self.is_fence_noted = True
+
+    def show_again(self, engine: Engine) -> None:
+        """Show the sink a fence after the last batch: a state without it lacks some of what was acknowledged.
+
+        The drain has kept its promise by now; a sink that does not answer at this moment changes nothing of that.
+
+        :raises SinkLostData: the sink has lost data while it was drained into.
+        """
+        if self.queue is None or not any(part.acknowledged for part in self.parts):
+            return
+        try:
+            self._show(engine, self.queue)
+        except SinkLostData:
+            raise
+        except ExportQueueError as error:
+            log.warning("the sink took no fence after the last batch: %s", error)
+            return
+        note_fence(self.database, self.request.queue_id, self.request.sink_name, self.fence)
 
     def _bind(self, queue: Queue) -> None:
         with self.database.begin() as work:
@@ -201,6 +243,7 @@ class _Course:
         )
         failed: list[RangeReport] = []
         with keeper:
+            self._note_fence()
             if engine.is_fenced:
                 engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
                 snapshot = settled_snapshot(self.database)

@@ -73,7 +73,9 @@ class ElasticsearchSink:
         )
         self._floor = Floor(self._connection, timeout=timeout)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(
+        self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False
+    ) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         self._ensure(indices.CONTROL, indices.control_definition())
         if "{collection}" not in self._template:

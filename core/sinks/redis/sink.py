@@ -113,7 +113,9 @@ class RedisSink:
         self._connection = connect(host, port)
         self._servers: Servers | None = None
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(
+        self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False
+    ) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         key = layout.control_key(queue_id)
         with self._lock:

@@ -106,7 +106,9 @@ class SqlSink:
         """Batch sizes and abilities."""
         return replace(self._dialect.capabilities, fenced=self._is_fenced)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(
+        self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False
+    ) -> None:
         """Check the database and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         self._prepare_control()
         if self._is_fenced:

@@ -13,6 +13,7 @@ from export_queue.core.store.queries import (
     outcomes,
     queues,
     reports,
+    sinks,
     versions,
 )
 
@@ -29,5 +30,6 @@ __all__ = [
     "outcomes",
     "queues",
     "reports",
+    "sinks",
     "versions",
 ]
