@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from export_queue.core.sinks import control
 from export_queue.core.sinks.control import ControlRecord, FloorRecord
-from export_queue.core.sinks.sql.dialects import TryAgain
+from export_queue.core.sinks.sql.dialects.protocol import TryAgain
 from export_queue.core.sinks.sql.statements import CONTROL_TABLE, lock_control
 
 WHOLE_SINK = "*"
