@@ -35,16 +35,19 @@ def admit(database: Database, ask: Callable[[int], None]) -> int:
     :returns: the fence, which the sink keeps from now on.
     :raises SinkBelongsToAnother: the sink has seen younger fences, or another store.
     """
-    for remaining in reversed(range(_ADMISSIONS)):
+    remaining = _ADMISSIONS
+    while True:
         with database.connect() as connection:
             fence = database.dialect.draw(connection)
         try:
             ask(fence)
-            return fence
         except SinkBelongsToAnother:
             # Between our drawing and showing, another drain may have shown a younger fence.
+            remaining -= 1
             if not remaining:
                 raise
+        else:
+            return fence
 
 
 def ask_sink(

@@ -36,9 +36,7 @@ class FencedSink(Protocol):
     def capabilities(self) -> Capabilities:
         """Batch sizes and abilities."""
 
-    def admit(
-        self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False
-    ) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Check the target; see :class:`~export_queue.core.sinks.Sink`."""
 
     def claim(self, claims: Sequence[Claim]) -> Sequence[Sink]:
@@ -80,9 +78,7 @@ class ClaimedSink:
         """Those of the fenced sink."""
         return self.sink.capabilities
 
-    def admit(
-        self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False
-    ) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Ask the fenced sink."""
         self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown, readmit=readmit)
 

@@ -56,9 +56,7 @@ class Sink(Protocol):
     def capabilities(self) -> Capabilities:
         """Batch sizes and abilities."""
 
-    def admit(
-        self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False
-    ) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Check the target once before a drain, and record which store feeds it.
 
         Creates what is missing where that is safe (control record, rank storage).

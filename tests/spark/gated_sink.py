@@ -17,9 +17,7 @@ class GatedSink:
         self._inner = SqlSink(url)
         self.capabilities = self._inner.capabilities
 
-    def admit(
-        self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False
-    ) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         self._inner.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown, readmit=readmit)
 
     def apply(self, operations: Operations) -> ApplyResult:

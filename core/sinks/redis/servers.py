@@ -32,11 +32,17 @@ class Servers(Protocol):
         :param how: further arguments of the connection's ``exchange``.
         """
 
-    def note_incarnations(self, control_key: bytes) -> Command:
-        """Compare the incarnations of all servers with those that a control record has noted.
+    def prove(self, control_key: bytes, *, readmit: bool) -> None:
+        """Compare incarnations and fences of all servers with those that a control record has noted.
 
-        :returns: the fields of the control record that note them, and their values.
+        :param readmit: take the servers as they are.
         :raises SinkLostData: a server has lost what it had since the last drain.
+        """
+
+    def show(self, fence: int) -> Command:
+        """Leave a fence in all servers, where they have no higher one.
+
+        :returns: the fields of the control record that note incarnations and fences, and their values.
         """
 
     def write(self, operations: Operations) -> ApplyResult:

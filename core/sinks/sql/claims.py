@@ -16,6 +16,7 @@ from sqlalchemy.schema import CreateTable
 from export_queue.core.sinks.claims import Claim, needs_higher_fence, overtaken_error
 from export_queue.core.sinks.sql import tables
 from export_queue.core.sinks.sql.dialects import Dialect, TryAgain
+from export_queue.core.sinks.sql.marks import note_rows
 
 UNIT_TABLE = "xq_unit"
 
@@ -93,4 +94,5 @@ def write_under(
         dialect.upsert(connection, table, put)
     if gone:
         dialect.delete(connection, table, gone)
+    note_rows(connection, table, deleted=bool(gone))
     return len(rows)

@@ -11,7 +11,19 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, ColumnElement, Connection, MetaData, Table, Unicode, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    MetaData,
+    Table,
+    Unicode,
+    insert,
+    inspect,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from export_queue.core.sinks import control
@@ -59,12 +71,10 @@ def admit(
     """
     table = control_table(schema)
     mine = table.c.queue_id == queue_id
-    with held_floor(connection, schema, locks_reads=locks_reads) as floor:
+    with held_floor(connection, schema, locks_reads=locks_reads) as (floor, _):
         row = connection.execute(select(table).where(mine).with_for_update()).one_or_none()
         found = None if row is None else ControlRecord(row.store_id, row.fence)
-        wanted = control.check_owner(
-            found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, shown=shown
-        )
+        wanted = control.check_owner(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, shown=shown)
         if found is None:
             try:
                 connection.execute(insert(table).values(queue_id=queue_id, store_id=store_id, fence=fence, floor=0))
@@ -76,6 +86,15 @@ def admit(
             if connection.execute(raised.values(fence=fence)).rowcount == 0:
                 raise TryAgain(f"another drain of {queue_id!r} began at the same moment")
         control.register_store(_floor_record(connection, schema, floor), store_id=store_id, sink=sink)
+
+
+def read_control(connection: Connection, *, schema: str | None, queue_id: str) -> ControlRecord | None:
+    """Read a queue's control record; None where there is none, or no table of such records."""
+    table = control_table(schema)
+    if not inspect(connection).has_table(CONTROL_TABLE, schema=schema):
+        return None
+    row = connection.execute(select(table).where(table.c.queue_id == queue_id)).one_or_none()
+    return None if row is None else ControlRecord(row.store_id, row.fence)
 
 
 @contextmanager
