@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import waiting
 from psycopg.abc import PQGen
 from psycopg.rows import tuple_row
 
@@ -15,6 +16,8 @@ Value = TypeVar("Value")
 
 LONGEST_SECONDS = 3600.0
 """How long any answer is waited for where nobody says less; maintenance of large tables takes its time."""
+LOOK_SECONDS = 0.1
+"""How often a wait looks up: for signals, and at the clock."""
 
 
 class BoundedConnection(psycopg.Connection[Any]):
@@ -31,12 +34,21 @@ class BoundedConnection(psycopg.Connection[Any]):
         """The cursor for statements of one row; making one each time would cost a third of such a call."""
         return self.cursor(binary=True, row_factory=tuple_row)
 
-    def wait(self, gen: PQGen[Value], *arguments: Any, **options: Any) -> Value:
+    def wait(self, gen: PQGen[Value], interval: float = LOOK_SECONDS, timeout: float | None = None) -> Value:
         """Wait for the answer to what was sent.
+
+        An interruption (Ctrl-C, a signal's handler that raises) closes the connection: the answer is lost. The
+        driver's own way would cancel the statement, and with it a commit's wait for its standby.
 
         :raises psycopg.OperationalError: it did not come in time; the connection is closed.
         """
-        return super().wait(self._in_time(gen), *arguments, **options)
+        try:
+            return waiting.wait(self._in_time(gen), self.pgconn.socket, interval=interval, timeout=timeout)
+        except psycopg.Error:
+            raise
+        except BaseException:
+            self.pgconn.finish()
+            raise
 
     def _in_time(self, answer: PQGen[Value]) -> Generator[Any, Any, Value]:
         seconds = self.answer_seconds

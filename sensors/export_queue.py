@@ -10,7 +10,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 
 from export_queue.core.arguments import parse_ranges, whole_number
 from export_queue.hooks import ExportQueueHook
-from export_queue.triggers import ExportQueueTrigger, find_waiting
+from export_queue.triggers import ExportQueueTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -82,16 +82,19 @@ class ExportQueueSensor(BaseSensorOperator):
         return self._result(event["waiting"])
 
     def _look(self) -> list[list[int]]:
+        """Find the units that have work; nothing is counted, since most looks find none."""
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
-            return find_waiting(store, self.queue_id, parse_ranges(self.ranges))
+            return [unit.to_json() for unit in store.waiting_ranges(self.queue_id, parse_ranges(self.ranges))]
 
-    def _result(self, waiting: Sequence[Sequence[int]]) -> list[Any]:
-        self.log.info(
-            "Queue %s: %d entries wait in %d units", self.queue_id, sum(unit[2] for unit in waiting), len(waiting)
-        )
+    def _result(self, waiting: list[list[int]]) -> list[Any]:
+        self.log.info("Queue %s: entries wait in %d units", self.queue_id, len(waiting))
         if self.groups is None:
-            return [[first, end] for first, end, _ in waiting]
-        return group_ranges(waiting, whole_number(self.groups, what="groups", least=1))
+            return waiting
+        with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
+            entries = {unit.range.first: unit.entries for unit in store.backlog(self.queue_id, waiting)}
+        # A unit that was drained meanwhile weighs nothing, and stays in the list of what was announced.
+        weighed = [[first, end, entries.get(first, 0)] for first, end in waiting]
+        return group_ranges(weighed, whole_number(self.groups, what="groups", least=1))
 
 
 def group_ranges(waiting: Sequence[Sequence[int]], groups: int) -> list[list[list[int]]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from export_queue.core.queue import Queue, find_queue
 from export_queue.core.store import Database
-from export_queue.core.tables import ObservedColumns, TableOptions, find_or_add_table
+from export_queue.core.tables import ObservedColumns, TableOptions, add_table, find_or_add_table, find_table
+from export_queue.core.transactions import BoundSession
 
 
 class Catalogue:
@@ -29,8 +30,14 @@ class Catalogue:
                 self._queues[queue_id] = find_queue(work, queue_id)
         return self._queues[queue_id]
 
-    def table(self, name: str) -> TableOptions:
-        """Find a table; an unknown one is stored with default options."""
+    def table(self, name: str, bound: BoundSession | None = None) -> TableOptions:
+        """Find a table; an unknown one is stored with default options.
+
+        :param bound: the user's SQL transaction in which it is used.
+        """
         if name not in self._tables:
-            self._tables[name] = find_or_add_table(self._database, name)
+            found = find_table(self._database, name)
+            if found is None and bound is not None:
+                return add_table(bound.begin(), name)  # not kept: the user may roll it back
+            self._tables[name] = found or find_or_add_table(self._database, name)
         return self._tables[name]

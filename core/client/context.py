@@ -22,7 +22,7 @@ class TransactionContext:
 
     @property
     def id(self) -> int:
-        """The transaction's id, and the sequence of the entries that it adds before a checkpoint; asking draws it."""
+        """The transaction's id, and the sequence of its entries unless it is bound to a connection; asking draws it."""
         if self._transaction.kind == "read":
             raise InvalidArgument("a read-only transaction has no id")
         return self._transaction.value.id
@@ -35,7 +35,7 @@ class TransactionContext:
     def table(self, name: str) -> Table:
         """Bind a table to this transaction; one that is not configured is stored with default options."""
         self._transaction.require_open()
-        return Table(self._transaction, self._catalogue.table(name), self._catalogue.observed)
+        return Table(self._transaction, self._catalogue.table(name, self._transaction.bound), self._catalogue.observed)
 
     def queue(self, queue_id: str) -> QueueWriter:
         """Bind a queue to this transaction.

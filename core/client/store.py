@@ -175,7 +175,8 @@ class Store:
         :param timeout: seconds from the first read until a commit is refused; 30, or 24 hours if long.
         :param long: stage writes in the store, for work that takes long or spans processes.
         :param idempotency_key: the unit of work; if it has committed before, the block is not entered (I14).
-        :param connection: a connection of the user's to the store's database, SQLAlchemy's or the driver's, with a
+        :param connection: a connection of the user's to the store's database, SQLAlchemy's (or a session of its ORM) or
+            the driver's, with a
             SQL transaction open: leaving the block checks and writes into that SQL transaction, and the user commits
             it. Business rows and entries are then one.
         :param read_only: nothing is written, so that nothing is registered either: the cheapest way to read.
@@ -229,7 +230,10 @@ class Store:
         return committed
 
     def abort(self, transaction: dict[str, Any]) -> None:
-        """Abort a long transaction and remove its staged writes; doing it again changes nothing."""
+        """Abort a long transaction and remove its staged writes; doing it again changes nothing.
+
+        :raises StoreUnavailable: the store cannot be told; this process tries again when it starts a transaction.
+        """
         self._resumed(transaction).abort()
 
     def _resumed(self, transaction: dict[str, Any]) -> OpenTransaction:

@@ -34,5 +34,9 @@ def observer_failures(work: Reading, *, limit: int) -> list[ObserverFailure]:
 
 def describe(error: BaseException) -> str:
     """Put an error into text that every database takes."""
-    text = f"{type(error).__name__}: {error}"[:MOST_TEXT]
+    try:
+        told = str(error)
+    except Exception as broken:
+        told = f"its text cannot be had: {type(broken).__name__}"
+    text = f"{type(error).__name__}: {told}"[:MOST_TEXT]
     return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

@@ -32,6 +32,7 @@ from export_queue.core.queue.read import (
     remove_span,
     waiting_ranges,
 )
+from export_queue.core.queue.watching import Sighting, look
 
 __all__ = [
     "ALL_DEAD_LETTERS",
@@ -44,6 +45,7 @@ __all__ = [
     "Queue",
     "QueueWriter",
     "Range",
+    "Sighting",
     "as_range",
     "backlog",
     "bind_sink",
@@ -59,6 +61,7 @@ __all__ = [
     "join_ranges",
     "list_dead_letters",
     "list_queues",
+    "look",
     "read_entries",
     "remove_entries",
     "remove_span",

@@ -21,7 +21,7 @@ class QueueWriter:
         self._added: set[bytes] = set()
 
     def add(self, key: Any, value: Any, *, exclusive: bool = False, replace: bool = False) -> None:
-        """Add an entry; its sequence is the transaction's id, or in a long one that of its last checkpoint.
+        """Add an entry; its sequence is the transaction's id, or in a bound one a number that is drawn at the end.
 
         :param key: by the queue's key codec, 1–1024 bytes encoded.
         :param value: by the queue's value codec; None says that the record is gone.

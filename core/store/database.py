@@ -73,6 +73,8 @@ class Database:
         self.counters = Counters()
         """Ends of this process's transactions, counted."""
         self._client = client
+        self.left_behind: set[int] = set()
+        """Long transactions whose abort did not reach the store; they are aborted at a later start."""
         self.expired_at = 0.0
         """Monotonic seconds of this process's last look for late transactions."""
         # The last used one first: its caches are warm. The pool's own way out and in would cost as much as a statement.
@@ -176,11 +178,16 @@ class Database:
         try:
             with self.translated(), self.dialect.limited(connection, seconds):
                 yield connection
-        except StoreUnavailable:
-            connection.invalidate()  # giving it back would ask a server that may be gone, and fail with that
+        except BaseException as error:
+            # Giving it back would ask a server that may be gone, or that an interruption has left in mid-statement.
+            if isinstance(error, StoreUnavailable) or not self._is_idle(connection):
+                connection.invalidate()
             raise
         finally:
             connection.close()
+
+    def _is_idle(self, connection: sa.Connection) -> bool:
+        return connection.invalidated or self.dialect.is_idle(connection.connection.driver_connection)
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[Work]:

@@ -107,6 +107,15 @@ class Outcome:
     id: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one sweep over transactions has done."""
+
+    ended: int
+    failed: str | None = None
+    """The first error, where a transaction could not be ended; it keeps no other."""
+
+
 class StoreDialect(Protocol):
     """One kind of database under the store; each method is one SQL transaction of its own.
 
@@ -153,6 +162,12 @@ class StoreDialect(Protocol):
         """Check that a driver's own connection can carry a transaction of this store and has a SQL transaction open.
 
         :raises InvalidArgument: it is another driver's, or each statement would commit by itself.
+        """
+
+    def lend(self, raw: object) -> AbstractContextManager[Connection] | None:
+        """Lend a user's own connection, for a write which on any other connection would wait for the user's commit.
+
+        :returns: None where it would not wait.
         """
 
     def store_id(self, connection: Handle) -> str:
@@ -227,18 +242,31 @@ class StoreDialect(Protocol):
         :raises RegistrationLost: it has been ended by others, and its staged rows may be gone.
         """
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
-        """Write rows of a long transaction early, under its newest write pointer.
+    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
+        """Write rows of a long transaction early: cells under its newest write pointer, entries under its id.
 
-        :returns: all its write pointers, ascending: another process may have made a checkpoint.
+        :param flush: a number that was drawn before the call. A call that arrives behind a younger one, or behind a
+            checkpoint, changes nothing: its process may be gone, and the younger one its repetition.
+        :returns: all its write pointers, ascending: another process may have made a checkpoint; empty if the call
+            came too late.
         :raises RegistrationLost: it has ended.
         """
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
-        """Check, write and publish in one SQL transaction (I2, I3)."""
+        """Check, write and publish in one SQL transaction (I2, I3).
 
-    def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
-        """Remove the staged rows and forget the id."""
+        A bound transaction is written under a number of its own, drawn after the keys of its entries have been locked
+        until the user's SQL transaction ends: the order of a key's entries is that of these ends.
+        """
+
+    def abort(
+        self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""
+    ) -> None:
+        """Remove the staged rows and forget the id.
+
+        :param kept: write pointers that become invalid for good, in the same SQL transaction.
+        :param left_to: the participants that could not undo what they wrote under these.
+        """
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Tell the outcome of a request; an undecided request is refused from now on."""
@@ -249,8 +277,8 @@ class StoreDialect(Protocol):
         A drain behind many dead rows reads at half the speed. Needs the owner's rights; without them nothing happens.
         """
 
-    def expire(self, connection: Handle) -> int:
-        """Make transactions past their deadline invalid; returns how many."""
+    def expire(self, connection: Handle) -> Swept:
+        """Make transactions past their deadline invalid."""
 
-    def prune(self, connection: Handle, *, limit: int) -> int:
-        """Delete the rows of invalid transactions and forget their ids; returns how many."""
+    def prune(self, connection: Handle, *, limit: int) -> Swept:
+        """Delete the rows of invalid transactions and forget their ids."""

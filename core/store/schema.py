@@ -101,14 +101,16 @@ staged_cell = _table(
     _int("table_number", primary_key=True),
     _bytes("row_key", primary_key=True),
     _bytes("column_key", primary_key=True),
+    _id("flush"),  # the number of the flush that wrote it last; an older one comes too late
 )
 staged_entry = _table(
     "xq_staged_entry",
-    _id("id", primary_key=True),
+    _id("id", primary_key=True),  # the transaction's, as in the entry
     _int("queue_number", primary_key=True),
     _int("layout", primary_key=True),
     _int("bucket", primary_key=True),
     _bytes("key", primary_key=True),
+    _id("flush"),
 )
 observed = _table(
     "xq_observed", _int("table_number", primary_key=True), _bytes("column_key", primary_key=True), _text("kind")

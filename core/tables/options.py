@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 
 from export_queue.core.errors import InvalidArgument, OptionsDiffer
-from export_queue.core.store import Database, Reading, queries
+from export_queue.core.store import Database, Reading, Work, queries
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 
@@ -76,16 +77,32 @@ def configure_table(
     return found
 
 
+def find_table(database: Database, name: str) -> TableOptions | None:
+    """Read a table's options; None if it is not stored."""
+    with database.read() as work:
+        return _read(work, name)
+
+
 def find_or_add_table(
     database: Database, name: str, *, conflict: ConflictLevel = ConflictLevel.ROW, ttl_ms: int | None = None
 ) -> TableOptions:
     """Read a table's options, or store these at its first use."""
-    with database.read() as work:
-        found = _read(work, name)
-    if found is not None:
-        return found
+    return find_table(database, name) or add_table(database.begin(), name, conflict=conflict, ttl_ms=ttl_ms)
+
+
+def add_table(
+    begun: AbstractContextManager[Work],
+    name: str,
+    *,
+    conflict: ConflictLevel = ConflictLevel.ROW,
+    ttl_ms: int | None = None,
+) -> TableOptions:
+    """Store a table's options, unless others have just done so.
+
+    :param begun: a SQL transaction, which is ended.
+    """
     check_name("table name", name)
-    with database.begin() as work:
+    with begun as work:
         queries.queues.add_table(work, name, conflict.value, ttl_ms)
         added = _read(work, name)
     assert added is not None

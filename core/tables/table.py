@@ -27,7 +27,6 @@ class Table:
         self._transaction = transaction
         self._options = options
         self._observed = observed
-        self._kinds = observed.of(options.number)
 
     @overload
     def get(self, row: str | bytes, column: str | bytes) -> bytes | None: ...
@@ -118,10 +117,9 @@ class Table:
         """
         number = self._options.number
         row_bytes, column_bytes = as_key("row", row), as_key("column", column)
-        if self._kinds.get(column_bytes) is not ObserverKind.WEAK:
+        if self._observed.of(number).get(column_bytes) is not ObserverKind.WEAK:
             self._observed.refresh()  # it may be new
-            self._kinds = self._observed.of(number)
-        found = self._kinds.get(column_bytes)
+        found = self._observed.of(number).get(column_bytes)
         if found is not ObserverKind.WEAK:
             raise InvalidArgument(
                 f"notify: expected a column of table {self._options.name!r} with a weak observer, "
@@ -141,7 +139,7 @@ class Table:
             conflict_key = cell_key(number, row_bytes, column_bytes)
         cell = (number, row_bytes, column_bytes)
         self._transaction.write_cell(cell, value, conflict_key=conflict_key)
-        if value is not None and self._kinds.get(column_bytes) is ObserverKind.STRONG:
+        if value is not None and self._observed.of(number).get(column_bytes) is ObserverKind.STRONG:
             self._transaction.notify(cell)
 
 

@@ -77,3 +77,13 @@ def idempotency_state(database: Database, idempotency_key: str, *, seconds: floa
         return IdempotencyState(int(row["generation"]) + 1, committed=False)
     result = None if row["result"] is None else orjson.loads(row["result"])
     return IdempotencyState(int(row["generation"]), committed=True, result=result)
+
+
+def committed_result(database: Database, idempotency_key: str, generation: int, *, seconds: float) -> Any:
+    """Read the result of a generation that has committed, also if it has been closed since.
+
+    :param seconds: how long the answer is waited for.
+    """
+    with database.read(seconds=seconds) as work:
+        result = queries.reports.idempotency_result(work, idempotency_key, generation)
+    return None if result is None else orjson.loads(result)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
 
-from export_queue.core.store import Database, queries
+from export_queue.core.store import Database, Swept
+
+log = logging.getLogger("export_queue.transactions")
 
 EXPIRE_SECONDS = 10.0
 """Least time between two looks of one process for transactions that are late."""
 
 
 def expire(database: Database, *, seconds: float | None = None) -> int:
-    """Make transactions past their deadline invalid, and return how many.
+    """Make transactions past their deadline invalid, abort those that this process left behind, and return how many.
 
     :param seconds: how long the answer is waited for; an hour.
     """
     with database.connect(seconds=seconds) as connection:
-        return database.dialect.expire(connection)
+        for transaction in list(database.left_behind):
+            database.dialect.abort(connection, kind="long", transaction=transaction)
+            database.left_behind.discard(transaction)
+        return _told(database.dialect.expire(connection))
 
 
 def expire_if_due(database: Database, *, seconds: float) -> None:
@@ -28,13 +33,13 @@ def expire_if_due(database: Database, *, seconds: float) -> None:
         expire(database, seconds=seconds)
 
 
-def invalidate(database: Database, pointers: Sequence[int], *, left_to: str) -> None:
-    """Exclude write pointers for good, since participants could not undo what they wrote under them."""
-    with database.begin() as work:
-        queries.invalid.keep_invalid(work, pointers, left_to)
-
-
 def prune(database: Database, *, limit: int = 1000) -> int:
     """Delete the rows of invalid transactions, forget their ids, and return how many."""
     with database.connect() as connection:
-        return database.dialect.prune(connection, limit=limit)
+        return _told(database.dialect.prune(connection, limit=limit))
+
+
+def _told(swept: Swept) -> int:
+    if swept.failed:
+        log.warning("a sweep went on past a transaction that it could not end: %s", swept.failed)
+    return swept.ended

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Literal, Protocol
 
 from export_queue.core.store import participant_key
 from export_queue.core.transactions.value import Transaction
@@ -45,6 +45,9 @@ class Participants:
 
     def __init__(self) -> None:
         self._joined: list[Participant] = []
+        """Those that have not been told of the end."""
+        self._failed: list[str] = []
+        self._interruption: BaseException | None = None
 
     def __bool__(self) -> bool:
         return bool(self._joined)
@@ -70,28 +73,39 @@ class Participants:
         """Undo all, the last one first, whatever fails on the way.
 
         :param reason: why; it gets a note of each failure.
-        :returns: the names of those that failed.
+        :returns: the names of those that failed, now or in an earlier call that was interrupted.
         """
-        return self._run_all("rollback", [(one.name, one.rollback) for one in reversed(self._joined)], reason)[0]
+        self._run_all("rollback", -1, reason)
+        return self._failed
 
     def after_commit(self) -> BaseException | None:
         """Tell all, whatever fails on the way.
 
         :returns: the first error, with a note of each later one.
         """
-        return self._run_all("after_commit", [(one.name, one.after_commit) for one in self._joined], None)[1]
+        return self._run_all("after_commit", 0, None)
+
+    def raise_interruption(self) -> None:
+        """Raise the interruption that hit one of them, after all have been called."""
+        if self._interruption is not None:
+            raise self._interruption
 
     def _run_all(
-        self, what: str, calls: Iterable[tuple[str, Callable[[], None]]], first: BaseException | None
-    ) -> tuple[list[str], BaseException | None]:
-        failed = []
-        for name, call in calls:
+        self, step: Literal["rollback", "after_commit"], next_one: Literal[0, -1], first: BaseException | None
+    ) -> BaseException | None:
+        while self._joined:
+            one = self._joined[next_one]
             try:
-                call()
-            except Exception as error:
-                failed.append(name)
+                self._joined.pop(next_one)  # inside, so that an interruption at any moment counts as its failure
+                getattr(one, step)()
+            except BaseException as error:
+                self._failed.append(one.name)
+                if not isinstance(error, Exception):
+                    self._interruption = error
                 if first is None:
                     first = error
                 else:
-                    first.add_note(f"besides, participant {name!r} failed in {what}: {type(error).__name__}: {error}")
-        return failed, first
+                    first.add_note(
+                        f"besides, participant {one.name!r} failed in {step}: {type(error).__name__}: {error}"
+                    )
+        return first

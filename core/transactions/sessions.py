@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import InvalidArgument
-from export_queue.core.store import Database, Handle
+from export_queue.core.errors import InvalidArgument, TransactionError
+from export_queue.core.store import Database, Handle, Work
 
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
@@ -28,6 +30,45 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Give everything back."""
+
+
+class OneThread:
+    """A session that refuses a second thread: it would get the answers to the questions of the first."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.RLock()
+        self.drop, self.close = session.drop, session.close
+
+    def call(
+        self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
+    ) -> Answer:
+        """Run one step.
+
+        :raises TransactionError: another thread is in a step.
+        """
+        with self.turn():
+            return self._session.call(step, *plain, **named)
+
+    def turn(self) -> threading.RLock:
+        """Keep all other threads out for a block, which must be entered at once.
+
+        :raises TransactionError: another thread is in a step.
+        """
+        self.require_turn()
+        return self._lock
+
+    def require_turn(self) -> None:
+        """Check that no other thread is in a step.
+
+        :raises TransactionError: one is.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise TransactionError(
+                "the transaction is used by two threads at once",
+                hint="give each thread a transaction of its own, or let the threads take turns",
+            )
+        self._lock.release()
 
 
 class PooledSession:
@@ -100,13 +141,14 @@ class PinnedSession:
 class BoundSession:
     """The user's own connection, in the user's own SQL transaction, which the user ends.
 
-    :param connection: SQLAlchemy's, or the driver's, to the store's database.
+    :param connection: SQLAlchemy's, its ORM's session, or the driver's, to the store's database.
     :param store_id: identity of the store that is meant.
     :raises InvalidArgument: it leads elsewhere, or has no SQL transaction open.
     """
 
     def __init__(self, database: Database, connection: object, *, store_id: str) -> None:
         self._database = database
+        connection = _of_session(connection)
         raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
         if isinstance(connection, sa.Connection) and not connection.in_transaction():
             connection.begin()
@@ -123,8 +165,26 @@ class BoundSession:
         with self._database.translated():
             return step(self._raw, *plain, **named)
 
+    def begin(self) -> contextlib.AbstractContextManager[Work]:
+        """Open a SQL transaction of the store's for a write that must not wait for the user's: that one, if need be."""
+        lent = self._database.dialect.lend(self._raw)
+        return self._database.begin() if lent is None else self._work(lent)
+
+    @contextlib.contextmanager
+    def _work(self, lent: contextlib.AbstractContextManager[sa.Connection]) -> Iterator[Work]:
+        with self._database.translated(), lent as connection:
+            yield Work(connection, self._database)
+
     def drop(self) -> None:
         """Nothing: the connection is the user's."""
 
     def close(self) -> None:
         """Nothing: the connection is the user's."""
+
+
+def _of_session(connection: object) -> object:
+    """Give the connection under a session of SQLAlchemy's ORM; anything else as it is."""
+    orm = sys.modules.get("sqlalchemy.orm")  # whoever has a session has loaded it
+    if orm is not None and isinstance(connection, (orm.Session, orm.scoped_session)):
+        return connection.connection()
+    return connection

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
@@ -32,15 +32,27 @@ from export_queue.core.store import (
     Span,
     Version,
     VersionKey,
+    Writes,
     new_request,
 )
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
-from export_queue.core.transactions.idempotency import as_json, check_idempotency_key, idempotency_state
-from export_queue.core.transactions.invalid_ids import expire_if_due, invalidate
+from export_queue.core.transactions.idempotency import (
+    as_json,
+    check_idempotency_key,
+    committed_result,
+    idempotency_state,
+)
+from export_queue.core.transactions.invalid_ids import expire_if_due
 from export_queue.core.transactions.outcomes import ask_outcome
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.scans import LARGEST_PAGE, Found, first_limit, merged, next_limit, page_of
-from export_queue.core.transactions.sessions import BoundSession, PinnedSession, PooledSession, Session
+from export_queue.core.transactions.sessions import (
+    BoundSession,
+    OneThread,
+    PinnedSession,
+    PooledSession,
+    Session,
+)
 from export_queue.core.transactions.snapshots import settled_snapshot, take_snapshot
 from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
 from export_queue.core.transactions.value import Level, Transaction
@@ -52,6 +64,8 @@ ANSWER_SECONDS = 10.0
 """How long beyond its time-out a transaction waits for an answer before it takes the connection for dead."""
 WRITE_ONLY_TRIES = 20
 """How often a commit that never read is repeated when a younger transaction has overtaken it."""
+STAGE_TRIES = 20
+"""How often a flush is sent when another process has flushed the same rows meanwhile."""
 READ_BLOCK = 1000
 """Cells that one statement looks up at most."""
 LAST_VERSION = (1 << 63) - 1
@@ -91,11 +105,12 @@ class OpenTransaction:
         pins = kind == "short" and database.dialect.pins_connection
         session: Session = bound or (PinnedSession if pins else PooledSession)(database, seconds=self._seconds)
         self.database = database
+        self.bound = bound
         self.buffer = WriteBuffer(database.limits)
         self.kind: OpenKind = kind
         self.request: UUID = new_request()
         self.idempotency_key = idempotency_key
-        self._session = session
+        self._session = OneThread(session)
         self._state = State.NEW
         self._level = Level.SNAPSHOT
         self._value: Transaction | None = None
@@ -137,6 +152,7 @@ class OpenTransaction:
 
     def _require_writable(self) -> None:
         self.require_open()
+        self._session.require_turn()
         if self.kind == "read":
             raise InvalidArgument(
                 "expected a transaction that may write, found a read-only one",
@@ -423,22 +439,36 @@ class OpenTransaction:
 
         :raises InvalidArgument: the transaction is short.
         :raises RegistrationLost: it has ended, or expired after its time-out.
-        :raises StoreUnavailable: there was no answer; the transaction is aborted.
+        :raises StoreUnavailable: there was no answer; the transaction is aborted, as it is by an interruption.
         """
         if self.kind != "long":
             raise InvalidArgument("a short transaction is sent as a whole; flush() is for transaction(long=True)")
         value = self.value
         if self.buffer:
-            stage, writes = self.database.dialect.stage, self.buffer.writes()
             try:
-                pointers = self._session.call(stage, value.id, writes)
-            except StoreUnavailable as error:
-                if error.sent:
-                    # The flush may still arrive, behind a later one that it would undo; after the abort it is refused.
+                with self._session.turn():
+                    pointers = self._stage(value.id, self.buffer.writes())
+                    self._become(replace(value, write_pointers=pointers))
+                    self.buffer.sent()
+            except BaseException as error:
+                if not _is_verdict(error):
+                    # The flush may still arrive, without its process to know; after the abort it is refused.
                     self.abort(error)
                 raise
-            self._become(replace(value, write_pointers=pointers))
-            self.buffer.sent()
+
+    def _stage(self, transaction: int, writes: Writes) -> tuple[int, ...]:
+        dialect = self.database.dialect
+        for _ in range(STAGE_TRIES):
+            number = self._session.call(dialect.draw)
+            pointers = self._session.call(dialect.stage, transaction, writes, number)
+            if pointers:
+                return pointers
+        unavailable = StoreUnavailable(
+            f"transaction {transaction}: {STAGE_TRIES} times another process has flushed the same rows meanwhile",
+            hint="let different processes write different cells and keys",
+        )
+        unavailable.sent = False
+        raise unavailable
 
     def commit(self, result: Any = None) -> int | None:
         """Commit, or find out the true outcome.
@@ -460,11 +490,12 @@ class OpenTransaction:
             call = self._call(result)
             self._move(State.COMMITTING)
             committed = self._send(call)
+            self._end(State.COMMITTED)
         except BaseException as error:
             self.abort(error)
             raise
-        self._end(State.COMMITTED)
         failure = self._participants.after_commit()
+        self._participants.raise_interruption()
         if failure is not None:
             raise AfterCommitFailed(f"transaction {committed} has committed; afterwards: {failure}") from failure
         return committed
@@ -484,7 +515,7 @@ class OpenTransaction:
         value, kind = self._value, self.kind
         assert kind != "read"
         return CommitCall(
-            kind="write" if value is None else kind,
+            kind="write" if value is None and kind != "bound" else kind,
             request=self.request,
             transaction=None if value is None else value.id,
             snapshot=self._snapshot,
@@ -512,8 +543,8 @@ class OpenTransaction:
         try:
             return self._send_repeatedly(call)
         except AlreadyCommitted as error:
-            state = idempotency_state(self.database, error.idempotency_key, seconds=self._seconds)
-            raise AlreadyCommitted(error.idempotency_key, state.result) from error
+            result = committed_result(self.database, error.idempotency_key, call.generation, seconds=self._seconds)
+            raise AlreadyCommitted(error.idempotency_key, result) from error
         except (StoreUnavailable, RegistrationLost) as error:
             # Neither is a verdict: the same commit may have taken effect before its answer was lost.
             if self.kind == "bound":
@@ -527,7 +558,7 @@ class OpenTransaction:
             try:
                 return int(self._session.call(self.database.dialect.commit, call).id)
             except ConflictError:
-                if call.snapshot is not None or not left:
+                if call.snapshot is not None or call.kind == "bound" or not left:
                     raise
         raise AssertionError("unreachable")
 
@@ -551,38 +582,98 @@ class OpenTransaction:
         """Drop all writes and forget the id; safe to call after the end.
 
         The id of a transaction whose participant could not undo its writes becomes invalid for good, so that no
-        snapshot shows them.
+        snapshot shows them. A commit that was interrupted is not undone before its outcome is known.
 
         :param reason: why; it gets a note of every failure on the way.
+        :raises StoreUnavailable: without a reason, if the store cannot be told that a long transaction has ended.
         """
-        if self._state not in OPEN and self._state is not State.COMMITTING:
-            return
+        if self._state is State.COMMITTED:
+            self._tell_participants(reason)  # an interruption may have come before
+        elif self._state in OPEN or (self._state is State.COMMITTING and self._is_undone(reason)):
+            self._undo(reason)
+
+    def _is_undone(self, reason: BaseException | None) -> bool:
+        """Find out whether a commit that ended with an error has not taken effect.
+
+        An interruption may come at any moment: from a signal's handler, before the answer or behind it.
+        """
+        if self.kind == "bound" or _is_verdict(reason):
+            return True
+        try:
+            self._session.drop()
+            decided = ask_outcome(self.database, self.request)
+        except BaseException as error:
+            self._end(State.UNKNOWN)
+            if reason is None or not isinstance(error, Exception):
+                raise
+            reason.add_note(
+                f"the commit of request {self.request} was interrupted and may have taken effect; "
+                f"the store cannot be asked: {error}"
+            )
+            return False
+        if decided.status == "refused":
+            return True
+        self._end(State.COMMITTED)
+        if reason is not None:
+            reason.add_note(f"transaction {decided.id} had been sent before the interruption, and has committed")
+        self._tell_participants(reason)
+        return False
+
+    def _tell_participants(self, reason: BaseException | None) -> None:
+        failure = self._participants.after_commit()
+        if failure is not None and reason is not None:
+            reason.add_note(f"besides, a participant failed after the commit: {failure}")
+
+    def _undo(self, reason: BaseException | None) -> None:
         if self._state in OPEN and self.kind != "read":
             self.database.counters.aborted(self.kind)
-        failed = self._participants.roll_back(reason) if self._participants else []
-        if failed and self._value is not None:
-            try:
-                invalidate(self.database, self._value.write_pointers, left_to=", ".join(failed))
-            except Exception as error:
-                if reason is not None:
-                    reason.add_note(f"besides, transaction {self._value.id} could not be made invalid: {error}")
-        self._forget()
-        self._end(State.ABORTED)
+        failed = self._participants.roll_back(reason)
+        try:
+            self._forget(failed)
+        except ExportQueueError as error:
+            if reason is None:
+                raise
+            if self._value is not None:
+                what = "made invalid" if failed else "aborted in the store, which is tried again at a later start"
+                reason.add_note(f"besides, transaction {self._value.id} could not be {what}: {error}")
+        finally:
+            self._end(State.ABORTED)
+        self._participants.raise_interruption()
 
-    def _forget(self) -> None:
+    def _forget(self, failed: Sequence[str] = ()) -> None:
+        """Forget the id; it becomes invalid if participants could not undo what they wrote under it.
+
+        :param failed: names of these participants.
+        """
         if self._value is None or self.kind == "read":
             return
         kind, number = self.kind, self._value.id
-        # The abort itself always succeeds: an id that cannot be forgotten now becomes invalid at its deadline.
+        abort = self.database.dialect.abort
+        # A short one leaves nothing but its id, which becomes invalid at its deadline if it cannot be forgotten now.
         try:
-            self._session.call(self.database.dialect.abort, kind=kind, transaction=number)
+            if not failed:
+                self._session.call(abort, kind=kind, transaction=number)
+                return
+            kept, left_to = self._value.write_pointers, ", ".join(failed)
+            self._session.call(abort, kind=kind, transaction=number, kept=kept, left_to=left_to)
         except ExportQueueError:
             self._session.drop()  # a lock of its server session goes with it, and does not stay with the pool
+            if kind == "long":
+                self.database.left_behind.add(number)
+                if not failed:
+                    raise
+            if failed:  # on a new connection: nothing else will ever make the id invalid for good
+                self._session.call(abort, kind=kind, transaction=number, kept=kept, left_to=left_to)
 
     def _end(self, state: State) -> None:
         self._move(state)
         self.buffer = WriteBuffer(self.database.limits)
         self._session.close()
+
+
+def _is_verdict(error: BaseException | None) -> bool:
+    """Tell whether a step that ended with this error has had no effect, and will have none."""
+    return isinstance(error, ExportQueueError) and not (isinstance(error, StoreUnavailable) and error.sent)
 
 
 def _nothing(connection: Handle, snapshot: Snapshot) -> None:

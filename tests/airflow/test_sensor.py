@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from export_queue import triggers
+from export_queue import polling
 from export_queue.core.errors import InvalidArgument, UnknownQueue
 from export_queue.sensors import ExportQueueSensor
 from export_queue.sensors.export_queue import group_ranges
-from export_queue.triggers import ExportQueueTrigger
 
 
 def add(store: Any, *customers: str) -> None:
@@ -67,19 +65,19 @@ def test_it_watches_only_the_ranges_it_is_given(airflow_store: Any, run_dag: Any
 def test_deferred_it_goes_on_when_work_comes(airflow_store: Any, run_dag: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
 
-    def look(*arguments: Any) -> Any:
-        found = find(*arguments)
-        looks.append(found)
+    def look(poller: polling.Poller, questions: Any) -> Any:
+        found = answer(poller, questions)
+        looks.append([sighting.waiting for sighting in found.values()])
         if len(looks) == 2:
             add(airflow_store, "anna")
         return found
 
-    find = triggers.find_waiting
-    monkeypatch.setattr(triggers, "find_waiting", look)
+    answer = polling.Poller._answer
+    monkeypatch.setattr(polling.Poller, "_answer", look)
     result = run_sensor(run_dag, deferrable=True, groups=5)
     (unit,) = airflow_store.backlog("orders")
     assert result == [[[unit.range.first, unit.range.end]]]
-    assert looks[:2] == [[], []]
+    assert looks[:2] == [[()], [()]]
 
 
 def test_an_unknown_queue_is_an_error_at_once(airflow_store: Any, run_dag: Any) -> None:
@@ -91,60 +89,6 @@ def test_an_unknown_queue_is_an_error_at_once(airflow_store: Any, run_dag: Any) 
 def test_less_than_one_group_is_refused_when_the_dag_is_written() -> None:
     with pytest.raises(InvalidArgument, match="groups"):
         ExportQueueSensor(task_id="wait", queue_id="orders", groups=0)
-
-
-def test_the_trigger_fires_each_time_the_queue_ceases_to_be_empty(
-    airflow_store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[bool] = []
-
-    def look(*arguments: Any) -> Any:
-        found = find(*arguments)
-        looks.append(bool(found))
-        return found
-
-    find = triggers.find_waiting
-    monkeypatch.setattr(triggers, "find_waiting", look)
-
-    async def seen(*results: bool) -> None:
-        """Wait until the trigger has seen this, one after the other."""
-        start = len(looks)
-        while looks[start:][-len(results) :] != list(results):
-            await asyncio.sleep(0.01)
-
-    async def watch() -> list[Any]:
-        stream = ExportQueueTrigger(queue_id="orders", poll_interval=0.01).run()
-        add(airflow_store, "anna")
-        first = await anext(stream)
-        following = asyncio.ensure_future(anext(stream))
-        add(airflow_store, "anna")
-        await seen(True, True)
-        assert not following.done()  # more of the same is no news
-        empty(airflow_store)
-        await seen(False)
-        add(airflow_store, "anna")
-        second = await following
-        await stream.aclose()
-        return [first.payload, second.payload]
-
-    first, second = asyncio.run(asyncio.wait_for(watch(), 30))
-    assert first["queue"] == second["queue"] == "orders"
-    assert first["waiting"][0][2] == 1
-
-
-def empty(store: Any) -> None:
-    from export_queue.core.drain import drain
-    from export_queue.core.sinks import MemorySink
-
-    drain(store, "orders", MemorySink(name="sensor"))
-
-
-def test_the_trigger_survives_being_stored(airflow_store: Any) -> None:
-    from airflow.sdk._shared.module_loading import import_string
-
-    trigger = ExportQueueTrigger(queue_id="orders", ranges=[[0, 101]], poll_interval=7, export_queue_conn_id="other")
-    path, arguments = trigger.serialize()
-    assert import_string(path)(**arguments).serialize() == (path, arguments)
 
 
 @pytest.mark.parametrize(

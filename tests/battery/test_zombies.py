@@ -242,7 +242,8 @@ def test_clean_up_removes_what_is_being_staged_while_it_runs(way: Way, begin: Be
     dialect = zombie.store.database.dialect
     with ThreadPoolExecutor(1) as pool:
         with zombie.store.database.begin() as work:
-            dialect.stage(work.connection, zombie.id, Writes(cells=[(1, b"late", b"c", b"late")]))
+            late = Writes(cells=[(1, b"late", b"c", b"late")])
+            assert dialect.stage(work.connection, zombie.id, late, zombie.id + 1)
             cleaning = pool.submit(clean_up, zombie.others)
             if way.database != "sqlite":  # where it waits for its turn
                 cleaning.result(WAIT)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import orjson
 import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session, scoped_session
 from tests.conftest import VARIANT
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.errors import (
@@ -86,6 +91,22 @@ def assert_forgotten(store: Store, store_kind: str) -> None:
         assert take_snapshot(store.database).excluded == ()
 
 
+def values_in_order(store: Store) -> list[Any]:
+    """What the queue's entries carry, by their sequences."""
+    with store.database.read() as work:
+        rows = work.connection.execute(sa.select(schema.entry.c.value).order_by(schema.entry.c.seq))
+        return [orjson.loads(value) for (value,) in rows]
+
+
+def waiting(store: Store) -> bool:
+    """Whether a session of the store's database waits for a lock."""
+    statement = """
+        select count(*) from pg_stat_activity
+        where wait_event_type = 'Lock' and datname = current_database()"""
+    with store.database.read() as work:
+        return bool(work.connection.scalar(sa.text(statement)))
+
+
 def read(store: Store, row: str) -> bytes | None:
     with store.transaction() as tx:
         return tx.table("t").get(row, "n")
@@ -156,6 +177,104 @@ def test_a_roll_back_to_a_savepoint_leaves_nothing_of_ours(store: Store, store_k
     assert queued(store) == 0
     assert read(store, "b") is None
     assert_forgotten(store, store_kind)
+
+
+@on_postgresql
+@pytest.mark.parametrize("early", ["reads", "asks for its id", "nothing"])
+def test_the_order_of_entries_is_the_order_of_the_users_commits(store: Store, connect: Connect, early: str) -> None:
+    """Whatever the block has looked at before another transaction committed the same business row."""
+    older, younger = connect(), connect()
+    with store.transaction(connection=older) as tx:
+        if early == "reads":
+            assert tx.table("t").get("rate", "n") is None
+        elif early == "asks for its id":
+            assert tx.id
+        with store.transaction(connection=younger) as other:
+            insert(younger, "a")
+            other.queue("q").add("a", "first")
+        younger.commit()
+        insert(older, "b")  # with the row lock of an update this came after the other's commit
+        tx.queue("q").add("a", "second")
+        tx.table("t").set("a", "n", b"second")
+    older.commit()
+    assert values_in_order(store) == ["first", "second"]
+    assert read(store, "a") == b"second"
+    assert take_snapshot(store.database).excluded == ()
+
+
+@on_postgresql
+def test_a_block_that_adds_a_key_waits_for_another_one_that_has_added_it(
+    store: Store, connect: Connect, postgres_server: Any
+) -> None:
+    first, second = connect(), connect()
+    with store.transaction(connection=first) as tx:
+        tx.queue("q").add("a", "first")
+
+    def follow() -> None:
+        with store.transaction(connection=second) as tx:
+            tx.table("t").set("b", "n", b"second")
+            tx.queue("q").add("a", "second")
+        second.commit()
+
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(follow)
+        wait_until(lambda: waiting(store), "the second block did not come to wait")
+        with store.transaction() as younger:
+            younger.table("t").set("b", "n", b"younger")
+        first.commit()
+        following.result(60)  # never refused: it has read nothing
+    assert values_in_order(store) == ["first", "second"]
+    assert read(store, "b") == b"second"
+
+
+def test_a_session_of_the_orm_is_a_connection(store: Store, store_url: str) -> None:
+    store.configure_queue("q")
+    engine = sa.create_engine(store.database.engine.url)
+    with Session(engine) as session:
+        with store.transaction(connection=session) as tx:
+            tx.queue("q").add("a", 1)
+        session.rollback()
+        with store.transaction(connection=scoped_session(lambda: session)) as tx:
+            tx.queue("q").add("b", 2)
+        session.commit()
+    engine.dispose()
+    assert values_in_order(store) == [2]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_table_may_be_used_for_the_first_time_in_a_bound_transaction(
+    store: Store, connect: Connect, keeps: bool
+) -> None:
+    """It may be the user's SQL transaction that keeps all other writers out."""
+    connection = connect()
+    insert(connection, "a")
+    with store.transaction(connection=connection) as tx:
+        assert tx.table("new").get("a", "n") is None
+        tx.table("new").set("a", "n", b"1")
+    connection.commit() if keeps else connection.rollback()
+    with store.transaction() as tx:
+        assert tx.table("new").get("a", "n") == (b"1" if keeps else None)
+        tx.table("newer").set("a", "n", b"another table")
+    with store.transaction() as tx:
+        assert tx.table("new").get("a", "n") == (b"1" if keeps else None)
+
+
+def test_an_engine_that_was_made_before_the_store_carries_a_transaction(postgres_url: str) -> None:
+    """The driver copies its adapters for an engine, without those that are loaded later."""
+    program = """
+import sys, sqlalchemy
+engine = sqlalchemy.create_engine(sys.argv[1])
+with engine.connect() as connection:
+    connection.execute(sqlalchemy.text("select 1"))
+from export_queue.core.client import Store
+with Store.open(sys.argv[1]) as store:
+    store.create()
+    store.configure_queue("q")
+    with engine.begin() as connection, store.transaction(connection=connection) as tx:
+        tx.queue("q").add("a", 1)
+    assert sum(unit.entries for unit in store.backlog("q")) == 1
+"""
+    subprocess.run([sys.executable, "-P", "-c", program, postgres_url], check=True, timeout=60)
 
 
 @on_postgresql

@@ -48,7 +48,7 @@ def race(url: str, seed: int, start: Any, answers: Any) -> None:
     answers.put((seed, told))
 
 
-def test_two_processes_race_under_one_token_with_cuts(postgres_url: str) -> None:
+def test_two_processes_race_under_one_idempotency_key_with_cuts(postgres_url: str) -> None:
     seeds = [random.randrange(2**30) for _ in range(2)]
     print(f"seeds {seeds}")
     with Store.open(postgres_url) as store:
@@ -119,14 +119,14 @@ def test_a_very_large_result_is_stored_as_a_whole(store: Store) -> None:
 
 
 @pytest.mark.parametrize("idempotency_key", ["", "x" * 1025, "a\x00b", 7, "\ud800"])
-def test_a_bad_token_is_refused_at_once(store: Store, idempotency_key: Any) -> None:
+def test_a_bad_idempotency_key_is_refused_at_once(store: Store, idempotency_key: Any) -> None:
     with pytest.raises(InvalidArgument, match="idempotency key"):
         store.run(lambda tx: None, idempotency_key=idempotency_key)
     with pytest.raises(InvalidArgument, match="idempotency key"), store.transaction(idempotency_key=idempotency_key):
         pass
 
 
-def test_the_longest_token_is_stored(store: Store) -> None:
+def test_the_longest_idempotency_key_is_stored(store: Store) -> None:
     idempotency_key = "ü" * 512
     assert store.run(lambda tx: 1, idempotency_key=idempotency_key) == 1
     assert store.run(lambda tx: 2, idempotency_key=idempotency_key) == 1

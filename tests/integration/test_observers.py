@@ -278,6 +278,20 @@ def test_every_process_notifies(store: Store, second: Store) -> None:
 # --- registration ----------------------------------------------------------------------------------------------------
 
 
+def test_a_table_that_was_bound_long_ago_notifies_too(
+    store: Store, second: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.transaction(long=True) as tx:
+        table = tx.table("t")
+        assert table.get("a", "n") is None
+        calls: list[bytes] = []
+        second.observe("t", "n", lambda tx, row, column: calls.append(row))
+        monkeypatch.setattr("export_queue.core.tables.observed.OBSERVED_SECONDS", -1.0)  # as after three seconds
+        table.set("a", "n", b"1")
+    assert second.process_notifications().done == 1
+    assert calls == [b"a"]
+
+
 def test_the_same_registration_again_changes_nothing(store: Store, second: Store) -> None:
     calls = Calls()
     for one in (store, store, second):

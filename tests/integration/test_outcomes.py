@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,14 +15,22 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
-from tests.support.contexts import opened_by
+from tests.integration.test_participants import Resource
+from tests.support.contexts import catalogue_of, opened_by
 from tests.support.cuts import Truth, fill
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused, StoreUnavailable, TransactionEnded
+from export_queue.core.errors import (
+    CommitOutcomeUnknown,
+    CommitRefused,
+    RegistrationLost,
+    StoreUnavailable,
+    TransactionEnded,
+)
 from export_queue.core.retry import Retry
+from export_queue.core.store import Writes, schema
 from export_queue.core.transactions import outcome, take_snapshot
 
 fork = multiprocessing.get_context("fork")
@@ -141,6 +151,158 @@ def test_sessions_that_end_as_soon_as_they_begin_are_told_as_such(postgres_url: 
             assert isinstance(caught.value, StoreUnavailable), "an error of the pool"
         sa.event.remove(store.database.engine, "connect", end)
         assert store.queues() == []
+
+
+class TimedOut(BaseException):
+    """As Airflow's time-out of a task."""
+
+
+INTERRUPTIONS = pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, TimedOut])
+
+
+@contextlib.contextmanager
+def raising(kind: type[BaseException]) -> Iterator[Callable[[], None]]:
+    """Give a function that has this process's main thread raise an error, from the handler of a signal."""
+
+    def interrupt(*_: object) -> None:
+        raise kind
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        yield lambda: os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@INTERRUPTIONS
+def test_an_interruption_of_a_commit_in_flight_waits_for_its_outcome_and_undoes_nothing(
+    held: tuple[Store, psycopg.Connection], kind: type[BaseException]
+) -> None:
+    store, holder = held
+    resource = Resource("file")
+
+    def interrupt_and_release(interrupt: Callable[[], None]) -> None:
+        wait_until(lambda: committing(holder), "the commit did not come to wait")
+        interrupt()
+        wait_until(lambda: asking(holder), "the outcome was not asked")
+        release(holder)
+
+    with raising(kind) as interrupt, in_background(lambda: interrupt_and_release(interrupt)) as (other,):
+        with pytest.raises(kind) as caught, store.transaction() as tx:
+            tx.table("t").get("a", "n")
+            tx.join(resource)
+            tx.table("t").set("a", "n", b"1")
+        other.result(60)
+    assert "has committed" in caught.value.__notes__[0]
+    assert resource.calls == ["start", "changes", "persist", "after_commit"]
+    assert store.outcome(tx.request).status == "committed"
+    assert take_snapshot(store.database).excluded == ()
+
+
+def test_a_second_interruption_leaves_the_outcome_unknown_and_calls_no_participant(
+    held: tuple[Store, psycopg.Connection],
+) -> None:
+    store, holder = held
+    resource = Resource("file")
+
+    def interrupt_twice(interrupt: Callable[[], None]) -> None:
+        wait_until(lambda: committing(holder), "the commit did not come to wait")
+        interrupt()
+        wait_until(lambda: asking(holder), "the outcome was not asked")
+        interrupt()
+
+    with raising(KeyboardInterrupt) as interrupt, in_background(lambda: interrupt_twice(interrupt)) as (other,):
+        with pytest.raises(KeyboardInterrupt), store.transaction() as tx:
+            tx.join(resource)
+        other.result(60)
+    assert resource.calls == ["start", "changes", "persist"]
+    release(holder)
+    assert store.outcome(tx.request).status == "committed"
+
+
+@INTERRUPTIONS
+@pytest.mark.parametrize("moment", ["before", "behind"])
+@pytest.mark.parametrize("long", [False, True])
+def test_an_interruption_around_the_commit_tells_participants_the_truth(
+    store: Store, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], moment: str, long: bool
+) -> None:
+    commit, resource = store.database.dialect.commit, Resource("file")
+
+    def interrupted(*arguments: Any) -> None:
+        if moment == "behind":
+            commit(*arguments)
+        raise kind
+
+    monkeypatch.setattr(store.database.dialect, "commit", interrupted)
+    with pytest.raises(kind), store.transaction(long=long) as tx:
+        tx.join(resource)
+        tx.table("t").set("a", "n", b"1")
+    committed = moment == "behind"
+    assert store.outcome(tx.request).status == ("committed" if committed else "refused")
+    assert resource.calls[-1] == ("after_commit" if committed else "rollback")
+    assert take_snapshot(store.database).excluded == ()
+
+
+def test_an_interruption_in_a_participants_end_skips_no_other(store: Store) -> None:
+    for step in ("rollback", "after_commit"):
+        resources = [Resource(name) for name in "abc"]
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        setattr(resources[1], step, interrupt)
+        with pytest.raises(KeyboardInterrupt), store.transaction() as tx:
+            for resource in resources:
+                tx.join(resource)
+            if step == "rollback":
+                raise KeyError
+        assert resources[0].calls[-1] == resources[2].calls[-1] == step
+    assert [kept.left_to for kept in store.kept_invalid()] == ["b"], "of the failed roll-back"
+
+
+@pytest.mark.parametrize("moment", ["before", "behind"])
+def test_an_interrupted_flush_ends_the_transaction(store: Store, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    value, stage = store.begin(), store.database.dialect.stage
+
+    def interrupted(*arguments: Any) -> None:
+        if moment == "behind":
+            stage(*arguments)
+        raise TimedOut
+
+    with pytest.raises(TimedOut), store.resume(value) as tx:
+        tx.table("t").set("a", "n", b"1")
+        monkeypatch.setattr(store.database.dialect, "stage", interrupted)
+    monkeypatch.undo()
+    with pytest.raises(RegistrationLost):
+        store.commit(value)
+    assert take_snapshot(store.database).excluded == ()
+
+
+def test_a_flush_that_arrives_behind_its_repetition_changes_nothing(store: Store) -> None:
+    """Also where a checkpoint has been made meanwhile; a flush that is still awaited draws another number."""
+    store.configure_queue("q")
+    table, queue = catalogue_of(store).table("t").number, catalogue_of(store).queue("q").number
+    dialect, value = store.database.dialect, store.begin()
+    own = int(value["id"])
+
+    def writes(text: bytes) -> Writes:
+        return Writes(cells=[(table, b"a", b"n", text)], entries=[(queue, 1, 0, b"k", text)])
+
+    with store.database.connect() as connection:
+        late, repeated = dialect.draw(connection), dialect.draw(connection)
+        assert dialect.stage(connection, own, writes(b"new"), repeated)
+        assert dialect.stage(connection, own, writes(b"old"), late) == ()
+        dialect.checkpoint(connection, own)
+        assert dialect.stage(connection, own, writes(b"old"), late) == ()
+        assert dialect.stage(connection, own, writes(b"old"), repeated) == ()
+    with store.resume(value) as tx:
+        assert tx.table("t").get("a", "n") == b"new"
+        tx.table("t").set("a", "n", b"newest")
+    store.commit(value)
+    with store.transaction(read_only=True) as tx:
+        assert tx.table("t").get("a", "n") == b"newest"
+    with store.database.read() as work:
+        assert list(work.connection.scalars(sa.select(schema.entry.c.value))) == [b"new"]
 
 
 def test_a_flush_without_an_answer_ends_the_transaction(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +443,7 @@ def test_many_ask_at_once_and_all_hear_the_same(store: Store) -> None:
             assert (tx.table("t").get("a", "n") == request.bytes) == (heard == {"committed"})
 
 
-def test_a_token_whose_commit_is_still_in_flight_is_waited_for(
+def test_an_idempotency_key_whose_commit_is_still_in_flight_is_waited_for(
     held: tuple[Store, psycopg.Connection], postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first attempt does not know its outcome; the next call gives the stored result, not a second effect."""

@@ -8,7 +8,6 @@ from tests.support.contexts import opened_by
 
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.store.queries.invalid import keep_invalid
 from export_queue.core.transactions import expire, prune, take_snapshot
 
 
@@ -97,8 +96,8 @@ def test_what_is_invalid_holds_no_settled_snapshot_back(store: Store) -> None:
 def test_an_id_kept_for_a_participant_hides_its_rows_for_good(store: Store) -> None:
     tx = begin(store)
     own = tx.id
-    with store.database.begin() as work:
-        keep_invalid(work, [own], "an index")
+    with store.database.connect() as connection:
+        store.database.dialect.abort(connection, kind="long", transaction=own, kept=[own], left_to="an index")
     opened_by(tx).abort()
     assert prune(store.database) == 0
     assert take_snapshot(store.database).excluded == (own,)

@@ -76,11 +76,10 @@ def test_the_floor_stays_below_what_is_in_progress_staged_or_not(orders: Store) 
 
 
 def test_the_floor_stays_below_what_is_invalid_and_not_pruned(orders: Store) -> None:
-    from export_queue.core.transactions.invalid_ids import invalidate
-
     with orders.transaction() as tx:
         seq = tx.id
-    invalidate(orders.database, [seq], left_to="somebody")
+    with orders.database.connect() as connection:
+        orders.database.dialect.abort(connection, kind="long", transaction=seq, kept=[seq], left_to="somebody")
     add(orders, anna=1)
     drain(orders, "orders", MemorySink())
     assert held(orders) == (seq - 1, "in progress")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -24,10 +25,11 @@ from export_queue.core.errors import (
     SnapshotTooOld,
     StoreUnavailable,
     TransactionEnded,
+    TransactionError,
     TransactionTimeout,
 )
 from export_queue.core.store import Handle, Writes, schema
-from export_queue.core.transactions import expire, prune
+from export_queue.core.transactions import expire, prune, take_snapshot
 
 EVERY_WAY = True
 
@@ -294,7 +296,7 @@ def test_a_write_that_is_staged_while_the_transaction_is_aborted_is_refused(stor
     opened_by(tx).abort()
     late = Writes(cells=[(catalogue_of(store).table("t").number, b"a", b"n", b"late")])
     with store.database.connect() as connection, pytest.raises(RegistrationLost):
-        store.database.dialect.stage(connection, own, late)
+        store.database.dialect.stage(connection, own, late, own + 1)
     assert read(store, "a") is None
 
 
@@ -420,7 +422,7 @@ def test_a_start_leaves_the_commit_durable(store: Store) -> None:
         assert ask(tx, setting) == durable
 
 
-def test_a_token_takes_effect_once(store: Store) -> None:
+def test_an_idempotency_key_takes_effect_once(store: Store) -> None:
     calls = []
 
     def work(tx: object) -> dict[str, int]:
@@ -436,7 +438,7 @@ def test_a_token_takes_effect_once(store: Store) -> None:
     assert again.value.result == {"n": 1}
 
 
-def test_two_attempts_under_one_token_at_once_take_effect_once(store: Store) -> None:
+def test_two_attempts_under_one_idempotency_key_at_once_take_effect_once(store: Store) -> None:
     def attempt(tx: object) -> str:
         tx.table("t").set("mine", "n", b"1")  # type: ignore[attr-defined]
         if not store.idempotency("t").committed:
@@ -447,7 +449,70 @@ def test_two_attempts_under_one_token_at_once_take_effect_once(store: Store) -> 
     assert read(store, "mine") is None
 
 
-def test_a_closed_token_is_new_work(store: Store) -> None:
+def test_an_attempt_behind_another_one_whose_key_was_closed_returns_its_result(store: Store) -> None:
+    attempts: list[str] = []
+
+    def work(tx: object) -> dict[str, int]:
+        attempts.append("begun")
+        if len(attempts) == 1:
+            assert store.run(lambda other: {"rows": 7}, idempotency_key="t") == {"rows": 7}
+            assert store.close_idempotency_key("t", generation=1)
+        tx.table("t").set("mine", "n", b"1")  # type: ignore[attr-defined]
+        return {"rows": 8}
+
+    assert store.run(work, idempotency_key="t") == {"rows": 7}
+    assert read(store, "mine") is None
+
+
+def test_two_threads_at_once_in_one_transaction_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would get each other's answers; taking turns is allowed."""
+    entered, goes_on, read_cell = threading.Event(), threading.Event(), store.database.dialect.read_cell
+
+    def stop(*arguments: Any) -> Any:
+        entered.set()
+        assert goes_on.wait(60)
+        return read_cell(*arguments)
+
+    with store.transaction() as tx, ThreadPoolExecutor(1) as thread:
+        table = tx.table("t")
+        assert thread.submit(table.get, "a", "n").result(60) is None
+        monkeypatch.setattr(store.database.dialect, "read_cell", stop)
+        reading = thread.submit(table.get, "a", "n")
+        assert entered.wait(60)
+        with pytest.raises(TransactionError, match="two threads"):
+            table.get("b", "n")
+        with pytest.raises(TransactionError, match="two threads"):
+            table.set("b", "n", b"1")
+        goes_on.set()
+        assert reading.result(60) is None
+        table.set("b", "n", b"2")
+    assert read(store, "b") == b"2"
+
+
+@pytest.mark.parametrize("by_value", [True, False])
+def test_an_abort_that_does_not_reach_the_store_says_so_and_is_made_up_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, by_value: bool
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    with pytest.raises((KeyError, StoreUnavailable)) as caught, store.transaction(long=True) as tx:
+        tx.table("t").set("a", "n", b"1")
+        value = tx.to_json()
+        monkeypatch.setattr(store.database.dialect, "abort", full)
+        if by_value:
+            store.abort(value)
+        raise KeyError
+    told = [str(caught.value), *getattr(caught.value, "__notes__", [])]
+    assert any("the disk is full" in line for line in told)
+    assert len(take_snapshot(store.database).excluded) == 1
+    monkeypatch.undo()
+    expire(store.database)  # as starts do, and maintenance
+    assert take_snapshot(store.database).excluded == ()
+    assert store.database.left_behind == set()
+
+
+def test_a_closed_idempotency_key_is_new_work(store: Store) -> None:
     results = iter("ab")
     assert store.run(lambda tx: next(results), idempotency_key="t") == "a"
     assert store.close_idempotency_key("t")

@@ -35,6 +35,15 @@ def test_any_error_becomes_text_that_a_database_takes(text: str) -> None:
     assert len(told.encode()) < 3000
 
 
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_error_whose_text_cannot_be_had_is_told_by_its_class() -> None:
+    assert describe(Untold()) == "Untold: its text cannot be had: RuntimeError"
+
+
 class Rounds:
     """Gives prepared rounds, then asks to stop; notes the waits."""
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import psycopg
-from psycopg.adapt import Dumper
+from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
 _BYTEA, _INT4, _INT8 = 17, 23, 20
@@ -92,5 +92,19 @@ class _ArrayDumper(Dumper):
         return obj.sent  # type: ignore[no-any-return]
 
 
-for _kind in (ByteaArray, IntArray, BigintArray):
-    psycopg.adapters.register_dumper(_kind, type(f"{_kind.__name__}Dumper", (_ArrayDumper,), {"oid": _kind.oid}))
+_DUMPERS = {
+    kind: type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"oid": kind.oid})
+    for kind in (ByteaArray, IntArray, BigintArray)
+}
+
+
+def register_arrays(adapters: AdaptersMap) -> None:
+    """Let a connection take these arrays as arguments.
+
+    :param adapters: the connection's.
+    """
+    for kind, dumper in _DUMPERS.items():
+        adapters.register_dumper(kind, dumper)
+
+
+register_arrays(psycopg.adapters)  # for all connections to come

@@ -27,6 +27,7 @@ from export_queue.core.store.dialect import (
     Handle,
     Outcome,
     Span,
+    Swept,
     Version,
     VersionKey,
     Writes,
@@ -34,13 +35,14 @@ from export_queue.core.store.dialect import (
 from export_queue.core.store.postgresql import calls as calls
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql import statements as sql
-from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray
+from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray, register_arrays
 from export_queue.core.store.postgresql.connection import (
     CLIENT_DEFAULTS,
     bound_connections,
     is_idle,
     limited,
 )
+from export_queue.core.store.queries.conflict_keys import entry_key
 from export_queue.core.store.registration import LOCK_WINDOW, IdSource, Kind, Registration, registration_of
 from export_queue.core.store.snapshot import Snapshot
 
@@ -192,6 +194,10 @@ class PostgresDialect:
             )
         if raw.autocommit and raw.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             raise InvalidArgument("connection: expected an open SQL transaction, found autocommit")
+        register_arrays(raw.adapters)  # a connection that was opened before this module was loaded does not know them
+
+    def lend(self, raw: object) -> None:
+        """Nothing: another connection need not wait for the user's."""
 
     def store_id(self, connection: Handle) -> str:
         """Read the store's identity."""
@@ -281,20 +287,33 @@ class PostgresDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(found)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
         """Write rows of a long transaction early, in one call."""
-        arguments = (transaction, *calls.columns(writes), *calls.cells(writes.notifications))
-        return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0])
+        arguments = (transaction, flush, *calls.columns(writes), *calls.cells(writes.notifications))
+        return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0] or ())
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""
         registration = self._registration(connection, call.kind)
+        if call.kind == "bound":
+            return self._commit_bound(connection, call, registration)
         if registration == "row" and call.transaction is None:
-            return self._commit_write_by_row(connection, call)
+            return self._commit_by_row(connection, call)
         return self._send(connection, call, registration, call.transaction)
 
-    def _commit_write_by_row(self, connection: Handle, call: CommitCall) -> Committed:
-        """Register first: drawn inside the commit, the id would keep the clock locked while the commit flushes."""
+    def _commit_bound(self, connection: Handle, call: CommitCall, registration: Registration) -> Committed:
+        """Lock the keys, those of entries too, and only then draw the number of all that is written."""
+        writes = call.writes
+        keys = sorted({*writes.keys, *(entry_key(queue, key) for queue, _, _, key, _ in writes.entries)})
+        ended = call.transaction if registration == "row" else None
+        calls.one(connection, self._sql(sql.LOCK_KEYS), (ByteaArray.of(keys), ended))
+        if registration == "row":
+            return self._commit_by_row(connection, call)
+        # Its lock belongs to the user's SQL transaction.
+        return self._send(connection, call, registration, self.draw(connection))
+
+    def _commit_by_row(self, connection: Handle, call: CommitCall) -> Committed:
+        """Register first: drawn inside the commit, the id would keep the clock locked until the commit is durable."""
         arguments = ("write", "row", True, call.request, WRITE_ONLY_MS, "", None, None, None)
         with self._apart(connection) as apart:
             transaction = int(calls.one(apart, self._start, arguments)[0])
@@ -302,7 +321,7 @@ class PostgresDialect:
             return self._send(connection, call, "row", transaction)
         except BaseException:
             with contextlib.suppress(ExportQueueError, psycopg.Error), self._apart(connection) as apart:
-                calls.one(apart, self._abort, ("row", transaction))
+                calls.one(apart, self._abort, ("row", transaction, None, None))
             raise
 
     def _send(
@@ -322,19 +341,23 @@ class PostgresDialect:
             *calls.columns(call.writes),
             *calls.cells(call.writes.notifications),
             *calls.cells(call.writes.acknowledged),
+            call.transaction,
         )
         try:
             return Committed(int(calls.one(connection, self._commit, arguments)[0]))
         except AlreadyCommitted as error:
             raise AlreadyCommitted(call.idempotency_key or "", None) from error.__cause__
 
-    def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
+    def abort(
+        self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""
+    ) -> None:
         """Free the registration and delete the staged rows."""
         registration = self._registration(connection, kind)
         if registration == "transaction":
             return  # the lock goes with the user's SQL transaction
         with self._apart(connection) as apart:
-            calls.one(apart, self._abort, (registration, transaction))
+            invalid = (BigintArray.of(kept), left_to) if kept else (None, None)
+            calls.one(apart, self._abort, (registration, transaction, *invalid))
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Insert a refusal unless the request has an outcome; waits for a commit in flight."""
@@ -345,10 +368,10 @@ class PostgresDialect:
         """Vacuum the entries; without the owner's rights the server only warns."""
         calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
 
-    def expire(self, connection: Handle) -> int:
+    def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""
-        return int(calls.one(connection, self._sql(sql.EXPIRE))[0])
+        return Swept(*calls.one(connection, self._sql(sql.EXPIRE)))
 
-    def prune(self, connection: Handle, *, limit: int) -> int:
+    def prune(self, connection: Handle, *, limit: int) -> Swept:
         """Delete the rows of invalid transactions and forget their ids."""
-        return int(calls.one(connection, self._sql(sql.PRUNE), (limit,))[0])
+        return Swept(*calls.one(connection, self._sql(sql.PRUNE), (limit,)))

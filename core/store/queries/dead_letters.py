@@ -105,6 +105,13 @@ def record_audit(work: Work, *, queue_id: str, act: str, who: str, letters: int,
     )
 
 
+def count_retries(work: Reading, queue_id: str) -> tuple[int, int]:
+    """Count the retries of a queue's dead letters; returns their number and the id of the last one."""
+    statement = sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(a.c.id), 0))
+    count, last = work.connection.execute(statement.where(a.c.queue == queue_id, a.c.act == "retry")).one()
+    return int(count), int(last)
+
+
 def select_audit(work: Reading, queue_id: str, *, limit: int) -> list[Mapping[str, Any]]:
     """Read the acts on a queue's dead letters, newest first."""
     statement = sa.select(a).where(a.c.queue == queue_id).order_by(a.c.id.desc()).limit(limit)

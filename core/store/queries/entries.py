@@ -93,13 +93,20 @@ def count_by_unit(
     return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in work.connection.execute(statement)]
 
 
-def first_bucket(work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int) -> int | None:
-    """Find the first bucket of an interval that has a visible entry."""
+def first_bucket(
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, since: Snapshot | None = None
+) -> int | None:
+    """Find the first bucket of an interval that has a visible entry.
+
+    :param since: an earlier snapshot; entries that it saw do not count.
+    """
     statement = (
         sa.select(e.c.bucket)
         .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(snapshot))
         .order_by(e.c.bucket, e.c.key, e.c.seq)
         .limit(1)
     )
+    if since is not None:
+        statement = statement.where(sa.not_(visible(since)))
     found = work.connection.execute(statement).scalar()
     return None if found is None else int(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -14,17 +13,6 @@ from export_queue.core.store.schema import invalid
 def invalid_ids(work: Reading) -> frozenset[int]:
     """Read all invalid ids."""
     return frozenset(work.connection.scalars(sa.select(invalid.c.id)))
-
-
-def keep_invalid(work: Work, ids: Sequence[int], left_to: str) -> None:
-    """Make ids invalid until :func:`forget_invalid`.
-
-    :param ids: one or more.
-    :param left_to: the participants that could not undo what they wrote under them.
-    """
-    work.connection.execute(sa.delete(invalid).where(invalid.c.id.in_(ids)))  # an expiry may have been there before
-    since_ms = work.now()
-    work.connection.execute(sa.insert(invalid), [{"id": i, "since_ms": since_ms, "left_to": left_to} for i in ids])
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,13 @@ def latest_idempotency(work: Reading, idempotency_key: str) -> Mapping[str, Any]
     return dict(row) if row else None
 
 
+def idempotency_result(work: Reading, idempotency_key: str, generation: int) -> str | None:
+    """Read the result, as JSON, that was stored with the commit of one generation of an idempotency key."""
+    statement = sa.select(t.c.result).where(t.c.idempotency_key == idempotency_key, t.c.generation == generation)
+    result: str | None = work.connection.execute(statement).scalar()
+    return result
+
+
 def close_idempotency_key(work: Work, idempotency_key: str, generation: int | None) -> bool:
     """End an idempotency key's generation, so that the same work may take effect anew; False if it was not open."""
     statement = (

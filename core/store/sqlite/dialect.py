@@ -27,6 +27,7 @@ from export_queue.core.store.dialect import (
     Handle,
     Outcome,
     Span,
+    Swept,
     Version,
     VersionKey,
     Writes,
@@ -35,7 +36,7 @@ from export_queue.core.store.queries.conflict_keys import conflict_error
 from export_queue.core.store.registration import IdSource, Kind
 from export_queue.core.store.snapshot import Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.file import LOCK_SECONDS, explain, undone
+from export_queue.core.store.sqlite.file import LOCK_SECONDS, LentConnection, explain, lent, undone
 from export_queue.core.store.sqlite.filelock import FileLock
 
 
@@ -133,6 +134,12 @@ class SqliteDialect:
         if raw.isolation_level is None and not raw.in_transaction:
             raise InvalidArgument("connection: expected an open SQL transaction, found autocommit; run BEGIN IMMEDIATE")
 
+    def lend(self, raw: object) -> contextlib.AbstractContextManager[sa.Connection]:
+        """Lend the user's connection: it may hold the write lock, for which any other connection would wait."""
+        assert isinstance(raw, sqlite3.Connection)
+        _begin(raw)
+        return lent(raw)
+
     def store_id(self, connection: Handle) -> str:
         """Read the store's identity."""
         return str(_raw_of(connection).execute(sql.STORE_ID).fetchone()[0])
@@ -149,8 +156,8 @@ class SqliteDialect:
     ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id, list the ids in progress and add an active row, in one SQL transaction."""
         raw = _raw_of(connection)
-        if kind == "bound" and not raw.in_transaction:
-            raw.execute("begin immediate")
+        if kind == "bound":
+            _begin(raw)
         with self.transaction(connection, durable=kind == "long"):
             number = self._draw(raw)
             excluded = _unfinished(raw, number)
@@ -234,28 +241,36 @@ class SqliteDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(row[0] for row in rows)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes) -> tuple[int, ...]:
+    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
         """Write rows of a long transaction early."""
         raw = _raw_of(connection)
         with self.transaction(connection):
             pointers = self.pointers(connection, transaction)
             pointer = pointers[-1]
+            if flush < pointer:
+                return ()
             raw.executemany(sql.STAGE_KEY, [(pointer, key) for key in writes.keys])
-            raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3]) for cell in writes.cells])
-            raw.executemany(sql.STAGE_ENTRY, [(pointer, *entry[:4]) for entry in writes.entries])
-            self._write(raw, pointer, writes)
+            staged = raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3], flush) for cell in writes.cells])
+            if writes.cells and staged.rowcount < len(writes.cells):
+                return ()
+            staged = raw.executemany(sql.STAGE_ENTRY, [(transaction, *entry[:4], flush) for entry in writes.entries])
+            if writes.entries and staged.rowcount < len(writes.entries):
+                return ()
+            self._write(raw, pointer, transaction, writes)
             raw.executemany(sql.PUT_NOTIFICATION, [(*cell, pointer) for cell in writes.notifications])
         return pointers
 
-    def _write(self, raw: sqlite3.Connection, pointer: int, writes: Writes) -> None:
+    def _write(self, raw: sqlite3.Connection, pointer: int, seq: int, writes: Writes) -> None:
         if writes.cells:
             raw.executemany(sql.PUT_CELL, [(t, r, c, pointer, v) for t, r, c, v in writes.cells])
         if writes.entries:
-            raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, pointer, v) for q, la, b, k, v in writes.entries])
+            raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, seq, v) for q, la, b, k, v in writes.entries])
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
         raw = _raw_of(connection)
+        if call.kind == "bound":
+            _begin(raw)
         with self.transaction(connection):
             decided = raw.execute(sql.OUTCOME, (call.request.hex,)).fetchone()
             if decided is not None:
@@ -268,7 +283,7 @@ class SqliteDialect:
             if call.idempotency_key is not None:
                 self._take_idempotency_key(raw, call, transaction)
             self._take_keys(raw, call, pointers)
-            self._write(raw, transaction, call.writes)
+            self._write(raw, transaction, transaction, call.writes)
             self._notify(raw, call, transaction)
             if call.kind == "long":
                 self._run_for_each(raw, sql.FORGET_STAGED, pointers)
@@ -283,6 +298,8 @@ class SqliteDialect:
         pointers = self._forget(raw, call.transaction)
         if not pointers:
             raise RegistrationLost(f"transaction {call.transaction} is no longer in progress")
+        if raw.execute(sql.IS_INVALID, (call.transaction,)).fetchone() is not None:
+            raise RegistrationLost(f"transaction {call.transaction} has become invalid")
         now = self._clock()
         if now > call.deadline_ms:
             raise TransactionTimeout(
@@ -332,12 +349,15 @@ class SqliteDialect:
             seen = (snapshot.read_pointer, json.dumps(snapshot.excluded))
             raw.executemany(sql.ACKNOWLEDGE, [(*cell, *seen) for cell in writes.acknowledged])
 
-    def abort(self, connection: Handle, *, kind: Kind, transaction: int) -> None:
+    def abort(
+        self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""
+    ) -> None:
         """Delete the active rows and the rows that were staged under them."""
         raw = _raw_of(connection)
         if kind == "bound" and not raw.in_transaction:
             return  # the user's SQL transaction has ended; if it committed, the row goes at its deadline
-        with self.transaction(connection, durable=kind == "long"):
+        with self.transaction(connection, durable=kind == "long" or bool(kept)):
+            raw.executemany(sql.KEEP_INVALID, [(pointer, self._clock(), left_to) for pointer in kept])
             pointers = self._forget(raw, transaction)
             if kind == "long":
                 self._run_for_each(raw, sql.ROLLBACK, pointers)
@@ -358,32 +378,52 @@ class SqliteDialect:
     def tidy_entries(self, connection: Handle) -> None:
         """Nothing: SQLite uses the pages of removed rows again at once."""
 
-    def expire(self, connection: Handle) -> int:
+    def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""
         raw = _raw_of(connection)
         now = self._clock()
-        late = raw.execute(sql.ANY_LATE, (now,)).fetchone()
-        if late is None:
-            return 0
+        if raw.execute(sql.LATE, (now,)).fetchone() is None:
+            return Swept(0)
         with self.transaction(connection):
-            raw.execute(sql.MAKE_INVALID, (now, now))
-            late = raw.execute(sql.FORGET_LATE, (now,)).fetchall()
-        return sum(is_first for (is_first,) in late)
+            late = [row[0] for row in raw.execute(sql.LATE, (now,))]
+            return self._sweep(raw, (sql.MAKE_INVALID, sql.FORGET_LATE), late, now)
 
-    def prune(self, connection: Handle, *, limit: int) -> int:
+    def prune(self, connection: Handle, *, limit: int) -> Swept:
         """Delete the rows of invalid transactions and forget their ids."""
         raw = _raw_of(connection)
         with self.transaction(connection):
             ids = [row[0] for row in raw.execute(sql.PRUNABLE, (limit,))]
-            self._run_for_each(raw, (*sql.ROLLBACK, sql.FORGET_INVALID), ids)
-        return len(ids)
+            return self._sweep(raw, (*sql.ROLLBACK, sql.FORGET_INVALID), ids, self._clock())
+
+    def _sweep(self, raw: sqlite3.Connection, statements: Sequence[str], ids: Sequence[int], now: int) -> Swept:
+        """Run the statements for each id; one whose rows cannot be changed keeps no other."""
+        ended, failed = 0, None
+        for number in ids:
+            raw.execute("savepoint xq_sweep")
+            try:
+                for statement in statements:
+                    raw.execute(statement, {"id": number, "now": now})
+                ended += 1
+            except sqlite3.IntegrityError as error:
+                raw.execute("rollback to xq_sweep")
+                failed = failed or f"transaction {number}: {error}"
+            raw.execute("release xq_sweep")
+        return Swept(ended, failed)
 
 
 def _raw_of(connection: Handle) -> sqlite3.Connection:
     """Give the driver's connection."""
     raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
+    if isinstance(raw, LentConnection):
+        return raw.raw
     assert isinstance(raw, sqlite3.Connection)
     return raw
+
+
+def _begin(raw: sqlite3.Connection) -> None:
+    """Begin the user's SQL transaction, where the driver waits with that for the user's first write."""
+    if not raw.in_transaction:
+        raw.execute("begin immediate")
 
 
 def _unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:

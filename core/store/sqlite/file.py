@@ -65,6 +65,29 @@ def explain(error: BaseException, url: str) -> StoreError | None:
     return None
 
 
+class LentConnection:
+    """A connection of the user's, which SQLAlchemy must neither set up nor end."""
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self.raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+    def _leave(self, *arguments: object, **options: object) -> None:
+        """Do nothing."""
+
+    commit = rollback = close = create_function = _leave
+
+
+@contextlib.contextmanager
+def lent(raw: sqlite3.Connection) -> Iterator[sa.Connection]:
+    """Run SQLAlchemy's statements in a SQL transaction of the user's."""
+    engine = sa.create_engine("sqlite://", creator=lambda: LentConnection(raw), poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        yield connection
+
+
 @contextlib.contextmanager
 def undone(path: str, *codes: int) -> Iterator[None]:
     """Tell with an error inside the block that nothing has taken effect.

@@ -66,8 +66,14 @@ ACKNOWLEDGE = """
 """
 STAGE_KEY = "insert or ignore into xq_staged_key (id, key) values (?, ?)"
 STAGED_KEYS = "select key from xq_staged_key where id = ?"
-STAGE_CELL = "insert or ignore into xq_staged_cell (id, table_number, row_key, column_key) values (?, ?, ?, ?)"
-STAGE_ENTRY = "insert or ignore into xq_staged_entry (id, queue_number, layout, bucket, key) values (?, ?, ?, ?, ?)"
+_UNLESS_YOUNGER = "on conflict do update set flush = excluded.flush where flush < excluded.flush"
+STAGE_CELL = f"""
+    insert into xq_staged_cell (id, table_number, row_key, column_key, flush) values (?, ?, ?, ?, ?) {_UNLESS_YOUNGER}
+"""
+STAGE_ENTRY = f"""
+    insert into xq_staged_entry (id, queue_number, layout, bucket, key, flush) values (?, ?, ?, ?, ?, ?)
+    {_UNLESS_YOUNGER}
+"""
 OUTCOME = "select status, id from xq_outcome where request = ?"
 REFUSE = "insert or ignore into xq_outcome (request, status, id, decided_ms) values (?, 'refused', null, ?)"
 COMMITTED = "insert into xq_outcome (request, status, id, decided_ms) values (?, 'committed', ?, ?)"
@@ -82,11 +88,17 @@ REGISTER_POINTER = """
     select ?, request, kind, started_ms, deadline_ms, low, owner, client from xq_active where id = ?
 """
 FORGET = "delete from xq_active where owner = ? returning id"
-ANY_LATE = "select 1 from xq_active where deadline_ms < ? limit 1"
-MAKE_INVALID = (
-    "insert into xq_invalid (id, since_ms) select id, ? from xq_active where deadline_ms < ? and kind = 'long'"
-)
-FORGET_LATE = "delete from xq_active where deadline_ms < ? returning id = owner"
+LATE = "select id from xq_active where deadline_ms < ? and id = owner order by id"
+MAKE_INVALID = """
+    insert or ignore into xq_invalid (id, since_ms)
+    select id, :now from xq_active where owner = :id and kind = 'long'
+"""
+FORGET_LATE = "delete from xq_active where owner = :id"
+KEEP_INVALID = """
+    insert into xq_invalid (id, since_ms, left_to) values (?, ?, ?)
+    on conflict do update set left_to = excluded.left_to
+"""
+IS_INVALID = "select 1 from xq_invalid where id = ?"
 FORGET_INVALID = "delete from xq_invalid where id = :id"
 FORGET_STAGED = tuple(f"delete from xq_staged_{what} where id = :id" for what in ("key", "cell", "entry"))
 ROLLBACK = (

@@ -101,9 +101,11 @@ begin
   return tx || coalesce(others, '{}');
 end $body$;
 
--- Stages under the newest write pointer, in whichever process the last checkpoint was made; returns all of them.
+-- Stages cells under the newest write pointer, in whichever process the last checkpoint was made, and entries under the
+-- id; returns all pointers. Null: a younger flush has written some of the same rows, or a checkpoint has been made since
+-- the flush drew its number; nothing is written then, and a process that is still there draws another number.
 create or replace function {s}.xq_stage_v1(
-  tx bigint, keys bytea[],
+  tx bigint, flush bigint, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
   notify_table int[], notify_row bytea[], notify_column bytea[])
@@ -111,21 +113,35 @@ returns bigint[] language plpgsql volatile as $body$
 declare
   pointers bigint[];
   pointer bigint;
+  taken bigint;
 begin
   perform {s}.xq_hold_active_v1(tx);
   pointers := array(select a.id from {s}.xq_active a where a.owner = tx order by a.id);
   pointer := greatest(tx, pointers[cardinality(pointers)]);
+  if flush < pointer then
+    return null;
+  end if;
   insert into {s}.xq_staged_key (id, key) select pointer, k from unnest(keys) k on conflict do nothing;
-  insert into {s}.xq_staged_cell (id, table_number, row_key, column_key)
-    select pointer, c.n, c.r, c.k from unnest(cell_table, cell_row, cell_column) as c(n, r, k) on conflict do nothing;
+  insert into {s}.xq_staged_cell as o (id, table_number, row_key, column_key, flush)
+    select pointer, c.n, c.r, c.k, xq_stage_v1.flush from unnest(cell_table, cell_row, cell_column) as c(n, r, k)
+    on conflict on constraint xq_staged_cell_pkey do update set flush = excluded.flush where o.flush < excluded.flush;
+  get diagnostics taken = row_count;
+  if taken < cardinality(cell_table) then
+    return null;
+  end if;
+  insert into {s}.xq_staged_entry as o (id, queue_number, layout, bucket, key, flush)
+    select tx, e.q, e.l, e.b, e.k, xq_stage_v1.flush
+    from unnest(entry_queue, entry_layout, entry_bucket, entry_key) as e(q, l, b, k)
+    on conflict on constraint xq_staged_entry_pkey do update set flush = excluded.flush where o.flush < excluded.flush;
+  get diagnostics taken = row_count;
+  if taken < cardinality(entry_queue) then
+    return null;
+  end if;
   insert into {s}.xq_cell (table_number, row_key, column_key, version, value)
     select c.n, c.r, c.k, pointer, c.v from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
     on conflict on constraint xq_cell_pkey do update set value = excluded.value;
-  insert into {s}.xq_staged_entry (id, queue_number, layout, bucket, key)
-    select pointer, e.q, e.l, e.b, e.k from unnest(entry_queue, entry_layout, entry_bucket, entry_key) as e(q, l, b, k)
-    on conflict do nothing;
   insert into {s}.xq_entry (queue_number, layout, bucket, key, seq, value)
-    select e.q, e.l, e.b, e.k, pointer, e.v
+    select e.q, e.l, e.b, e.k, tx, e.v
     from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v)
     on conflict on constraint xq_entry_pkey do update set value = excluded.value;
   -- No snapshot sees it before the commit, as all of this id.
@@ -134,15 +150,37 @@ begin
   return pointers;
 end $body$;
 
+-- Begins the commit of a bound transaction, whose writes are seen only at the end of the user's SQL transaction. Locks its
+-- conflict keys and the keys of its entries, and refuses nothing: another bound transaction with one of the keys waits
+-- here for that end. So a number that is drawn afterwards is in the order of the commits for every key.
+-- ended: an id whose active row goes with the user's commit; null where a lock registers it.
+create or replace function {s}.xq_lock_keys_v1(keys bytea[], ended bigint) returns void
+language plpgsql volatile as $body$
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
+  end if;
+  if ended is not null then
+    delete from {s}.xq_active a where a.id = ended;
+    if not found then
+      raise exception using errcode = 'XQ002', message = 'transaction has ended';
+    end if;
+  end if;
+  insert into {s}.xq_conflict_key as o select k.k, 0 from unnest(keys) as k(k) order by k.k
+    on conflict on constraint xq_conflict_key_pkey do update set writer = o.writer;
+end $body$;
+
 -- The commit; the order of its steps is what makes it right.
 -- registration: as at the start, or 'commit': the id is drawn here. low is null if the transaction never read.
+-- started: the id of its snapshot, where that is not tx: in a bound transaction, whose tx is drawn after its keys are
+-- locked.
 create or replace function {s}.xq_commit_v1(
   registration text, request uuid, tx bigint, excluded bigint[], low bigint, deadline bigint,
   idempotency_key text, generation int, result text, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
   notify_table int[], notify_row bytea[], notify_column bytea[],
-  seen_table int[], seen_row bytea[], seen_column bytea[])
+  seen_table int[], seen_row bytea[], seen_column bytea[], started bigint)
 returns bigint language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
 #variable_conflict use_variable
 declare
@@ -171,10 +209,14 @@ begin
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
   else
-    lost := {s}.xq_prove_v1(tx, registration = 'session');
+    lost := coalesce({s}.xq_prove_v1(tx, registration = 'session'),
+                     case when started <> tx then {s}.xq_prove_v1(started, false) end);
     if lost is not null then
       raise exception using errcode = 'XQ002', message = lost;
     end if;
+  end if;
+  if registration <> 'commit' and exists (select 1 from {s}.xq_invalid i where i.id = tx) then
+    raise exception using errcode = 'XQ002', message = 'transaction has become invalid';
   end if;
   newest := coalesce(pointers[cardinality(pointers)], tx);
 
@@ -209,12 +251,12 @@ begin
   if cardinality(keys) > 0 then
     insert into {s}.xq_conflict_key as o select k.k, newest from unnest(keys) as k(k) order by k.k
       on conflict on constraint xq_conflict_key_pkey do update set writer = newest
-      where o.writer < tx and (low is null or o.writer < low or o.writer <> all(excluded));
+      where o.writer < coalesce(started, tx) and (low is null or o.writer < low or o.writer <> all(excluded));
     get diagnostics written = row_count;
     if written < cardinality(keys) then
       select o.key, o.writer into offender from {s}.xq_conflict_key o
         where o.key = any(keys)
-          and (o.writer > tx or (low is not null and o.writer >= low and o.writer = any(excluded)))
+          and (o.writer > coalesce(started, tx) or (low is not null and o.writer >= low and o.writer = any(excluded)))
         limit 1;
       raise exception using errcode = 'XQ001', message = 'conflict',
         detail = json_build_object(
@@ -248,7 +290,7 @@ begin
     -- Only those that this transaction saw: a notification that an older one sets meanwhile stays.
     delete from {s}.xq_notification d using unnest(seen_table, seen_row, seen_column) as n(n, r, k)
       where d.table_number = n.n and d.row_key = n.r and d.column_key = n.k
-        and d.version < tx and d.version <> all(excluded);
+        and d.version < coalesce(started, tx) and d.version <> all(excluded);
   end if;
   if registration = 'rows' then
     delete from {s}.xq_staged_key s where s.id = any(pointers);
@@ -279,16 +321,26 @@ begin
   delete from {s}.xq_staged_entry s where s.id = pointer;
 end $body$;
 
-create or replace function {s}.xq_abort_v1(registration text, tx bigint) returns void
+-- Forgets an id and what was staged under it. kept: write pointers that become invalid for good in the same SQL
+-- transaction, since the participants in left_to could not undo what they wrote under them; null if there are none.
+create or replace function {s}.xq_abort_v1(registration text, tx bigint, kept bigint[], holders text) returns void
 language plpgsql volatile as $body$
 declare
   pointer bigint;
   done boolean;
 begin
-  if registration = 'session' then
+  if kept is not null then
+    insert into {s}.xq_invalid as i (id, since_ms, left_to) select k.id, {now}, holders from unnest(kept) as k(id)
+      on conflict on constraint xq_invalid_pkey do update set left_to = holders;  -- a sweep may have been there before
+  end if;
+  if registration = 'session' and kept is not null then
+    perform {s}.xq_prove_v1(tx, true);  -- listed until it is seen to be invalid
+  elsif registration = 'session' then
     done := {s}.xq_free_v1(tx);
   elsif registration = 'row' then
-    perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
+    if kept is null then
+      perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
+    end if;
     -- A row that is locked is being ended by another commit or sweep; nothing was staged.
     delete from {s}.xq_active a where a.id = (select l.id from {s}.xq_active l where l.id = tx for update skip locked);
   elsif registration = 'rows' then
@@ -298,29 +350,45 @@ begin
   end if;
 end $body$;
 
-create or replace function {s}.xq_expire_v1() returns bigint language plpgsql volatile as $body$
+-- Makes transactions past their deadline invalid. failed: the first error, where a transaction could not be ended;
+-- it keeps no other.
+create or replace function {s}.xq_expire_v1(out ended bigint, out failed text) language plpgsql volatile as $body$
 declare
   late bigint[];
+  tx bigint;
 begin
+  ended := 0;
   -- First the locks, then, in a new statement, all rows: a checkpoint may have come in between.
   late := array(select a.id from {s}.xq_active a
                 where a.deadline_ms < {now} and a.id = a.owner for update skip locked);
-  with gone as (delete from {s}.xq_active a where a.owner = any(late) returning a.id, a.kind)
-    insert into {s}.xq_invalid (id, since_ms)
-    select g.id, {now} from gone g where g.kind = 'long';  -- others staged nothing and are only forgotten
-  return cardinality(late);
+  foreach tx in array late loop
+    begin
+      with gone as (delete from {s}.xq_active a where a.owner = tx returning a.id, a.kind)
+        insert into {s}.xq_invalid (id, since_ms)
+        select g.id, {now} from gone g where g.kind = 'long'  -- others staged nothing and are only forgotten
+        on conflict do nothing;
+      ended := ended + 1;
+    exception when others then
+      failed := coalesce(failed, format('transaction %s: %s', tx, sqlerrm));
+    end;
+  end loop;
 end $body$;
 
-create or replace function {s}.xq_prune_v1(most bigint) returns bigint language plpgsql volatile as $body$
+-- Deletes the rows of invalid transactions and forgets their ids.
+create or replace function {s}.xq_prune_v1(most bigint, out ended bigint, out failed text)
+language plpgsql volatile as $body$
 declare
-  pruned bigint := 0;
   i bigint;
 begin
+  ended := 0;
   for i in select v.id from {s}.xq_invalid v
            where v.left_to is null order by v.id limit most for update skip locked loop
-    perform {s}.xq_rollback_v1(i);
-    delete from {s}.xq_invalid v where v.id = i;
-    pruned := pruned + 1;
+    begin
+      perform {s}.xq_rollback_v1(i);
+      delete from {s}.xq_invalid v where v.id = i;
+      ended := ended + 1;
+    exception when others then
+      failed := coalesce(failed, format('transaction %s: %s', i, sqlerrm));
+    end;
   end loop;
-  return pruned;
 end $body$;

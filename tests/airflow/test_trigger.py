@@ -1,0 +1,280 @@
+"""The trigger announces every commit, outlives an outage, and shares the looks at its store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from tests.support.servers import PostgresServer
+
+from export_queue import polling
+from export_queue.core.client import Store
+from export_queue.core.drain import drain
+from export_queue.core.errors import UnknownQueue
+from export_queue.core.sinks import MemorySink
+from export_queue.triggers import ExportQueueTrigger
+
+
+def add(store: Any, *customers: str) -> None:
+    with store.transaction() as tx:
+        for customer in customers:
+            tx.queue("orders").add(customer, {})
+
+
+def empty(store: Any, **options: Any) -> None:
+    drain(store, "orders", MemorySink(name=store.id), **options)
+
+
+def run(watch: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(watch, 60))
+
+
+class Watch:
+    """A trigger that runs, with its events, and a look at the store whenever the test asks for one."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._trigger = ExportQueueTrigger(**{"queue_id": "orders", "poll_interval": 3600, **arguments})
+        self._task = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        async with contextlib.aclosing(self._trigger.run()) as events:
+            async for event in events:
+                self.events.append(event.payload)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+
+class Looks:
+    """Lets a poller look when it is told to, and counts the looks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        inner = polling.Poller._answer
+
+        def counted(poller: polling.Poller, questions: Any) -> Any:
+            try:
+                return inner(poller, questions)
+            finally:
+                self.count += 1
+
+        monkeypatch.setattr(polling.Poller, "_answer", counted)
+
+    async def another(self, times: int = 1) -> None:
+        """Wait until the store was looked at, and the triggers know what was found."""
+        await self.until(self.count + times)
+
+    async def until(self, count: int) -> None:
+        while self.count < count or any(ask.answer.done() for poller in pollers() for ask in poller._asks):
+            await asyncio.sleep(0.005)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def pollers() -> list[polling.Poller]:
+    return list(polling._pollers.values())
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    return Looks(monkeypatch)
+
+
+def test_it_fires_each_time_the_queue_ceases_to_be_empty(airflow_store: Any, looks: Looks) -> None:
+    async def watch() -> None:
+        add(airflow_store, "anna")
+        watched = Watch(poll_interval=0.02, min_interval=3600)
+        await looks.another()
+        (first,) = watched.events
+        (unit,) = airflow_store.backlog("orders")
+        assert first == {"queue": "orders", "waiting": [[unit.range.first, unit.range.end]]}
+        add(airflow_store, "anna")
+        await looks.another(2)
+        assert len(watched.events) == 1, "the least interval has not passed"
+        empty(airflow_store)
+        await looks.another(2)
+        add(airflow_store, "anna")
+        await looks.another(2)
+        assert len(watched.events) == 2
+        await watched.stop()
+
+    run(watch())
+
+
+def test_a_commit_between_a_drain_and_the_next_look_is_announced(airflow_store: Any, looks: Looks) -> None:
+    async def watch() -> None:
+        add(airflow_store, "anna")
+        watched = Watch(poll_interval=0.02)
+        await looks.another()
+        assert len(watched.events) == 1
+        await looks.another(2)
+        assert len(watched.events) == 1, "what was announced is no news"
+        with store_held(looks):
+            empty(airflow_store)
+            add(airflow_store, "ben")
+        await looks.another(2)
+        assert len(watched.events) == 2
+        await looks.another(2)
+        assert len(watched.events) == 2
+        await watched.stop()
+
+    run(watch())
+
+
+@contextlib.contextmanager
+def store_held(looks: Looks) -> Any:
+    """Make sure that no look falls into a block: it runs without giving the event loop a turn, or a look goes on."""
+    (poller,) = pollers()
+    poller._thread.submit(lambda: None).result()  # a look that is under way ends first
+    before = looks.count
+    yield
+    assert looks.count == before
+
+
+def test_a_transaction_that_began_before_the_event_and_committed_later_is_announced(
+    airflow_store: Any, looks: Looks
+) -> None:
+    async def watch() -> None:
+        older = airflow_store.begin()
+        with airflow_store.resume(older) as tx:
+            tx.queue("orders").add("older", {})
+        add(airflow_store, "younger")
+        watched = Watch(poll_interval=0.02)
+        await looks.another()
+        assert len(watched.events) == 1
+        airflow_store.commit(older)
+        await looks.another(2)
+        assert len(watched.events) == 2
+        await watched.stop()
+
+    run(watch())
+
+
+def test_a_retried_dead_letter_is_announced_although_its_sequence_is_old(airflow_store: Any, looks: Looks) -> None:
+    async def watch() -> None:
+        add(airflow_store, "bad", "good")
+        watched = Watch(poll_interval=0.02)
+        await looks.another()
+        with store_held(looks):
+            empty(airflow_store, exporter=only_good)
+            assert airflow_store.dead_letters.count("orders") == 1
+            airflow_store.dead_letters.retry("orders", who="test")
+        await looks.another(2)
+        assert len(watched.events) == 2
+        await watched.stop()
+
+    run(watch())
+
+
+def only_good(entry: Any) -> Any:
+    if entry.key == "bad":
+        raise ValueError("no")
+    return ()
+
+
+def test_an_unknown_queue_fails_its_own_trigger_alone(airflow_store: Any, looks: Looks) -> None:
+    async def watch() -> None:
+        other = Watch(poll_interval=0.02)
+        stream = ExportQueueTrigger(queue_id="order", poll_interval=0.02).run()
+        with pytest.raises(UnknownQueue, match="it has: orders"):
+            await anext(stream)
+        add(airflow_store, "anna")
+        await looks.another(2)
+        assert len(other.events) == 1
+        await other.stop()
+        assert pollers() == []
+
+    run(watch())
+
+
+def test_it_survives_being_stored() -> None:
+    from airflow.sdk._shared.module_loading import import_string
+
+    trigger = ExportQueueTrigger(
+        queue_id="orders", ranges=[[0, 101]], poll_interval=7, min_interval=9, export_queue_conn_id="other"
+    )
+    path, arguments = trigger.serialize()
+    assert import_string(path)(**arguments).serialize() == (path, json.loads(json.dumps(arguments)))
+
+
+# -- on PostgreSQL -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def postgres_store(postgres_url: str, connect: Callable[..., None]) -> Any:
+    connect("export_queue_default", conn_type="export_queue", host=postgres_url)
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.configure_queue("orders", buckets=100, buckets_per_range=1)
+        yield store
+
+
+def test_a_hundred_sensors_take_one_look_an_interval_and_two_connections(postgres_store: Any, looks: Looks) -> None:
+    database = sa.make_url(postgres_store.database.engine.url).database
+
+    def sessions() -> int:
+        with postgres_store.database.read() as work:
+            statement = sa.text(
+                "select count(*) from pg_stat_activity where datname = :name and pid <> pg_backend_pid()"
+            )
+            return int(work.connection.execute(statement, {"name": database}).scalar_one())
+
+    async def watch() -> None:
+        watched = [Watch(poll_interval=0.5, ranges=[[i, i + 1]] if i % 2 else None) for i in range(100)]
+        begun = asyncio.get_running_loop().time()
+        await looks.until(3)
+        assert len(pollers()) == 1
+        assert sessions() <= 2
+        assert len(pollers()[0]._asks) == 100
+        add(postgres_store, *(f"k{i}" for i in range(1000)))
+        while not all(one.events for one in watched):
+            await asyncio.sleep(0.01)
+        passed = asyncio.get_running_loop().time() - begun
+        assert looks.count <= passed / 0.5 + 2
+        for one in watched:
+            await one.stop()
+        assert pollers() == []
+
+    run(watch())
+
+
+@pytest.fixture
+def lonely_server() -> Any:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.mark.full("a server of PostgreSQL of its own, which is stopped")
+def test_it_outlives_a_restart_of_the_database(
+    lonely_server: PostgresServer, connect: Callable[..., None], looks: Looks
+) -> None:
+    url = lonely_server.url(lonely_server.create_database())
+    connect("export_queue_default", conn_type="export_queue", host=url)
+    with Store.open(url) as store:
+        store.create()
+        store.configure_queue("orders")
+
+    async def watch() -> None:
+        watched = Watch(poll_interval=0.02)
+        await looks.another()
+        lonely_server.stop()
+        await looks.another(5)
+        late = Watch(poll_interval=0.02)  # a trigger that begins during the outage waits, too
+        await looks.another(5)
+        lonely_server.start()
+        with Store.open(url) as store:
+            add(store, "anna")
+        while not (watched.events and late.events):
+            await asyncio.sleep(0.01)
+        await watched.stop()
+        await late.stop()
+
+    run(watch())

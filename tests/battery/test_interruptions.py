@@ -1,0 +1,200 @@
+"""Histories of processes that are interrupted in commits and flushes: SIGINT, and handlers of SIGALRM that raise.
+
+After each interruption the client asks for the outcome, and compares it with what its participant was told (I1-I3,
+I12). ``EXPORT_QUEUE_BATTERY_TRANSACTIONS`` sets how many transactions the long run has, ``EXPORT_QUEUE_SEED`` what the
+processes do and when they are interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from tests.battery.journals import LETTERS, Journal, read_journals
+from tests.battery.processes import clean_up
+from tests.battery.shared import fork
+from tests.battery.ways import Way
+from tests.support.fixtures import Covered
+from tests.support.histories import Append, Operation, ReadList, check_history
+from tests.support.waiting import wait_until
+
+from export_queue.core.client import Store
+from export_queue.core.errors import CommitOutcomeUnknown, StoreError, TransactionError
+from export_queue.core.store import schema
+from export_queue.core.transactions import Transaction, take_snapshot
+
+WORKERS, LISTS = 3, 4
+LIST_LENGTH = 30
+TRANSACTIONS = int(os.environ.get("EXPORT_QUEUE_BATTERY_TRANSACTIONS", "100000"))
+HANGS = 7200
+
+
+class TimedOut(BaseException):
+    """As the time-out of a task."""
+
+
+class Resource:
+    """A participant that keeps what it was told."""
+
+    name = "resource"
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def start(self, transaction: Transaction) -> None:
+        """Nothing."""
+
+    def update(self, transaction: Transaction) -> None:
+        """Nothing."""
+
+    def changes(self) -> list[bytes]:
+        return []
+
+    def persist(self) -> None:
+        self.told.append("persist")
+
+    def rollback(self) -> None:
+        self.told.append("rollback")
+
+    def after_commit(self) -> None:
+        self.told.append("after_commit")
+
+
+class Client:
+    """One process; its transactions append to lists, each is interrupted at some moment, or not."""
+
+    def __init__(self, store: Store, journal: Journal, number: int, generator: random.Random) -> None:
+        self.store, self.journal, self.number, self.generator = store, journal, number, generator
+        self.value = number * 1_000_000
+        self.generations = [0] * LISTS
+        """Of each list the one that is in use; a full one is left, since reading it would take ever longer."""
+        self.is_armed = False
+        signal.signal(signal.SIGINT, self.interrupt)
+        signal.signal(signal.SIGALRM, self.interrupt)
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.is_armed:
+            raise KeyboardInterrupt if number == signal.SIGINT else TimedOut
+
+    def interrupt_soon(self) -> None:
+        seconds = self.generator.choice((0.001, 0.003, 0.01)) * self.generator.random()
+        if self.generator.random() < 0.5:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        else:
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    def transact(self) -> None:
+        operations: list[Operation] = []
+        resource, request, begin = Resource(), None, time.monotonic_ns()
+        answer = "committed"
+        is_long = self.generator.random() < 0.3
+        try:
+            try:
+                self.is_armed = True
+                with self.store.transaction(long=is_long, timeout=20.0) as tx:
+                    request = tx.request.hex
+                    if self.generator.random() < 0.5:
+                        tx.join(resource)
+                    if is_long and self.generator.random() < 0.5:
+                        self.interrupt_soon()
+                    for slot in self.generator.sample(range(LISTS), 2):
+                        self.append(tx.table("lists"), slot, operations)
+                        if is_long:
+                            tx.flush()
+                    self.interrupt_soon()
+            finally:
+                self.is_armed = False
+        except CommitOutcomeUnknown:
+            answer = "asked"
+        except (TransactionError, StoreError):
+            answer = "refused"
+        except (KeyboardInterrupt, TimedOut):
+            answer = "asked"
+        if request is None:
+            return
+        outcome = self.store.outcome(request)
+        wrong = {"committed": "rollback", "refused": "after_commit"}[outcome.status]
+        if wrong in resource.told:
+            self.journal.write(failure=f"{request} was {outcome.status} and its participant told {resource.told}")
+        if answer not in ("asked", outcome.status):
+            self.journal.write(failure=f"{request} was {outcome.status} and its client told {answer}")
+        noted = [(LETTERS[type(operation)], *operation) for operation in operations]
+        told = {"session": self.number, "begin": begin, "id": outcome.id, "request": request, "operations": noted}
+        self.journal.write(**told, asked=answer == "asked", answer=outcome.status, end=time.monotonic_ns())
+
+    def append(self, table: Any, slot: int, operations: list[Operation]) -> None:
+        while True:
+            key = f"l{slot}-{self.generations[slot]}"
+            values = tuple(map(int, (table.get(key, "v") or b"").split()))
+            operations.append(ReadList(key, values))
+            if len(values) < LIST_LENGTH:
+                break
+            self.generations[slot] += 1
+        self.value += 1
+        table.set(key, "v", " ".join(map(str, (*values, self.value))).encode())
+        operations.append(Append(key, self.value))
+
+
+def run(way: Way, url: str, number: int, seed: int, path: str, transactions: int) -> None:
+    with way.open(url, number=number) as store:
+        client = Client(store, Journal(Path(path)), number, random.Random(seed))
+        for _ in range(transactions):
+            client.transact()
+
+
+@pytest.mark.timeout(HANGS)
+@pytest.mark.parametrize(
+    "transactions",
+    [
+        pytest.param(40, id="short"),
+        pytest.param(TRANSACTIONS // WORKERS, id="long", marks=pytest.mark.full("as many as are asked for")),
+    ],
+)
+def test_what_interrupted_clients_see_is_strong_snapshot_isolation(
+    way: Way, way_url: str, tmp_path: Path, seed: int, transactions: int, covered: Covered
+) -> None:
+    chance = random.Random(seed)
+    paths = [tmp_path / f"journal-{number}" for number in range(WORKERS)]
+    arguments = [(way, way_url, n, chance.randrange(10**9), str(path), transactions) for n, path in enumerate(paths)]
+    processes = [fork.Process(target=run, args=one, daemon=True) for one in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(HANGS)
+    assert [process.exitcode for process in processes] == [0] * WORKERS
+    failures: list[str] = []
+    told = list(read_journals(paths, failures))
+    verdict = check_history(one.transaction for one in told)
+    assert not verdict.anomalies, str(verdict)
+    assert not failures, failures
+    statuses = [one.transaction.status for one in told]
+    covered(f"{len(told)} transactions, {statuses.count('ok')} committed, seed {seed}")
+    assert statuses.count("ok") > len(told) / 10
+    assert sum(path.read_bytes().count(b'"asked":true') for path in paths) > len(told) / 10, "too few interruptions"
+    with way.open(way_url) as store:
+        with store.database.begin() as work:  # an abort may have been interrupted, too
+            work.connection.execute(sa.update(schema.active).values(deadline_ms=1))
+        wait_until(lambda: is_settled(store), "an id stays in progress")
+        with store.transaction(read_only=True) as tx:
+            held = {row: value.split() for row, _, value in tx.table("lists").scan()}
+    committed = [one for one in told if one.transaction.status == "ok"]
+    appended = {
+        (o.key.encode(), b"%d" % o.value)
+        for one in committed
+        for o in one.transaction.operations
+        if isinstance(o, Append)
+    }
+    assert {(key, value) for key, values in held.items() for value in values} == appended
+
+
+def is_settled(store: Store) -> bool:
+    clean_up(store)
+    return not take_snapshot(store.database).excluded
