@@ -17,7 +17,7 @@ SESSION = (
     "SELECT @@sql_mode AS mode, @@character_set_client AS charset, @@character_set_connection AS connection_charset"
 )
 
-PACKET = "SELECT @@max_allowed_packet"
+SERVER = "SELECT @@max_allowed_packet, @@innodb_flush_log_at_trx_commit"
 
 TABLE_ENGINE = """\
 SELECT engine FROM information_schema.tables
