@@ -24,7 +24,7 @@ from benchmarks.commit import READ, WRITE, prepare_store, read_and_write, transa
 from benchmarks.measuring import Figure, median_ratio, shuffled
 from benchmarks.outbox import ROWS, STATUS, VALUE, all_keys
 from export_queue import MemorySink, Store, drain
-from export_queue.core.maintenance import maintain
+from export_queue.core.maintenance import Patience, maintain
 
 FLAT = 1.2
 CLEANED, HELD = "clean-up running", "a long transaction open"
@@ -63,7 +63,7 @@ def run(quick: bool) -> Iterator[Figure]:
 def clean_up(url: str) -> None:
     """Delete what nobody reads any more."""
     with Store.open(url) as store:
-        while maintain(store.database, snapshot_age=1.0).more:
+        while maintain(store.database, patience=Patience(seconds=1.0, between_calls=0)).more:
             pass
 
 

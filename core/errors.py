@@ -174,12 +174,10 @@ class TransactionTimeout(TransactionError):
 
 
 class RegistrationLost(TransactionError):
-    """The database session that registered this transaction is gone."""
+    """The store knows this transaction no longer: it was ended by others, or after its time-out."""
 
     transient = True
-    default_hint = (
-        "run the function again; behind a pooler in transaction mode (PgBouncer) open the store with behind_pooler=True"
-    )
+    default_hint = "run the function again, from its start"
 
 
 class CommitRefused(TransactionError):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from export_queue.core.client import Store
     from export_queue.core.drain import DrainReport
+    from export_queue.core.locks import Owner
     from export_queue.core.spark import DrainArguments
     from export_queue.core.store import StoreSpec
 
@@ -91,23 +92,23 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
                 # Not repeated here: it may be a password.
                 raise InvalidArgument(f"{what}: expected env:NAME, file:/PATH or module:callable, found another text")
         self._store: Described[StoreSpec] | None = None
-        self._task = ""
+        self._owner: Owner | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the drain and wait for its report.
 
         :returns: the report, as plain values.
         """
+        from export_queue.core.locks import begin_attempt
         from export_queue.core.spark import DrainArguments
 
         sink = self.describe_sink()
         spec = dataclasses.replace(sink.spec, secrets={**sink.spec.secrets, **self.sink_secrets})
         self._store = ExportQueueHook(self.export_queue_conn_id).describe()
-        self._task = task_name(context)
         arguments = DrainArguments(
             store=dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret),
             sink=spec,
-            request=self.request(self._task, sink_name=spec.name),
+            request=self.request(task_name(context), sink_name=spec.name),
             max_parallel=whole_number(self.max_parallel, what="max_parallel") if self.max_parallel else None,
         )
         drain_id = arguments.request.drain_id
@@ -118,29 +119,37 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
         with open_store(self._store) as store:
             report = self._nothing_to_drain(store, arguments)
             if report is None:
+                # Before the driver begins: so that it takes over from older ones, and can be stopped from the start.
+                self._owner = arguments.request.owner
+                begin_attempt(store.database, store.queue(self.queue_id), self._owner)
                 self._describe_job(arguments)
                 with environment({**variables, **passwords}):
                     self._submit(store, context, drain_id)
                 report = self._report(store, drain_id)
         self.log.info("%s", report.line())
+        if warning := report.warning():
+            self.log.warning("%s", warning)
         if report.problem is not None:
             raise report.problem.to_error()
         return report.to_dict()
 
     def on_kill(self) -> None:
-        """Kill the submission and take its leases away, so that a driver that outlives it changes nothing."""
+        """Kill the submission and revoke its attempt, so that a driver that outlives it changes nothing.
+
+        That driver may still be starting, or wait: it learns of it too.
+        """
         if self._hook is not None:
             super().on_kill()
-        if self._store is None or not self._task:
+        if self._store is None or self._owner is None:
             return
         from export_queue.core.locks import revoke
 
         try:
             with open_store(self._store) as store:
-                revoke(store.database, self._task)
+                revoke(store.database, self._owner.task, attempt=self._owner.attempt)
         except ExportQueueError:
             # Called from a signal handler: an error here would break into whatever runs. The leases expire anyway.
-            self.log.exception("The leases of task %s could not be taken away", self._task)
+            self.log.exception("The leases of task %s could not be taken away", self._owner.task)
 
     # -- before --------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ Key = Annotated[str | None, typer.Option(help="only entries of this key")]
 KeyHex = Annotated[str | None, typer.Option(help="the same, for keys that are not text: as hexadecimal digits")]
 Seq = Annotated[int | None, typer.Option(help="only the entry of this sequence")]
 Error = Annotated[str | None, typer.Option(help="only letters with this class of error")]
-OfDrain = Annotated[str | None, typer.Option("--drain", help="only letters of the drain of this id")]
+OfDrain = Annotated[str | None, typer.Option(help="only letters of the drain of this id")]
 Limit = Annotated[int, typer.Option(min=1, help="most letters, oldest entries first")]
 Who = Annotated[str | None, typer.Option(help="name for the record; by default user and host")]
 
@@ -34,7 +34,7 @@ def list_letters(
     key_hex: KeyHex = None,
     seq: Seq = None,
     error: Error = None,
-    drain: OfDrain = None,
+    drain_id: OfDrain = None,
     after: Annotated[
         str | None, typer.Option(help="go on after this letter: its seq and key_hex as SEQ:KEY_HEX, from --json")
     ] = None,
@@ -43,7 +43,7 @@ def list_letters(
 ) -> None:
     """List letters and their reasons; values are not shown."""
     with open_store(store, password, schema) as opened:
-        which = _filter(key, key_hex, seq, error, drain)
+        which = _filter(key, key_hex, seq, error, drain_id)
         place = None if after is None else _place(after)
         letters = opened.dead_letters.list(queue_id, which, after=place, limit=limit)
     show([_row(letter) for letter in letters], as_json=as_json, hide=("key_hex", "value_bytes"))
@@ -86,7 +86,7 @@ def retry(
     key_hex: KeyHex = None,
     seq: Seq = None,
     error: Error = None,
-    drain: OfDrain = None,
+    drain_id: OfDrain = None,
     limit: Limit = 1000,
     wait: Annotated[float, typer.Option(min=0, help="seconds to wait for drains of the letters' units")] = 600,
     who: Who = None,
@@ -94,7 +94,7 @@ def retry(
 ) -> None:
     """Put letters back into the queue, under their own sequences; the next drain sends them again."""
     with open_store(store, password, schema) as opened:
-        which = _filter(key, key_hex, seq, error, drain)
+        which = _filter(key, key_hex, seq, error, drain_id)
         moved = opened.dead_letters.retry(queue_id, which, limit=limit, lock_timeout=wait, who=who)
         left = opened.dead_letters.count(queue_id, which)
     show([{"queue": queue_id, "requeued": moved, "left": left}], as_json=as_json)
@@ -110,7 +110,7 @@ def drop(
     key_hex: KeyHex = None,
     seq: Seq = None,
     error: Error = None,
-    drain: OfDrain = None,
+    drain_id: OfDrain = None,
     everything: Annotated[bool, typer.Option("--all", help="all letters of the queue")] = False,
     limit: Limit = 1000,
     who: Who = None,
@@ -118,21 +118,21 @@ def drop(
 ) -> None:
     """Delete letters for good: their entries reach no sink. The store keeps the name of the caller."""
     with open_store(store, password, schema) as opened:
-        which = _filter(key, key_hex, seq, error, drain)
+        which = _filter(key, key_hex, seq, error, drain_id)
         if (which == ALL_DEAD_LETTERS) != everything:
-            sys.exit("which letters? name some by --key, --seq, --error or --drain, or say --all")
+            sys.exit("which letters? name some by --key, --seq, --error or --drain-id, or say --all")
         dropped = opened.dead_letters.drop(queue_id, which, limit=limit, who=who)
         left = opened.dead_letters.count(queue_id, which)
     show([{"queue": queue_id, "dropped": dropped, "left": left}], as_json=as_json)
 
 
 def _filter(
-    key: str | None, key_hex: str | None, seq: int | None, error: str | None, drain: str | None
+    key: str | None, key_hex: str | None, seq: int | None, error: str | None, drain_id: str | None
 ) -> DeadLetterFilter:
     if key is not None and key_hex is not None:
         raise InvalidArgument("a key is given by --key or by --key-hex, not by both")
     given = key if key_hex is None else _bytes(key_hex)
-    return DeadLetterFilter(key=given, seq=seq, error_class=error, drain=drain)
+    return DeadLetterFilter(key=given, seq=seq, error_class=error, drain_id=drain_id)
 
 
 def _place(text: str) -> tuple[int, bytes]:
@@ -156,7 +156,7 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
         "seq": str(letter.position.seq),
         "error": letter.error_class,
         "reason": letter.reason,
-        "drain": letter.drain,
+        "drain_id": letter.drain_id,
         "since": utc_time(letter.dead_since_ms),
         "value_bytes": letter.value_bytes,
     }

@@ -29,6 +29,7 @@ def maintain(
     keep_idempotency_keys: Annotated[
         float, typer.Option(help="days for which a unit of work is known to have taken effect")
     ] = 30,
+    keep_reports: Annotated[float, typer.Option(help="days for which reports of drains can be read")] = 30,
     as_json: AsJson = False,
 ) -> None:
     """Delete data that nobody can read or ask for any more; safe beside everything, and to interrupt."""
@@ -41,6 +42,7 @@ def maintain(
                 limit=limit,
                 keep_outcomes=keep_outcomes * HOUR,
                 keep_idempotency_keys=keep_idempotency_keys * DAY,
+                keep_reports=keep_reports * DAY,
             )
             reports.append(report)
             print(orjson.dumps(report.to_json()).decode() if as_json else report.line(), flush=True)

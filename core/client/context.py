@@ -22,10 +22,13 @@ class TransactionContext:
 
     @property
     def id(self) -> int:
-        """The transaction's id, and the sequence of its entries unless it is bound to a connection; asking draws it."""
+        """The transaction's id; asking before the commit draws it.
+
+        It is the sequence of its entries, too, unless the transaction is bound to a connection.
+        """
         if self._transaction.kind == "read":
             raise InvalidArgument("a read-only transaction has no id")
-        return self._transaction.value.id
+        return self._transaction.id
 
     @property
     def request(self) -> UUID:

@@ -85,7 +85,7 @@ class ChunkWriter:
                 value=entries.values[i],
                 reason=failure.reason,
                 error_class=failure.error_class,
-                drain=self.request.drain_id,
+                drain_id=self.request.drain_id,
             )
             for i, failure in sorted(dead.items())
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +28,7 @@ class Engine(Protocol):
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
-    ) -> Iterator[RangeReport]:
+    ) -> Iterable[RangeReport]:
         """Drain leased ranges, one report for each; the report of a range that was not done has the problem."""
 
 

@@ -84,6 +84,14 @@ def not_settled_error(database: Database, queue: Queue, since: Snapshot, ranges:
     :param since: snapshot of the drain's start; only transactions that were in progress then count.
     :param ranges: where entries wait.
     """
+    return EntriesNotSettled(
+        f"entries of {queue.id} {ranges} were committed behind transactions that are still in progress: "
+        f"{in_progress(database, since) or 'none any more'}"
+    )
+
+
+def in_progress(database: Database, since: Snapshot) -> str:
+    """Name the transactions that were in progress at a snapshot and still are; nothing where there are none."""
     with database.read() as work:
         found = [
             one for one in queries.monitoring.holders(work) if one.kind != "invalid" and one.id <= since.read_pointer
@@ -94,7 +102,4 @@ def not_settled_error(database: Database, queue: Queue, since: Snapshot, ranges:
         for one in sorted(found, key=lambda one: one.id)[:_NAMED]
     ]
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return EntriesNotSettled(
-        f"entries of {queue.id} {ranges} were committed behind transactions that are still in progress: "
-        f"{', '.join(named) or 'none any more'}{more}"
-    )
+    return f"{', '.join(named)}{more}"

@@ -114,9 +114,9 @@ class LocalEngine:
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
-    ) -> Iterator[RangeReport]:
+    ) -> list[RangeReport]:
         """Drain the ranges in their order; each is given back as soon as it is done."""
-        reports = drain_ranges(
+        return drain_ranges(
             self.database,
             queue,
             leases,
@@ -126,11 +126,8 @@ class LocalEngine:
             self.request,
             check=keeper.check,
             on_chunk=self._tell,
+            on_done=keeper.give_back,
         )
-        for lease, report in zip(leases, reports, strict=True):
-            if report.problem is None:
-                keeper.give_back(lease)
-            yield report
 
     def _tell(self, counts: Counts) -> None:
         before = self._progress

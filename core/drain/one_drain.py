@@ -17,17 +17,29 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from export_queue.core.drain.admission import StoreHandle, admit, note_fence
 from export_queue.core.drain.engine import Engine
-from export_queue.core.drain.fenced import not_settled_error, refuse_dead_letters
+from export_queue.core.drain.fenced import in_progress, not_settled_error, refuse_dead_letters
 from export_queue.core.drain.leases import LeaseKeeper
+from export_queue.core.drain.progress import ProgressLog
 from export_queue.core.drain.report import DrainReport, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.errors import ExportQueueError, LockNotAvailable, SinkError, SinkLostData
-from export_queue.core.locks import Lease, claim, holders, release
-from export_queue.core.queue import Queue, Range, backlog, bind_sink, find_queue, join_ranges, waiting_ranges
+from export_queue.core.locks import Lease, begin_attempt, check_attempt, claim, end_attempt, holders, release
+from export_queue.core.queue import (
+    DeadLetterFilter,
+    Queue,
+    Range,
+    backlog,
+    bind_sink,
+    find_queue,
+    join_ranges,
+    list_dead_letters,
+    waiting_ranges,
+)
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Snapshot, expire_if_due, settled_snapshot, take_snapshot
 
@@ -36,6 +48,10 @@ TIDY_AFTER = 20_000
 POLL_SECONDS = 0.5
 """How often a drain that waits for other holders looks again."""
 _ANSWER_SECONDS = 60.0
+_COUNT_SECONDS = 10.0
+_NAMED = 5
+_REASON_CHARACTERS = 300
+
 log = logging.getLogger("export_queue.drain")
 
 
@@ -59,10 +75,11 @@ def run_drain(
     course = _Course(store.database, store.id, request, sleep, clock)
     started_at = clock()
     trouble: BaseException | None = None
+    title = f"{request.queue_id} → {request.sink_name}"
     try:
-        with engine as opened:
+        with ProgressLog(title, course.count_left, clock=clock) as progress, engine as opened:
             try:
-                course.bring_all(opened)
+                course.bring_all(opened, progress)
             except SinkError:
                 raise
             except Exception:
@@ -73,15 +90,17 @@ def run_drain(
     except BaseException as error:
         trouble = error
     with contextlib.suppress(ExportQueueError):
-        course.find_oldest_left()
+        course.look_back()
     report = course.report(seconds=clock() - started_at, problem=Problem.of(trouble) if trouble else None)
     report.check()
+    if warning := report.warning():
+        log.warning("%s", warning)
     if trouble is None:
-        call_again(replace(DRAIN_RETRY, sleep=sleep, clock=clock), lambda: _save(store.database, report))
+        call_again(replace(DRAIN_RETRY, sleep=sleep, clock=clock), lambda: _end(store.database, report, request))
         _tidy(store.database, report)
         return report
     with contextlib.suppress(Exception):  # the trouble itself matters more
-        _save(store.database, report)
+        _end(store.database, report, request)
     trouble.add_note(report.line())
     raise trouble
 
@@ -92,8 +111,9 @@ def _tidy(database: Database, report: DrainReport) -> None:
             database.dialect.tidy_entries(connection)
 
 
-def _save(database: Database, report: DrainReport) -> None:
+def _end(database: Database, report: DrainReport, request: DrainRequest) -> None:
     with database.begin() as work:
+        end_attempt(work, request.owner)
         queries.reports.save_report(work, report.to_dict(), drain_id=report.drain_id, queue_id=report.queue)
 
 
@@ -116,15 +136,18 @@ class _Course:
     done: set[Range] = field(default_factory=set)
     """Units for which the promise is kept."""
     parts: list[RangeReport] = field(default_factory=list)
+    promised: Snapshot | None = None
     oldest_left_seconds: float = 0.0
     fence: int = 0
     """The last one that the sink has kept."""
     is_fence_noted: bool = False
+    first_rejection: str | None = None
 
-    def bring_all(self, engine: Engine) -> None:
+    def bring_all(self, engine: Engine, progress: ProgressLog) -> None:
         """Keep the promise: the numbers are those of the steps in the head of this module."""
-        promised = take_snapshot(self.database)  # 1
+        promised = self.promised = take_snapshot(self.database)  # 1
         queue = self._find_queue()
+        begin_attempt(self.database, queue, self.request.owner)
         self._admit_and_bind(engine, queue)  # 2
         waiting = self._with_work(queue, promised, self.wanted)  # 3
         waits_since = self.clock()
@@ -132,6 +155,7 @@ class _Course:
             ready = self._settled(queue, waiting) if engine.is_fenced else waiting
             claimed_at = self.clock()
             if leases := self._claim(queue, ready):  # 4
+                progress.draining()
                 self._drain(engine, queue, leases, claimed_at)  # 5
                 waiting = self._with_work(queue, promised, waiting) if engine.is_fenced else self._not_done(waiting)
                 waits_since = self.clock()
@@ -144,7 +168,9 @@ class _Course:
                 if not ready:
                     raise not_settled_error(self.database, queue, promised, _shown(waiting))
                 raise self._not_available(queue, ready)
+            progress.waiting(partial(self._awaited, queue, ready, promised))
             self.sleep(POLL_SECONDS)
+            check_attempt(self.database, self.request.owner)
             waiting = self._with_work(queue, promised, waiting)  # 3, since the holder may have done it all
 
     def _find_queue(self) -> Queue:
@@ -241,7 +267,6 @@ class _Course:
             claimed_at=claimed_at,
             clock=self.clock,
         )
-        failed: list[RangeReport] = []
         with keeper:
             self._note_fence()
             if engine.is_fenced:
@@ -249,23 +274,39 @@ class _Course:
                 snapshot = settled_snapshot(self.database)
             else:
                 snapshot = take_snapshot(self.database)
-            for part in engine.work_off(queue, leases, snapshot, keeper):
-                self.parts.append(part)
-                if part.problem is not None:
-                    failed.append(part)
-                elif not engine.is_fenced:  # a fenced drain may have left entries that are not settled yet
-                    self.done.add(part.range)
-        for part in failed:
-            assert part.problem is not None
-            raise part.cause or part.problem.to_error()
+            parts = list(engine.work_off(queue, leases, snapshot, keeper))
+            self.parts += parts
+        if not engine.is_fenced:  # a fenced drain may have left entries that are not settled yet
+            self.done |= {part.range for part in parts if part.problem is None}
+        for part in parts:
+            if part.problem is not None:
+                raise part.cause or part.problem.to_error()
 
     def _not_available(self, queue: Queue, units: Sequence[Range]) -> LockNotAvailable:
-        with self.database.read() as work:
-            held = [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, units)]
+        held = self._held(queue, units)
         return LockNotAvailable(f"others work on {queue.id} {_shown(units)}; held: {', '.join(held) or 'free by now'}")
 
-    def find_oldest_left(self) -> None:
-        """Find out how old the oldest entry is that still waits."""
+    def _held(self, queue: Queue, units: Sequence[Range]) -> list[str]:
+        with self.database.read() as work:
+            return [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, units)]
+
+    def _awaited(self, queue: Queue, units: Sequence[Range], promised: Snapshot) -> str:
+        """Name the holders of the units that are ready; where none is, the transactions that hold entries back."""
+        if not units:
+            return f"older transactions: {in_progress(self.database, promised)}"
+        held = self._held(queue, units)
+        more = f" and {len(held) - _NAMED} more" if len(held) > _NAMED else ""
+        return (", ".join(held[:_NAMED]) or _shown(units)) + more
+
+    def count_left(self) -> int | None:
+        """Count the entries of the promise that are still queued; None before it is made."""
+        if self.queue is None or self.promised is None:
+            return None
+        with self.database.read(seconds=_COUNT_SECONDS) as work:
+            return sum(unit.entries for unit in backlog(work, self.queue, self.promised, self.wanted))
+
+    def look_back(self) -> None:
+        """Find out how old the oldest entry is that still waits, and why the first dead letter is one."""
         if self.queue is None:
             return
         snapshot = take_snapshot(self.database)
@@ -273,6 +314,10 @@ class _Course:
             oldest = min((unit.oldest_seq for unit in backlog(work, self.queue, snapshot, self.wanted)), default=None)
             if oldest is not None:
                 self.oldest_left_seconds = max(0.0, work.now() / 1e3 - oldest / 1e9)
+            if any(part.dead for part in self.parts):
+                which = DeadLetterFilter(drain_id=self.request.drain_id)
+                for letter in list_dead_letters(work, self.queue, which, limit=1):
+                    self.first_rejection = f"{letter.error_class}: {letter.reason[:_REASON_CHARACTERS]}"
 
     def report(self, *, seconds: float, problem: Problem | None) -> DrainReport:
         """Put the report together."""
@@ -285,5 +330,6 @@ class _Course:
             oldest_left_seconds=round(self.oldest_left_seconds, 3),
             seconds=round(seconds, 3),
             problem=problem,
+            first_rejection=self.first_rejection,
             **total(self.parts),
         )

@@ -8,9 +8,9 @@ the next one. Three chunks are in memory at most.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from export_queue.core.drain.chunk import Applied, ChunkWriter, too_many
 from export_queue.core.drain.exporters import Exporter
@@ -36,6 +36,7 @@ from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
 
 OnChunk = Callable[[Counts], None]
+OnDone = Callable[[Lease], None]
 
 
 def drain_ranges(
@@ -49,7 +50,8 @@ def drain_ranges(
     *,
     check: Callable[[], None],
     on_chunk: OnChunk | None = None,
-) -> Iterator[RangeReport]:
+    on_done: OnDone | None = None,
+) -> list[RangeReport]:
     """Bring the entries that a snapshot sees in claimed ranges into a sink, and remove exactly these from the queue.
 
     :param database: the store.
@@ -61,13 +63,14 @@ def drain_ranges(
     :param request: parameters of the drain.
     :param check: called before each batch; raises LeaseLost if a lease is known to be lost.
     :param on_chunk: called with the counts of each chunk that has left the queue.
-    :returns: one report a lease, in their order, each as soon as its range is done. An error is in the reports
-        of the ranges that were not done because of it; it is never raised, so that no counts are lost.
+    :param on_done: called with each lease whose range is done, as soon as it is.
+    :returns: one report a lease, in their order. An error, and an interruption too, is in the reports of the
+        ranges that were not done because of it; it is never raised here, so that no counts are lost (I13).
     """
     writer = ChunkWriter(queue, exporter, request)
     senders = [Sender(sink_of_unit(sink, queue, lease), request.retry, check) for lease in leases]
     whole_keys = sink.capabilities.fenced
-    return _Pipeline(database, queue, leases, snapshot, request, writer, senders, whole_keys, on_chunk).run()
+    return _Pipeline(database, queue, leases, snapshot, request, writer, senders, whole_keys, on_chunk, on_done).run()
 
 
 @dataclass(slots=True)
@@ -82,70 +85,71 @@ class _Pipeline:
     """By lease."""
     whole_keys: bool
     on_chunk: OnChunk | None
-    removals: deque[tuple[int, Applied, Future[None]]] = field(default_factory=deque)
-    """Chunks on their way out of the queue, each with the number of its lease."""
-    parts: list[list[Counts]] = field(default_factory=list)
-    """By lease, one for each chunk that was read: it has left the queue, or it is left."""
+    on_done: OnDone | None
+    removals: deque[tuple[Counts, Future[None]]] = field(default_factory=deque)
+    """Chunks on their way out of the queue, each with what it will have counted."""
+    parts: list[dict[int, Counts]] = field(default_factory=list)
+    """By lease, and number of the chunk that was read: left, until the store's thread has removed it."""
+    chunks: int = 0
     read_out: int = 0
     """Leases whose ranges were read to their end."""
-    reported: int = 0
+    done: int = 0
 
-    def run(self) -> Iterator[RangeReport]:
-        self.parts = [[] for _ in self.leases]
-        trouble: Exception | None = None
+    def run(self) -> list[RangeReport]:
+        self.parts = [{} for _ in self.leases]
+        trouble: BaseException | None = None
+        # Leaving the block waits for the removals: chunks that were acknowledged before an error leave all the same.
         with ThreadPoolExecutor(1, thread_name_prefix="export-queue-store") as store_thread:
             try:
-                yield from self._work_off(store_thread)
-            except Exception as error:
+                self._work_off(store_thread)
+            except BaseException as error:  # an interruption, too, ends in a report with the right counts
                 trouble = error
-            # Chunks that were acknowledged before an error are removed all the same.
-            while self.removals:
-                try:
-                    self._await_removal()
-                except Exception as error:
-                    trouble = trouble or error
-        yield from self._report(len(self.leases), trouble)
+        for _, removed in self.removals:
+            trouble = trouble or removed.exception()
+        return self._report(trouble)
 
-    def _work_off(self, store_thread: ThreadPoolExecutor) -> Iterator[RangeReport]:
+    def _work_off(self, store_thread: ThreadPoolExecutor) -> None:
         reading = store_thread.submit(self._read, 0, None)
         while (found := reading.result()) is not None:
             at, entries = found
-            self.read_out = at
+            self.read_out, self.chunks = at, self.chunks + 1
+            self.parts[at][self.chunks] = Counts(read=len(entries), left=len(entries))
             reading = store_thread.submit(self._read, at, entries.position(len(entries) - 1))
-            try:
-                applied = self.writer.apply(entries, self.senders[at])
-            except BaseException:
-                self._count_left(at, entries)
-                raise
-            self.removals.append((at, applied, store_thread.submit(self._remove, self.leases[at], applied)))
+            applied = self.writer.apply(entries, self.senders[at])
+            self.removals.append((applied.counts, store_thread.submit(self._remove, at, self.chunks, applied)))
             if len(self.removals) > 1:
                 self._await_removal()
             # The one removal under way is of this range: those before it are done.
-            yield from self._report(at, None)
+            self._tell_done(at)
         self.read_out = len(self.leases)
-
-    def _report(self, end: int, trouble: Exception | None) -> Iterator[RangeReport]:
-        while self.reported < end:
-            at = self.reported
-            self.reported += 1
-            is_done = at < self.read_out and not any(part.left for part in self.parts[at])
-            cause = None if is_done else trouble
-            problem = None if cause is None else Problem.of(cause)
-            yield RangeReport(range=self.leases[at].range, problem=problem, cause=cause, **total(self.parts[at]))
+        while self.removals:
+            self._await_removal()
+        self._tell_done(len(self.leases))
 
     def _await_removal(self) -> None:
-        at, applied, removed = self.removals.popleft()
-        try:
-            removed.result()
-        except BaseException:
-            self._count_left(at, applied.entries)
-            raise
-        self.parts[at].append(applied.counts)
+        counts, removed = self.removals[0]
+        removed.result()
+        self.removals.popleft()
         if self.on_chunk is not None:
-            self.on_chunk(applied.counts)
+            self.on_chunk(counts)
 
-    def _count_left(self, at: int, entries: Entries) -> None:
-        self.parts[at].append(Counts(read=len(entries), left=len(entries)))
+    def _tell_done(self, end: int) -> None:
+        while self.done < end:
+            if self.on_done is not None:
+                self.on_done(self.leases[self.done])
+            self.done += 1
+
+    def _report(self, trouble: BaseException | None) -> list[RangeReport]:
+        reports = []
+        for at, lease in enumerate(self.leases):
+            chunks = self.parts[at].values()
+            is_done = at < self.read_out and not any(chunk.left for chunk in chunks)
+            cause = None if is_done else trouble
+            problem = None if cause is None else Problem.of(cause)
+            reports.append(RangeReport(range=lease.range, problem=problem, cause=cause, **total(chunks)))
+        if trouble is not None and not any(report.problem for report in reports):
+            reports[-1] = replace(reports[-1], problem=Problem.of(trouble), cause=trouble)
+        return reports
 
     def _read(self, at: int, after: Position | None) -> tuple[int, Entries] | None:
         """Read the next chunk that is not empty, from a position in the range of one lease on."""
@@ -170,8 +174,10 @@ class _Pipeline:
                 whole_keys=self.whole_keys,
             )
 
-    def _remove(self, lease: Lease, applied: Applied) -> None:
-        call_again(self.request.retry, lambda: self._remove_once(lease, applied))
+    def _remove(self, at: int, chunk: int, applied: Applied) -> None:
+        call_again(self.request.retry, lambda: self._remove_once(self.leases[at], applied))
+        # In this thread, which no signal interrupts between the removal and the note of it.
+        self.parts[at][chunk] = applied.counts
 
     def _remove_once(self, lease: Lease, applied: Applied) -> None:
         """Remove a chunk in a critical section: the lease cannot be taken over before it is gone (I10)."""
@@ -186,6 +192,6 @@ class _Pipeline:
             if dead:
                 dead_letter(work, self.queue, dead)
                 # Other tasks of this drain set entries aside, too: only the store knows the sum.
-                of_drain = DeadLetterFilter(drain=self.request.drain_id)
+                of_drain = DeadLetterFilter(drain_id=self.request.drain_id)
                 if count_dead_letters(work, self.queue, of_drain) > self.request.max_dead:
                     raise too_many(self.request, f"{dead[-1].error_class}: {dead[-1].reason}")

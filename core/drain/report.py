@@ -99,7 +99,7 @@ class RangeReport(Counts):
     range: Range
     problem: Problem | None = None
     """Why it stopped early; None if it did not."""
-    cause: Exception | None = field(default=None, repr=False, compare=False)
+    cause: BaseException | None = field(default=None, repr=False, compare=False)
     """The problem as it was raised, where it was raised in this process."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,6 +130,8 @@ class DrainReport(Counts):
     seconds: float = 0.0
     problem: Problem | None = None
     """Why the drain stopped early; None if it did not."""
+    first_rejection: str | None = None
+    """Class and reason of the first dead letter; None where there is none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; sequences are text, since other programs read numbers as doubles."""
@@ -153,14 +155,24 @@ class DrainReport(Counts):
         """Say it in one line, for the log."""
         text = (
             f"{self.queue} {_ranges_text(self.ranges + self.skipped)} → {self.sink}: "
-            f"{_grouped(self.read)} read = {_grouped(self.acknowledged)} acknowledged + {_grouped(self.dead)} dead "
-            f"+ {_grouped(self.left)} left; oldest left {self.oldest_left_seconds:.0f} s; {self.seconds:.1f} s"
+            f"{grouped(self.read)} read = {grouped(self.acknowledged)} acknowledged + {grouped(self.dead)} dead "
+            f"+ {grouped(self.left)} left; oldest left {self.oldest_left_seconds:.0f} s; {self.seconds:.1f} s"
         )
         if self.problem is not None:
             return f"{text}; stopped by {self.problem.error_class}"
         if self.skipped:
             return f"{text}; skipped {_ranges_text(self.skipped)}, which others hold"
         return text
+
+    def warning(self) -> str | None:
+        """Say how many entries became dead letters, and why the first one did; None where all went well."""
+        if not self.dead:
+            return None
+        return (
+            f"{self.queue}: {grouped(self.dead)} entries became dead letters"
+            + (f"; the first: {self.first_rejection}" if self.first_rejection else "")
+            + f"; see them: export-queue dead list {self.queue} --drain-id {self.drain_id}"
+        )
 
 
 def _ranges_text(ranges: Sequence[Range]) -> str:
@@ -169,5 +181,6 @@ def _ranges_text(ranges: Sequence[Range]) -> str:
     return " ".join(shown) + (f" and {len(joined) - 3} more" if len(joined) > 3 else "")
 
 
-def _grouped(number: int) -> str:
+def grouped(number: int) -> str:
+    """Show a number in groups of three digits."""
     return f"{number:,}".replace(",", " ")

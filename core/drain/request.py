@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypedDict, get_args
 
 from export_queue.core.arguments import number, parse_ranges, whole_number
@@ -132,7 +132,7 @@ class DrainRequest:
 
     def another_attempt(self) -> Self:
         """Return the same request as a new attempt of its task, which takes over the leases of an older one."""
-        return replace(self, owner=Owner(self.owner.task))
+        return replace(self, owner=self.owner.submitted())
 
     def to_json(self) -> str:
         """Return the request as JSON text, for another process.
@@ -144,7 +144,7 @@ class DrainRequest:
         # Field by field: asdict would descend into Retry, whose clock and sleep belong to each process.
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["ranges"] = None if self.ranges is None else [as_range(part).to_json() for part in self.ranges]
-        values["owner"] = {"task": self.owner.task, "attempt": self.owner.attempt}
+        values["owner"] = asdict(self.owner)
         values["retry"] = {name: getattr(self.retry, name) for name in _RETRY_FIELDS}
         return json.dumps(values)
 

@@ -1,16 +1,31 @@
-"""Locks on parts of a queue: claims, leases, fences, the critical section."""
+"""Locks on parts of a queue: attempts of tasks, claims, leases, fences, the critical section."""
 
+from export_queue.core.locks.attempts import Owner, begin_attempt, check_attempt, end_attempt, revoke
 from export_queue.core.locks.lockbox import (
     Holder,
     Lease,
-    Owner,
     check_leases,
+    choose,
     claim,
     hold,
     holders,
     release,
     renew,
-    revoke,
 )
 
-__all__ = ["Holder", "Lease", "Owner", "check_leases", "claim", "hold", "holders", "release", "renew", "revoke"]
+__all__ = [
+    "Holder",
+    "Lease",
+    "Owner",
+    "begin_attempt",
+    "check_attempt",
+    "check_leases",
+    "choose",
+    "claim",
+    "end_attempt",
+    "hold",
+    "holders",
+    "release",
+    "renew",
+    "revoke",
+]

@@ -9,14 +9,14 @@ Source: Druid's interval locks and critical actions.
 
 from __future__ import annotations
 
-import os
-import socket
-import uuid
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from export_queue.core.errors import LeaseLost
+from export_queue.core.locks.attempts import Owner, take_over
 from export_queue.core.queue import Queue, Range
 from export_queue.core.store import Database, Reading, Work, queries
 
@@ -24,26 +24,11 @@ DRAIN_PRIORITY = 75
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """A task, and one attempt of it."""
-
-    task: str
-    """The same over retries, such as dag/run/task/map index: a new attempt takes over what an older one holds."""
-    attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Different for every attempt; by default a new one."""
-
-    @classmethod
-    def unique(cls) -> Owner:
-        """Make an owner that no other drain shares."""
-        attempt = uuid.uuid4().hex
-        return cls(f"{socket.gethostname()}/{os.getpid()}/{attempt}", attempt)
-
-
-@dataclass(frozen=True, slots=True)
 class Lease:
     """A lock that was granted; a value that may travel to other processes."""
 
     fence: int
+    """That of the claim: all locks of one claim have the same."""
     queue: int
     layout: int
     range: Range
@@ -85,50 +70,74 @@ def claim(
     """Take exclusive locks on all units that are free now, in one SQL transaction; it never waits for a holder.
 
     A unit is free if nobody holds it, its lease has expired, it was revoked, or an older attempt of the
-    same task holds it: that attempt's fence is worthless from then on.
+    same task holds it: that attempt's fence is worthless from then on. The number of statements does not depend on
+    that of the units.
 
     :param ranges: units of the queue.
     :param owner: the task that asks.
     :param lease_seconds: how long the locks last unless they are renewed.
     :returns: one lease for each unit that was granted.
+    :raises LeaseLost: the attempt was revoked, or a newer one has taken over.
     """
-    granted: list[Lease] = []
+    units = list(ranges)
+    if not units:
+        return []
     with database.begin() as work:
         queries.locks.serialise_requests(work, queue.number)
-        now = work.now()
-        for unit in ranges:
-            meeting = queries.locks.overlapping(work, queue.number, queue.layout, first=unit.first, end=unit.end)
-            if any(_stands(row, owner, now) for row in meeting):
-                continue
-            queries.locks.delete(work, [row["fence"] for row in meeting])
-            fence = database.dialect.draw(work.connection)
-            queries.locks.insert(
-                work,
-                {
-                    "fence": fence,
-                    "queue_number": queue.number,
-                    "layout": queue.layout,
-                    "first_bucket": unit.first,
-                    "end_bucket": unit.end,
-                    "segment": None,
-                    "mode": "exclusive",
-                    "priority": priority,
-                    "task": owner.task,
-                    "attempt": owner.attempt,
-                    "lease_ms": now + int(lease_seconds * 1000),
-                    "revoked": False,
-                },
-            )
-            granted.append(Lease(fence, queue.number, queue.layout, unit))
-    return granted
+        take_over(work, queue, owner)
+        first, end = min(unit.first for unit in units), max(unit.end for unit in units)
+        found = queries.locks.overlapping(work, queue.number, queue.layout, first=first, end=end)
+        free, worthless = choose(units, found, now=work.now())
+        if not free:
+            return []
+        queries.locks.delete(work, [(row["fence"], row["first_bucket"]) for row in worthless])
+        # After the rows: a critical section draws an id under the row of its lock.
+        fence = database.dialect.draw(work.connection)
+        lock = {
+            "fence": fence,
+            "queue_number": queue.number,
+            "layout": queue.layout,
+            "segment": None,
+            "mode": "exclusive",
+            "priority": priority,
+            "task": owner.task,
+            "attempt": owner.attempt,
+            "lease_ms": work.now() + int(lease_seconds * 1000),
+            "revoked": False,
+        }
+        queries.locks.insert(work, [{**lock, "first_bucket": unit.first, "end_bucket": unit.end} for unit in free])
+    return [Lease(fence, queue.number, queue.layout, unit) for unit in free]
 
 
-def _stands(row: Any, owner: Owner, now: int) -> bool:
-    """Tell whether a lock stands against a request; pure."""
-    if row["revoked"] or row["lease_ms"] <= now:
-        return False
-    taken_over = row["task"] == owner.task and row["attempt"] != owner.attempt
-    return not taken_over
+def choose(
+    units: Sequence[Range], locks: Sequence[Mapping[str, Any]], *, now: int
+) -> tuple[list[Range], list[Mapping[str, Any]]]:
+    """Decide a request; pure.
+
+    :param units: units that are asked for.
+    :param locks: locks near them.
+    :param now: the store's clock, in milliseconds.
+    :returns: the units that are free, and the worthless locks that are in their way.
+    """
+    standing = [row for row in locks if not row["revoked"] and row["lease_ms"] > now]
+    held = _Cover((row["first_bucket"], row["end_bucket"]) for row in standing)
+    free = [unit for unit in units if not held.meets(unit.first, unit.end)]
+    granted = _Cover((unit.first, unit.end) for unit in free)
+    worthless = [row for row in locks if granted.meets(row["first_bucket"], row["end_bucket"])]
+    return free, worthless
+
+
+class _Cover:
+    """Intervals that are asked many times whether they meet another one."""
+
+    def __init__(self, intervals: Iterable[tuple[int, int]]) -> None:
+        ordered = sorted(intervals)
+        self._firsts = [first for first, _ in ordered]
+        self._highest_ends = list(accumulate((end for _, end in ordered), max))
+
+    def meets(self, first: int, end: int) -> bool:
+        before_end = bisect_left(self._firsts, end)
+        return before_end > 0 and self._highest_ends[before_end - 1] > first
 
 
 def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) -> None:
@@ -139,8 +148,9 @@ def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) 
     if not leases:
         return
     with database.begin() as work:
-        _require(work, leases, shared=False)
-        queries.locks.extend(work, [lease.fence for lease in leases], lease_ms=work.now() + int(lease_seconds * 1000))
+        now = work.now()  # once: a holder that is stopped between the look and the extension gains nothing by it
+        _require(work, leases, now=now, shared=False)
+        queries.locks.extend(work, _places(leases), lease_ms=now + int(lease_seconds * 1000))
 
 
 def hold(work: Work, lease: Lease) -> None:
@@ -148,7 +158,7 @@ def hold(work: Work, lease: Lease) -> None:
 
     :raises LeaseLost: it has expired, was revoked or taken over: change nothing.
     """
-    _require(work, [lease], shared=True)
+    _require(work, [lease], now=work.now(), shared=True)
 
 
 def check_leases(database: Database, leases: Sequence[Lease]) -> None:
@@ -159,21 +169,25 @@ def check_leases(database: Database, leases: Sequence[Lease]) -> None:
     with database.read() as work:
         now = work.now()
         held = {
-            row["fence"]
+            (row["fence"], row["first_bucket"])
             for number in {lease.queue for lease in leases}
             for row in queries.locks.of_queue(work, number, now=now)
         }
     _refuse_lost(leases, held)
 
 
-def _require(work: Work, leases: Sequence[Lease], *, shared: bool) -> None:
-    held = queries.locks.select_held(work, [lease.fence for lease in leases], now=work.now(), shared=shared)
+def _require(work: Work, leases: Sequence[Lease], *, now: int, shared: bool) -> None:
+    held = queries.locks.select_held(work, _places(leases), now=now, shared=shared)
     _refuse_lost(leases, held)
 
 
-def _refuse_lost(leases: Sequence[Lease], held: Collection[int]) -> None:
-    for lease in leases:
-        if lease.fence not in held:
+def _places(leases: Sequence[Lease]) -> list[queries.locks.Place]:
+    return [(lease.fence, lease.range.first) for lease in leases]
+
+
+def _refuse_lost(leases: Sequence[Lease], held: Collection[queries.locks.Place]) -> None:
+    for lease, place in zip(leases, _places(leases), strict=True):
+        if place not in held:
             raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired or was taken over")
 
 
@@ -181,13 +195,7 @@ def release(database: Database, leases: Sequence[Lease]) -> None:
     """Give locks back; locks that are gone already are passed over."""
     if leases:
         with database.begin() as work:
-            queries.locks.delete(work, [lease.fence for lease in leases])
-
-
-def revoke(database: Database, task: str) -> int:
-    """Make all locks of a task worthless; returns how many."""
-    with database.begin() as work:
-        return queries.locks.revoke_task(work, task)
+            queries.locks.delete(work, _places(leases))
 
 
 def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:

@@ -1,6 +1,6 @@
 """Clean-up, one bounded function a subject, and figures to watch."""
 
-from export_queue.core.maintenance.cleanup import MaintenanceReport, maintain
+from export_queue.core.maintenance.cleanup import MaintenanceReport, Patience, maintain
 from export_queue.core.maintenance.metrics import read_metrics
 from export_queue.core.maintenance.openmetrics import Metric, Sample, render
 from export_queue.core.maintenance.tombstones import SafeFloor, SinkSweep, safe_floor, sweep_sink
@@ -8,6 +8,7 @@ from export_queue.core.maintenance.tombstones import SafeFloor, SinkSweep, safe_
 __all__ = [
     "MaintenanceReport",
     "Metric",
+    "Patience",
     "SafeFloor",
     "Sample",
     "SinkSweep",

@@ -2,7 +2,8 @@
 
 1. End transactions that are past their deadline, and prune invalid ones.
 2. Raise the horizon, in a SQL transaction of its own: a reader that sees a deletion sees the horizon, too.
-3. Delete, page by page, versions and conflict keys below the horizon, and outcomes and idempotency keys that are old.
+3. Delete, page by page, versions and conflict keys below the horizon, and outcomes, idempotency keys and records that
+   are old.
 4. Have the database reclaim the space.
 """
 
@@ -15,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.maintenance import conflict_keys, idempotency_keys, invalid, outcomes, versions
+from export_queue.core.maintenance import conflict_keys, idempotency_keys, invalid, outcomes, records, versions
 from export_queue.core.maintenance.horizon import raise_horizon, record_low_watermark
 from export_queue.core.maintenance.pages import CleanPage
 from export_queue.core.store import Database, queries
@@ -27,6 +28,17 @@ VACUUM_AFTER = 20_000
 
 _SUBJECTS = (conflict_keys.SUBJECT, versions.SUBJECT, queries.outcomes.SUBJECT)
 _TABLES = {"versions": "xq_cell", "conflict_keys": "xq_conflict_key", "outcomes": "xq_outcome"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long clean-up waits before it takes a thing for old; less is for tests alone, which wait for nothing."""
+
+    seconds: float = MAX_SHORT_SECONDS
+    """Nothing younger is old: a short transaction may read, and retry, for so long."""
+    between_calls: float = 600.0
+    """Seconds of the store's clock. A thing is old if it was old at an earlier call, so many seconds before: a clock
+    that steps forward for a moment makes nothing old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +56,10 @@ class MaintenanceReport:
     conflict_keys: int
     outcomes: int
     idempotency_keys: int
+    drain_reports: int
+    dead_letter_acts: int
+    attempts: int
+    """Attempts of drains that were killed or revoked long ago."""
     more: bool
     """Whether a subject came to the limit, so that another run goes on with it."""
     busy: bool
@@ -57,7 +73,8 @@ class MaintenanceReport:
         """Say it in one line."""
         return (
             f"{self.expired} expired, {self.pruned} pruned, {self.versions} versions, "
-            f"{self.conflict_keys} conflict keys, {self.outcomes} outcomes, {self.idempotency_keys} idempotency keys"
+            f"{self.conflict_keys} conflict keys, {self.outcomes} outcomes, {self.idempotency_keys} idempotency keys, "
+            f"{self.drain_reports} drain reports"
             + ("; more is left" if self.more else "")
             + ("; another process is cleaning up" if self.busy else "")
         )
@@ -69,34 +86,48 @@ def maintain(
     limit: int = 100_000,
     keep_outcomes: float = DAY,
     keep_idempotency_keys: float = 30 * DAY,
-    snapshot_age: float = MAX_SHORT_SECONDS,
+    keep_reports: float = 30 * DAY,
+    patience: Patience | None = None,
 ) -> MaintenanceReport:
     """Delete rows that no transaction can read, and no client asks for; safe beside other work, and to interrupt.
 
     It works in short SQL transactions, by one process at a time; the next call goes on where this one ended.
 
     :param limit: most rows of each subject that are looked at.
-    :param keep_outcomes: seconds for which the outcome of a commit can be asked.
+    :param keep_outcomes: seconds for which the outcome of a commit can be asked; an hour or more, as all of these.
     :param keep_idempotency_keys: seconds for which a unit of work is known to have taken effect.
-    :param snapshot_age: seconds for which a short transaction may read; a smaller number needs shorter transactions.
+    :param keep_reports: seconds for which reports of drains can be read; those of drains that found nothing, a day.
+    :param patience: for tests.
     """
-    for name, value in (
-        ("limit", limit),
-        ("keep_outcomes", keep_outcomes),
-        ("keep_idempotency_keys", keep_idempotency_keys),
-    ):
-        if not value > 0:
-            raise InvalidArgument(f"{name}: expected more than 0, found {value}")
-    age_ms = int(snapshot_age * 1000)
+    patience = patience or Patience()
+    if not limit > 0:
+        raise InvalidArgument(f"limit: expected more than 0, found {limit}")
+    ages = {
+        "keep_outcomes": keep_outcomes,
+        "keep_idempotency_keys": keep_idempotency_keys,
+        "keep_reports": keep_reports,
+    }
+    for name, value in ages.items():
+        if not (value > 0 and value >= patience.seconds):
+            raise InvalidArgument(
+                f"{name}: expected at least {patience.seconds:g} seconds, found {value:g}",
+                hint="a short transaction may run, and ask, for as long",
+            )
+    age_ms, gap_ms = int(patience.seconds * 1000), int(patience.between_calls * 1000)
     expired = expire(database)
     pruned = invalid.prune_invalid(database, limit)
     record_low_watermark(database, age_ms=age_ms)
     turn = _Turn(database, limit)
-    turn.prepare(age_ms)
+    settled_ms = turn.prepare(age_ms, gap_ms)
     turn.repeat(conflict_keys.clean_conflict_keys)
     turn.repeat(versions.clean_versions)
-    turn.repeat(partial(outcomes.forget_outcomes, keep_ms=int(keep_outcomes * 1000)))
-    turn.repeat(partial(idempotency_keys.forget_idempotency_keys, keep_ms=int(keep_idempotency_keys * 1000)))
+    if settled_ms is not None:
+        turn.repeat(partial(outcomes.forget_outcomes, before_ms=settled_ms - int(keep_outcomes * 1000)))
+        before_ms = settled_ms - int(keep_idempotency_keys * 1000)
+        turn.repeat(partial(idempotency_keys.forget_idempotency_keys, before_ms=before_ms))
+        turn.repeat(partial(records.forget_reports, now_ms=settled_ms, keep_ms=int(keep_reports * 1000)))
+        turn.repeat(partial(records.forget_acts, now_ms=settled_ms))
+        turn.repeat(partial(records.forget_attempts, now_ms=settled_ms))
     turn.tidy()
     with database.read() as work:
         horizon = queries.cleanup.horizon(work)
@@ -109,6 +140,9 @@ def maintain(
         conflict_keys=deleted["conflict_keys"],
         outcomes=deleted["outcomes"],
         idempotency_keys=deleted["idempotency_keys"],
+        drain_reports=deleted["drain_reports"],
+        dead_letter_acts=deleted["dead_letter_acts"],
+        attempts=deleted["attempts"],
         more=turn.more or pruned >= limit,
         busy=turn.busy,
     )
@@ -121,13 +155,16 @@ class _Turn:
         self.deleted: Counter[str] = Counter()
         self.more = self.busy = False
 
-    def prepare(self, age_ms: int) -> None:
+    def prepare(self, age_ms: int, gap_ms: int) -> int | None:
+        """Raise the horizon; returns the time from which ages count, None if there is none yet."""
         with self._database.begin() as work:
             queries.cleanup.add_subjects(work, _SUBJECTS)
-            if queries.cleanup.take_turn(work):
-                raise_horizon(work, age_ms=age_ms)
-            else:
+            settled_ms = queries.cleanup.settled_time(work, gap_ms=gap_ms)
+            if not queries.cleanup.take_turn(work):
                 self.busy = True
+            elif settled_ms is not None:
+                raise_horizon(work, before_ms=settled_ms - age_ms)
+        return settled_ms
 
     def repeat(self, clean_page: CleanPage) -> None:
         left = self._limit

@@ -27,6 +27,6 @@ def record_low_watermark(database: Database, *, age_ms: int) -> None:
         queries.cleanup.add_watermark(work, low)
 
 
-def raise_horizon(work: Work, *, age_ms: int) -> int:
+def raise_horizon(work: Work, *, before_ms: int) -> int:
     """Raise the horizon as far as is safe, and return it."""
-    return queries.cleanup.raise_horizon(work, age_ms=age_ms)
+    return queries.cleanup.raise_horizon(work, before_ms=before_ms)

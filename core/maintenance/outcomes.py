@@ -9,8 +9,8 @@ from export_queue.core.maintenance.pages import Page
 from export_queue.core.store import Work, queries
 
 
-def forget_outcomes(work: Work, limit: int, *, keep_ms: int) -> Page:
+def forget_outcomes(work: Work, limit: int, *, before_ms: int) -> Page:
     """Delete outcomes that are older than clients may ask for."""
     most = min(limit, pages.MOST_ROWS)
-    deleted = queries.outcomes.delete_outcomes(work, before_ms=work.now() - keep_ms, limit=most)
+    deleted = queries.outcomes.delete_outcomes(work, before_ms=before_ms, limit=most)
     return Page(deleted, Counter(outcomes=deleted), more=deleted == most)

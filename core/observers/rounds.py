@@ -13,7 +13,7 @@ from typing import Any
 from export_queue.core.errors import ConflictError
 from export_queue.core.observers.backoff import delay_ms
 from export_queue.core.observers.failures import describe
-from export_queue.core.store import Cell, Database, Snapshot, notification_key, queries
+from export_queue.core.store import AnySnapshot, Cell, Database, Snapshot, notification_key, queries
 from export_queue.core.tables import ObserverKind, TableOptions
 from export_queue.core.transactions import OpenTransaction, take_snapshot
 
@@ -158,7 +158,7 @@ class Round:
         cell = (one.table.number, row, one.column)
         opened = OpenTransaction(self._database, timeout=self._timeout)
         try:
-            if not self._is_set(cell, opened.value.snapshot):
+            if not self._is_set(cell, opened.snapshot):
                 return _End.SKIPPED
             strong = one.kind is ObserverKind.STRONG
             opened.acknowledge(cell, conflict_key=notification_key(*cell) if strong else None)
@@ -185,7 +185,7 @@ class Round:
             return _End.FAILED, error
         return _End.DONE, None
 
-    def _is_set(self, cell: Cell, snapshot: Snapshot) -> bool:
+    def _is_set(self, cell: Cell, snapshot: AnySnapshot) -> bool:
         with self._database.read() as work:
             return queries.notifications.is_set(work, cell, snapshot)
 

@@ -22,8 +22,8 @@ class DeadLetter:
     error_class: str
     reason: str
     """The exporter's or sink's own words."""
-    drain: str
-    """The ``drain_id`` of the drain that set it aside."""
+    drain_id: str
+    """Name of the drain that set it aside."""
     value_bytes: int | None = None
     """Length of the value; None where the entry had none."""
     dead_since_ms: int = 0
@@ -45,14 +45,14 @@ class DeadLetterFilter:
     :param key: the entry's key; text is the same as its UTF-8.
     :param seq: the entry's sequence.
     :param error_class: class of the error that it was rejected with.
-    :param drain: id of the drain that set the entry aside.
+    :param drain_id: name of the drain that set the entry aside.
     :raises InvalidArgument: the key is neither text nor bytes.
     """
 
     key: str | bytes | None = None
     seq: int | None = None
     error_class: str | None = None
-    drain: str | None = None
+    drain_id: str | None = None
 
     def __post_init__(self) -> None:
         if self.key is not None and not isinstance(self.key, str | bytes):
@@ -104,7 +104,7 @@ def dead_letter(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> None
                 "value": letter.value,
                 "error_class": letter.error_class,
                 "reason": letter.reason,
-                "drain": letter.drain,
+                "drain_id": letter.drain_id,
             }
             for letter in letters
         ],
@@ -134,7 +134,7 @@ def list_dead_letters(
             row.get("value"),
             row["error_class"],
             row["reason"],
-            row["drain"],
+            row["drain_id"],
             row["value_bytes"],
             row["dead_since_ms"],
         )

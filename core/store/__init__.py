@@ -9,6 +9,7 @@ from export_queue.core.store.counters import Counters, Counts, Histogram
 from export_queue.core.store.creation import Identity, check, create
 from export_queue.core.store.database import Database, Reading, Work
 from export_queue.core.store.dialect import (
+    Begun,
     Cell,
     Clock,
     CommitCall,
@@ -32,11 +33,13 @@ from export_queue.core.store.queries.conflict_keys import (
     row_key,
 )
 from export_queue.core.store.queries.outcomes import new_request
-from export_queue.core.store.snapshot import Snapshot, pack_ids, unpack_ids
+from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapshot, pack_ids, unpack_ids
 from export_queue.core.store.spec import StoreSpec
 
 __all__ = [
     "MAX_SHORT_SECONDS",
+    "AnySnapshot",
+    "Begun",
     "Cell",
     "Clock",
     "CommitCall",
@@ -50,6 +53,7 @@ __all__ = [
     "Limits",
     "Outcome",
     "Reading",
+    "ServerSnapshot",
     "Snapshot",
     "Span",
     "StoreDialect",

@@ -222,7 +222,7 @@ class Database:
         if isinstance(error, PoolTimeout):
             return StoreUnavailable(
                 f"store {self.shown_url}: all connections of this process are taken",
-                hint="a transaction that has read owns a connection to its end: keep fewer transactions open at once",
+                hint="each read, write and commit under way takes one: do fewer at once",
             )
         if isinstance(error, InvalidRequestError) and str(error) == _ENDED_AT_ONCE:
             return StoreUnavailable(f"store {self.shown_url}: sessions end as soon as they begin")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 from uuid import UUID
 
 from export_queue.core.store.registration import IdSource, Kind
-from export_queue.core.store.snapshot import Snapshot
+from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 
 if TYPE_CHECKING:
     import sqlite3
@@ -81,8 +81,8 @@ class CommitCall:
     kind: Kind
     request: UUID
     transaction: int | None = None
-    """Its id; None if it never read, and draws one now."""
-    snapshot: Snapshot | None = None
+    """Its id; None if nobody has needed it: the commit draws it."""
+    snapshot: AnySnapshot | None = None
     """None if it never read."""
     deadline_ms: int = 0
     writes: Writes = field(default_factory=Writes)
@@ -90,6 +90,19 @@ class CommitCall:
     generation: int = 1
     result: str | None = None
     """JSON, stored with the idempotency key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The snapshot of a short transaction, taken with its first read."""
+
+    snapshot: AnySnapshot
+    taken_ms: int
+    """When, by the store's clock."""
+    id: int | None = None
+    """Its id, where a snapshot is told by the id at which it was taken."""
+    found: Version | None = None
+    """The version of the first cell, None if none was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +138,6 @@ class StoreDialect(Protocol):
     name: str
     driver_error: ClassVar[type[Exception]]
     """Base of the driver's own errors."""
-    pins_connection: bool
-    """Whether a short transaction stays on one connection, whose server session may hold its registration."""
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether a driver's error says that the store's tables are not there."""
@@ -173,6 +184,22 @@ class StoreDialect(Protocol):
     def store_id(self, connection: Handle) -> str:
         """Read the identity of the store that a connection leads to."""
 
+    def begin(
+        self,
+        connection: Handle,
+        *,
+        kind: Literal["read", "short"],
+        request: UUID,
+        timeout_ms: int,
+        client: str,
+        first: Cell | None = None,
+    ) -> Begun:
+        """Take the snapshot of a short transaction; nothing is registered or written unless only ids can tell it (I1).
+
+        :param kind: ``read`` never has an id.
+        :param first: a cell that is read in the new snapshot, at the cost of no further call.
+        """
+
     def start(
         self,
         connection: Handle,
@@ -200,14 +227,14 @@ class StoreDialect(Protocol):
     def take_snapshot(self, connection: Handle) -> Snapshot:
         """Take a snapshot without an id and without a durable write."""
 
-    def read_cell(self, connection: Handle, snapshot: Snapshot, table: int, row: bytes, column: bytes) -> Version:
+    def read_cell(self, connection: Handle, snapshot: AnySnapshot, table: int, row: bytes, column: bytes) -> Version:
         """Read the newest visible version of one cell.
 
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """
 
     def read_cells(
-        self, connection: Handle, snapshot: Snapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
+        self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells of one table, each (row, column); returns row, column, version and value of those found.
 
@@ -217,7 +244,7 @@ class StoreDialect(Protocol):
     def scan_versions(
         self,
         connection: Handle,
-        snapshot: Snapshot,
+        snapshot: AnySnapshot,
         table: int,
         span: Span,
         *,

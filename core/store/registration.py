@@ -4,37 +4,51 @@ from __future__ import annotations
 
 from typing import Literal
 
+from export_queue.core.errors import InvalidArgument
+
 Kind = Literal["write", "short", "long", "bound"]
-"""``write``: never read, has no id before its commit; ``short``: buffered; ``long``: staged early;
-``bound``: written into a SQL transaction of the user's, which the user ends."""
+"""``write``: never read; ``short``: buffered; ``long``: staged early; ``bound``: written into a SQL transaction of the
+user's, which the user ends."""
 
 IdSource = Literal["sequence", "clock"]
 """Where a store's ids come from: a sequence, with advisory locks that register them, or a row that is the clock."""
 
-Registration = Literal["commit", "session", "transaction", "row", "rows"]
-"""``commit``: the commit draws the id itself, under a lock of its own SQL transaction; ``session``: an advisory lock of
-the server session; ``transaction``: an advisory lock of the user's SQL transaction; ``row``: an active row, which any
-session may end; ``rows``: an active row for each write pointer, under which rows are staged before the commit."""
+Registration = Literal["commit", "transaction", "row", "rows"]
+"""``commit``: the commit draws the id itself, under a lock of its own SQL transaction; ``transaction``: an advisory
+lock of the user's SQL transaction; ``row``: an active row, which any session may end; ``rows``: an active row for each
+write pointer, under which rows are staged before the commit."""
 
-LOCK_WINDOW = 1 << 43
-"""How far below the newest id a lock's key counts as an id, in ids: two hours and a half of the clock. The lock of an
-application, read as an id, may be any number."""
+LOCK_WINDOW = 1 << 51
+"""How far below the newest id a lock's key counts as an id, in ids: 26 days of the clock. The lock of an application,
+read as an id, may be any number."""
+
+HOUR_OF_IDS = 3600 * 1000 * 1_000_000
+"""While an id is registered, none is drawn that lies further above the last one: a step of the clock must not put
+registered ids out of the window."""
+
+LAG_OF_IDS = 100 * 1_000_000
+"""How far the ids of a sequence may lag the clock: the next number costs less than a number that is set."""
 
 
-def registration_of(kind: Kind, *, id_source: IdSource, owns_session: bool) -> Registration:
+def registration_of(kind: Kind, *, id_source: IdSource, has_id: bool) -> Registration:
     """Choose how a transaction is registered on a server.
 
     :param kind: the transaction's.
     :param id_source: the store's; a clock has no locks beside it.
-    :param owns_session: whether a server session belongs to the client from one SQL transaction to the next, which
-        a pooler in transaction mode does not give.
+    :param has_id: whether it needs its id before its commit.
     """
     if kind == "long":
         return "rows"  # it spans sessions
     if id_source == "clock":
-        return "row"  # also for "write": a clock that is drawn inside the commit stays locked while that flushes
-    if kind == "write":
-        return "commit"
+        return "row"  # without an id, too: a clock that is drawn inside the commit stays locked while that flushes
     if kind == "bound":
         return "transaction"
-    return "session" if owns_session else "row"
+    return "row" if has_id else "commit"
+
+
+def floor_refused(floor: int) -> InvalidArgument:
+    """Build the error of a floor for a store that is at work: ids in progress would lie too far below it."""
+    return InvalidArgument(
+        f"floor {floor}: expected a store without transactions in progress, found some",
+        hint="end them first; the view active_transactions lists them, and `export-queue maintain` ends late ones",
+    )

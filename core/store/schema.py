@@ -33,6 +33,11 @@ def _text(name: str, *, primary_key: bool = False, nullable: bool = False) -> sa
     return sa.Column(name, sa.Text, primary_key=primary_key, nullable=nullable)
 
 
+def _xid() -> sa.Column[int]:
+    # The SQL transaction that wrote the row: on PostgreSQL by a default that its dialect adds, elsewhere always 0.
+    return sa.Column("xid", sa.BigInteger, nullable=False, server_default=sa.text("0"))
+
+
 store = _table(
     "xq_store",
     _int("one", primary_key=True),  # always 1
@@ -43,6 +48,8 @@ store = _table(
     _text("id_source"),  # 'sequence' or 'clock'
     _id("horizon"),
     _id("created_ms"),
+    # On SQLite another number after each change of the ids that are excluded for long.
+    sa.Column("lists", sa.BigInteger, nullable=False, server_default=sa.text("0")),
 )
 clock = _table("xq_clock", _int("one", primary_key=True), _id("last_id"))
 active = _table(
@@ -56,6 +63,8 @@ active = _table(
     _id("owner"),  # the transaction of a write pointer; its own id in the transaction's first row
     _text("client"),
     sa.Index("xq_active_owner", "owner"),
+    # For snapshots on SQLite: the others are counted, these read anew.
+    sa.Index("xq_active_short", "id", sqlite_where=sa.text("kind <> 'long'")).ddl_if(dialect="sqlite"),
 )
 invalid = _table(
     "xq_invalid",
@@ -85,7 +94,7 @@ idempotency = _table(
 table = _table(
     "xq_table", _text("name", primary_key=True), _int("number"), _text("conflict"), _id("ttl_ms", nullable=True)
 )
-conflict_key = _table("xq_conflict_key", _bytes("key", primary_key=True), _id("writer"))
+conflict_key = _table("xq_conflict_key", _bytes("key", primary_key=True), _id("writer"), _xid())
 cell = _table(
     "xq_cell",
     _int("table_number", primary_key=True),
@@ -93,6 +102,7 @@ cell = _table(
     _bytes("column_key", primary_key=True),
     _id("version", primary_key=True),
     _bytes("value", nullable=True),
+    _xid(),
 )
 staged_key = _table("xq_staged_key", _id("id", primary_key=True), _bytes("key", primary_key=True))
 staged_cell = _table(
@@ -121,6 +131,7 @@ notification = _table(
     _bytes("row_key", primary_key=True),
     _bytes("column_key", primary_key=True),
     _id("version", primary_key=True),
+    _xid(),
     sa.Index("xq_notification_column", "table_number", "column_key", "version", "row_key"),
 )
 observer_failure = _table(
@@ -165,7 +176,7 @@ dead_letter = _table(
     _bytes("value", nullable=True),
     _text("error_class"),
     _text("reason"),
-    _text("drain"),
+    _text("drain_id"),
     _id("dead_since_ms"),
 )
 dead_letter_audit = _table(
@@ -180,10 +191,10 @@ dead_letter_audit = _table(
 )
 lock = _table(
     "xq_lock",
-    _id("fence", primary_key=True),
+    _id("fence", primary_key=True),  # of the claim
+    _int("first_bucket", primary_key=True),
     _int("queue_number"),
     _int("layout"),
-    _int("first_bucket"),
     _int("end_bucket"),
     _text("segment", nullable=True),
     _text("mode"),
@@ -193,6 +204,17 @@ lock = _table(
     _id("lease_ms"),
     sa.Column("revoked", sa.Boolean, nullable=False),
     sa.Index("xq_lock_queue", "queue_number", "layout", "first_bucket"),
+    sa.Index("xq_lock_task", "task"),
+)
+attempt = _table(
+    "xq_attempt",
+    _text("task", primary_key=True),
+    _text("attempt", primary_key=True),
+    _text("submission", nullable=True),  # the attempt that has submitted this one
+    sa.Column("queue_number", sa.Integer, nullable=True),  # null where it was revoked before it began
+    sa.Column("revoked", sa.Boolean, nullable=False),
+    _id("at_ms"),
+    sa.Index("xq_attempt_at", "at_ms"),
 )
 drain_report = _table(
     "xq_drain_report",
@@ -200,8 +222,10 @@ drain_report = _table(
     _text("drain_id"),
     _text("queue"),
     _id("finished_ms"),
+    sa.Column("idle", sa.Boolean, nullable=False),  # it found no entry, and nothing went wrong
     _text("report"),
     sa.Index("xq_drain_report_drain_id", "drain_id"),
+    sa.Index("xq_drain_report_queue", "queue", "id"),
 )
 sink_fence = _table(
     "xq_sink_fence",

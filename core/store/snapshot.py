@@ -1,14 +1,15 @@
-"""A snapshot, and the one rule of visibility; no I/O."""
+"""Snapshots, told by ids or by the server's own, and the rules of visibility; no I/O."""
 
 from __future__ import annotations
 
 import zlib
 from base64 import b64decode, b64encode
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 from export_queue.core.errors import SnapshotTooOld
 
@@ -16,8 +17,6 @@ from export_queue.core.errors import SnapshotTooOld
 @dataclass(frozen=True)
 class Snapshot:
     """All that was committed at one moment, and its reader's own writes; a value that may travel to other processes.
-
-    Every read takes one.
 
     :param read_pointer: the newest id that it may see.
     :param excluded: ids at or below the read pointer that were in progress or invalid, ascending.
@@ -33,6 +32,13 @@ class Snapshot:
         if version in self.write_pointers:
             return True
         return version <= self.read_pointer and version not in self.excluded_set
+
+    def sees(self, version: int) -> bool:
+        """Tell whether another transaction's version belongs to this snapshot, by a search: no set is made."""
+        if version > self.read_pointer:
+            return False
+        place = bisect_left(self.excluded, version)
+        return place == len(self.excluded) or self.excluded[place] != version
 
     @cached_property
     def low(self) -> int:
@@ -50,7 +56,7 @@ class Snapshot:
         :raises SnapshotTooOld: clean-up may have overtaken this snapshot.
         """
         if self.low < horizon:
-            raise SnapshotTooOld(f"snapshot reaches down to {self.low}, clean-up has reached {horizon}")
+            raise too_old(self.low, horizon)
 
     @cached_property
     def excluded_set(self) -> frozenset[int]:
@@ -83,6 +89,42 @@ class Snapshot:
             unpack_ids(value["excluded"]),
             tuple(int(pointer) for pointer in value["write_pointers"]),
         )
+
+
+@dataclass(frozen=True)
+class ServerSnapshot:
+    """A PostgreSQL server's own snapshot, in which one process reads: all SQL transactions that had ended by then.
+
+    It holds in the server that gave it, and does not travel. Source: PostgreSQL's ``pg_current_snapshot()``.
+
+    :param xmax: the first number of a SQL transaction that had not begun.
+    :param xip: the smaller numbers that were in progress.
+    :param excluded: the ids of long transactions in progress, and the invalid ones, ascending: the rows that are staged
+        under them belong to SQL transactions that have ended.
+    :param low: every smaller id had ended; the snapshot reaches down to here.
+    """
+
+    xmax: int
+    xip: tuple[int, ...]
+    excluded: tuple[int, ...]
+    low: int
+
+    def require_above(self, horizon: int) -> None:
+        """Check the horizon that a read or commit has found.
+
+        :raises SnapshotTooOld: clean-up may have overtaken this snapshot.
+        """
+        if self.low < horizon:
+            raise too_old(self.low, horizon)
+
+
+AnySnapshot: TypeAlias = Snapshot | ServerSnapshot
+"""Every read takes one."""
+
+
+def too_old(low: int, horizon: int) -> SnapshotTooOld:
+    """Build the error of a snapshot that clean-up may have overtaken."""
+    return SnapshotTooOld(f"snapshot reaches down to {low}, clean-up has reached {horizon}")
 
 
 def pack_ids(ids: Iterable[int]) -> str:

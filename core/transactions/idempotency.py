@@ -62,6 +62,8 @@ class IdempotencyState:
     """Whether the work has taken effect in this generation."""
     result: Any = None
     """The result that was stored with the commit."""
+    previous: Any = None
+    """The result of the generation before, which has committed and was closed."""
 
 
 def idempotency_state(database: Database, idempotency_key: str, *, seconds: float | None = None) -> IdempotencyState:
@@ -73,9 +75,9 @@ def idempotency_state(database: Database, idempotency_key: str, *, seconds: floa
         row = queries.reports.latest_idempotency(work, idempotency_key)
     if row is None:
         return IdempotencyState(1, committed=False)
-    if row["closed_ms"] is not None:
-        return IdempotencyState(int(row["generation"]) + 1, committed=False)
     result = None if row["result"] is None else orjson.loads(row["result"])
+    if row["closed_ms"] is not None:
+        return IdempotencyState(int(row["generation"]) + 1, committed=False, previous=result)
     return IdempotencyState(int(row["generation"]), committed=True, result=result)
 
 

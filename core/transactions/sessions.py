@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import InvalidArgument, TransactionError
+from export_queue.core.errors import InvalidArgument, StoreUnavailable, TransactionError
 from export_queue.core.store import Database, Handle, Work
 
 Answer = TypeVar("Answer")
@@ -72,7 +72,7 @@ class OneThread:
 
 
 class PooledSession:
-    """Any connection for each step: for long transactions, which are registered by a row.
+    """Any connection for each step: nothing of a transaction belongs to a connection between two of them.
 
     :param seconds: how long each answer is waited for.
     """
@@ -85,8 +85,19 @@ class PooledSession:
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
     ) -> Answer:
         """Run one step."""
-        with self._database.connect(seconds=self._seconds) as connection:
-            return step(connection, *plain, **named)
+        database = self._database
+        connection = database.check_out()
+        # The driver's own: SQLAlchemy's connection object would cost more than a statement.
+        raw: Handle = connection.driver_connection  # type: ignore[assignment]  # made by the dialect
+        try:
+            with database.translated(), database.dialect.limited(raw, self._seconds):
+                return step(raw, *plain, **named)
+        except BaseException as error:
+            if not isinstance(error, Exception) or isinstance(error, StoreUnavailable):
+                connection.invalidate()  # an answer may still come, and a cancelled call leave a lock to its session
+            raise
+        finally:
+            database.check_in(connection)
 
     def drop(self) -> None:
         """Close the pool's connections: a cut of one may have cut the others."""
@@ -94,48 +105,6 @@ class PooledSession:
 
     def close(self) -> None:
         """Nothing is kept."""
-
-
-class PinnedSession:
-    """One connection from the first step to the end: its server session may hold the registration.
-
-    :param seconds: how long each answer is waited for.
-    """
-
-    def __init__(self, database: Database, *, seconds: float) -> None:
-        self._database = database
-        self._seconds = seconds
-        self._connection: sa.PoolProxiedConnection | None = None
-        self._raw: Handle
-        """The driver's own: SQLAlchemy's connection object would cost more than a statement."""
-        self._limit = contextlib.ExitStack()
-
-    def call(
-        self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
-    ) -> Answer:
-        """Run one step."""
-        if self._connection is None:
-            self._connection = self._database.check_out()
-            self._raw = self._connection.driver_connection  # type: ignore[assignment]  # made by the dialect
-            self._limit.enter_context(self._database.dialect.limited(self._raw, self._seconds))
-        with self._database.translated():
-            return step(self._raw, *plain, **named)
-
-    def drop(self) -> None:
-        """Close this connection and the pool's: a cut of one may have cut the others."""
-        connection, self._connection = self._connection, None
-        self._limit.close()
-        if connection is not None:
-            connection.invalidate()
-            connection.close()
-        self._database.forget_connections()
-
-    def close(self) -> None:
-        """Give the connection back."""
-        connection, self._connection = self._connection, None
-        self._limit.close()
-        if connection is not None:
-            self._database.check_in(connection)
 
 
 class BoundSession:

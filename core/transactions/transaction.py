@@ -24,6 +24,7 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store import (
+    AnySnapshot,
     Cell,
     CommitCall,
     Database,
@@ -46,14 +47,8 @@ from export_queue.core.transactions.invalid_ids import expire_if_due
 from export_queue.core.transactions.outcomes import ask_outcome
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.scans import LARGEST_PAGE, Found, first_limit, merged, next_limit, page_of
-from export_queue.core.transactions.sessions import (
-    BoundSession,
-    OneThread,
-    PinnedSession,
-    PooledSession,
-    Session,
-)
-from export_queue.core.transactions.snapshots import settled_snapshot, take_snapshot
+from export_queue.core.transactions.sessions import BoundSession, OneThread, PooledSession, Session
+from export_queue.core.transactions.snapshots import settled_snapshot
 from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
 from export_queue.core.transactions.value import Level, Transaction
 
@@ -77,8 +72,8 @@ OpenKind = Literal["read", "short", "long", "bound"]
 class OpenTransaction:
     """A transaction in progress: buffered if short, staged early if long.
 
-    Its id is drawn at the first read or when it is asked for, at the latest in the commit, so that
-    nothing that depends on a read has an id younger than its snapshot.
+    A short one takes its snapshot at its first read, which registers nothing, and its id in the commit. Where the id is
+    asked for before, it is registered from then on; it never replaces a snapshot that has been taken.
 
     :param database: the store.
     :param kind: ``short``: writes are buffered; ``long``: they are staged in the store before the commit, for work
@@ -102,8 +97,7 @@ class OpenTransaction:
     ) -> None:
         self._timeout_ms = database.limits.timeout_ms(timeout, long=kind == "long")
         self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
-        pins = kind == "short" and database.dialect.pins_connection
-        session: Session = bound or (PinnedSession if pins else PooledSession)(database, seconds=self._seconds)
+        session: Session = bound or PooledSession(database, seconds=self._seconds)
         self.database = database
         self.bound = bound
         self.buffer = WriteBuffer(database.limits)
@@ -113,8 +107,11 @@ class OpenTransaction:
         self._session = OneThread(session)
         self._state = State.NEW
         self._level = Level.SNAPSHOT
+        self._id: int | None = None
+        self._snapshot: AnySnapshot | None = None
+        self._deadline_ms = 0
         self._value: Transaction | None = None
-        self._snapshot: Snapshot | None = None
+        """What others may be told of it; it has an id and a snapshot made of ids."""
         self._settled = settled
         self._generation = 1
         self._participants = Participants()
@@ -165,17 +162,39 @@ class OpenTransaction:
 
     @property
     def value(self) -> Transaction:
-        """The transaction as a value; draws the id if it has none yet."""
+        """The transaction as a value, for other processes and participants; draws the id if it has none yet.
+
+        :raises InvalidArgument: a short one has read before.
+        """
         self.require_open()
         if self._value is None:
+            if self._snapshot is not None:
+                raise InvalidArgument(
+                    "the transaction has read, in a snapshot that nobody else can read in",
+                    hint="let participants join before the first read",
+                )
             self._start()
         assert self._value is not None
         return self._value
 
     @property
-    def snapshot(self) -> Snapshot:
+    def id(self) -> int:
+        """Its id; asking draws it."""
+        self.require_open()
+        if self._id is None:
+            if self._snapshot is None:
+                self._start()
+            else:  # which stays: in it the transaction has read
+                self._id = self._draw()[0]
+        assert self._id is not None
+        return self._id
+
+    @property
+    def snapshot(self) -> AnySnapshot:
         """The snapshot of its reads in the store."""
-        _ = self.value
+        self.require_open()
+        if self._snapshot is None:
+            self._begin()
         assert self._snapshot is not None
         return self._snapshot
 
@@ -191,35 +210,40 @@ class OpenTransaction:
         if self._value is not None:
             self._become(replace(self._value, level=self._level))
 
-    def _start(self, first: Cell | None = None) -> Version | None:
+    def _begin(self, first: Cell | None = None) -> Version | None:
+        """Take the snapshot of the first read; returns the version of a first cell."""
+        if self.kind in ("long", "bound"):
+            return self._start(first)
         found: Version | None = None
-        deadline_ms = 0
-        if self.kind == "read":
-            snapshot = settled_snapshot(self.database) if self._settled else take_snapshot(self.database)
-            number = snapshot.read_pointer + 1
+        if self._settled:
+            self._snapshot = settled_snapshot(self.database)
         else:
-            if self.kind != "bound":
-                expire_if_due(self.database, seconds=self._seconds)
-            try:
-                number, excluded, deadline_ms, found = self._session.call(
-                    self.database.dialect.start,
-                    kind=self.kind,
-                    request=self.request,
-                    timeout_ms=self._timeout_ms,
-                    client=self.database.client,
-                    first=first,
-                )
-            except BaseException:
-                self._session.drop()  # a cancel may hit after the registration: the session must not keep it
-                raise
-            snapshot = Snapshot(number - 1, excluded)
+            expire_if_due(self.database, seconds=self._seconds)
+            begun = self._session.call(
+                self.database.dialect.begin,
+                kind="read" if self.kind == "read" else "short",
+                request=self.request,
+                timeout_ms=self._timeout_ms,
+                client=self.database.client,
+                first=first,
+            )
+            self._id, self._snapshot, found = begun.id, begun.snapshot, begun.found
+            self._deadline_ms = begun.taken_ms + self._timeout_ms
+        self._move(State.IN_PROGRESS)
+        return found
+
+    def _start(self, first: Cell | None = None) -> Version | None:
+        """Draw the id, and take a snapshot made of ids; returns the version of a first cell."""
+        if self.kind != "bound":
+            expire_if_due(self.database, seconds=self._seconds)
+        number, excluded, self._deadline_ms, found = self._draw(first)
         self._become(
             Transaction(
                 id=number,
-                snapshot=snapshot,
-                write_pointers=() if self.kind == "read" else (number,),
+                snapshot=Snapshot(number - 1, excluded),
+                write_pointers=(number,),
                 kind=self.kind,
-                deadline_ms=deadline_ms,
+                deadline_ms=self._deadline_ms,
                 request=self.request.hex,
                 level=self._level,
             )
@@ -227,8 +251,19 @@ class OpenTransaction:
         self._move(State.IN_PROGRESS)
         return found
 
+    def _draw(self, first: Cell | None = None) -> tuple[int, tuple[int, ...], int, Version | None]:
+        assert self.kind != "read"
+        return self._session.call(
+            self.database.dialect.start,
+            kind=self.kind,
+            request=self.request,
+            timeout_ms=self._timeout_ms,
+            client=self.database.client,
+            first=first,
+        )
+
     def _become(self, value: Transaction) -> None:
-        self._value = value
+        self._value, self._id, self._deadline_ms = value, value.id, value.deadline_ms
         self._snapshot = value.stored_snapshot
 
     def read_cell(self, cell: Cell, *, ttl_ms: int | None = None) -> bytes | None:
@@ -242,7 +277,7 @@ class OpenTransaction:
             is_own, value = self.buffer.find(cell, self._level)
             if is_own:
                 return value
-        found = self._start(cell) if self._value is None else None
+        found = self._begin(cell) if self._snapshot is None else None
         if found is None:
             found = self._read(self.database.dialect.read_cell, *cell)
         version, value = found
@@ -317,22 +352,31 @@ class OpenTransaction:
         How many of them there are is the level's to say; None is a delete.
         """
         self.require_open()
-        if self.value.kind == "long":
-            self._read(_nothing)  # but the write pointers as they are now
-        buffered = list(self.buffer.versions(cell, self._level))
-        committed_only = self.value.snapshot
-        own = [
-            p for p in reversed(self.snapshot.write_pointers) if not (buffered and p == self.value.write_pointers[-1])
-        ]
-        snapshots = [replace(committed_only, write_pointers=(pointer,)) for pointer in own] + [committed_only]
-        found = buffered
-        for snapshot in snapshots:
-            version, value = self._read(self._read_in, snapshot, cell)
-            if version is not None and (version in snapshot.write_pointers or snapshot is committed_only):
-                found.append(value if self._lives(version, ttl_ms) else None)
+        found = list(self.buffer.versions(cell, self._level))
+        if self.kind == "long":
+            found += self._read_staged(cell, ttl_ms, has_buffered=bool(found))
+            committed: AnySnapshot = self.value.snapshot
+        else:
+            committed = self.snapshot
+        version, value = self._read(self._read_in, committed, cell)
+        if version is not None:
+            found.append(value if self._lives(version, ttl_ms) else None)
         return found if self._level is Level.SNAPSHOT_ALL else found[:1]
 
-    def _read_in(self, connection: Handle, _: Snapshot, snapshot: Snapshot, cell: Cell) -> Version:
+    def _read_staged(self, cell: Cell, ttl_ms: int | None, *, has_buffered: bool) -> list[bytes | None]:
+        self._read(_nothing)  # but the write pointers as they are now
+        value = self.value
+        found: list[bytes | None] = []
+        for pointer in reversed(value.stored_snapshot.write_pointers):
+            if has_buffered and pointer == value.write_pointers[-1]:
+                continue
+            snapshot = replace(value.snapshot, write_pointers=(pointer,))
+            version, stored = self._read(self._read_in, snapshot, cell)
+            if version == pointer:
+                found.append(stored if self._lives(version, ttl_ms) else None)
+        return found
+
+    def _read_in(self, connection: Handle, _: AnySnapshot, snapshot: AnySnapshot, cell: Cell) -> Version:
         return self.database.dialect.read_cell(connection, snapshot, *cell)
 
     def _lives(self, version: int, ttl_ms: int | None) -> bool:
@@ -346,21 +390,25 @@ class OpenTransaction:
     @cached_property
     def _aged_from(self) -> int:
         """The id from which ages count back; only reads of cells that expire need it."""
-        value = self.value
-        if value.kind != "read":
-            return value.id
-        # A read-only transaction has drawn no id, and the last id of others may be old.
-        return max(value.id, self._session.call(self.database.dialect.now) * 1_000_000)
+        snapshot = self.snapshot
+        if self._value is not None:
+            return self._value.id
+        # A snapshot without an id: it is as old as its clock says, and younger than all that it reaches down to.
+        if self._settled:
+            taken_ms = self._session.call(self.database.dialect.now)
+        else:
+            taken_ms = self._deadline_ms - self._timeout_ms
+        return max(snapshot.low, taken_ms * 1_000_000)
 
     def _read(
         self,
-        read: Callable[Concatenate[Handle, Snapshot, Arguments], Answer],
+        read: Callable[Concatenate[Handle, AnySnapshot, Arguments], Answer],
         *plain: Arguments.args,
         **named: Arguments.kwargs,
     ) -> Answer:
-        snapshot, value = self.snapshot, self.value
-        if value.kind != "long":
-            return self._session.call(read, snapshot, *plain, **named)
+        if self.kind != "long":
+            return self._session.call(read, self.snapshot, *plain, **named)
+        _ = self.value  # begun
 
         def step(connection: Handle) -> Answer:
             while True:
@@ -398,7 +446,7 @@ class OpenTransaction:
         :param conflict_key: of two overlapping transactions that give it, one commits.
         """
         self._require_writable()
-        _ = self.value  # the snapshot decides which notifications it sees
+        _ = self.snapshot  # which decides which notifications it sees
         self.buffer.acknowledged.add(cell)
         if conflict_key is not None:
             self.buffer.keys.add(conflict_key)
@@ -501,25 +549,25 @@ class OpenTransaction:
         return committed
 
     def _has_nothing_to_commit(self) -> bool:
-        only_read = self.kind in ("read", "short") or self._value is None
+        only_read = self.kind in ("read", "short") or self._id is None
         return only_read and not self.buffer and self.idempotency_key is None and not self._participants
 
     def _end_reading(self) -> int | None:
-        number = None if self._value is None or self.kind == "read" else self._value.id
+        number = self._id
         self._forget()  # costs no flush to disk
         self._move(State.COMMITTING)
         self._end(State.COMMITTED)
         return number
 
     def _call(self, result: Any) -> CommitCall:
-        value, kind = self._value, self.kind
+        kind = self.kind
         assert kind != "read"
         return CommitCall(
-            kind="write" if value is None and kind != "bound" else kind,
+            kind="write" if self._snapshot is None and kind != "bound" else kind,
             request=self.request,
-            transaction=None if value is None else value.id,
-            snapshot=self._snapshot,
-            deadline_ms=0 if value is None else value.deadline_ms,
+            transaction=self._id,
+            snapshot=self._snapshot if self._value is None else self._value.snapshot,
+            deadline_ms=self._deadline_ms,
             writes=self.buffer.writes(),
             idempotency_key=self.idempotency_key,
             generation=self._generation,
@@ -645,16 +693,17 @@ class OpenTransaction:
 
         :param failed: names of these participants.
         """
-        if self._value is None or self.kind == "read":
+        if self._id is None or self.kind == "read":
             return
-        kind, number = self.kind, self._value.id
+        kind, number = self.kind, self._id
+        kept = (number,) if self._value is None else self._value.write_pointers
+        left_to = ", ".join(failed)
         abort = self.database.dialect.abort
         # A short one leaves nothing but its id, which becomes invalid at its deadline if it cannot be forgotten now.
         try:
             if not failed:
                 self._session.call(abort, kind=kind, transaction=number)
                 return
-            kept, left_to = self._value.write_pointers, ", ".join(failed)
             self._session.call(abort, kind=kind, transaction=number, kept=kept, left_to=left_to)
         except ExportQueueError:
             self._session.drop()  # a lock of its server session goes with it, and does not stay with the pool
@@ -676,5 +725,5 @@ def _is_verdict(error: BaseException | None) -> bool:
     return isinstance(error, ExportQueueError) and not (isinstance(error, StoreUnavailable) and error.sent)
 
 
-def _nothing(connection: Handle, snapshot: Snapshot) -> None:
+def _nothing(connection: Handle, snapshot: AnySnapshot) -> None:
     """Read nothing."""

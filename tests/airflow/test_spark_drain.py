@@ -16,6 +16,7 @@ from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException
 from tests.support.waiting import wait_until
 
+from export_queue.core.drain import drain_as_requested
 from export_queue.core.errors import (
     ConfigurationError,
     DrainError,
@@ -25,6 +26,8 @@ from export_queue.core.errors import (
     UnknownQueue,
 )
 from export_queue.core.locks import Owner, claim, holders
+from export_queue.core.sinks import MemorySink
+from export_queue.core.spark import DrainArguments
 from export_queue.hooks.connections import MissingConnection
 from export_queue.operators import ExportQueueSparkDrainOperator
 from export_queue.operators.spark_home import SparkNotFound, find_java, find_spark
@@ -45,13 +48,14 @@ if mode == "broken":
     print("the cluster is on fire"); sys.exit(3)
 from export_queue.core.client import Store
 from export_queue.core.drain import drain_as_requested
-from export_queue.core.locks import claim
+from export_queue.core.locks import begin_attempt, claim
 from export_queue.core.spark import DrainArguments
 job = DrainArguments.from_json(sys.argv[-1])
 with closing(Store(job.store.open())) as store:
     if mode == "hang":
         queue = store.queue(job.request.queue_id)
         owner = job.request.another_attempt().owner
+        begin_attempt(store.database, queue, owner)
         claim(store.database, queue, queue.units(), owner=owner, lease_seconds=600)
         (here / "hangs").touch()
         import time; time.sleep(100)
@@ -436,6 +440,9 @@ def test_a_killed_task_ends_the_submission_and_takes_its_leases_away(
     assert isinstance(outcome[0], AirflowException | LeaseLost)
     assert not held(airflow_store)
     assert waiting(airflow_store) == 3
+    late = DrainArguments.from_json(spark.calls()[-1]["arguments"][-1]).request
+    with pytest.raises(LeaseLost):  # a driver that begins only now
+        drain_as_requested(airflow_store, MemorySink(), late.another_attempt())
 
 
 def held(store: Any) -> bool:

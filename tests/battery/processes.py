@@ -8,6 +8,7 @@ import random
 import time
 from pathlib import Path
 
+from tests.battery import plants
 from tests.battery.journals import Journal
 from tests.battery.shared import Shared
 from tests.battery.ways import Way
@@ -16,7 +17,7 @@ from tests.battery.workload import Client
 
 from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError
-from export_queue.core.maintenance import maintain
+from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.store.sqlite.dialect import SqliteDialect
 from export_queue.core.transactions import OpenTransaction, expire
 
@@ -25,6 +26,7 @@ PAGE = 3
 """Cells that one page of a scan holds, so that small scans take several."""
 
 
+FOR_GOOD = 10 * 365 * 24 * 3600.0
 SNAPSHOT_AGE = 10.0
 """Seconds for which clean-up leaves what a short transaction may read: longer than those of the battery take."""
 
@@ -37,7 +39,9 @@ def clean_up(store: Store, *, thoroughly: bool = True) -> int:
     if not thoroughly:
         expire(store.database)
         return 0
-    return maintain(store.database, snapshot_age=SNAPSHOT_AGE).pruned
+    patience = Patience(seconds=SNAPSHOT_AGE, between_calls=0)
+    # No outcome may go, whatever the clock says: the run asks for all of them at its end.
+    return maintain(store.database, patience=patience, keep_outcomes=FOR_GOOD).pruned
 
 
 def run_client(way: Way, url: str, path: Path, number: int, session: int, seed: int, shared: Shared) -> None:
@@ -48,6 +52,7 @@ def run_client(way: Way, url: str, path: Path, number: int, session: int, seed: 
     OpenTransaction.scan_cells.__kwdefaults__["page"] = PAGE
     with way.open(url, number=number, clock=shared.clock) as store:
         pause_before_registering(store)
+        plants.follow_the_stores_clock(store)
         Client(store, Journal(path), number, session, generator, shared).run()
 
 

@@ -32,7 +32,10 @@ EVENT_EVERY = 40
 STALLED_SECONDS = 120
 """Nothing at all has ended for so long: something hangs, whatever the machine."""
 STOPS = (0.01, 0.1, 0.1, 0.5, 1.0)
-CLOCK_STEP = 2000
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 24 * 3_600_000
+CLOCK_STEPS = (2000, 2000, 2000, 10 * MINUTE, 3 * HOUR, 3 * DAY)
+"""Milliseconds by which the store's clock goes before or behind the server's, at most."""
+AFTER_ALL_STEPS = 2 * CLOCK_STEPS[-1] + WRITE_ONLY_MS
 
 
 class Run:
@@ -140,7 +143,8 @@ class Run:
             case "session":
                 self.events["server sessions ended"] += self.end_session()
             case "clock":
-                self.set_clock(self.chance.randrange(-CLOCK_STEP, CLOCK_STEP))
+                step = self.chance.choice(CLOCK_STEPS)
+                self.set_clock(self.chance.randrange(-step, step))
                 self.events["clock steps"] += 1
 
     def resume(self, now: float) -> None:
@@ -194,8 +198,9 @@ class Run:
 
     def settle(self) -> None:
         """Ask for the last requests of the dead, wait until nothing is in progress, and read everything once more."""
-        self.set_clock(WRITE_ONLY_MS)  # what dead clients registered has timed out: nothing else takes so long
+        self.set_clock(AFTER_ALL_STEPS)  # what dead clients registered has timed out
         with self.way.open(self.url, clock=self.shared.clock) as store:
+            plants.follow_the_stores_clock(store)
             for path in self.journals:
                 if path.exists():
                     ask_for_the_dead(store, Journal(path))

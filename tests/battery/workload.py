@@ -89,8 +89,11 @@ class Client:
                     self.overwrite_marks(tx)
                     self.add(tx)
                 else:
+                    if self.chance(0.1):  # an id that is registered before the snapshot, or behind it
+                        event["id"] = tx.id
                     self.work(tx, long=long, writes=kind == "writes")
-                    event["id"] = tx.id
+                    if long or self.chance(0.2):
+                        event["id"] = tx.id
                 if self.fate == "leaves a will":
                     self.stage = "staging"
                     will = tx.to_json()

@@ -7,11 +7,11 @@ import sqlalchemy as sa
 from tests.integration.test_transactions import begin, read, wait_past, write
 from tests.support.contexts import catalogue_of, context_of, opened_by
 
-from export_queue.core.client import Level, Store, TransactionContext
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, RegistrationLost, TransactionEnded
 from export_queue.core.queue import Range, read_entries
 from export_queue.core.store import Span, schema
-from export_queue.core.transactions import OpenTransaction, expire, prune, take_snapshot
+from export_queue.core.transactions import Level, OpenTransaction, expire, prune, take_snapshot
 
 KINDS = pytest.mark.parametrize("kind", ["short", "long"])
 
@@ -210,7 +210,7 @@ def test_the_later_write_pointer_counts_where_writes_do_not_conflict(store: Stor
     store.configure_table("free", conflict="none")
     first, second = begin(store, kind="long"), begin(store)
     for tx in (first, second):
-        tx.table("free").get("r", "c")
+        assert tx.id
     first.checkpoint()
     first.table("free").set("r", "c", b"began first, drew a line later")
     second.table("free").set("r", "c", b"began later")

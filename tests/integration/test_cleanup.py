@@ -14,12 +14,14 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from tests.support.contexts import begin, opened_by
+from tests.support.patience import AT_ONCE
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Retry, Store, TransactionContext
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
-from export_queue.core.maintenance import MaintenanceReport, conflict_keys, maintain
+from export_queue.core.maintenance import MaintenanceReport, Patience, conflict_keys, maintain
 from export_queue.core.maintenance.pages import Page
+from export_queue.core.retry import Retry
 from export_queue.core.store import Span, schema
 from export_queue.core.store.queries import cleanup
 from export_queue.core.transactions import expire
@@ -30,7 +32,7 @@ fork = multiprocessing.get_context("fork")
 def clean(store: Store, *, age: float = 0.0, **options: Any) -> MaintenanceReport:
     """Clean up until nothing is left; with no age of snapshots, so that it bites at once."""
     while True:
-        report = maintain(store.database, snapshot_age=age, **options)
+        report = maintain(store.database, patience=Patience(seconds=age, between_calls=0), **options)
         if not report.more and not report.busy:
             return report
 
@@ -100,7 +102,7 @@ def test_the_horizon_is_never_lowered(store: Store) -> None:
     with store.database.begin() as work:
         work.connection.execute(schema.low_watermark.delete())
         cleanup.add_watermark(work, before - 5)
-        assert cleanup.raise_horizon(work, age_ms=0) == before
+        assert cleanup.raise_horizon(work, before_ms=work.now()) == before
 
 
 def test_a_scan_does_not_bring_back_what_clean_up_removes_between_its_pages(store: Store) -> None:
@@ -127,7 +129,7 @@ def test_a_short_snapshot_keeps_every_version_that_it_sees(store: Store) -> None
             write(store, "a", value)
             write(store, "b", value)
         write(store, "b", None)
-        clean(store)
+        clean(store, age=60)
         assert tx.table("t").get("a", "n") == b"1"
         assert tx.table("t").get_many([("a", "n"), ("b", "n")]) == {(b"a", b"n"): b"1", (b"b", b"n"): b"1"}
         assert [value for _, _, value in tx.table("t").scan()] == [b"1", b"1"]
@@ -149,7 +151,7 @@ def straddling(store: Store) -> Iterator[Callable[..., tuple[TransactionContext,
         older.flush()
         younger = begin(store, **options)
         opened.extend((older, younger))
-        _ = younger.id
+        _ = opened_by(younger).snapshot
         return younger, lambda: commit(older)
 
     yield make
@@ -168,11 +170,8 @@ def test_a_short_snapshot_that_reaches_below_the_horizon_is_refused_not_answered
         lambda: younger.table("t").get_many([("a", "n")]).get((b"a", b"n")),
         lambda: {row: value for row, _, value in younger.table("t").scan()}.get(b"a"),
     ):
-        if store.database.dialect.name == "sqlite":  # there a short one has an active row
-            assert look() == b"before"
-        else:
-            with pytest.raises(SnapshotTooOld):
-                look()
+        with pytest.raises(SnapshotTooOld):
+            look()
 
 
 def test_a_short_snapshot_that_straddles_is_answered_if_clean_up_waits_as_it_must(
@@ -268,7 +267,7 @@ def test_an_id_that_became_invalid_below_a_mark_still_keeps_the_horizon(store: S
     with store.database.begin() as work:
         work.connection.execute(schema.invalid.insert().values(id=own, since_ms=0))
         cleanup.add_watermark(work, own + 1_000_000)
-        assert cleanup.raise_horizon(work, age_ms=0) <= own
+        assert cleanup.raise_horizon(work, before_ms=own // 1_000_000 + 10**9) <= own
 
 
 def test_cells_expire_and_those_that_still_live_stay(sqlite_url: str) -> None:
@@ -283,9 +282,10 @@ def test_cells_expire_and_those_that_still_live_stay(sqlite_url: str) -> None:
         with store.transaction(timeout=3000) as tx:
             assert tx.table("t").get("old", "n") == b"1"
             now[0] += 200_000
-            clean(store)
+            clean(store, age=3000)
             assert tx.table("t").get("old", "n") == b"1"
         assert (read(store, "old"), read(store, "renewed")) == (None, b"2")
+        store.run(lambda tx: tx.id)  # the horizon follows the newest id
         clean(store)
         assert [(row.row_key, row.value) for row in rows(store, schema.cell)] == [(b"renewed", b"2")]
         assert (read(store, "old"), read(store, "renewed")) == (None, b"2")
@@ -305,7 +305,7 @@ def test_work_is_bounded_and_the_next_call_goes_on(
     more = True
     while more:
         with Store.open(store_url) as process:  # what is remembered is in the store
-            report = maintain(process.database, limit=10, snapshot_age=0)
+            report = maintain(process.database, limit=10, patience=AT_ONCE)
         more, calls = report.more, calls + 1
         assert left - len(rows(store, schema.cell)) <= 30
         left = len(rows(store, schema.cell))
@@ -325,7 +325,7 @@ def test_a_cell_with_many_versions_is_cleaned_in_pages(
         write(store, "a", str(i).encode(), "hot")
     write(store, "a", None, "hot")
     write(store, "b", b"stays", "hot")
-    while (report := maintain(store.database, limit=7, snapshot_age=0)).more:
+    while (report := maintain(store.database, limit=7, patience=AT_ONCE)).more:
         assert report.versions <= 14
         assert read(store, "a", "hot") is None
     assert [row.row_key for row in rows(store, schema.cell)] == [b"b"]
@@ -340,7 +340,7 @@ def test_a_pass_ends_though_its_keys_must_stay(store: Store, monkeypatch: pytest
         with store.transaction() as tx:
             for i in range(11):
                 tx.table("t").set(f"young{i:02}", "n", b"1")
-        report = maintain(store.database, limit=100, snapshot_age=0)
+        report = maintain(store.database, limit=100, patience=AT_ONCE)
     assert (report.conflict_keys, report.more) == (1, False)
     assert len(rows(store, schema.conflict_key)) == 11
 
@@ -362,14 +362,14 @@ def test_much_that_was_deleted_is_reclaimed(postgres_url: str, monkeypatch: pyte
             assert connection.exec_driver_sql("select pg_relation_size('export_queue.xq_conflict_key')").scalar() > 0
 
 
-def test_who_finds_another_process_at_it_leaves_the_work_to_it(postgres_url: str) -> None:
+def test_a_clean_up_that_finds_another_one_at_it_leaves_the_work_to_it(postgres_url: str) -> None:
     with Store.open(postgres_url) as store, psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
         store.create()
         write(store, "a", b"1")
         clean(store)
         write(store, "a", b"2")
         other.execute("select 1 from export_queue.xq_cleanup where subject = 'turn' for update")
-        report = maintain(store.database, snapshot_age=0)
+        report = maintain(store.database, patience=AT_ONCE)
         assert (report.busy, report.versions) == (True, 0)
         other.rollback()
         assert clean(store).versions == 1
@@ -399,13 +399,13 @@ def test_cells_that_nobody_writes_are_not_looked_at(store: Store) -> None:
     clean(store)
     write(store, "hot", b"1")
     write(store, "hot", b"2")
-    report = maintain(store.database, limit=10, snapshot_age=0)
+    report = maintain(store.database, limit=10, patience=AT_ONCE)
     assert (report.versions, report.conflict_keys, report.more) == (1, 1, False)
 
 
 @pytest.mark.parametrize("options", [{"limit": 0}, {"keep_outcomes": 0}, {"keep_idempotency_keys": -1}])
 def test_a_limit_of_nothing_is_refused(store: Store, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="more than 0"):
+    with pytest.raises(InvalidArgument, match="expected"):
         maintain(store.database, **options)
 
 
@@ -446,14 +446,16 @@ def test_clean_up_that_is_killed_leaves_the_state_before_or_after_a_page(
 
         conflict_keys.clean_conflict_keys = dying
         with Store.open(store_url) as mine:
-            maintain(mine.database, snapshot_age=0)
+            maintain(mine.database, patience=AT_ONCE)
 
     child = fork.Process(target=work, daemon=True)
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
     assert state(store) == expected
-    wait_until(lambda: maintain(store.database, snapshot_age=0).busy is False, "the turn of the dead is not given back")
+    wait_until(
+        lambda: maintain(store.database, patience=AT_ONCE).busy is False, "the turn of the dead is not given back"
+    )
     clean(store)
     assert state(store) == expected
     cells, keys = rows(store, schema.cell), rows(store, schema.conflict_key)
@@ -462,8 +464,7 @@ def test_clean_up_that_is_killed_leaves_the_state_before_or_after_a_page(
     assert (rows(store, schema.cell), state(store)) == (cells, expected)
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_a_commit_that_hangs_is_neither_overtaken_nor_lost(postgres_url: str, reads: bool) -> None:
+def test_a_commit_that_hangs_is_neither_overtaken_nor_lost(postgres_url: str) -> None:
     with Store.open(postgres_url) as store, psycopg.connect(postgres_url.replace("+psycopg", "")) as blocker:
         store.create()
         store.configure_queue("q")
@@ -473,8 +474,6 @@ def test_a_commit_that_hangs_is_neither_overtaken_nor_lost(postgres_url: str, re
 
         def hang() -> None:
             with store.transaction(timeout=0.5) as tx:
-                if reads:
-                    assert tx.table("t").get("a", "n") == b"1"
                 tx.table("t").set("a", "n", b"2")
                 tx.queue("q").add("a", 1)
             ended.append(True)
@@ -558,7 +557,7 @@ def test_the_bank_keeps_its_total_beside_two_clean_ups(store: Store, store_url: 
     def cleaner() -> None:
         with Store.open(store_url) as mine:
             while not stop.value:
-                report = maintain(mine.database, snapshot_age=0)
+                report = maintain(mine.database, patience=AT_ONCE)
                 with deleted.get_lock():
                     deleted.value += report.versions
 

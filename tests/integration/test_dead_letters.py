@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+from tests.support.patience import AT_ONCE
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, drain
@@ -51,6 +52,16 @@ def keys(store: Store, **which: Any) -> list[str]:
     return [letter.position.key.decode() for letter in store.dead_letters.list("orders", DeadLetterFilter(**which))]
 
 
+def test_a_drain_that_sets_entries_aside_ends_with_a_warning(orders: Store, caplog: pytest.LogCaptureFixture) -> None:
+    add(orders, {"anna": "x"})
+    add(orders, {"ben": 1})
+    with caplog.at_level(logging.WARNING, "export_queue.drain"):
+        report = dead_letter_all(orders, MemorySink(), drain_id="monday")
+    (line,) = caplog.messages
+    assert line == report.warning()
+    assert line.startswith("orders: 2 entries became dead letters; the first: ValueError: not 'x'; see them: ")
+
+
 # -- looking ---------------------------------------------------------------------------------------------------------
 
 
@@ -68,10 +79,10 @@ def test_letters_are_found_by_key_sequence_error_and_drain(orders: Store) -> Non
     ]
     assert keys(orders, key="anna", seq=second) == ["anna"]
     assert keys(orders, error_class="ValueError") == ["anna"]
-    assert keys(orders, error_class="TypeError", drain="monday") == ["ben"]
+    assert keys(orders, error_class="TypeError", drain_id="monday") == ["ben"]
     assert (
         orders.dead_letters.count("orders"),
-        orders.dead_letters.count("orders", DeadLetterFilter(drain="monday")),
+        orders.dead_letters.count("orders", DeadLetterFilter(drain_id="monday")),
     ) == (3, 2)
     assert keys(orders, key="nobody") == []
 
@@ -149,7 +160,7 @@ def test_what_is_refused_again_is_a_letter_again_with_the_newer_reason(orders: S
         assert orders.dead_letters.retry("orders") == 1
         assert dead_letter_all(orders, sink, drain_id=drain_id).dead == 1
         (letter,) = orders.dead_letters.list("orders", values=True)
-        assert (letter.position.seq, letter.value, letter.drain) == (seq, b'"x"', drain_id)
+        assert (letter.position.seq, letter.value, letter.drain_id) == (seq, b'"x"', drain_id)
 
 
 def test_only_so_many_are_retried_as_was_said_oldest_first(orders: Store) -> None:
@@ -272,7 +283,7 @@ def test_nothing_but_a_drop_makes_a_letter_go(orders: Store) -> None:
     everything = keys(orders)
     add(orders, {f"k{n}": "y" for n in range(30)})
     drain(orders, "orders", sink, sink_name="s")  # newer entries of the same keys
-    maintain(orders.database, snapshot_age=0.0, keep_outcomes=0.001, keep_idempotency_keys=0.001)
+    maintain(orders.database, patience=AT_ONCE, keep_outcomes=0.001, keep_idempotency_keys=0.001)
     orders.create()
     take_snapshot(orders.database)
     assert keys(orders) == everything

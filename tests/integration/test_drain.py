@@ -297,7 +297,7 @@ def test_a_rejected_entry_is_a_dead_letter_with_the_sinks_own_words_and_the_rest
         (b"k7", seq, "poison at k7"),
         (b"bad", seq, "poison at bad"),
     }
-    assert {letter.drain for letter in letters} == {report.drain_id}
+    assert {letter.drain_id for letter in letters} == {report.drain_id}
     assert {letter.value for letter in letters} == {b'"poison"'}
     assert sink.inner.records()["orders", b"k7"] == b"7", "what had given way to the rejected entry is there"
     assert waiting(orders) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import uuid
@@ -22,6 +23,7 @@ from export_queue.core.drain import DrainReport, DrainRequest, LocalEngine, drai
 from export_queue.core.errors import LeaseLost, LockNotAvailable
 from export_queue.core.locks import Owner, claim, holders, release, revoke
 from export_queue.core.sinks import ApplyResult, Capabilities, MemorySink, Operations, Sink, SinkSpec
+from export_queue.core.store import schema
 
 fork = multiprocessing.get_context("fork")
 
@@ -251,9 +253,9 @@ def test_a_drain_that_waited_brings_what_was_committed_meanwhile(orders: Store) 
     assert sink.records() == {("orders", b"a"): b"2"}
 
 
-def drain_with(store: Store, sink: Sink, *, sleep: Callable[[float], None]) -> DrainReport:
+def drain_with(store: Store, sink: Sink, *, sleep: Callable[[float], None], **options: Any) -> DrainReport:
     """Drain, and do something else where a drain would sleep."""
-    request = DrainRequest(queue_id="orders", sink_name="s")
+    request = DrainRequest(queue_id="orders", sink_name="s", **options)
     engine = LocalEngine(store.database, sink, load_exporter(None), request)
     return run_drain(store, request, nullcontext(engine), sleep=sleep)
 
@@ -273,6 +275,61 @@ def test_a_retry_takes_over_from_an_older_attempt_of_its_task(
     (left,) = map(DrainReport.from_dict, orders.reports(drain_id="older"))
     left.check()
     assert left.acknowledged == 0
+
+
+def test_a_drain_that_begins_to_wait_says_at_once_for_whom(orders: Store, caplog: pytest.LogCaptureFixture) -> None:
+    add(orders, {"a": 1})
+    queue = orders.queue("orders")
+    leases = claim(orders.database, queue, queue.units()[:1], owner=Owner("somebody", "1"), lease_seconds=60)
+    leases += claim(orders.database, queue, queue.units()[1:], owner=Owner("nightly", "1"), lease_seconds=60)
+    said: list[str] = []
+
+    def let_go(seconds: float) -> None:
+        said.extend(caplog.messages)
+        release(orders.database, leases)
+
+    with caplog.at_level("INFO", "export_queue.drain"):
+        drain_with(orders, MemorySink(), sleep=let_go)
+    (line,) = said
+    assert re.fullmatch(r"orders → s: waiting for \[.*\) by (somebody|nightly); 1 entries left", line)
+
+
+def test_a_drain_that_is_revoked_while_it_waits_brings_nothing(orders: Store) -> None:
+    add(orders, {"a": 1})
+    queue = orders.queue("orders")
+    leases = claim(orders.database, queue, queue.units(), owner=Owner("somebody", "1"), lease_seconds=60)
+
+    def stop_and_let_go(seconds: float) -> None:
+        revoke(orders.database, "dag/run/task")
+        release(orders.database, leases)
+
+    sink = MemorySink()
+    with pytest.raises(LeaseLost, match="this attempt of dag/run/task was revoked"):
+        drain_with(orders, sink, sleep=stop_and_let_go, owner=Owner("dag/run/task", "1"))
+    assert sink.records() == {}
+    assert drain(orders, "orders", sink, sink_name="s", owner=Owner("dag/run/task", "2")).read == 1
+
+
+def test_a_drain_that_waits_ends_when_a_newer_attempt_of_its_task_begins(orders: Store) -> None:
+    add(orders, {"a": 1})
+    queue = orders.queue("orders")
+    leases = claim(orders.database, queue, queue.units(), owner=Owner("somebody", "1"), lease_seconds=60)
+    sink = MemorySink()
+
+    def retry(seconds: float) -> None:
+        release(orders.database, leases)
+        drain(orders, "orders", sink, sink_name="s", owner=Owner("dag/run/task", "2"))
+        add(orders, {"a": 2})
+
+    with pytest.raises(LeaseLost):
+        drain_with(orders, sink, sleep=retry, owner=Owner("dag/run/task", "1"))
+    assert waiting(orders) == 1
+
+
+def test_drains_that_end_leave_no_trace_of_their_attempts(orders: Store) -> None:
+    drain(orders, "orders", MemorySink())
+    with orders.database.read() as work:
+        assert work.connection.execute(sa.select(schema.attempt)).all() == []
 
 
 # -- drains that die or sleep ----------------------------------------------------------------------------------------

@@ -305,7 +305,7 @@ def definition(alias: str, **changes: Any) -> dict[str, Any]:
         ({"settings": {"index.final_pipeline": "mine"}}, "pipeline"),
         ({"mappings": {}}, "does not map _xq"),
         ({"mappings": {"properties": {"_xq": {"properties": {"seq": {"type": "double"}}}}}}, "does not map _xq"),
-        ({"aliases": {"ALIAS": {}}}, "no filter"),
+        ({"aliases": {"ALIAS": {}}}, "its filter is null"),
         ({"aliases": {"ALIAS": {"is_write_index": False}}}, "not its write index"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -11,11 +12,13 @@ import sqlalchemy as sa
 
 from export_queue.core.client import Store
 from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused
-from export_queue.core.maintenance import maintain
+from export_queue.core.maintenance import Patience
+from export_queue.core.maintenance import maintain as clean_up
 from export_queue.core.store import schema
 from export_queue.core.store.queries.outcomes import new_request
 
 DAY_MS = 24 * 3600 * 1000
+maintain = partial(clean_up, patience=Patience(between_calls=0))
 
 
 def write(store: Store, idempotency_key: str | None = None) -> UUID:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from tests.integration.test_transactions import read
 from tests.support.contexts import opened_by
 
-from export_queue.core.client import Limits, Retry, Store, TransactionContext
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import (
     ChangeSetTooLarge,
     ConflictError,
@@ -17,6 +17,8 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionTimeout,
 )
+from export_queue.core.retry import Retry
+from export_queue.core.store import Limits
 
 
 @pytest.fixture

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.errors import LeaseLost
-from export_queue.core.locks import Lease, Owner, claim, hold, holders, release, renew, revoke
+from export_queue.core.locks import Lease, Owner, begin_attempt, claim, hold, holders, release, renew, revoke
 from export_queue.core.queue import Queue
 from export_queue.core.store import schema
 
@@ -20,11 +25,13 @@ def queue(store: Store) -> Queue:
     return store.configure_queue("q", buckets=8, buckets_per_range=2)
 
 
+def is_of(lease: Lease) -> sa.ColumnElement[bool]:
+    return sa.and_(schema.lock.c.fence == lease.fence, schema.lock.c.first_bucket == lease.range.first)
+
+
 def expire(store: Store, lease: Lease) -> None:
     with store.database.begin() as work:
-        work.connection.execute(
-            schema.lock.update().where(schema.lock.c.fence == lease.fence).values(lease_ms=work.now() - 1)
-        )
+        work.connection.execute(schema.lock.update().where(is_of(lease)).values(lease_ms=work.now() - 1))
 
 
 def test_a_unit_has_one_holder(store: Store, queue: Queue) -> None:
@@ -53,9 +60,10 @@ def test_fences_grow(store: Store, queue: Queue) -> None:
     fences = []
     for owner in (ANNA, BERT, ANNA):
         leases = claim(store.database, queue, queue.units(), owner=owner, lease_seconds=60)
-        fences += [lease.fence for lease in leases]
+        fences.append({lease.fence for lease in leases})
         release(store.database, leases)
-    assert fences == sorted(set(fences))
+    drawn = [fence for (fence,) in fences]
+    assert drawn == sorted(set(drawn)), "one for each claim"
 
 
 def test_an_expired_lease_is_lost_for_good(store: Store, queue: Queue) -> None:
@@ -95,7 +103,7 @@ def test_one_lost_lease_extends_none(store: Store, queue: Queue) -> None:
     with pytest.raises(LeaseLost):
         renew(store.database, leases, lease_seconds=5000)
     with store.database.read() as work:
-        rows = work.connection.execute(schema.lock.select().where(schema.lock.c.fence == leases[1].fence)).mappings()
+        rows = work.connection.execute(schema.lock.select().where(is_of(leases[1]))).mappings()
         assert rows.one()["lease_ms"] < work.now() + 2_000_000
 
 
@@ -116,6 +124,141 @@ def test_a_take_over_waits_for_the_critical_section(store: Store, queue: Queue) 
         assert taken == []
     thread.join(30)
     assert len(taken) == 1
+
+
+# -- attempts --------------------------------------------------------------------------------------------------------
+
+
+def claims(store: Store, queue: Queue, owner: Owner) -> bool:
+    """Tell whether an owner gets a unit; it is refused where it may work no more."""
+    try:
+        return bool(claim(store.database, queue, queue.units()[:1], owner=owner, lease_seconds=60))
+    except LeaseLost:
+        return False
+
+
+def test_an_older_attempt_never_takes_back(store: Store, queue: Queue) -> None:
+    older, newer = Owner("anna", "1"), Owner("anna", "2")
+    assert claims(store, queue, older)
+    assert claims(store, queue, newer)
+    assert not claims(store, queue, older)
+    with store.database.read() as work:
+        (holder,) = holders(work, queue, queue.units())
+    assert holder.owner == newer
+
+
+def test_an_older_attempt_that_holds_nothing_never_takes_over(store: Store, queue: Queue) -> None:
+    older, newer = Owner("anna", "1"), Owner("anna", "2")
+    begin_attempt(store.database, queue, older)
+    begin_attempt(store.database, queue, newer)
+    with pytest.raises(LeaseLost, match="was revoked, or taken over by a newer one"):
+        begin_attempt(store.database, queue, older)
+    assert not claims(store, queue, older)
+    assert claims(store, queue, newer)
+
+
+def test_an_attempt_that_begins_on_another_queue_takes_nothing_over(store: Store, queue: Queue) -> None:
+    other = store.configure_queue("other", buckets=8, buckets_per_range=2)
+    begin_attempt(store.database, queue, ANNA)
+    begin_attempt(store.database, other, Owner("anna", "2"))
+    assert claims(store, queue, ANNA)
+
+
+def test_a_revoked_attempt_gets_nothing_any_more_and_the_next_one_does(store: Store, queue: Queue) -> None:
+    begin_attempt(store.database, queue, ANNA)
+    assert revoke(store.database, "anna") == 0
+    assert not claims(store, queue, ANNA)
+    assert claims(store, queue, Owner("anna", "2"))
+
+
+def test_an_attempt_is_revoked_before_it_begins_with_all_that_it_submitted(store: Store, queue: Queue) -> None:
+    revoke(store.database, "anna", attempt="1")
+    with pytest.raises(LeaseLost):
+        begin_attempt(store.database, queue, ANNA.submitted())
+    assert claims(store, queue, Owner("anna", "2"))
+    running = BERT.submitted()
+    begin_attempt(store.database, queue, running)
+    revoke(store.database, "bert", attempt="1")
+    with pytest.raises(LeaseLost):
+        begin_attempt(store.database, queue, running)
+
+
+def test_a_program_takes_over_from_its_older_run_and_not_from_its_submission(store: Store, queue: Queue) -> None:
+    begin_attempt(store.database, queue, ANNA)
+    first, second = ANNA.submitted(), ANNA.submitted()
+    begin_attempt(store.database, queue, first)
+    begin_attempt(store.database, queue, second)
+    assert not claims(store, queue, first)
+    assert claims(store, queue, second)
+
+
+# -- many units ------------------------------------------------------------------------------------------------------
+
+
+def test_the_statements_of_a_claim_do_not_grow_with_its_units(store: Store) -> None:
+    counts = []
+    for units in (3, 300):
+        queue = store.configure_queue(f"q{units}", buckets=units, buckets_per_range=1)
+        with counted_statements(store) as seen:
+            leases = claim(store.database, queue, queue.units(), owner=ANNA, lease_seconds=60)
+            renew(store.database, leases, lease_seconds=60)
+            release(store.database, leases[:-1])
+            release(store.database, leases[-1:])
+        counts.append(len(seen))
+        assert len(leases) == units
+        with store.database.read() as work:
+            assert holders(work, queue, queue.units()) == []
+    assert counts[0] == counts[1]
+
+
+@contextlib.contextmanager
+def counted_statements(store: Store) -> Iterator[list[str]]:
+    seen: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    sa.event.listen(store.database.engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        sa.event.remove(store.database.engine, "before_cursor_execute", note)
+
+
+@pytest.mark.full("seventy thousand locks")
+def test_more_units_than_a_statement_has_parameters_are_claimed_renewed_and_given_back(store: Store) -> None:
+    """SQLite takes 32 766 parameters, PostgreSQL 65 535."""
+    queue = store.configure_queue("wide", buckets=70_000, buckets_per_range=1)
+    leases = claim(store.database, queue, queue.units(), owner=ANNA, lease_seconds=60)
+    renew(store.database, leases, lease_seconds=60)
+    release(store.database, leases[::2])
+    assert len(claim(store.database, queue, queue.units(), owner=BERT, lease_seconds=60)) == 35_000
+
+
+@pytest.mark.parametrize("store_url", ["postgresql-clock"], indirect=True)
+def test_a_claim_and_a_critical_section_that_draws_an_id_do_not_deadlock(store: Store, queue: Queue) -> None:
+    """The ids of this store come from a row: who has locked it must not wait for a lock's row."""
+    free, held = queue.units()[:2]
+    (lease,) = claim(store.database, queue, [held], owner=ANNA, lease_seconds=60)
+    claimed: list[Lease] = []
+    thread = threading.Thread(
+        target=lambda: claimed.extend(claim(store.database, queue, [free, held], owner=BERT, lease_seconds=60))
+    )
+    with store.database.begin() as work:
+        hold(work, lease)
+        thread.start()
+        wait_until(lambda: waits(store), "the claim does not wait for the critical section")
+        store.database.dialect.draw(work.connection)
+    thread.join(30)
+    assert [lease.range for lease in claimed] == [free]
+
+
+def waits(store: Store) -> bool:
+    with store.database.read() as work:
+        found = work.connection.exec_driver_sql(
+            "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        return found.first() is not None
 
 
 def test_a_lease_survives_the_way_through_json(store: Store, queue: Queue) -> None:

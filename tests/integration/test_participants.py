@@ -78,6 +78,21 @@ def work(tx: TransactionContext, resources: list[Resource]) -> None:
     tx.checkpoint()
 
 
+def test_it_joins_before_the_first_read_or_not_at_all(store: Store) -> None:
+    """A short transaction reads in a snapshot that has no id to tell others."""
+    resource = Resource("late")
+    with store.transaction() as tx:
+        tx.table("t").get("a", "n")
+        with pytest.raises(InvalidArgument, match="before the first read"):
+            tx.join(resource)
+        assert tx.id
+        with pytest.raises(InvalidArgument, match="before the first read"):
+            tx.join(resource)
+        tx.table("t").set("a", "n", b"1")
+    assert resource.calls == []
+    assert read(store, "a") == b"1"
+
+
 def test_all_are_called_in_order(store: Store) -> None:
     resources = [Resource("first"), Resource("second")]
     with store.transaction() as tx:
@@ -193,8 +208,8 @@ def test_a_failure_after_the_commit_leaves_it_committed(store: Store, position: 
 def test_a_conflict_of_the_store_rolls_all_back(store: Store) -> None:
     resource = Resource("r")
     with pytest.raises(ConflictError), store.transaction() as tx:
-        tx.table("t").get("a", "n")
         work(tx, [resource])
+        tx.table("t").get("a", "n")
         write(store, "a", b"other")
     assert resource.calls[-2:] == ["persist", "rollback"]
     assert resource.data == {}

@@ -16,7 +16,7 @@ from tests.support.servers import RedisServer, free_port
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.retry import Retry
-from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec
+from export_queue.core.sinks import ApplyResult, Claim, Operations, RedisSink, SinkSpec
 from export_queue.core.testing import SinkConformance
 
 
@@ -190,6 +190,29 @@ def test_a_key_that_turns_into_no_set_in_between_is_rejected_and_heals(make, red
 
 
 # Servers that take nothing
+
+
+@pytest.mark.parametrize("guard", ["seq", "fence"])
+def test_a_value_that_is_longer_than_the_server_takes_is_rejected_alone(make, redis_client, configured, guard):
+    configured("proto-max-bulk-len", str(1 << 20))
+    sink = admit(make(guard=guard))
+    writer = sink if guard == "seq" else sink.claim([Claim("u", 7)])[0]
+    sizes = [10, (1 << 20) + 1, 1 << 20]
+    batch = Operations(["o"] * 3, [b"%d" % n for n in range(3)], [b"x" * size for size in sizes], [5] * 3, range(3))
+    result = writer.apply(batch)
+    assert (result.written, [one.position for one in result.rejected]) == (2, [1])
+    assert "1048577 bytes in one piece" in result.rejected[0].reason
+    assert sorted(redis_client.keys("o:*")) == [b"o:0", b"o:2"]
+
+
+def test_a_hash_is_as_long_as_its_longest_field(make, redis_client, configured):
+    configured("proto-max-bulk-len", str(1 << 20))
+    sink = admit(make(target="hash"))
+    sink.apply(puts(b"1", document=b'{"a":1}'))
+    long = b"x" * 700_000
+    documents = [b'{"a":"%b","b":"%b"}' % (long, long), b'{"a":"%b"}' % (long + long)]
+    result = sink.apply(Operations(["orders"] * 2, [b"1", b"2"], documents, [9] * 2, range(2)))
+    assert (result.written, [one.position for one in result.rejected]) == (1, [1])
 
 
 def test_a_full_server_refuses_and_nothing_is_half_applied(make, redis_client, configured):

@@ -30,12 +30,12 @@ from export_queue.core.errors import (
 from export_queue.core.store import CommitCall, Snapshot, Version, Writes, schema
 from export_queue.core.store.creation import create
 from export_queue.core.store.queries.conflict_keys import row_key
+from export_queue.core.store.registration import Kind
 from export_queue.core.transactions import expire, take_snapshot
 
 POOLER = pytest.param("postgresql-pooler", marks=VARIANT)
 CLOCK = pytest.param("postgresql-clock", marks=VARIANT)
 sequence_ways = pytest.mark.parametrize("store_url", ["postgresql", POOLER], indirect=True)
-row_ways = pytest.mark.parametrize("store_url", ["postgresql-pooler", "postgresql-clock"], indirect=True)
 all_ways = pytest.mark.parametrize("store_url", ["postgresql", POOLER, CLOCK], indirect=True)
 locks_only = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 
@@ -61,9 +61,11 @@ def start(store: Store, connection: sa.Connection, **options: Any) -> Started:
     return Started(*store.database.dialect.start(connection, **options))
 
 
-def commit(store: Store, connection: sa.Connection, started: Started, *, row: bytes = b"a") -> int:
+def commit(
+    store: Store, connection: sa.Connection, started: Started, *, row: bytes = b"a", kind: Kind = "short"
+) -> int:
     call = CommitCall(
-        kind="short",
+        kind=kind,
         request=uuid4(),
         transaction=started.id,
         snapshot=Snapshot(started.id - 1, started.excluded, (started.id,)),
@@ -121,7 +123,7 @@ def test_a_later_id_waits_until_a_smaller_one_is_registered(store: Store, applic
         ThreadPoolExecutor(2) as pool,
         store.database.connect() as one,
         store.database.connect() as two,
-        seam(application, "xq_draw_v1", r"id := setval[^;]*;") as open_seam,
+        seam(application, "xq_draw_v1", r"id := setval[^;]*;\s*end if;") as open_seam,
     ):
         first = pool.submit(start, store, one)
         wait_until(lambda: waiting(application) == 1, "the first does not wait at the seam")
@@ -132,7 +134,7 @@ def test_a_later_id_waits_until_a_smaller_one_is_registered(store: Store, applic
         assert first.result().id in second.result().excluded
 
 
-@row_ways
+@all_ways
 def test_an_id_is_in_progress_before_its_row_is_visible(store: Store, application: psycopg.Connection[Any]) -> None:
     with ThreadPoolExecutor(2) as pool, store.database.connect() as one, store.database.connect() as two:
         with application.transaction():
@@ -147,24 +149,6 @@ def test_an_id_is_in_progress_before_its_row_is_visible(store: Store, applicatio
         assert early.id < late.id
         assert early.id in late.excluded
         assert set(excluded(store)) == {early.id, late.id}
-
-
-@locks_only
-def test_an_id_stays_listed_while_its_commit_takes_over_the_lock(
-    store: Store, application: psycopg.Connection[Any]
-) -> None:
-    with (
-        ThreadPoolExecutor(1) as pool,
-        store.database.connect() as connection,
-        seam(application, "xq_prove_v1", r"if for_session then.*?end if;") as open_seam,
-    ):
-        started = start(store, connection)
-        done = pool.submit(commit, store, connection, started)
-        wait_until(lambda: waiting(application) == 1, "the commit does not wait at the seam")
-        seen = excluded(store)
-        open_seam()
-        assert done.result() == started.id
-        assert seen == (started.id,)
 
 
 @all_ways
@@ -247,7 +231,7 @@ def sees(snapshot: Snapshot, transaction: int) -> bool:
 
 @all_ways
 @pytest.mark.parametrize("starts", [pytest.param(True, id="start"), pytest.param(False, id="observe")])
-def test_who_sees_a_commit_sees_what_was_committed_before_it(
+def test_a_reader_that_sees_a_commit_sees_what_was_committed_before_it(
     store: Store, application: psycopg.Connection[Any], starts: bool
 ) -> None:
     """Also if what was committed before it started after the snapshot had begun."""
@@ -279,35 +263,41 @@ def test_who_sees_a_commit_sees_what_was_committed_before_it(
 def test_a_commit_between_the_list_and_the_rows_is_seen_with_the_ones_behind_it(
     store: Store, store_url: str, application: psycopg.Connection[Any]
 ) -> None:
-    """A short transaction, which is in the list of locks, and a long one, which is in the active rows."""
+    """A bound transaction, which is in the list of locks, and a long one, which is in the active rows."""
     with Store.open(store_url) as direct, direct.database.connect() as connection:
         long = store.begin()
-        short = start(direct, connection)
+        connection.exec_driver_sql("begin")
+        bound = start(direct, connection, kind="bound")
+        number = commit(direct, connection, bound, kind="bound")
         with slow_snapshot(store, application, BEHIND_THE_LIST) as (slow, _):
-            commit(direct, connection, short)
+            connection.exec_driver_sql("commit")
             store.commit(long)
-        assert sees(slow.result(), short.id) or not sees(slow.result(), int(long["id"]))
+        assert sees(slow.result(), number) or not sees(slow.result(), int(long["id"]))
 
 
 @locks_only
 def test_a_commit_whose_lock_is_still_held_is_seen(store: Store, application: psycopg.Connection[Any]) -> None:
     """A server makes a commit visible, then frees its locks, then answers: others may write and answer in between."""
     with store.database.connect() as connection:
-        started = start(store, connection)
-        key = started.id ^ mask(store)
+        connection.exec_driver_sql("begin")
+        started = start(store, connection, kind="bound")
+        number = commit(store, connection, started, kind="bound")
+        key = number ^ mask(store)
         connection.exec_driver_sql("select pg_advisory_lock(%s)", (key,))  # once more: the commit frees its own only
-        commit(store, connection, started)
+        connection.exec_driver_sql("commit")
         with store.transaction() as tx:
             tx.table("t").set("a", "n", b"over it")
         snapshot = start(store, connection)
         connection.exec_driver_sql("select pg_advisory_unlock(%s)", (key,))
-        assert started.id not in snapshot.excluded
+        assert number not in snapshot.excluded
 
 
 @locks_only
 def test_a_checkpoint_on_its_way_is_no_pointer_of_its_own(store: Store, application: psycopg.Connection[Any]) -> None:
     """A snapshot has all write pointers of a transaction, or none."""
     long = store.begin()
+    with store.resume(long) as tx:
+        tx.table("t").set("a", "n", b"1")
     with (
         ThreadPoolExecutor(1) as pool,
         store.database.connect() as connection,
@@ -318,8 +308,6 @@ def test_a_checkpoint_on_its_way_is_no_pointer_of_its_own(store: Store, applicat
         with slow_snapshot(store, application, BEHIND_THE_LIST) as (slow, _):
             open_seam()
             checkpoint.result()
-            with store.resume(long) as tx:
-                tx.table("t").set("a", "n", b"1")
             store.commit(long)
         assert slow.result().excluded == ()
 
@@ -379,22 +367,7 @@ def test_two_transactions_on_one_connection_are_proven_each_by_itself(store: Sto
         assert excluded(store) == ()
 
 
-@locks_only
-@pytest.mark.parametrize("mishap", ["discard all", "select pg_advisory_unlock_all()", "another session"])
-def test_a_registration_that_is_lost_is_refused_at_the_commit(store: Store, mishap: str) -> None:
-    with store.database.connect() as connection, store.database.connect() as another:
-        started = start(store, connection)
-        if mishap != "another session":
-            connection.exec_driver_sql(mishap)
-        with pytest.raises(RegistrationLost, match="behind_pooler=True"):
-            commit(store, another if mishap == "another session" else connection, started)
-        if mishap == "another session":
-            assert commit(store, connection, started) == started.id
-        else:
-            assert excluded(store) == ()
-
-
-@row_ways
+@all_ways
 @pytest.mark.parametrize("mishap", ["discard all", "another session"])
 def test_a_row_registers_on_whatever_session(store: Store, mishap: str) -> None:
     with store.database.connect() as connection, store.database.connect() as another:
@@ -424,7 +397,8 @@ def test_the_same_commit_after_a_refusal_is_refused_again(store: Store) -> None:
 @locks_only
 def test_the_id_of_a_session_that_ends_leaves_the_list(store: Store, application: psycopg.Connection[Any]) -> None:
     with store.database.connect() as connection:
-        started = start(store, connection)
+        connection.exec_driver_sql("begin")
+        started = start(store, connection, kind="bound")
         pid = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
         assert excluded(store) == (started.id,)
         application.execute("select pg_terminate_backend(%s)", (pid,))
@@ -443,7 +417,8 @@ def test_clients_of_both_ways_share_a_store(store: Store, store_url: str) -> Non
             commit(pooled, two, younger)
             with pytest.raises(ConflictError):
                 commit(direct, one, youngest)
-            direct.database.dialect.abort(one, kind="short", transaction=older.id)
+            for left in (older, youngest):
+                direct.database.dialect.abort(one, kind="short", transaction=left.id)
         assert excluded(store) == ()
 
 
@@ -473,9 +448,7 @@ def cancelling(application: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 @locks_only
-@pytest.mark.parametrize(
-    "call", ["xq_draw_v1(false, true)", "xq_free_v1((export_queue.xq_draw_v1(true, true)).id)", "xq_take_snapshot_v1()"]
-)
+@pytest.mark.parametrize("call", ["xq_draw_v1(true, true)", "xq_take_snapshot_v1()"])
 def test_a_cancel_at_any_time_leaves_the_gate_free(
     store: Store, store_url: str, application: psycopg.Connection[Any], call: str
 ) -> None:
@@ -521,18 +494,6 @@ def test_cancelled_starts_and_aborts_leave_no_id_in_progress(
     wait_until(lambda: excluded(store) == (), "an id stays in progress")
 
 
-@locks_only
-def test_an_abort_that_fails_keeps_no_id_with_the_pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise StoreUnavailable("cancelled")
-
-    with pytest.raises(KeyError), store.transaction() as tx:
-        assert tx.id
-        monkeypatch.setattr(store.database.dialect, "abort", fail)
-        raise KeyError
-    wait_until(lambda: excluded(store) == (), "the id stays in progress")
-
-
 @sequence_ways
 def test_a_time_out_while_waiting_for_the_gate_leaves_nothing(
     store: Store, application: psycopg.Connection[Any]
@@ -565,9 +526,9 @@ def test_locks_of_an_application_are_neither_waited_for_nor_read_as_ids(
     application.execute("select pg_advisory_lock(%s::int, %s::int)", (high, low - (1 << 32 if low >> 31 else 0)))
     assert excluded(store) == ()
     with store.transaction() as tx:
+        assert opened_by(tx).value.excluded == frozenset()
         assert tx.table("t").get("a", "n") is None
         tx.table("t").set("a", "n", b"1")
-        assert opened_by(tx).value.excluded == frozenset()
     with store.transaction() as tx:
         assert tx.table("t").get("a", "n") == b"1"
 
@@ -675,9 +636,12 @@ def test_a_full_lock_table_is_a_clear_transient_error(own_server: PostgresServer
             with pytest.raises(psycopg.errors.OutOfMemory):
                 application.execute("select count(pg_advisory_lock(i)) from generate_series(1, 1000000) i")
             try:
-                with pytest.raises(StoreUnavailable, match="max_locks_per_transaction"):
+                with (
+                    pytest.raises(StoreUnavailable, match="max_locks_per_transaction"),
+                    store.database.dialect.transaction(connection),
+                ):
                     for _ in range(2000):  # what is left has room for some
-                        start(store, connection)
+                        store.database.dialect.draw(connection)
             finally:
                 application.execute("select pg_advisory_unlock_all()")
         with store.transaction() as tx:
@@ -775,16 +739,6 @@ def test_eight_clients_share_three_sessions_behind_pgbouncer(pooled_url: str, po
                 )
             ).scalar_one()
         assert sessions <= 3
-
-
-def test_a_client_that_does_not_say_that_it_is_behind_pgbouncer_is_told_so(pooled_url: str) -> None:
-    with Store.open(pooled_url) as store, psycopg.connect(pooled_url.replace("+psycopg", "")) as other:
-        other.execute("select 1")  # its SQL transaction has one session of the server
-        with pytest.raises(RegistrationLost, match="behind_pooler=True"), store.transaction() as tx:
-            tx.table("t").get("a", "n")  # registered in another one
-            other.commit()
-            other.execute("select 1")
-            tx.table("t").set("a", "n", b"1")
 
 
 def test_everything_else_works_behind_pgbouncer(pooled_url: str) -> None:

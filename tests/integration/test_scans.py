@@ -10,9 +10,10 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.contexts import opened_by
+from tests.support.patience import AT_ONCE
 
 from export_queue.core.client import Store
-from export_queue.core.maintenance import maintain
+from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.store import Span
 
 _names = itertools.count()
@@ -59,7 +60,7 @@ def test_a_scan_reads_its_snapshot_whatever_happens_between_its_pages(
             found.append(cell)
             for act in ["clean up", *meanwhile]:
                 if act == "clean up":
-                    maintain(store.database, snapshot_age=0)
+                    maintain(store.database, patience=AT_ONCE if is_long else Patience(between_calls=0))
                 else:
                     commit(store, name, act)
     assert found == sorted((*cell, value) for cell, value in expected.items() if value is not None)

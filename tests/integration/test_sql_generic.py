@@ -106,7 +106,7 @@ def test_fields_become_typed_columns_and_others_are_rejected_alone(url, make):
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["a row that is there", "a row that is missing"])
-def test_who_read_before_a_newer_one_wrote_does_not_undo_it(url, make, monkeypatch, there):
+def test_a_batch_that_read_before_a_newer_one_wrote_does_not_undo_it(url, make, monkeypatch, there):
     """Between reading the ranks and writing, another applier writes a newer version."""
     sink, other = admit(make(url)), admit(make(url))
     for one in (sink, other):

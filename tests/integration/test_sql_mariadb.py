@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.retry import Retry
-from export_queue.core.sinks import ApplyResult, Operations, SqlSink
+from export_queue.core.sinks import ApplyResult, Claim, Operations, SqlSink
 from export_queue.core.sinks.sql.dialects.mysql import MySqlDialect, _written
 
 TABLE = (
@@ -258,3 +258,60 @@ def test_tables_of_another_database_are_named_by_a_schema(mariadb_url, mariadb_s
     assert execute(mariadb_server.url(other), "SELECT id FROM t_orders_live") == [("1",)]
     assert execute(mariadb_url, "SHOW TABLES") == []
     mariadb_server.drop_database(other)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("ADD UNIQUE KEY one (document(9))", "other unique columns"),
+        ("MODIFY id varchar(99) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci", "takes different ids for one"),
+    ],
+)
+@pytest.mark.parametrize("guard", ["seq", "fence"])
+def test_a_table_that_is_altered_during_a_drain_is_looked_at_again(mariadb_url, make, change, problem, guard):
+    sink = admit(make(mariadb_url, guard=guard))
+    sink.create("orders")
+    writer = sink if guard == "seq" else sink.claim([Claim("u", 7)])[0]
+    assert writer.apply(puts(b"a", seq=9)).written == 1
+    execute(mariadb_url, f"ALTER TABLE orders {change}")
+    for _ in range(2):
+        with pytest.raises(SinkConfigurationError, match=problem):
+            writer.apply(puts(b"A", seq=5))
+    assert execute(mariadb_url, "SELECT id FROM orders") == [("a",)]
+    execute(mariadb_url, "DROP TABLE orders", "DROP VIEW IF EXISTS orders_live")
+    make(mariadb_url, guard=guard).create("orders")
+    assert writer.apply(puts(b"a", b"A", seq=5)).written == 2
+
+
+def test_a_column_that_is_added_during_a_drain_disturbs_nothing(mariadb_url, make):
+    sink = admit(make(mariadb_url))
+    sink.apply(puts(b"a"))
+    execute(mariadb_url, "ALTER TABLE orders ADD COLUMN more int DEFAULT 7")
+    assert sink.apply(puts(b"a", b"b", seq=6)) == ApplyResult(2, 0)
+
+
+def test_a_row_that_a_trigger_refuses_or_no_partition_takes_is_isolated(mariadb_url, make):
+    execute(mariadb_url, TABLE + " PARTITION BY RANGE COLUMNS (id) (PARTITION p VALUES LESS THAN ('n'))")
+    execute(
+        mariadb_url,
+        "CREATE TRIGGER picky BEFORE INSERT ON orders FOR EACH ROW "
+        "IF NEW.id = 'bad' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF",
+    )
+    result = admit(make(mariadb_url)).apply(puts(b"a", b"bad", b"m", b"z"))
+    assert (result.written, [one.position for one in result.rejected]) == (2, [1, 3])
+    assert "1644: not this one" in result.rejected[0].reason
+
+
+def test_names_of_tables_fold_as_the_server_folds_them(mariadb_url, make):
+    sink = admit(make(mariadb_url))
+    assert sink._folds_names() is False
+    sink.apply(puts(b"1", collection="Orders"))
+    assert execute(mariadb_url, "SELECT document FROM `Orders`") == [("x",)]
+    with MariaDbServer({"lower-case-table-names": "1"}) as server:
+        url = server.url(server.create_database())
+        sink = admit(make(url))
+        result = sink.apply(puts(b"1", seq=7, collection="Orders")), sink.apply(puts(b"1", seq=5, collection="ORDERS"))
+        assert result == (ApplyResult(1, 0), ApplyResult(0, 1))
+        batch = Operations(["Orders", "orders"], [b"2", b"2"], [b"old", b"new"], [5, 7], [0, 1])
+        assert sink.apply(batch) == ApplyResult(1, 1)
+        assert execute(url, "SELECT * FROM orders_live") == [("1", "x"), ("2", "new")]

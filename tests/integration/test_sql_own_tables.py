@@ -143,6 +143,20 @@ def test_a_table_that_is_there_becomes_a_sink_by_the_printed_ddl(url, make):
     assert make(url, **options).ddl("any").count(";") == 1, "what is there is not printed again"
 
 
+def test_columns_that_a_table_lacks_are_added_by_the_printed_ddl(url, make):
+    admit(make(url, columns={"a": "text", "c": "text"})).apply(puts(b"1", document=b'{"a":"x","c":"y"}'))
+    options = {"columns": {"a": "text", "b": "numeric", "c": "text"}}
+    with pytest.raises(SinkConfigurationError, match="missing columns: b") as caught:
+        make(url, **options).create("orders")
+    printed = make(url, **options).ddl("orders").partition(";\n")[2]
+    assert "CREATE TABLE" not in printed
+    assert printed in caught.value.hint
+    execute(url, *printed.split(";\n")[:-1])
+    sink = admit(make(url, **options))
+    assert sink.apply(puts(b"1", seq=6, document=b'{"a":"x","b":7.5,"c":"y"}')).written == 1
+    assert execute(url, "SELECT id, a, b + 0.0, c FROM orders_live") == [("1", "x", 7.5, "y")]
+
+
 def test_rows_whose_rank_is_null_are_older_than_anything(url, make):
     sink = make(url)
     sink.create("orders")

@@ -223,6 +223,19 @@ def test_rows_that_the_database_refuses_are_isolated(url, make):
     assert sink.apply(Operations(["orders"], [b"077"], [b"mended"], [5], [0])).written == 1
 
 
+def test_a_row_that_a_trigger_refuses_is_isolated(postgres_url, make):
+    sink = admit(make(postgres_url))
+    sink.create("orders")
+    execute(
+        postgres_url,
+        "CREATE FUNCTION picky() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$",
+        "CREATE TRIGGER picky BEFORE INSERT ON orders FOR EACH ROW WHEN (NEW.id = 'bad') EXECUTE FUNCTION picky()",
+    )
+    result = sink.apply(puts(b"a", b"bad", b"z"))
+    assert (result.written, [one.position for one in result.rejected]) == (2, [1])
+    assert result.rejected[0].reason == "P0001: not this one"
+
+
 def test_json_that_postgresql_alone_refuses_is_isolated(postgres_url, make):
     sink = admit(make(postgres_url, document="json"))
     documents = [b'{"a":1}', b'{"a":"\\u0000"}', b"no json", b'{"b":2}']

@@ -16,6 +16,7 @@ from tests.model.mortal import Crash, Life, live
 from tests.model.seen import Seen, all_rows, differences, look
 from tests.model.world import World
 from tests.support.contexts import catalogue_of
+from tests.support.patience import AT_ONCE
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.maintenance import maintain
@@ -153,7 +154,7 @@ class CrashingMachine(RuleBasedStateMachine):
     def clean_up(self, store: Store) -> None:
         """Clean up all there is to clean up."""
         now = self.world.now()
-        report = maintain(store.database, snapshot_age=0)
+        report = maintain(store.database, patience=AT_ONCE)
         assert report.expired == self.model.expire(now)
         assert report.pruned == self.model.prune(1000)
         assert report.idempotency_keys == self.forget(self.model, DAY, 30 * DAY)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
-from export_queue.core.client import Level
 from export_queue.core.errors import (
     AlreadyCommitted,
     CommitRefused,
@@ -21,6 +20,7 @@ from export_queue.core.errors import (
     SnapshotTooOld,
     TransactionTimeout,
 )
+from export_queue.core.transactions import Level
 
 Cell = tuple[str, bytes, bytes]
 """Table, row, column."""

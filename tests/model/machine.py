@@ -17,15 +17,16 @@ from tests.model.seen import Seen, entries_of, look
 from tests.model.working import WorkingMachine
 from tests.support.contexts import catalogue_of, context_of, opened_by
 
-from export_queue.core.client import Level, Retry, Store, TransactionContext
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import (
     AlreadyCommitted,
     CommitOutcomeUnknown,
     RegistrationLost,
 )
-from export_queue.core.maintenance import maintain
+from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.queue import Position, bucket, remove_entries, remove_span
-from export_queue.core.transactions import OpenTransaction, Transaction, expire, prune, take_snapshot
+from export_queue.core.retry import Retry
+from export_queue.core.transactions import Level, OpenTransaction, Transaction, expire, prune, take_snapshot
 
 
 class StoreMachine(WorkingMachine):
@@ -386,7 +387,10 @@ class StoreMachine(WorkingMachine):
                 lambda model, _: forget(model, outcomes, idempotency_keys),
             ]
             report = maintain(
-                store.database, snapshot_age=age, keep_outcomes=outcomes, keep_idempotency_keys=idempotency_keys
+                store.database,
+                patience=Patience(seconds=age, between_calls=0),
+                keep_outcomes=outcomes,
+                keep_idempotency_keys=idempotency_keys,
             )
             assert report.expired == self.model.expire(now)
             assert report.pruned == self.model.prune(1000)

@@ -8,7 +8,7 @@ from tests.model.crashing import CrashingMachine
 from tests.model.expected import WEAK, Cell, Tx
 from tests.support.contexts import opened_by
 
-from export_queue.core.client import Level, TransactionContext
+from export_queue.core.client import TransactionContext
 from export_queue.core.errors import (
     ExportQueueError,
     RegistrationLost,
@@ -16,6 +16,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.store import Span
 from export_queue.core.store.queries import cleanup
+from export_queue.core.transactions import Level
 
 
 class WorkingMachine(CrashingMachine):

@@ -95,7 +95,7 @@ def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_
     }
     assert {document["library"].partition(".zip")[1] for document in documents.values()} == {".zip"}
     (letter,) = orders.dead_letters.list("orders")
-    assert (letter.position.key, letter.reason, letter.drain) == (b"bad", "refused by the exporter", job.drain_id)
+    assert (letter.position.key, letter.reason, letter.drain_id) == (b"bad", "refused by the exporter", job.drain_id)
 
     shown = "\n".join(
         [submission.output(), *submission.command, *(path.read_text() for path in events.rglob("*") if path.is_file())]

@@ -70,6 +70,30 @@ def test_modes_in_which_records_cannot_be_replaced_are_refused(mode):
     assert mode in problem
 
 
+TERM = {"term": {"_xq.deleted": True}}
+
+
+@pytest.mark.parametrize(
+    ("about", "fits"),
+    [
+        ({"filter": {"bool": {"must_not": {"term": {"_xq.deleted": {"value": "true"}}}}}}, True),
+        ({"filter": {"bool": {"must_not": [TERM]}}, "is_write_index": True}, True),
+        ({"filter": {"bool": {"must_not": [TERM, {"term": {"hidden": True}}]}}}, False),
+        ({"filter": {"bool": {"must_not": [TERM], "filter": [{"term": {"a": 1}}]}}}, False),
+        ({"filter": {"bool": {"must_not": [{"term": {"_xq.deleted": False}}]}}}, False),
+        ({"filter": {"bool": {"must": [TERM]}}}, False),
+        ({"filter": TERM}, False),
+        ({}, False),
+        ({"filter": {"bool": {"must_not": [TERM]}}, "index_routing": "1", "search_routing": "1"}, False),
+        ({"filter": {"bool": {"must_not": [TERM]}}, "search_routing": "1"}, False),
+    ],
+)
+def test_an_alias_hides_tombstones_and_nothing_else(about, fits):
+    name, body = indices.definition("orders")
+    problems = indices.misfits("orders", {name: {**body, "aliases": {"orders": about}}})
+    assert len(problems) == (not fits)
+
+
 def test_an_index_that_wants_a_routing_is_refused():
     name, body = indices.definition("orders")
     (problem,) = indices.misfits(

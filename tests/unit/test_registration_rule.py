@@ -6,24 +6,16 @@ import pytest
 
 from export_queue.core.store.registration import IdSource, Kind, Registration, registration_of
 
-TABLE: dict[Kind, tuple[Registration, Registration, Registration]] = {
-    # by locks, by locks behind a pooler, by a clock
-    "write": ("commit", "commit", "row"),
-    "short": ("session", "row", "row"),
-    "bound": ("transaction", "transaction", "row"),
-    "long": ("rows", "rows", "rows"),
+TABLE: dict[tuple[Kind, bool], dict[IdSource, Registration]] = {
+    ("write", False): {"sequence": "commit", "clock": "row"},
+    ("short", False): {"sequence": "commit", "clock": "row"},
+    ("short", True): {"sequence": "row", "clock": "row"},
+    ("bound", True): {"sequence": "transaction", "clock": "row"},
+    ("long", True): {"sequence": "rows", "clock": "rows"},
 }
 
 
-@pytest.mark.parametrize("kind", TABLE)
-@pytest.mark.parametrize(
-    ("column", "id_source", "owns_session"), [(0, "sequence", True), (1, "sequence", False), (2, "clock", True)]
-)
-def test_a_kind_and_a_way_to_the_store_have_one_registration(
-    kind: Kind, column: int, id_source: IdSource, owns_session: bool
-) -> None:
-    assert registration_of(kind, id_source=id_source, owns_session=owns_session) == TABLE[kind][column]
-
-
-def test_a_clock_registers_by_rows_behind_a_pooler_too() -> None:
-    assert registration_of("short", id_source="clock", owns_session=False) == "row"
+@pytest.mark.parametrize(("kind", "has_id"), TABLE)
+@pytest.mark.parametrize("id_source", ["sequence", "clock"])
+def test_a_kind_has_one_registration_in_a_store(kind: Kind, has_id: bool, id_source: IdSource) -> None:
+    assert registration_of(kind, id_source=id_source, has_id=has_id) == TABLE[kind, has_id][id_source]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import orjson
 import pytest
 from hypothesis import example, given
@@ -11,12 +13,15 @@ from redis.crc import key_slot
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.queue import bucket
 from export_queue.core.sinks import MAX_SEQ, Operations
+from export_queue.core.sinks.json_texts import numbers_in, texts_of
 from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.targets import TARGETS
 from export_queue.core.sinks.sql import statements, tables
-from export_queue.core.sinks.sql.tables import Column, Contents, Limits, Table, rows_of
+from export_queue.core.sinks.sql.rows import Limits, rows_of
+from export_queue.core.sinks.sql.tables import Column, Contents, Table, Unfit
+from export_queue.core.sinks.sql.values import as_literal, as_native, as_text
 
-LIMITS = Limits(id_bytes=20, values_as_text=True)
+LIMITS = Limits(id_bytes=20, convert=as_text)
 
 
 def operations(*rows: tuple[bytes, int, bytes | None], collection: str = "c:{id}") -> Operations:
@@ -48,6 +53,7 @@ def test_a_record_is_in_the_shard_of_its_bucket(ids, shards):
     [
         *("{collection}", "{id}{id}", "{key}:{id}", "xq:{id}", "", "{collection}:{seq}:{id}"),
         *("{id", "{id}}", "{id!r}", "{id:9}", "{{id}}:{id}", "{{collection}}:{collection}:{id}", "{{xq}}", "{}:{id}"),
+        "{{collection}}:{id}",
     ],
 )
 def test_templates_without_one_id_or_with_our_keys_are_refused(template):
@@ -79,6 +85,24 @@ def test_collections_that_could_make_two_records_one_key_are_refused():
     filled, refused = layout.fill_collections("{collection}:{id}", ["a", "a:b", "", "{id}", "é"])
     assert filled == {"a": "a:{id}"}
     assert set(refused) == {"a:b", "", "{id}", "é"}
+
+
+@pytest.mark.parametrize("between", ["", "_", "-", ".", "__a.-9"])
+@pytest.mark.parametrize("template", ["{collection}%s{id}", "{id}%s{collection}", "{{{collection}%s{id}}}"])
+def test_a_template_whose_keys_cannot_be_parted_again_is_refused(template, between):
+    with pytest.raises(SinkConfigurationError, match="two records could have one key"):
+        layout.check_template(template % between)
+
+
+_NAMES = st.text("ab_.-", min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("template", ["{collection}:{id}", "a{id}_é-{collection}b", "{{{collection}}}{id}"])
+@given(st.lists(st.tuples(_NAMES, st.text("ab_.-:é}", max_size=5)), unique=True, min_size=2, max_size=20))
+def test_a_template_that_is_taken_gives_each_record_a_key_of_its_own(template, records):
+    filled, _ = layout.fill_collections(layout.check_template(template), [name for name, _ in records])
+    keys = layout.keys_of([filled[name] for name, _ in records], [record.encode() for _, record in records])
+    assert len(set(keys)) == len(records)
 
 
 def test_a_template_without_collection_takes_any():
@@ -173,16 +197,16 @@ FIELDS = {"n": "integer", "t": "text", "j": "json", "b": "boolean"}
 
 
 @pytest.mark.parametrize(
-    ("document", "as_text", "native"),
+    ("document", "textual", "native"),
     [
         (b'{"n":1,"t":"x","j":{"a":1},"b":true}', ("1", "x", '{"a":1}', "true"), (1, "x", '{"a":1}', True)),
         (b'{"t":5,"j":"x","more":1}', (None, "5", '"x"', None), (None, "5", '"x"', None)),
         (b'{"t":true,"n":1.5}', ("1.5", "true", None, None), (1.5, "true", None, None)),
     ],
 )
-def test_fields_become_columns(document, as_text, native):
+def test_fields_become_columns(document, textual, native):
     contents = Contents.of(FIELDS, "text")
-    for limits, values in ((LIMITS, as_text), (Limits(id_bytes=9, values_as_text=False), native)):
+    for limits, values in ((LIMITS, textual), (Limits(id_bytes=9, convert=as_native), native)):
         assert rows_of(operations((b"a", 3, document)), contents, limits) == ([("a", *values, 7, False)], {})
 
 
@@ -191,7 +215,7 @@ def test_fields_become_columns(document, as_text, native):
 )
 def test_documents_that_have_no_such_fields_are_unfit(document):
     contents = Contents.of(FIELDS, "text")
-    rows, reasons = rows_of(operations((b"a", 3, document)), contents, Limits(id_bytes=9, values_as_text=False))
+    rows, reasons = rows_of(operations((b"a", 3, document)), contents, Limits(id_bytes=9, convert=as_native))
     assert rows == []
     assert list(reasons) == [0]
 
@@ -211,3 +235,34 @@ def test_the_guard_is_strict_and_writes_every_column():
 def test_documents_survive_as_json_text():
     rows, _ = rows_of(operations((b"a", 3, orjson.dumps({"j": ["é"]}))), Contents.of({"j": "json"}, "text"), LIMITS)
     assert orjson.loads(rows[0][1]) == ["é"]
+
+
+# Numbers
+
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=9) | st.floats(allow_nan=False)
+objects = st.recursive(scalars, lambda some: st.lists(some, max_size=3) | st.dictionaries(st.text(), some, max_size=3))
+
+
+@given(st.dictionaries(st.text(max_size=5), objects, max_size=5), st.sampled_from([None, 1]), st.booleans())
+@example({'a"\\': '\\"', "]": ["}", {"[": "\\"}]}, None, True)
+def test_the_texts_of_an_object_are_the_very_ones(fields, indent, ascii_only):
+    text = json.dumps(fields, indent=indent, ensure_ascii=ascii_only)
+    assert {name: json.loads(found) for name, found in texts_of(text).items()} == fields
+
+
+def test_the_texts_of_an_object_keep_every_digit_at_any_depth():
+    deep = "[" * 1000 + "1.10" + "]" * 1000
+    assert texts_of(f'{{"a": 0.1e+5 ,"b":{deep}, "a":-1}}') == {"a": "-1", "b": deep}
+    assert list(numbers_in('{"1":[-1.50e-3,"2",true,{"x\\"3":4}]}')) == ["-1.50e-3", "4"]
+
+
+@pytest.mark.parametrize("number", ["12345678901234567.89", "18446744073709551616", "-9223372036854775809"])
+def test_json_that_a_database_keeps_as_doubles_is_refused_where_it_would_change(number):
+    column = Column("j", "json", doubles="json")
+    for taken in ("0.1", "18446744073709551615", "1e300", "-9223372036854775808", f'"{number}"'):
+        assert as_literal({"a": 1}, f'{{"a":{taken}}}', column)
+    with pytest.raises(Unfit, match="field 'j' is"):
+        as_literal({"a": 1}, f'{{"a":[{number}]}}', column)
+    whole = Contents((column,), whole=True)
+    batch = operations((b"a", 3, b"[%s]" % number.encode()))
+    assert list(rows_of(batch, whole, Limits(id_bytes=9, convert=as_literal))[1]) == [0]

@@ -104,8 +104,13 @@ def misfits(alias: str, found: Found) -> list[str]:
     problems: list[str] = []
     if str(behind.get("is_write_index", True)).lower() == "false":
         problems.append(f"index {name} is not its write index")
-    if f"{RESERVED}.deleted" not in json.dumps(behind.get("filter")):
-        problems.append(f"it has no filter that hides tombstones ({RESERVED}.deleted)")
+    if not _hides_tombstones(behind.get("filter")):
+        problems.append(
+            f"its filter is {json.dumps(behind.get('filter'))}: expected {json.dumps(_HIDDEN)}, which hides tombstones"
+            " and nothing else"
+        )
+    if routed := sorted(name for name in behind if name.endswith("routing")):
+        problems.append(f"it has a routing ({', '.join(routed)}): deliveries by another name would miss its records")
     durability = str(settings.get("translog", {}).get("durability", "request"))
     if durability.lower() != "request":
         problems.append(f"index {name} acknowledges before it writes (index.translog.durability {durability})")
@@ -123,6 +128,21 @@ def misfits(alias: str, found: Found) -> list[str]:
     if mappings.get("_routing", {}).get("required"):
         problems.append(f"index {name} wants a routing, which records do not have")
     return problems
+
+
+def _hides_tombstones(found: Any) -> bool:
+    """Tell whether a filter hides tombstones and nothing else, in any of the ways to write that."""
+    try:
+        ((kind, clauses),) = found.items()
+        ((occurrence, unwanted),) = clauses.items()
+        (clause,) = unwanted if isinstance(unwanted, list) else [unwanted]
+        ((query, fields),) = clause.items()
+        ((name, value),) = fields.items()
+        ((option, value),) = value.items() if isinstance(value, dict) else [("value", value)]
+    except (AttributeError, TypeError, ValueError):
+        return False
+    path = kind, occurrence, query, name, option, str(value).lower()
+    return path == ("bool", "must_not", "term", f"{RESERVED}.deleted", "value", "true")
 
 
 def read_control(source: Mapping[str, Any]) -> ControlRecord:

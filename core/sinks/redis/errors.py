@@ -48,7 +48,7 @@ ERRORS = ErrorTable(
         ErrorRow("MOVED", Fate.LATER, "another node serves the slot now: the sink asks again which one"),
         ErrorRow("ASK", Fate.LATER, "a slot is being moved to another node; try again"),
         ErrorRow("CLUSTERDOWN", Fate.LATER, "the cluster is not complete; try again"),
-        ErrorRow("NOSCRIPT", Fate.LATER, "somebody removed the server's scripts just now; try again"),
+        ErrorRow("NOSCRIPT", Fate.LATER, "the server has lost its scripts just now; try again"),
         ErrorRow("AUTH", Fate.REFUSED, "check user and password of the sink's connection"),
         ErrorRow("NOAUTH", Fate.REFUSED, "give the sink's connection a password"),
         ErrorRow("NOPERM", Fate.REFUSED, "grant the user the sink's commands and keys, those that begin with xq: too"),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any
 
 import orjson
 
-_DECODER = json.JSONDecoder()
+from export_queue.core.sinks.json_texts import texts_of
+
 _KINDS = {list: "array", str: "text", int: "number", float: "number", bool: "truth value", type(None): "null"}
 
 
@@ -28,7 +26,7 @@ def fields_of(document: bytes) -> list[bytes]:
     if not isinstance(found, dict):
         raise ValueError(f"the document is a JSON {_KINDS[type(found)]}, expected an object")
     # an integer that is larger than 64 bits comes as a float
-    texts = dict(_raw(document.decode())) if any(type(v) in (float, list, dict) for v in found.values()) else {}
+    texts = texts_of(document.decode()) if any(type(v) in (float, list, dict) for v in found.values()) else {}
     fields: list[bytes] = []
     for name, value in found.items():
         if value is not None:
@@ -44,21 +42,3 @@ def _text(value: Any, raw: str) -> bytes:
     if isinstance(value, bool):
         return b"true" if value else b"false"
     return b"%d" % value if isinstance(value, int) else raw.encode()
-
-
-def _raw(text: str) -> Iterator[tuple[str, str]]:
-    """Cut an object, which is known to be valid, into its fields: names, and values as they stand there."""
-    at = text.index("{") + 1
-    while (at := _skip(text, at)) < len(text) and text[at] != "}":
-        name, at = scanstring(text, at + 1)
-        start = _skip(text, text.index(":", at) + 1)
-        _, at = _DECODER.raw_decode(text, start)
-        yield name, text[start:at]
-        at = _skip(text, at)
-        at += text[at] == ","
-
-
-def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at

@@ -53,13 +53,16 @@ MAX_BYTES = 512 << 20
 """The longest string that Redis takes."""
 
 _COLLECTION = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_PART = re.compile(r"[^A-Za-z0-9_.-]")
+"""A character that no collection has: where one stands between collection and id, a key can be parted again."""
 
 
 def check_template(template: str) -> str:
     """Check a template of keys.
 
     :returns: the template, with single braces in place of doubled ones.
-    :raises SinkConfigurationError: no ``{id}`` or several, another placeholder, or keys that are the sink's.
+    :raises SinkConfigurationError: no ``{id}`` or several, another placeholder, keys that are the sink's, or
+        keys that do not tell where the collection ends and the id begins.
     """
     try:
         parts = list(Formatter().parse(template))
@@ -67,21 +70,30 @@ def check_template(template: str) -> str:
         raise SinkConfigurationError(f"key template {template!r}: {error}") from None
     names = [name for _, name, _, _ in parts if name is not None]
     read = "".join(text if name is None else f"{text}{{{name}}}" for text, name, _, _ in parts)
-    twice = read.count("{id}") > 1 or read.count("{collection}") > 1 or any(form or turn for _, _, form, turn in parts)
-    if names.count("id") != 1 or set(names) - {"id", "collection"} or twice:
+    # of doubled braces around these words nothing could tell later that they are no placeholders
+    literal = any(read.count(f"{{{name}}}") != names.count(name) for name in ("id", "collection"))
+    odd = literal or names.count("collection") > 1 or any(form or turn for _, _, form, turn in parts)
+    if names.count("id") != 1 or set(names) - {"id", "collection"} or odd:
         raise SinkConfigurationError(
             f"key template {template!r}: expected {{id}} once and perhaps {{collection}}, found {names or 'neither'}"
         )
     if read.encode().startswith(RESERVED):
         raise SinkConfigurationError(f"key template {template!r}: keys that begin with xq: are the sink's own")
+    between = re.search(r"{(?:id|collection)}(.*){(?:id|collection)}", read, re.DOTALL)
+    if between and not _PART.search(between[1]):
+        raise SinkConfigurationError(
+            f"key template {template!r}: {between[1] or 'nothing'!r} between collection and id may be part of both, so"
+            " that two records could have one key",
+            hint="put a character between them that no collection has, such as {collection}:{id}",
+        )
     return read
 
 
 def fill_collections(template: str, collections: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Put collections into a template of keys.
 
-    Only plain names: collection ``a`` with the id ``b:c`` and collection ``a:b`` with the id ``c`` would
-    be one key with two ranks.
+    Only plain names, which lack a character that the template has between collection and id: collection ``a`` with the
+    id ``b:c`` and collection ``a:b`` with the id ``c`` would be one key with two ranks.
 
     :returns: by collection, the template with nothing but ``{id}`` left, and why a collection is refused.
     """

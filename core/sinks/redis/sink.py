@@ -24,6 +24,7 @@ from export_queue.core.sinks.redis.incarnation import Incarnations
 from export_queue.core.sinks.redis.layout import Command
 from export_queue.core.sinks.redis.servers import Servers, check_server
 from export_queue.core.sinks.redis.single import SingleServer
+from export_queue.core.sinks.redis.sizes import refuse_long
 from export_queue.core.sinks.redis.targets import TARGETS, Kind
 
 
@@ -185,6 +186,7 @@ class RedisSink:
         self._target.refuse(targeted, reasons)
         with self._lock:
             self._agree_on_guard(set(templates.values()))
+            refuse_long(self._prepare, self._target, targeted, reasons)
             result = apply_batch(targeted, reasons=reasons, write=write, ttl=True)
             self._wait()
             return result

@@ -175,6 +175,9 @@ class Target(Protocol):
     def checked_keys(self, records: Records) -> list[bytes]:
         """Return the keys whose type must be looked at."""
 
+    def longest_part(self, record: bytes, document: bytes | None) -> int:
+        """Return the bytes of the longest part of an operation that travels in one piece."""
+
     def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
         """Return the commands that bring records to what the operations say."""
 
@@ -205,6 +208,10 @@ class StringTarget:
     def checked_keys(self, records: Records) -> list[bytes]:
         """None."""
         return []
+
+    def longest_part(self, record: bytes, document: bytes | None) -> int:
+        """The document is one part."""
+        return len(document or b"")
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
         """One MSET for the puts, one UNLINK for the deletes, a SET for each put with a time to live."""
@@ -239,6 +246,10 @@ class HashTarget(StringTarget):
                     fields_of(document)
                 except ValueError as error:
                     reasons[i] = str(error)
+
+    def longest_part(self, record: bytes, document: bytes | None) -> int:
+        """Each name and each value of a field is one."""
+        return 0 if document is None else max(map(len, fields_of(document)))
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
         """One UNLINK for all, so that no field of before stays; then an HSET for each put."""
@@ -291,6 +302,10 @@ class SetTarget:
         if not records.shards:  # no ranks: all records are meant
             return list(dict.fromkeys(records.keys))
         return list(dict.fromkeys(records.keys[i] for group in records.shards.values() for i in group))
+
+    def longest_part(self, record: bytes, document: bytes | None) -> int:
+        """Of the id only, since documents are not kept."""
+        return len(record)
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Command]:
         """One SADD and one SREM for each set."""

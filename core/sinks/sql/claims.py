@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateTable
 
 from export_queue.core.sinks.claims import Claim, needs_higher_fence, overtaken_error
 from export_queue.core.sinks.sql import tables
-from export_queue.core.sinks.sql.dialects import Dialect, TryAgain
+from export_queue.core.sinks.sql.dialects import KEPT_OUT, Dialect, Poison, TryAgain
 from export_queue.core.sinks.sql.marks import note_rows
 
 UNIT_TABLE = "xq_unit"
@@ -80,6 +80,7 @@ def write_under(
     :param rows: with rank and tombstone mark, as for a table that has them.
     :returns: how many rows there are: all of them are written.
     :raises LeaseLost: it has another one.
+    :raises Poison: the table does not do what it is told.
     """
     units = unit_table(schema)
     mine = units.c.unit == claim.unit
@@ -90,9 +91,9 @@ def write_under(
     width = len(table.keys)
     put = [row[:-2] for row in rows if not row[-1]]
     gone = [row[:width] for row in rows if row[-1]]
-    if put:
-        dialect.upsert(connection, table, put)
-    if gone:
-        dialect.delete(connection, table, gone)
+    if (put and dialect.upsert(connection, table, put) != len(put)) or (
+        gone and dialect.delete(connection, table, gone)
+    ):
+        raise Poison(KEPT_OUT)
     note_rows(connection, table, deleted=bool(gone))
     return len(rows)

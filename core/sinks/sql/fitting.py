@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, inspect
-from sqlalchemy.types import CHAR, BigInteger, Boolean, Date, Integer, String, Uuid, _Binary
+from sqlalchemy.types import (
+    CHAR,
+    JSON,
+    BigInteger,
+    Boolean,
+    Date,
+    DateTime,
+    Float,
+    Integer,
+    Numeric,
+    String,
+    Uuid,
+    _Binary,
+)
 
 from export_queue.core.sinks.sql.tables import DELETED, RANK, Column, Table
 
@@ -17,8 +30,8 @@ class Misfits:
     """What is wrong with a table's columns and keys; no problems if it can be a sink."""
 
     problems: list[str]
-    lacks_marks_only: bool = False
-    """Whether rank and tombstone mark are all that it lacks: they may be added."""
+    addable: Sequence[str] = ()
+    """The columns that it lacks, where they may be added: all but those of the key."""
 
 
 def misfits(connection: Connection, table: Table) -> Misfits:
@@ -34,7 +47,7 @@ def misfits(connection: Connection, table: Table) -> Misfits:
         found = [f"missing columns: {', '.join(missing)}"]
         if missing == [RANK, DELETED]:
             found.append("a table that was filled with guard='fence' has none of them: open it with that guard")
-        return Misfits(found, lacks_marks_only=missing == [RANK, DELETED])
+        return Misfits(found, addable=() if set(missing) & set(table.keys) else missing)
     ranks = [name for name in (RANK, DELETED) if name in columns and not table.ranked]
     if ranks:
         return Misfits(
@@ -76,6 +89,33 @@ def _bad_marks(table: Table, columns: Mapping[str, Any], database: str) -> list[
         if not columns[column.name]["nullable"]
     ]
     return problems
+
+
+def measured(connection: Connection, table: Table) -> Table:
+    """Learn what the columns of a table that is there keep of numbers and times.
+
+    :param connection: to its database.
+    :param table: the table, which fits.
+    """
+    found = {one["name"]: one["type"] for one in inspect(connection).get_columns(table.name, schema=table.schema)}
+    database = "mariadb" if getattr(connection.dialect, "is_mariadb", False) else connection.dialect.name
+    columns = tuple(_measured(column, found[column.name], database) for column in table.contents.columns)
+    return replace(table, contents=replace(table.contents, columns=columns))
+
+
+def _measured(column: Column, found: Any, database: str) -> Column:
+    if database == "sqlite":
+        # whatever the declared type, values stay as they are, but for numbers in columns of numbers
+        if isinstance(found, String):
+            return replace(column, type="text") if column.type in ("integer", "real", "numeric") else column
+        return column if isinstance(found, Float | _Binary) else replace(column, doubles="numbers")
+    if isinstance(found, DateTime):
+        return replace(column, type="timestamp", zoneless=not found.timezone)
+    if isinstance(found, Integer):
+        return replace(column, places=0)
+    if isinstance(found, Numeric) and not isinstance(found, Float):
+        return replace(column, places=found.scale)
+    return replace(column, doubles="json") if isinstance(found, JSON) and database == "mysql" else column
 
 
 def merging(table: Table, collations: Mapping[str, str]) -> list[str]:

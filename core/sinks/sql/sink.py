@@ -27,8 +27,16 @@ from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 from export_queue.core.sinks.sql.claims import UNIT_TABLE, claim_units, create_units, write_under
 from export_queue.core.sinks.sql.control_table import admit, held_floor, raise_floor, read_control
-from export_queue.core.sinks.sql.dialects import Clash, Password, Poison, TryAgain, open_dialect
-from export_queue.core.sinks.sql.fitting import misfits
+from export_queue.core.sinks.sql.dialects import (
+    KEPT_OUT,
+    Clash,
+    Password,
+    Poison,
+    SchemaChanged,
+    TryAgain,
+    open_dialect,
+)
+from export_queue.core.sinks.sql.fitting import measured, misfits
 from export_queue.core.sinks.sql.marks import (
     NoMark,
     check_mark,
@@ -42,17 +50,15 @@ from export_queue.core.sinks.sql.marks import (
     read_record,
     require_table,
 )
+from export_queue.core.sinks.sql.rows import rows_of
 from export_queue.core.sinks.sql.statements import CONTROL_TABLE
 from export_queue.core.sinks.sql.tables import (
-    DELETED,
-    RANK,
     Contents,
     Key,
     Row,
     Table,
     check_template,
     fill_collections,
-    rows_of,
     split_schema,
 )
 from export_queue.core.sinks.sql.tombstones import sweep_table, tables_of
@@ -120,6 +126,8 @@ class SqlSink:
         self._ready: set[str] = set()
         self._marks: dict[str, int] = {}
         """Of the tables that are proven, the rank of each one's mark; 0 where it has none."""
+        self._tables: dict[str, Table] = {}
+        self._folds: bool | None = None
         self._retry = RETRY
 
     @property
@@ -172,7 +180,7 @@ class SqlSink:
         return ClaimedSink(self, lambda operations: self._apply(operations, write))
 
     def _apply(self, operations: Operations, write_rows: _WriteRows) -> ApplyResult:
-        tables, refused = fill_collections(self._template, set(operations.collections), fold=self._dialect.folds_names)
+        tables, refused = fill_collections(self._template, set(operations.collections), fold=self._folds_names())
         reasons: Reasons = {}
         refuse_collections(operations, reasons, refused)
         refuse_seqs(operations, reasons)
@@ -209,24 +217,22 @@ class SqlSink:
     def ddl(self, *collections: str) -> str:
         """Return the statements that the sink still needs, to be run by a user with more rights.
 
-        A table that is missing is created, one that is there gets the columns of rank and tombstone mark.
+        A table that is missing is created, one that is there gets the columns that it lacks.
 
         :param collections: whose tables are wanted; the control table always comes first.
         """
+        tables = [self._table(collection) for collection in collections]
 
         def collect(connection: Connection) -> list[str]:
             there = inspect(connection)
             found = [self._dialect.create_control(connection, self._schema)]
             if self._is_fenced and not there.has_table(UNIT_TABLE, schema=self._schema):
                 found.append(create_units(connection, self._schema))
-            for collection in collections:
-                table = self._table(collection)
+            for table in tables:
                 if not there.has_table(table.name, schema=table.schema):
                     found += self._dialect.create_table(connection, table)
-                elif table.ranked and not {RANK, DELETED} & {
-                    column["name"] for column in there.get_columns(table.name, table.schema)
-                }:
-                    found += self._dialect.add_columns(connection, table)
+                elif addable := misfits(connection, table).addable:
+                    found += self._dialect.add_columns(connection, table, addable)
             return found
 
         return _script(self._ask(collect))
@@ -249,27 +255,45 @@ class SqlSink:
         by_table = _by_table(operations.collections)
         written, rejected = 0, dict[int, str]()
         for name, positions in sorted(by_table.items()):
-            table = self._prepare(name)
             part = operations if len(by_table) == 1 else operations.take(positions)
-            rows, unfit = rows_of(part, self._contents, self._dialect.limits, self._key)
-            # in the order of the keys, so that two writers cannot lock each other out
-            rows.sort(key=itemgetter(*range(len(table.keys))))
-            try:
-                count, poison = self._write_rows(write_rows, table, rows)
-            except SinkRefused:
-                self._marks.pop(name)
-                self._prepare(name)  # says so if the table was lost just now
-                raise
+            count, unfit = self._write_table(write_rows, name, part)
             written += count
-            if poison:
-                keys = {i: self._key.values(record) for i, record in enumerate(part.ids) if i not in unfit}
-                unfit |= {i: poison[key] for i, key in keys.items() if key in poison}
             rejected |= {positions[i]: reason for i, reason in unfit.items()}
         return ApplyResult(
             written,
             len(operations) - written - len(rejected),
             tuple(Rejection(*pair) for pair in sorted(rejected.items())),
         )
+
+    def _write_table(self, write_rows: _WriteRows, name: str, operations: Operations) -> tuple[int, Reasons]:
+        """Write operations of one table, which is looked at again where it was altered since it was looked at.
+
+        :returns: how many were written, and why the others can never be, by position.
+        """
+
+        def attempt() -> tuple[int, Reasons]:
+            try:
+                table = self._prepare(name)
+                rows, unfit = rows_of(operations, table.contents, self._dialect.limits, self._key)
+                # in the order of the keys, so that two writers cannot lock each other out
+                rows.sort(key=itemgetter(*range(len(table.keys))))
+                written, poison = self._write_rows(write_rows, table, rows)
+            except SchemaChanged:
+                self._tables.pop(name, None)
+                raise
+            except SinkRefused:
+                if self._marks.pop(name, None) is not None:
+                    self._prepare(name)  # says so if the table was lost just now
+                raise
+            if poison:
+                keys = {i: self._key.values(record) for i, record in enumerate(operations.ids) if i not in unfit}
+                unfit |= {i: poison[key] for i, key in keys.items() if key in poison}
+            return written, unfit
+
+        try:
+            return self._retry.call(attempt, worth_repeating=lambda error: isinstance(error, SchemaChanged))
+        except SchemaChanged as error:
+            raise SinkUnavailable(f"{self}: {error}, {self._retry.attempts} times") from None
 
     def _write_rows(self, write_rows: _WriteRows, table: Table, rows: Sequence[Row]) -> tuple[int, dict[Row, str]]:
         """Write rows.
@@ -306,10 +330,19 @@ class SqlSink:
                 return 0
             if not mark:
                 note_rows(connection, table, deleted=False)
-            return self._dialect.upsert(connection, table, rows)
+            written = self._dialect.upsert(connection, table, rows)
+            # the others are stale, and must be seen to be: triggers and rules keep rows out without an error
+            if written < len(rows) and self._dialect.held(connection, table, rows) < len(rows):
+                raise Poison(KEPT_OUT)
+            return written
+
+    def _folds_names(self) -> bool:
+        if self._folds is None:
+            self._folds = self._ask(self._dialect.folds_names)
+        return self._folds
 
     def _table(self, collection: str) -> Table:
-        tables, refused = fill_collections(self._template, [collection], fold=self._dialect.folds_names)
+        tables, refused = fill_collections(self._template, [collection], fold=self._folds_names())
         if refused:
             raise SinkConfigurationError(refused[collection])
         return self._named(tables[collection])
@@ -319,7 +352,7 @@ class SqlSink:
 
     def _prove_first(self, queue_id: str) -> None:
         """Prove, before a drain reads, the table that it will write to as far as that is known by now."""
-        tables, _ = fill_collections(self._template, [queue_id], fold=self._dialect.folds_names)
+        tables, _ = fill_collections(self._template, [queue_id], fold=self._folds_names())
         name = tables.get(queue_id)
         if name is not None and (
             name == self._template or self._ask(lambda connection: read_record(connection, self._schema, name))
@@ -342,15 +375,13 @@ class SqlSink:
 
     def _prepare(self, name: str) -> Table:
         """Make sure, once, that a table is there and can hold the guarantees; once a drain, that it lost nothing."""
-        table = self._named(name)
-        if name in self._marks:
-            return table
+        if name in self._marks and name in self._tables:
+            return self._tables[name]
         self._prepare_control()
         record = self._ask(lambda connection: read_record(connection, self._schema, name))
         if record is not None:
-            self._ask(lambda connection: require_table(connection, table, sink=str(self)))
-        if name not in self._ready:
-            self._make_ready(table, is_known=record is not None)
+            self._ask(lambda connection: require_table(connection, self._named(name), sink=str(self)))
+        table = self._tables.get(name) or self._fit(name, is_known=record is not None)
         if record is not None:
             self._ask(lambda connection: prove(connection, table, record, sink=str(self)))
         self._marks[name] = self._set_up(table) if record is None else record.mark
@@ -364,11 +395,12 @@ class SqlSink:
             self._ask(lambda connection: note_without_mark(connection, table))
             return 0
 
-    def _make_ready(self, table: Table, *, is_known: bool) -> None:
-        name = table.name
+    def _fit(self, name: str, *, is_known: bool) -> Table:
+        """Make sure that a table can hold the guarantees, and return it as it is found."""
+        table = self._named(name)
         if not is_known:
             self._ensure(name, lambda connection: self._dialect.create_table(connection, table))
-        problems, commands = self._ask(lambda connection: self._examine(connection, table))
+        problems, commands, fitted = self._ask(lambda connection: self._examine(connection, table))
         if problems:
             raise SinkConfigurationError(
                 f"table {str(table)!r} of {self} cannot be a sink:\n  " + "\n  ".join(problems),
@@ -377,7 +409,8 @@ class SqlSink:
         if self._create and table.ranked:
             # also beside a user's own table, and where the creator of the sink's table was stopped before the view
             self._ensure(table.live, lambda connection: self._dialect.create_table(connection, table)[-1:])
-        self._ready.add(name)
+        self._tables[name] = fitted
+        return fitted
 
     def _prepare_control(self) -> None:
         """Make sure, once, that the control table is there."""
@@ -385,14 +418,21 @@ class SqlSink:
             self._ensure(CONTROL_TABLE, lambda connection: [self._dialect.create_control(connection, self._schema)])
             self._ready.add(CONTROL_TABLE)
 
-    def _examine(self, connection: Connection, table: Table) -> tuple[list[str], list[str]]:
-        """Return the problems of a table, and the statements that would help; the trial rows are rolled back."""
+    def _examine(self, connection: Connection, table: Table) -> tuple[list[str], list[str], Table]:
+        """Return the problems of a table, the statements that would help, and the table as it is found.
+
+        The trial rows are rolled back.
+        """
+        shape = self._dialect.shape(connection, table)  # first: what changes from here on is found by the next batch
         found = misfits(connection, table)
-        make = self._dialect.add_columns if found.lacks_marks_only else self._dialect.create_table
-        commands = make(connection, table)
+        if found.addable:
+            commands = self._dialect.add_columns(connection, table, found.addable)
+        else:
+            commands = self._dialect.create_table(connection, table)
+        fitted = table if found.problems else replace(measured(connection, table), shape=shape)
         problems = found.problems or self._dialect.problems(connection, table)
         connection.get_transaction().rollback()  # type: ignore[union-attr]
-        return problems, commands
+        return problems, commands, fitted
 
     def _ensure(self, name: str, make: Callable[[Connection], list[str]]) -> None:
         """Create what is missing; another process may do the same at this moment."""

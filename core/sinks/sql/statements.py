@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
@@ -14,10 +14,12 @@ SET_LIMITS = """\
 SELECT set_config('lock_timeout', :lock, true),
        set_config('statement_timeout', :statement, true),
        set_config('idle_in_transaction_session_timeout', :idle, true),
+       set_config('TimeZone', 'UTC', true),
        set_config('synchronous_commit', CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END, true)
   FROM (SELECT current_setting('synchronous_commit') AS setting) s"""
-"""PostgreSQL, for one transaction: settings of a session would be lost, or kept, behind a pooler.
-A database or a role may have switched off that a commit waits for the disk: what is acknowledged has to be there."""
+"""PostgreSQL, for one transaction: settings of a session would be lost, or kept, behind a pooler. A time without a zone
+is one of UTC. A database or a role may have switched off that a commit waits for the disk: what is acknowledged has to
+be there."""
 
 MERGING_COLLATION_POSTGRESQL = """\
 SELECT a.attname, c.collname
@@ -30,6 +32,15 @@ SELECT x.name, x.coll
   FROM pragma_index_list(:table) l, pragma_index_xinfo(l.name) x
  WHERE l.origin = 'pk' AND upper(x.coll) <> 'BINARY'"""
 """The same in SQLite: NOCASE and RTRIM."""
+
+
+SHAPE_POSTGRESQL = """\
+SELECT attname, atttypid, atttypmod, attcollation FROM pg_attribute
+ WHERE attrelid = to_regclass(:table) AND attnum > 0 ORDER BY attnum"""
+"""What decides what a table's columns take, and which keys are equal."""
+
+SHAPE_SQLITE = "SELECT sql FROM sqlite_master WHERE type = 'table' AND lower(name) = lower(:table)"
+"""The same in SQLite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +129,23 @@ def create_table(table: Table, syntax: Syntax) -> list[str]:
     return [create, _view(table, syntax)] if table.ranked else [create]
 
 
-def add_columns(table: Table, syntax: Syntax) -> list[str]:
-    """Return the statements that make a user's own table a sink: rank and tombstone mark, and the view.
+def add_columns(table: Table, syntax: Syntax, missing: Sequence[str], *, has_view: bool = False) -> list[str]:
+    """Return the statements that give a table the columns that it lacks, and the view that shows them.
 
     The columns have no default and take NULL: no database rewrites or locks a large table for that.
+
+    :param missing: the columns.
+    :param has_view: whether there is a view that must be dropped, where none can be replaced.
     """
-    added = ((RANK, "bigint"), (DELETED, "boolean"))
-    commands = [f"ALTER TABLE {syntax.name(table)} ADD COLUMN {syntax.quoted(name)} {kind}" for name, kind in added]
-    return [*commands, _view(table, syntax)]
+    kinds = {column.name: syntax.types[column.type] for column in table.contents.columns}
+    kinds |= {RANK: "bigint", DELETED: "boolean"}
+    commands = [f"ALTER TABLE {syntax.name(table)} ADD COLUMN {syntax.quoted(name)} {kinds[name]}" for name in missing]
+    if not table.ranked:
+        return commands
+    if has_view:
+        commands.append(f"DROP VIEW {syntax.name(table, table.live)}")
+    # the new columns last: a view of PostgreSQL that is replaced keeps those that it has, in their order
+    return [*commands, _view(table, syntax, last=missing)]
 
 
 def upsert_values(table: Table) -> str:
@@ -159,25 +179,46 @@ def upsert_batch(table: Table) -> str:
     )
 
 
+def count_batch(table: Table) -> str:
+    """Return the statement that counts the rows of the batch that the table holds as they are or newer."""
+    name, same = POSTGRESQL.name(table), _same_keys(table, "b")
+    newer = f' WHERE t."{RANK}" >= b."{RANK}"' if table.ranked else ""
+    return f"SELECT count(*) FROM {_BATCH} AS b JOIN {name} AS t ON {same}{newer}"
+
+
+def find_value(table: Table) -> str:
+    """Return SQLite's look at one row, by its key and where it has one its rank: it is as new already."""
+    keys = [f"{SQLITE.quoted(key)} = ?" for key in table.keys]
+    at_least = [f"{SQLITE.quoted(RANK)} >= ?"] if table.ranked else []
+    return f"SELECT 1 FROM {SQLITE.name(table)} WHERE {' AND '.join(keys + at_least)}"
+
+
 def delete_values(table: Table) -> str:
     """Return SQLite's delete of one row by its key, for ``executemany``."""
     return f"DELETE FROM {SQLITE.name(table)} WHERE {' AND '.join(f'{SQLITE.quoted(key)} = ?' for key in table.keys)}"
 
 
-def delete_keys(table: Table) -> tuple[str, str, str]:
-    """Return three statements: create a temporary table of keys for one transaction, fill it, delete by it."""
+def delete_keys(table: Table) -> tuple[str, str, str, str]:
+    """Return four statements: create a temporary table of keys for one transaction, fill it, delete by it, and count
+    the rows that are left.
+    """
     quoted = [POSTGRESQL.quoted(key) for key in table.keys]
     names, name, gone = ", ".join(quoted), POSTGRESQL.name(table), "pg_temp.xq_gone"
-    same = " AND ".join(f"t.{key} = g.{key}" for key in quoted)
+    same = _same_keys(table, "g")
     return (
         f"CREATE TEMP TABLE {gone} ON COMMIT DROP AS\nSELECT {names} FROM {name} WITH NO DATA",
         f"COPY {gone} ({names}) FROM STDIN",
         f"DELETE FROM {name} AS t USING {gone} AS g WHERE {same}",
+        f"SELECT count(*) FROM {name} AS t JOIN {gone} AS g ON {same}",
     )
 
 
-def _view(table: Table, syntax: Syntax) -> str:
-    shown = ", ".join(map(syntax.quoted, table.columns[:-2]))
+def _same_keys(table: Table, other: str) -> str:
+    return " AND ".join(f"t.{key} = {other}.{key}" for key in map(POSTGRESQL.quoted, table.keys))
+
+
+def _view(table: Table, syntax: Syntax, last: Sequence[str] = ()) -> str:
+    shown = ", ".join(map(syntax.quoted, sorted(table.columns[:-2], key=lambda name: name in last)))
     return (
         f"{syntax.create_view} {syntax.name(table, table.live)} AS\n"
         f"SELECT {shown} FROM {syntax.name(table)} WHERE {syntax.quoted(DELETED)} IS NOT TRUE"

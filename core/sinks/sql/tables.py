@@ -1,4 +1,4 @@
-"""What a table of the SQL sink looks like, and how documents become its rows (pure)."""
+"""What a table of the SQL sink looks like, and how ids become its keys (pure)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from typing import Any
+from datetime import date
+from typing import Any, Literal
 
 import orjson
 
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks import naming
-from export_queue.core.sinks.batch import Reasons
-from export_queue.core.sinks.operations import Operations
 
-Value = str | int | float | None
 Row = tuple[Any, ...]
 """Key (a value or several), a value for each column, rank (int), whether the record is deleted (bool)."""
 
@@ -46,6 +43,12 @@ class Column:
 
     name: str
     type: str = "text"
+    places: int | None = None
+    """Decimal places that the column keeps; None where it keeps any, or is none of numbers."""
+    doubles: Literal["", "numbers", "json"] = ""
+    """What the column turns into doubles: all that looks like a number, or the numbers within JSON."""
+    zoneless: bool = False
+    """Whether the column keeps times without a zone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Key:
         return found
 
     def _read(self, record: bytes) -> tuple[str | int, ...]:
-        text = _text(record, "the id")
+        text = text_of(record, "the id")
         if len(self.columns) == 1:
             return (_key_value(text, self.columns[0]),)
         expected = f"expected a JSON array [{', '.join(column.name for column in self.columns)}]"
@@ -176,6 +179,8 @@ class Table:
     """Where it is; None for where the connection looks first."""
     ranked: bool = True
     """Whether its rows have rank and tombstone mark; those of a sink with the guard ``fence`` have neither."""
+    shape: Any = None
+    """What its writes depend on, as the dialect found it; None where it does not look."""
 
     @property
     def live(self) -> str:
@@ -234,62 +239,8 @@ def refuse_table(name: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a database takes in its text columns, and how."""
-
-    id_bytes: int
-    """The most bytes that its index takes."""
-    values_as_text: bool
-    """Whether it reads values of any type from text; else they are handed over as native ones."""
-    convert: Callable[[object, Column], Any] | None = None
-    """How fields become values, where neither of the two would do."""
-
-
 class Unfit(ValueError):
     """An id or a document that the table cannot take; the text says why."""
-
-
-def rows_of(
-    operations: Operations, contents: Contents, limits: Limits, key: Key | None = None
-) -> tuple[list[Row], Reasons]:
-    """Make the rows of operations.
-
-    :param operations: on distinct records of one table.
-    :param key: the table's key; by default one column of text.
-    :returns: the rows that the table can take, and why it cannot take the others, by position.
-    """
-    key = key or Key()
-    ids, documents, ranks = operations.ids, operations.documents, operations.ranks()
-    if key.is_plain and contents.whole and contents.columns[0].type == "text":
-        rows = _plain_rows(ids, documents, ranks, limits)
-        if rows is not None:
-            return rows, {}
-    rows, reasons = [], {}
-    for i, document in enumerate(documents):
-        try:
-            if len(ids[i]) > limits.id_bytes:
-                raise Unfit(f"the id has {len(ids[i])} bytes, at most {limits.id_bytes} are possible")
-            rows.append((*key.values(ids[i]), *_values(document, contents, limits), ranks[i], document is None))
-        except Unfit as unfit:
-            reasons[i] = str(unfit)
-    return rows, reasons
-
-
-def _plain_rows(
-    ids: Sequence[bytes], documents: Sequence[bytes | None], ranks: Sequence[int], limits: Limits
-) -> list[Row] | None:
-    """Make rows of whole documents in one go; None if any of them needs a closer look."""
-    if max(map(len, ids), default=0) > limits.id_bytes:
-        return None
-    try:
-        keys = [record.decode() for record in ids]
-        texts = [None if document is None else document.decode() for document in documents]
-    except UnicodeDecodeError:
-        return None
-    if _MARKS["text"] in keys or "\0" in "".join(keys) or "\0" in "".join(filter(None, texts)):
-        return None
-    return list(zip(keys, texts, ranks, [text is None for text in texts], strict=True))
 
 
 def _key_value(text: str, column: Column) -> str | int:
@@ -326,21 +277,11 @@ def _element(value: object, column: Column) -> str | int:
     return _key_value(text, column)
 
 
-def _values(document: bytes | None, contents: Contents, limits: Limits) -> tuple[Value, ...]:
-    if document is None:
-        return (None,) * len(contents.columns)
-    if contents.whole:
-        if contents.columns[0].type == "json":
-            _parsed(document)
-        return (_text(document, "the document"),)
-    fields = _parsed(document)
-    if not isinstance(fields, dict):
-        raise Unfit(f"the document is no JSON object but {type(fields).__name__}: its fields cannot be columns")
-    convert = limits.convert or (_as_text if limits.values_as_text else _as_native)
-    return tuple(convert(fields.get(column.name), column) for column in contents.columns)
+def text_of(value: bytes, what: str) -> str:
+    """Read an id or a document as text.
 
-
-def _text(value: bytes, what: str) -> str:
+    :raises Unfit: it is no text, or one that SQL does not have.
+    """
     try:
         text = value.decode()
     except UnicodeDecodeError as error:
@@ -348,54 +289,3 @@ def _text(value: bytes, what: str) -> str:
     if "\0" in text:
         raise Unfit(f"{what} holds a NUL, which text of SQL cannot")
     return text
-
-
-def _parsed(document: bytes) -> object:
-    try:
-        return orjson.loads(document)
-    except orjson.JSONDecodeError as error:
-        raise Unfit(f"the document is not JSON: {error}") from None
-
-
-def _as_text(value: object, column: Column) -> Value:
-    if value is None:
-        return None
-    text = value if isinstance(value, str) and column.type != "json" else orjson.dumps(value).decode()
-    if "\0" in text:
-        raise Unfit(f"field {column.name!r} holds a NUL, which text of SQL cannot")
-    return text
-
-
-def _as_native(value: object, column: Column) -> Value:
-    if column.type in ("text", "json") or not isinstance(value, int | float):
-        return _as_text(value, column)
-    if isinstance(value, int) and value not in _INT64:
-        raise Unfit(f"field {column.name!r} is an integer of more than 64 bits")
-    return value
-
-
-def as_utc(value: object, column: Column) -> Value:
-    """Convert a field for a database whose timestamps know no zones; others than UTC are converted to it."""
-    if column.type != "timestamp" or value is None:
-        return _as_native(value, column)
-    return _moment(value, column).replace(tzinfo=None).isoformat(" ")
-
-
-def as_python(value: object, column: Column) -> Any:
-    """Convert a field to the very type that SQLAlchemy wants for a column of its type."""
-    if value is None or column.type in ("text", "json"):
-        return _as_text(value, column)
-    if column.type == "timestamp":
-        return _moment(value, column)
-    wanted: tuple[type, ...] = {"boolean": (bool,), "integer": (int,)}.get(column.type, (int, float))
-    if not isinstance(value, wanted) or (isinstance(value, bool) and column.type != "boolean"):
-        raise Unfit(f"field {column.name!r} is no {column.type}: {value!r:.100}")
-    return _as_native(value, column)
-
-
-def _moment(value: object, column: Column) -> datetime:
-    try:
-        moment = datetime.fromisoformat(str(value))
-        return moment if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise Unfit(f"field {column.name!r} is no time as ISO 8601 has them: {value!r:.100}") from None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 from uuid import UUID
 
 import psycopg
@@ -21,6 +22,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.store.dialect import (
+    Begun,
     Cell,
     CommitCall,
     Committed,
@@ -43,9 +45,20 @@ from export_queue.core.store.postgresql.connection import (
     limited,
 )
 from export_queue.core.store.queries.conflict_keys import entry_key
-from export_queue.core.store.registration import LOCK_WINDOW, IdSource, Kind, Registration, registration_of
-from export_queue.core.store.snapshot import Snapshot
+from export_queue.core.store.registration import (
+    HOUR_OF_IDS,
+    LAG_OF_IDS,
+    LOCK_WINDOW,
+    IdSource,
+    Kind,
+    Registration,
+    floor_refused,
+    registration_of,
+)
+from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapshot
 
+_SERVER_SNAPSHOT = struct.Struct(">iqq")
+"""How many numbers follow, xmin, xmax: PostgreSQL's ``pg_snapshot`` in its binary form."""
 WRITE_ONLY_MS = 60_000
 """How long a transaction that never read stays registered while its commit is on its way, where that takes a row."""
 
@@ -76,8 +89,8 @@ def open_engine(
 class PostgresDialect:
     """Transaction steps in PostgreSQL; the functions stand in ``sql/``.
 
-    How ids are registered follows from the store, which has a sequence and advisory locks or a clock, and, for short
-    transactions, from the way to it: behind a pooler no session belongs to a client, so a row registers them.
+    How ids are registered follows from the store, which has a sequence and advisory locks, or a clock. In a store with
+    a sequence the snapshot of a short transaction is the server's own, which registers nothing.
 
     :param engine: for steps that must not be part of a SQL transaction of the user's.
     :param behind_pooler: whether connections lead to a pooler in transaction mode.
@@ -88,13 +101,16 @@ class PostgresDialect:
 
     def __init__(self, schema: str, engine: sa.Engine, *, behind_pooler: bool = False) -> None:
         self.schema = schema
-        self.pins_connection = not behind_pooler
         self._engine = engine
         self._s = '"' + schema.replace('"', '""') + '"'
         self._id_source: IdSource | None = None
         self._read_cell = self._sql(sql.READ_CELL)
         self._read_cell_up_to = self._sql(sql.READ_CELL_UP_TO)
         self._read_cells = self._sql(sql.READ_CELLS)
+        self._read_cell_in_servers = self._sql(sql.READ_CELL_IN_SERVERS)
+        self._read_cells_up_to = self._sql(sql.READ_CELLS_UP_TO)
+        self._read_cells_in_servers = self._sql(sql.READ_CELLS_IN_SERVERS)
+        self._snapshot = self._sql(sql.SNAPSHOT)
         self._start = self._sql(sql.START)
         self._commit = self._sql(sql.COMMIT)
         self._abort = self._sql(sql.ABORT)
@@ -144,6 +160,8 @@ class PostgresDialect:
         mask, source = calls.one(connection, self._sql(sql.MASK_AND_SOURCE))
         if source == "sequence":
             calls.run(connection, self._sql(sql.CREATE_SEQUENCE))
+            for statement in sql.WRITER_COLUMNS:
+                calls.run(connection, self._sql(statement))
         for name in ("ids_by_clock.sql" if source == "clock" else "ids_by_locks.sql", "transactions.sql"):
             text = (files("export_queue.core.store.postgresql") / "sql" / name).read_text("utf-8")
             values = {
@@ -151,6 +169,8 @@ class PostgresDialect:
                 "{mask}": f"'{mask}'::bigint",
                 "{now}": sql.NOW,
                 "{lock_window}": str(LOCK_WINDOW),
+                "{hour}": str(HOUR_OF_IDS),
+                "{lag}": str(LAG_OF_IDS),
             }
             for placeholder, value in values.items():
                 text = text.replace(placeholder, value)
@@ -158,17 +178,16 @@ class PostgresDialect:
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
-        statement = sql.SET_FLOOR[self._stored_id_source(connection)]
-        calls.run(connection, self._sql(statement), (floor,))
+        if not calls.one(connection, self._sql(sql.SET_FLOOR), (floor,))[0]:
+            raise floor_refused(floor)
 
     def _stored_id_source(self, connection: Handle) -> IdSource:
         if self._id_source is None:
             self._id_source = calls.one(connection, self._sql(sql.ID_SOURCE))[0]
         return self._id_source
 
-    def _registration(self, connection: Handle, kind: Kind) -> Registration:
-        id_source = self._stored_id_source(connection)
-        return registration_of(kind, id_source=id_source, owns_session=self.pins_connection)
+    def _registration(self, connection: Handle, kind: Kind, *, has_id: bool = True) -> Registration:
+        return registration_of(kind, id_source=self._stored_id_source(connection), has_id=has_id)
 
     @contextlib.contextmanager
     def _apart(self, connection: Handle) -> Iterator[Handle]:
@@ -203,6 +222,32 @@ class PostgresDialect:
         """Read the store's identity."""
         return str(calls.one(connection, self._sql(sql.STORE_ID))[0])
 
+    def begin(
+        self,
+        connection: Handle,
+        *,
+        kind: Literal["read", "short"],
+        request: UUID,
+        timeout_ms: int,
+        client: str,
+        first: Cell | None = None,
+    ) -> Begun:
+        """Take the server's own snapshot: nothing is drawn, registered or written. A clock's has an id."""
+        if self._stored_id_source(connection) == "clock":
+            if kind == "read":
+                return Begun(self.take_snapshot(connection), self.now(connection))
+            number, excluded, deadline, found = self.start(
+                connection, kind=kind, request=request, timeout_ms=timeout_ms, client=client, first=first
+            )
+            return Begun(Snapshot(number - 1, excluded), deadline - timeout_ms, number, found)
+        row = calls.one(connection, self._snapshot, first or (None, None, None))
+        horizon, servers, excluded, now, low, version, value = row
+        count, _, xmax = _SERVER_SNAPSHOT.unpack_from(servers)
+        xip = struct.unpack_from(f">{count}q", servers, _SERVER_SNAPSHOT.size)
+        # Before a mark was recorded, all ids below it had ended; the horizon is such a mark.
+        snapshot = ServerSnapshot(xmax, xip, tuple(sorted(excluded)), max(horizon, low or 0))
+        return Begun(snapshot, now, None, None if first is None else (version, value))
+
     def start(
         self,
         connection: Handle,
@@ -215,7 +260,7 @@ class PostgresDialect:
     ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id, register it, list the ids in progress and read the first cell, in one call."""
         registration = self._registration(connection, kind)
-        relaxed = registration in ("session", "row") or self._stored_id_source(connection) == "clock"
+        relaxed = registration == "row" or self._stored_id_source(connection) == "clock"
         arguments = (kind, registration, relaxed, request, timeout_ms, client, *(first or (None, None, None)))
         if kind == "bound" and registration == "row":
             # In the user's SQL transaction the clock would stay locked until the user ends that.
@@ -243,21 +288,28 @@ class PostgresDialect:
         read_pointer, excluded = calls.one(connection, self._sql(sql.TAKE_SNAPSHOT))
         return Snapshot(read_pointer, tuple(excluded))
 
-    def read_cell(self, connection: Handle, snapshot: Snapshot, table: int, row: bytes, column: bytes) -> Version:
+    def read_cell(self, connection: Handle, snapshot: AnySnapshot, table: int, row: bytes, column: bytes) -> Version:
         """Read the newest visible version, and the horizon in the same statement."""
-        statement = self._read_cell_up_to if snapshot.is_prefix else self._read_cell
+        if isinstance(snapshot, ServerSnapshot):
+            statement = self._read_cell_in_servers
+        else:
+            statement = self._read_cell_up_to if snapshot.is_prefix else self._read_cell
         found = calls.one(connection, statement, (table, row, column, *sql.of_snapshot(snapshot)))
         horizon, version, value = found
         snapshot.require_above(horizon)
         return version, value
 
     def read_cells(
-        self, connection: Handle, snapshot: Snapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
+        self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells in one statement."""
+        if isinstance(snapshot, ServerSnapshot):
+            statement = self._read_cells_in_servers
+        else:
+            statement = self._read_cells_up_to if snapshot.is_prefix else self._read_cells
         rows, columns = zip(*cells, strict=True)
-        seen = (BigintArray.of(snapshot.write_pointers), snapshot.read_pointer, BigintArray.of(snapshot.excluded))
-        found = calls.rows(connection, self._read_cells, (ByteaArray.of(rows), ByteaArray.of(columns), table, *seen))
+        arguments = (ByteaArray.of(rows), ByteaArray.of(columns), table, *sql.of_snapshot(snapshot))
+        found = calls.rows(connection, statement, arguments)
         if found:
             snapshot.require_above(found[0][0])
         return [(row, column, version, value) for _, row, column, version, value in found if version is not None]
@@ -265,7 +317,7 @@ class PostgresDialect:
     def scan_versions(
         self,
         connection: Handle,
-        snapshot: Snapshot,
+        snapshot: AnySnapshot,
         table: int,
         span: Span,
         *,
@@ -294,7 +346,7 @@ class PostgresDialect:
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""
-        registration = self._registration(connection, call.kind)
+        registration = self._registration(connection, call.kind, has_id=call.transaction is not None)
         if call.kind == "bound":
             return self._commit_bound(connection, call, registration)
         if registration == "row" and call.transaction is None:
@@ -328,12 +380,15 @@ class PostgresDialect:
         self, connection: Handle, call: CommitCall, registration: Registration, transaction: int | None
     ) -> Committed:
         snapshot = call.snapshot
+        servers = snapshot if isinstance(snapshot, ServerSnapshot) else None
         arguments = (
             registration,
             call.request,
             transaction,
             BigintArray.of(snapshot.excluded if snapshot else ()),
             snapshot.low if snapshot else None,
+            servers.xmax if servers else None,
+            BigintArray.of(servers.xip if servers else ()),
             call.deadline_ms,
             call.idempotency_key,
             call.generation,

@@ -40,7 +40,7 @@ def unavailable(error: BaseException, *, where: str = "the store's database") ->
     if getattr(error, "sqlstate", None) == "53200" and "lock" in str(error):
         hint = (
             "the server's lock table is full: look at pg_locks for the sessions that fill it, or raise "
-            "max_locks_per_transaction; a transaction of a store takes one lock, or none with behind_pooler=True"
+            "max_locks_per_transaction; a commit of a store takes one lock beside those of its tables"
         )
     return StoreUnavailable(f"{where}: {str(error).strip()}", hint=hint)
 

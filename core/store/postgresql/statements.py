@@ -6,11 +6,11 @@ from typing import Any
 
 from export_queue.core.store.dialect import Span, VersionKey
 from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray
-from export_queue.core.store.registration import IdSource
-from export_queue.core.store.snapshot import Snapshot
+from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot
 
 _VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
 _UP_TO = "version <= %b"  # of a snapshot that is a prefix
+_IN_SERVERS = "xid < %b and xid <> all(%b) and version <> all(%b)"  # of a snapshot of the server's
 _WRITES = ", ".join(["%b"] * 10)
 _CELLS = "%b, %b, %b"
 
@@ -23,15 +23,32 @@ CREATE_SEQUENCE = "create sequence if not exists {s}.xq_id as bigint minvalue 0 
 MASK_AND_SOURCE = "select mask, id_source from {s}.xq_store"
 ID_SOURCE = "select id_source from {s}.xq_store"
 STORE_ID = "select store_id from {s}.xq_store"
-SET_FLOOR: dict[IdSource, str] = {
-    "clock": "update {s}.xq_clock set last_id = greatest(last_id, %s)",
-    "sequence": "select setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0), %s))",
-}
-DRAW = "select id from {s}.xq_draw_v1(false, false)"
+SET_FLOOR = "select {s}.xq_set_floor_v1(%b)"
+WRITER_COLUMNS = tuple(
+    f"alter table {{s}}.{table} alter column xid set default pg_current_xact_id()::text::bigint"
+    for table in ("xq_cell", "xq_conflict_key", "xq_notification")
+)
+"""The top-level SQL transaction that writes a row: right below savepoints of the user's, as ``xmin`` is not."""
+DRAW = "select id from {s}.xq_draw_v1(true, false)"
 START = """
     select id, excluded, deadline_ms, found_version, found_value
     from {s}.xq_start_v1(%s, %s, %b, %b, %b, %s, %b, %b, %b)
 """
+SNAPSHOT = (
+    """
+    select s.horizon, pg_current_snapshot(), l.ids, """
+    + NOW
+    + """, (select max(m.low) from {s}.xq_low_watermark m), c.version, c.value
+    from (select array(select a.id from {s}.xq_active a where a.kind = 'long' union all
+                       select i.id from {s}.xq_invalid i) as ids offset 0) l
+    cross join {s}.xq_store s
+    left join lateral (
+        select e.version, e.value from {s}.xq_cell e
+        where e.table_number = %b and e.row_key = %b and e.column_key = %b and e.version <> all(l.ids)
+        order by e.version desc limit 1) c on true
+"""
+)
+"""One statement, and so one SQL snapshot: the ids that are excluded from it, and the first cell, belong to it."""
 MAKE_DURABLE = "update {s}.xq_active set client = client where owner = %b"
 """Its durable commit makes all earlier writes durable."""
 CHECKPOINT = "select {s}.xq_checkpoint_v1(%b)"
@@ -39,7 +56,9 @@ TAKE_SNAPSHOT = "select read_pointer, excluded from {s}.xq_take_snapshot_v1()"
 POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
 STAGE = "select {s}.xq_stage_v1(%b, %b, " + _WRITES + ", " + _CELLS + ")"
 COMMIT = (
-    "select {s}.xq_commit_v1(%s, %b, %b, %b, %b, %b, %s, %b, %s, " + ", ".join([_WRITES, _CELLS, _CELLS, "%b"]) + ")"
+    "select {s}.xq_commit_v1(%s, %b, %b, %b, %b, %b, %b, %b, %s, %b, %s, "
+    + ", ".join([_WRITES, _CELLS, _CELLS, "%b"])
+    + ")"
 )
 LOCK_KEYS = "select {s}.xq_lock_keys_v1(%b, %b)"
 EXPIRE = "select ended, failed from {s}.xq_expire_v1()"
@@ -56,18 +75,17 @@ _READ_CELL = """
         order by version desc limit 1) c on true
 """
 READ_CELL, READ_CELL_UP_TO = _READ_CELL.replace("?", _VISIBLE), _READ_CELL.replace("?", _UP_TO)
-READ_CELLS = (
-    """
+READ_CELL_IN_SERVERS = _READ_CELL.replace("?", _IN_SERVERS)
+_READ_CELLS = """
     select (select horizon from {s}.xq_store), w.r, w.k, c.version, c.value
     from unnest(%b, %b) as w(r, k)
     left join lateral (
         select version, value from {s}.xq_cell
-        where table_number = %b and row_key = w.r and column_key = w.k and """
-    + _VISIBLE
-    + """
+        where table_number = %b and row_key = w.r and column_key = w.k and ?
         order by version desc limit 1) c on true
 """
-)
+READ_CELLS, READ_CELLS_UP_TO = _READ_CELLS.replace("?", _VISIBLE), _READ_CELLS.replace("?", _UP_TO)
+READ_CELLS_IN_SERVERS = _READ_CELLS.replace("?", _IN_SERVERS)
 HORIZON = "select horizon from {s}.xq_store"
 _SCAN = """
     select row_key, column_key, {value} from {s}.xq_cell
@@ -76,7 +94,7 @@ _SCAN = """
 """
 
 
-def scan(schema: str, span: Span, snapshot: Snapshot, *, expires: bool) -> bytes:
+def scan(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool) -> bytes:
     """Write the statement that reads the first versions of a span.
 
     It takes the arguments of :func:`of_span`, those of :func:`of_snapshot`, and how many versions.
@@ -87,12 +105,17 @@ def scan(schema: str, span: Span, snapshot: Snapshot, *, expires: bool) -> bytes
     if span.columns:
         conditions.append("column_key = any(%b)")
     value = "case when version > %b then value end" if expires else "value"
-    seen = _UP_TO if snapshot.is_prefix else _VISIBLE
+    if isinstance(snapshot, ServerSnapshot):
+        seen = _IN_SERVERS
+    else:
+        seen = _UP_TO if snapshot.is_prefix else _VISIBLE
     return _SCAN.format(s=schema, value=value, span=" and ".join(conditions), seen=seen).encode()
 
 
-def of_snapshot(snapshot: Snapshot) -> tuple[Any, ...]:
-    """Return the arguments that a snapshot adds to the statement which reads one cell, or a span."""
+def of_snapshot(snapshot: AnySnapshot) -> tuple[Any, ...]:
+    """Return the arguments that a snapshot adds to the statement which reads cells, or a span."""
+    if isinstance(snapshot, ServerSnapshot):
+        return snapshot.xmax, BigintArray.of(snapshot.xip), BigintArray.of(snapshot.excluded)
     if snapshot.is_prefix:
         return (snapshot.read_pointer,)
     return BigintArray.of(snapshot.write_pointers), snapshot.read_pointer, BigintArray.of(snapshot.excluded)

@@ -1,6 +1,7 @@
 """The store's portable statements: one module a subject, whose functions run in an open SQL transaction."""
 
 from export_queue.core.store.queries import (
+    attempts,
     cleanup,
     conflict_keys,
     dead_letters,
@@ -18,6 +19,7 @@ from export_queue.core.store.queries import (
 )
 
 __all__ = [
+    "attempts",
     "cleanup",
     "conflict_keys",
     "dead_letters",

@@ -71,18 +71,32 @@ def last_watermark(work: Reading) -> int | None:
 
 
 def add_watermark(work: Work, low: int) -> None:
-    """Record the smallest id that a snapshot, taken before this call, did not see."""
-    statement = insert_into(work, low_watermark).values(at_ms=work.now(), low=low)
+    """Record the smallest id that a snapshot, taken before this call, did not see.
+
+    Marks of the future go: they were recorded while the clock was wrong, and would vouch for that time.
+    """
+    now = work.now()
+    work.connection.execute(low_watermark.delete().where(low_watermark.c.at_ms > now))
+    statement = insert_into(work, low_watermark).values(at_ms=now, low=low)
     # Either of two in one millisecond is right.
     work.connection.execute(statement.on_conflict_do_update(index_elements=[low_watermark.c.at_ms], set_={"low": low}))
 
 
-def raise_horizon(work: Work, *, age_ms: int) -> int:
+def settled_time(work: Reading, *, gap_ms: int) -> int | None:
+    """Find the time of the newest mark that is as old as a gap: all that was old by then is old by two clocks' words.
+
+    :returns: milliseconds; None if no mark is that old.
+    """
+    mark = low_watermark.c.at_ms
+    return work.connection.execute(sa.select(sa.func.max(mark)).where(mark <= work.now() - gap_ms)).scalar()
+
+
+def raise_horizon(work: Work, *, before_ms: int) -> int:
     """Raise the horizon as far as no live snapshot reaches, and return it.
 
-    :param age_ms: the longest that a transaction without an active row may read: younger marks do not count.
+    :param before_ms: younger marks do not count: a transaction without an active row may read since then.
     """
-    old = low_watermark.c.at_ms <= work.now() - age_ms
+    old = low_watermark.c.at_ms <= before_ms
     bounds = work.connection.execute(
         sa.select(
             sa.select(sa.func.max(low_watermark.c.low)).where(old).scalar_subquery(),

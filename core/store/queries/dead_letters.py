@@ -112,6 +112,12 @@ def count_retries(work: Reading, queue_id: str) -> tuple[int, int]:
     return int(count), int(last)
 
 
+def delete_audit(work: Work, *, before_ms: int, limit: int) -> int:
+    """Delete the records of acts before a time, which their ids carry."""
+    doomed = sa.select(a.c.id).where(a.c.id < before_ms * 1_000_000).order_by(a.c.id).limit(limit)
+    return work.connection.execute(a.delete().where(a.c.id.in_(doomed))).rowcount
+
+
 def select_audit(work: Reading, queue_id: str, *, limit: int) -> list[Mapping[str, Any]]:
     """Read the acts on a queue's dead letters, newest first."""
     statement = sa.select(a).where(a.c.queue == queue_id).order_by(a.c.id.desc()).limit(limit)

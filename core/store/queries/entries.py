@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.queries.id_lists import visible_ids
 from export_queue.core.store.schema import entry as e
 from export_queue.core.store.snapshot import Snapshot
 
@@ -20,10 +21,9 @@ _REMOVE_BLOCK = 300
 _bytes_of = sa.func.length(e.c.key) + sa.func.coalesce(sa.func.length(e.c.value), 0)
 
 
-def visible(snapshot: Snapshot) -> sa.ColumnElement[bool]:
+def visible(work: Reading, snapshot: Snapshot) -> sa.ColumnElement[bool]:
     """Say which entries a snapshot sees; every read and every removal uses this one predicate."""
-    seen: sa.ColumnElement[bool] = e.c.seq <= snapshot.read_pointer
-    return sa.and_(seen, e.c.seq.not_in(snapshot.excluded)) if snapshot.excluded else seen
+    return visible_ids(work, e.c.seq, snapshot)
 
 
 def _of(queue: int, layout: int) -> sa.ColumnElement[bool]:
@@ -37,7 +37,7 @@ def select_entries(
     order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
     statement = (
         sa.select(e.c.bucket, e.c.key, e.c.seq, e.c.value)
-        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(snapshot))
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(work, snapshot))
         .order_by(e.c.bucket, e.c.key, e.c.seq)
         .limit(rows)
     )
@@ -58,7 +58,7 @@ def delete_span(work: Work, queue: int, layout: int, snapshot: Snapshot, first: 
         e.c.bucket <= last[0],
         order >= _key(first),
         order <= _key(last),
-        visible(snapshot),
+        visible(work, snapshot),
     )
     return work.connection.execute(statement).rowcount
 
@@ -86,7 +86,7 @@ def count_by_unit(
     unit = e.c.bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
     statement = (
         sa.select(unit, sa.func.count(), sa.func.sum(_bytes_of), sa.func.min(e.c.seq))
-        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(snapshot))
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(work, snapshot))
         .group_by(unit)
         .order_by(unit)
     )
@@ -102,11 +102,11 @@ def first_bucket(
     """
     statement = (
         sa.select(e.c.bucket)
-        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(snapshot))
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(work, snapshot))
         .order_by(e.c.bucket, e.c.key, e.c.seq)
         .limit(1)
     )
     if since is not None:
-        statement = statement.where(sa.not_(visible(since)))
+        statement = statement.where(sa.not_(visible(work, since)))
     found = work.connection.execute(statement).scalar()
     return None if found is None else int(found)

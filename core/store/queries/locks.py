@@ -1,15 +1,23 @@
-"""SQL about locks."""
+"""SQL about locks; whoever locks several rows, locks them in the order of fence and bucket, and then draws no id."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import lock as lk
 from export_queue.core.store.schema import queue as q
+
+Place = tuple[int, int]
+"""Fence and first bucket: the key of a lock. All locks of one claim have one fence."""
+
+_in_order = (lk.c.fence, lk.c.first_bucket)
 
 
 def serialise_requests(work: Work, queue: int) -> None:
@@ -22,41 +30,52 @@ def overlapping(work: Work, queue: int, layout: int, *, first: int, end: int) ->
     statement = (
         sa.select(lk)
         .where(lk.c.queue_number == queue, lk.c.layout == layout, lk.c.first_bucket < end, lk.c.end_bucket > first)
-        .order_by(lk.c.fence)
+        .order_by(*_in_order)
         .with_for_update()
     )
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 
 
-def insert(work: Work, row: Mapping[str, Any]) -> None:
-    """Grant a lock."""
-    work.connection.execute(lk.insert().values(**row))
+def insert(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Grant locks."""
+    work.connection.execute(lk.insert(), list(rows))
 
 
-def select_held(work: Work, fences: Sequence[int], *, now: int, shared: bool) -> set[int]:
-    """Lock rows by fence; returns those that are neither expired nor revoked."""
+def select_held(work: Work, places: Iterable[Place], *, now: int, shared: bool) -> set[Place]:
+    """Lock rows; returns those that are neither expired nor revoked."""
     statement = (
-        sa.select(lk.c.fence)
-        .where(lk.c.fence.in_(list(fences)), lk.c.lease_ms > now, lk.c.revoked.is_(False))
-        .order_by(lk.c.fence)
+        sa.select(*_in_order)
+        .where(_at(work, places), lk.c.lease_ms > now, lk.c.revoked.is_(False))
+        .order_by(*_in_order)
         .with_for_update(read=shared)
     )
-    return {int(fence) for fence in work.connection.execute(statement).scalars()}
+    return {(int(fence), int(first)) for fence, first in work.connection.execute(statement)}
 
 
-def extend(work: Work, fences: Sequence[int], *, lease_ms: int) -> None:
-    """Move the end of leases."""
-    work.connection.execute(lk.update().where(lk.c.fence.in_(list(fences))).values(lease_ms=lease_ms))
+def extend(work: Work, places: Iterable[Place], *, lease_ms: int) -> None:
+    """Move the end of leases whose rows are locked."""
+    work.connection.execute(lk.update().where(_at(work, places)).values(lease_ms=lease_ms))
 
 
-def delete(work: Work, fences: Sequence[int]) -> None:
+def delete(work: Work, places: Collection[Place]) -> None:
     """Remove locks."""
-    work.connection.execute(lk.delete().where(lk.c.fence.in_(list(fences))))
+    if places:
+        chosen = _at(work, places)
+        work.connection.execute(sa.select(*_in_order).where(chosen).order_by(*_in_order).with_for_update())
+        work.connection.execute(lk.delete().where(chosen))
 
 
-def revoke_task(work: Work, task: str) -> int:
-    """Mark all locks of a task as revoked; the holder learns of it at its next step."""
-    return work.connection.execute(lk.update().where(lk.c.task == task).values(revoked=True)).rowcount
+def attempts_of(work: Reading, task: str, *, queue: int | None = None) -> set[str]:
+    """Read which attempts of a task have locks, of one queue or of any."""
+    statement = sa.select(lk.c.attempt).where(lk.c.task == task).distinct()
+    return set(work.connection.scalars(statement if queue is None else statement.where(lk.c.queue_number == queue)))
+
+
+def revoke(work: Work, task: str, attempts: Collection[str]) -> int:
+    """Mark all locks of attempts as revoked; returns how many were not."""
+    chosen = sa.and_(lk.c.task == task, lk.c.attempt.in_(sorted(attempts)), lk.c.revoked.is_(False))
+    work.connection.execute(sa.select(*_in_order).where(chosen).order_by(*_in_order).with_for_update())
+    return work.connection.execute(lk.update().where(chosen).values(revoked=True)).rowcount
 
 
 def of_queue(work: Reading, queue: int, *, now: int) -> list[Mapping[str, Any]]:
@@ -67,3 +86,21 @@ def of_queue(work: Reading, queue: int, *, now: int) -> list[Mapping[str, Any]]:
         .order_by(lk.c.first_bucket)
     )
     return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def _at(work: Reading, places: Iterable[Place]) -> sa.ColumnElement[bool]:
+    # One parameter for all buckets of a claim: neither database takes one for each of many thousands.
+    by_fence: defaultdict[int, list[int]] = defaultdict(list)
+    for fence, first in places:
+        by_fence[fence].append(first)
+    parts = [
+        sa.and_(lk.c.fence == fence, _any_of(work, lk.c.first_bucket, firsts)) for fence, firsts in by_fence.items()
+    ]
+    return sa.or_(sa.false(), *parts)
+
+
+def _any_of(work: Reading, column: sa.Column[int], numbers: Sequence[int]) -> sa.ColumnElement[bool]:
+    if work.connection.dialect.name == "postgresql":
+        return column == sa.any_(sa.literal(list(numbers), ARRAY(sa.Integer)))
+    listed = sa.func.json_each(orjson.dumps(numbers).decode()).table_valued("value")
+    return column.in_(sa.select(listed.c.value))

@@ -9,12 +9,13 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.dialect import Cell
+from export_queue.core.store.queries.id_lists import not_among, visible_ids
 from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import notification as n
 from export_queue.core.store.schema import observed as o
 from export_queue.core.store.schema import observer_failure as f
 from export_queue.core.store.schema import table as t
-from export_queue.core.store.snapshot import Snapshot
+from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapshot
 
 NotificationKey = tuple[int, bytes]
 """Version and row: the order of one column's notifications, oldest first."""
@@ -64,9 +65,9 @@ def count_due(work: Reading, table: int, column: bytes, snapshot: Snapshot, *, l
     return int(work.connection.execute(sa.select(sa.func.count(rows.c.row_key.distinct()))).scalar_one())
 
 
-def is_set(work: Reading, cell: Cell, snapshot: Snapshot) -> bool:
+def is_set(work: Reading, cell: Cell, snapshot: AnySnapshot) -> bool:
     """Tell whether a snapshot sees a notification on a cell."""
-    statement = sa.select(n.c.version).where(_on(n, cell), _visible(snapshot)).limit(1)
+    statement = sa.select(n.c.version).where(_on(n, cell), _visible(work, snapshot)).limit(1)
     return work.connection.execute(statement).first() is not None
 
 
@@ -114,14 +115,18 @@ def _due(work: Reading, table: int, column: bytes, snapshot: Snapshot) -> sa.Col
     return sa.and_(
         n.c.table_number == table,
         n.c.column_key == column,
-        _visible(snapshot),
+        _visible(work, snapshot),
         sa.or_(f.c.next_ms.is_(None), f.c.next_ms <= work.now()),
     )
 
 
-def _visible(snapshot: Snapshot) -> sa.ColumnElement[bool]:
-    seen: sa.ColumnElement[bool] = n.c.version <= snapshot.read_pointer
-    return sa.and_(seen, n.c.version.not_in(snapshot.excluded)) if snapshot.excluded else seen
+def _visible(work: Reading, snapshot: AnySnapshot) -> sa.ColumnElement[bool]:
+    if not isinstance(snapshot, ServerSnapshot):
+        return visible_ids(work, n.c.version, snapshot)
+    seen = [n.c.xid < snapshot.xmax]
+    if snapshot.xip:
+        seen.append(n.c.xid.not_in(snapshot.xip))
+    return sa.and_(*seen, not_among(work, n.c.version, snapshot.excluded))
 
 
 def _on(table: sa.Table, cell: Cell) -> sa.ColumnElement[bool]:

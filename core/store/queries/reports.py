@@ -12,6 +12,9 @@ from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import drain_report as r
 from export_queue.core.store.schema import idempotency as t
 
+_PER_MS = 1_000_000
+"""Ids in a millisecond."""
+
 
 def save_report(work: Work, report: Mapping[str, Any], *, drain_id: str, queue_id: str) -> None:
     """Keep a drain's report under its id."""
@@ -21,9 +24,17 @@ def save_report(work: Work, report: Mapping[str, Any], *, drain_id: str, queue_i
             drain_id=drain_id,
             queue=queue_id,
             finished_ms=work.now(),
+            idle=not report["read"] and report["problem"] is None,
             report=orjson.dumps(report).decode(),
         )
     )
+
+
+def delete_reports(work: Work, *, before_ms: int, idle_before_ms: int, limit: int) -> int:
+    """Delete reports that were stored before a time, and idle ones that were stored before another time."""
+    old = sa.or_(r.c.id < before_ms * _PER_MS, sa.and_(r.c.id < idle_before_ms * _PER_MS, r.c.idle))
+    doomed = sa.select(r.c.id).where(old).order_by(r.c.id).limit(limit)
+    return work.connection.execute(r.delete().where(r.c.id.in_(doomed))).rowcount
 
 
 def find_reports(

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -20,6 +20,7 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store.dialect import (
+    Begun,
     Cell,
     Clock,
     CommitCall,
@@ -33,8 +34,8 @@ from export_queue.core.store.dialect import (
     Writes,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error
-from export_queue.core.store.registration import IdSource, Kind
-from export_queue.core.store.snapshot import Snapshot
+from export_queue.core.store.registration import HOUR_OF_IDS, IdSource, Kind, floor_refused
+from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.file import LOCK_SECONDS, LentConnection, explain, lent, undone
 from export_queue.core.store.sqlite.filelock import FileLock
@@ -43,18 +44,20 @@ from export_queue.core.store.sqlite.filelock import FileLock
 class SqliteDialect:
     """Transaction steps in SQLite.
 
-    Ids are registered by rows (the portable way of ``docs/transactions.md``): a start writes the clock and
-    an active row, a commit deletes the row. Writers queue at a file lock, since SQLite's own waiting is
-    a sleep with growing pauses that leaves some writers without a turn for seconds.
+    There is one writer at a time, and ids are drawn inside its SQL transaction: every id up to the last one has ended
+    but for those with an active row and the invalid ones. So a snapshot is read, not written, and only an id that
+    somebody needs before the commit is registered, by a row. Writers queue at a file lock, since SQLite's own waiting
+    is a sleep with growing pauses that leaves some writers without a turn for seconds.
     """
 
     name = "sqlite"
     driver_error: ClassVar[type[Exception]] = sqlite3.Error
-    pins_connection = True
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._path = path
         self._clock = clock
+        self._lists: tuple[int, tuple[int, ...]] = (0, ())
+        """The ids that are excluded for long, and the number that the store had then; of a new store 0 and none."""
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether the error says that the store's tables are not there."""
@@ -86,38 +89,50 @@ class SqliteDialect:
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             yield
             return
-        with FileLock(self._path + ".lock", seconds=LOCK_SECONDS):
-            if not durable:
-                raw.execute("pragma synchronous = normal")
-            try:
-                try:
-                    with undone(self._path):  # no commit has been tried
-                        raw.execute("begin immediate")
-                        yield
-                    # Where the log had no space for the end of a transaction, no recovery will find one.
-                    with undone(self._path, sqlite3.SQLITE_FULL):
-                        raw.execute("commit")
-                except BaseException:
-                    if raw.in_transaction:
-                        raw.execute("rollback")
-                    raise
-            finally:
+        lock = FileLock(self._path + ".lock", seconds=LOCK_SECONDS)
+        try:
+            with lock:
                 if not durable:
-                    raw.execute("pragma synchronous = full")
+                    raw.execute("pragma synchronous = normal")
+                try:
+                    try:
+                        with undone(self._path):  # no commit has been tried
+                            raw.execute("begin immediate")
+                            yield
+                        # Where the log had no space for the end of a transaction, no recovery will find one.
+                        with undone(self._path, sqlite3.SQLITE_FULL):
+                            raw.execute("commit")
+                    except BaseException:
+                        if raw.in_transaction:
+                            raw.execute("rollback")
+                        raise
+                finally:
+                    if not durable:
+                        raw.execute("pragma synchronous = full")
+        except BaseException:
+            lock.free()  # an interruption may have come while the block was being left
+            raise
 
     def id_source(self, connection: Handle) -> IdSource:
         """SQLite has no sequences."""
         return "clock"
 
     def create(self, connection: Handle) -> None:
-        """Nothing: SQLite needs the tables alone."""
+        """Create the triggers by which a process knows that the ids which it has read are still those of the store."""
+        raw = _raw_of(connection)
+        for statement in sql.TRIGGERS:
+            raw.execute(statement)
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
-        _raw_of(connection).execute(sql.SET_FLOOR, (floor,))
+        raw = _raw_of(connection)
+        if raw.execute(sql.KEEPS_FROM_FLOOR, (floor,)).fetchone() is not None:
+            raise floor_refused(floor)
+        raw.execute(sql.SET_FLOOR, (floor,))
 
     def _draw(self, raw: sqlite3.Connection) -> int:
-        return int(raw.execute(sql.DRAW, (self._clock() * 1_000_000,)).fetchone()[0])
+        arguments = {"wanted": self._clock() * 1_000_000, "hour": HOUR_OF_IDS}
+        return int(raw.execute(sql.DRAW, arguments).fetchone()[0])
 
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; inside or outside of a SQL transaction."""
@@ -143,6 +158,21 @@ class SqliteDialect:
     def store_id(self, connection: Handle) -> str:
         """Read the store's identity."""
         return str(_raw_of(connection).execute(sql.STORE_ID).fetchone()[0])
+
+    def begin(
+        self,
+        connection: Handle,
+        *,
+        kind: Literal["read", "short"],
+        request: UUID,
+        timeout_ms: int,
+        client: str,
+        first: Cell | None = None,
+    ) -> Begun:
+        """Read the snapshot, then the first cell in it."""
+        snapshot = self.take_snapshot(connection)
+        found = None if first is None else self.read_cell(connection, snapshot, *first)
+        return Begun(snapshot, self._clock(), None, found)
 
     def start(
         self,
@@ -177,22 +207,35 @@ class SqliteDialect:
         return pointer
 
     def take_snapshot(self, connection: Handle) -> Snapshot:
-        """Read the clock and the active rows in one SQL snapshot: every id up to it is listed or finished."""
-        raw = _raw_of(connection)
-        raw.execute("begin")
-        try:
-            last = int(raw.execute(sql.LAST_ID).fetchone()[0])
-            return Snapshot(last, _unfinished(raw, last + 1))
-        finally:
-            raw.execute("rollback")
+        """Read the last id and the ids in progress in one statement: every other id up to it has ended.
 
-    def read_cell(self, connection: Handle, snapshot: Snapshot, table: int, row: bytes, column: bytes) -> Version:
+        Ids of long transactions and invalid ones are read again only after a change.
+        """
+        raw = _raw_of(connection)
+        last, lists, short = raw.execute(sql.SNAPSHOT).fetchone()
+        known = self._lists
+        if known[0] != lists:
+            raw.execute("begin")
+            try:
+                last, lists, short = raw.execute(sql.SNAPSHOT).fetchone()
+                known = self._lists = (lists, tuple(row[0] for row in raw.execute(sql.EXCLUDED_FOR_LONG)))
+            finally:
+                raw.execute("rollback")
+        excluded = known[1]
+        if short is not None:
+            excluded = tuple(sorted((*excluded, *map(int, short.split(",")))))
+        return Snapshot(last, excluded)
+
+    def read_cell(self, connection: Handle, snapshot: AnySnapshot, table: int, row: bytes, column: bytes) -> Version:
         """Read the newest visible version, and the horizon in the same statement."""
+        snapshot = _told_by_ids(snapshot)
         raw = _raw_of(connection)
         arguments = {"table": table, "row": row, "column": column, "pointer": snapshot.read_pointer}
-        if snapshot.is_prefix:
+        found = None
+        if not snapshot.write_pointers:
             found = raw.execute(sql.READ_CELL_UP_TO, arguments).fetchone()
-        else:
+        # The excluded ids are sent only where they matter: there may be thousands.
+        if snapshot.write_pointers or (found is not None and not snapshot.sees(found[1])):
             arguments |= {"pointers": f"[{snapshot.write_pointers_text}]", "excluded": f"[{snapshot.excluded_text}]"}
             found = raw.execute(sql.READ_CELL, arguments).fetchone()
         # Where nothing was found the horizon may be read later: it only grows.
@@ -201,7 +244,7 @@ class SqliteDialect:
         return version, value
 
     def read_cells(
-        self, connection: Handle, snapshot: Snapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
+        self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells; in SQLite a statement a cell costs less than one for all."""
         found = []
@@ -214,7 +257,7 @@ class SqliteDialect:
     def scan_versions(
         self,
         connection: Handle,
-        snapshot: Snapshot,
+        snapshot: AnySnapshot,
         table: int,
         span: Span,
         *,
@@ -223,6 +266,7 @@ class SqliteDialect:
         expired: int | None = None,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
+        snapshot = _told_by_ids(snapshot)
         raw = _raw_of(connection)
         arguments: dict[str, object] = {"table": table, "pointer": snapshot.read_pointer, "limit": limit}
         arguments |= {"pointers": f"[{snapshot.write_pointers_text}]", "excluded": f"[{snapshot.excluded_text}]"}
@@ -293,18 +337,14 @@ class SqliteDialect:
 
     def _end_registration(self, raw: sqlite3.Connection, call: CommitCall) -> tuple[int, ...]:
         """Prove that the transaction is in progress and end that; returns its write pointers, its id first."""
-        if call.transaction is None:
-            return (self._draw(raw),)
-        pointers = self._forget(raw, call.transaction)
+        pointers = (self._draw(raw),) if call.transaction is None else self._forget(raw, call.transaction)
         if not pointers:
             raise RegistrationLost(f"transaction {call.transaction} is no longer in progress")
-        if raw.execute(sql.IS_INVALID, (call.transaction,)).fetchone() is not None:
+        if call.transaction and raw.execute(sql.IS_INVALID, (call.transaction,)).fetchone() is not None:
             raise RegistrationLost(f"transaction {call.transaction} has become invalid")
         now = self._clock()
-        if now > call.deadline_ms:
-            raise TransactionTimeout(
-                f"transaction {call.transaction} ran {now - call.deadline_ms} ms past its deadline"
-            )
+        if call.snapshot is not None and now > call.deadline_ms:
+            raise TransactionTimeout(f"transaction {pointers[0]} ran {now - call.deadline_ms} ms past its deadline")
         return pointers
 
     def _forget(self, raw: sqlite3.Connection, transaction: int) -> tuple[int, ...]:
@@ -326,25 +366,21 @@ class SqliteDialect:
                 keys |= {row[0] for row in raw.execute(sql.STAGED_KEYS, (pointer,))}
         if not keys:
             return
-        snapshot = call.snapshot
-        arguments = {
-            "id": pointers[0],
-            # The last one: each later commit must have a greater id than any version written here.
-            "writer": pointers[-1],
-            "reads": int(snapshot is not None),
-            "low": snapshot.low if snapshot else 0,
-            "excluded": json.dumps(snapshot.excluded if snapshot else ()),
-        }
+        snapshot = None if call.snapshot is None else _told_by_ids(call.snapshot)
         for key in sorted(keys):
-            if raw.execute(sql.TAKE_KEY, {**arguments, "key": key}).rowcount == 0:
-                writer = raw.execute(sql.WRITER, (key,)).fetchone()[0]
-                raise conflict_error(pointers[0], key, writer)
+            found = raw.execute(sql.WRITER, (key,)).fetchone()
+            # Without a snapshot it starts here, with an id above all that have committed.
+            if found and snapshot is not None and (found[0] > pointers[0] or not snapshot.sees(found[0])):
+                raise conflict_error(pointers[0], key, found[0])
+            # The last pointer: each later commit must have a greater id than any version written here.
+            raw.execute(sql.TAKE_KEY, (key, pointers[-1]))
 
     def _notify(self, raw: sqlite3.Connection, call: CommitCall, transaction: int) -> None:
-        writes, snapshot = call.writes, call.snapshot
+        writes = call.writes
         if writes.notifications:
             raw.executemany(sql.PUT_NOTIFICATION, [(*cell, transaction) for cell in writes.notifications])
-        if writes.acknowledged and snapshot is not None:
+        if writes.acknowledged and call.snapshot is not None:
+            snapshot = _told_by_ids(call.snapshot)
             # Only those that this transaction saw: a notification that an older one sets meanwhile stays.
             seen = (snapshot.read_pointer, json.dumps(snapshot.excluded))
             raw.executemany(sql.ACKNOWLEDGE, [(*cell, *seen) for cell in writes.acknowledged])
@@ -418,6 +454,11 @@ def _raw_of(connection: Handle) -> sqlite3.Connection:
         return raw.raw
     assert isinstance(raw, sqlite3.Connection)
     return raw
+
+
+def _told_by_ids(snapshot: AnySnapshot) -> Snapshot:
+    assert isinstance(snapshot, Snapshot), "a server's snapshot says nothing to SQLite"
+    return snapshot
 
 
 def _begin(raw: sqlite3.Connection) -> None:

@@ -26,7 +26,7 @@ class FileLock:
 
     def __enter__(self) -> FileLock:
         try:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            file = self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise StoreError(
                 f"cannot open the write lock {self._path}: {error.strerror}",
@@ -37,18 +37,21 @@ class FileLock:
         except BlockingIOError:
             self._wait_in_line(file)
         except BaseException:
-            os.close(file)
+            self.free()
             raise
-        self._file = file
         return self
 
     def _wait_in_line(self, file: int) -> None:
         # A blocking flock cannot be given a time limit, so a thread waits in it. Polling would have one, but no line.
         turn = _Turn(file)
-        turn.start()
+        self._file = None  # until it has come the turn's own
         try:
+            turn.start()
             came = turn.wait(self._seconds)
+            if came:
+                self._file = file
         except BaseException:
+            self._file = None
             turn.give_up()
             raise
         if not came:
@@ -63,8 +66,13 @@ class FileLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        file, self._file = self._file, None
-        if file is not None:
+        self.free()
+
+    def free(self) -> None:
+        """Free the lock; again is harmless."""
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # first: an interruption between two steps leaves no lock
+            file, self._file = self._file, None
             os.close(file)
 
 

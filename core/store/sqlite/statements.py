@@ -17,9 +17,28 @@ _READ_CELL = """
 READ_CELL, READ_CELL_UP_TO = _READ_CELL.format(seen=_SEEN), _READ_CELL.format(seen=_UP_TO)
 HORIZON = "select horizon from xq_store"
 STORE_ID = "select store_id from xq_store"
-LAST_ID = "select last_id from xq_clock"
+# One statement, and so one SQL snapshot. Short ones come with it: each that is registered would change the number.
+SNAPSHOT = """
+    select c.last_id, s.lists, (select group_concat(id) from xq_active where kind <> 'long') from xq_clock c, xq_store s
+"""
+EXCLUDED_FOR_LONG = "select id from xq_active where kind = 'long' union select id from xq_invalid order by 1"
+# No counter: a store that is restored from a copy may come to a number again, with other ids.
+_CHANGED = "begin update xq_store set lists = random(); end"
+TRIGGERS = (
+    f"create trigger if not exists xq_active_insert after insert on xq_active when new.kind = 'long' {_CHANGED}",
+    f"create trigger if not exists xq_active_delete after delete on xq_active when old.kind = 'long' {_CHANGED}",
+    f"create trigger if not exists xq_invalid_insert after insert on xq_invalid {_CHANGED}",
+    f"create trigger if not exists xq_invalid_delete after delete on xq_invalid {_CHANGED}",
+)
+KEEPS_FROM_FLOOR = "select 1 from xq_active, xq_clock where last_id < ? limit 1"
 SET_FLOOR = "update xq_clock set last_id = max(last_id, ?)"
-DRAW = "update xq_clock set last_id = max(last_id + 1, ?) returning last_id"
+# After a gap the clock is followed only where no id is in progress.
+DRAW = """
+    update xq_clock set last_id = case
+        when :wanted - last_id > :hour and exists (select 1 from xq_active) then last_id + 1
+        else max(last_id + 1, :wanted) end
+    returning last_id
+"""
 UNFINISHED = "select id from xq_active where id < ? union select id from xq_invalid where id < ? order by 1"
 _SCAN = """
     select row_key, column_key, {value} from xq_cell
@@ -41,9 +60,7 @@ def scan(span: Span, *, is_prefix: bool, expires: bool) -> str:
 
 
 TAKE_KEY = """
-    insert into xq_conflict_key (key, writer) values (:key, :writer)
-    on conflict (key) do update set writer = :writer
-    where writer < :id and (:reads = 0 or writer < :low or writer not in (select value from json_each(:excluded)))
+    insert into xq_conflict_key (key, writer) values (?, ?) on conflict (key) do update set writer = excluded.writer
 """
 WRITER = "select writer from xq_conflict_key where key = ?"
 TAKE_IDEMPOTENCY_KEY = """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import date
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,8 +20,18 @@ from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql.control_table import control_table
-from export_queue.core.sinks.sql.dialects.protocol import Clash, Password, Poison, TryAgain, give_password, judged
-from export_queue.core.sinks.sql.tables import DELETED, RANK, Limits, Row, Table, as_python
+from export_queue.core.sinks.sql.dialects.protocol import (
+    KEPT_OUT,
+    Clash,
+    Password,
+    Poison,
+    TryAgain,
+    give_password,
+    judged,
+)
+from export_queue.core.sinks.sql.rows import Limits
+from export_queue.core.sinks.sql.tables import DELETED, RANK, Row, Table
+from export_queue.core.sinks.sql.values import as_python
 
 ERRORS = ErrorTable(
     "other databases",
@@ -50,17 +61,18 @@ class GenericDialect:
     """
 
     capabilities = Capabilities(batch_rows=1000, batch_bytes=8 << 20, binary_ids=False)
-    limits = Limits(id_bytes=4 * _KEY_CHARACTERS, values_as_text=False, convert=as_python)
-    folds_names = False
     locks_reads = False  # not every database does
 
     def __init__(self, url: sa.URL, *, password: Password, timeout: float) -> None:
         try:
-            dbapi: Any = url.get_dialect().import_dbapi()
+            dialect = url.get_dialect()
+            dbapi: Any = dialect.import_dbapi()
         except (ImportError, sa.exc.NoSuchModuleError) as error:
             raise SinkConfigurationError(
                 f"a sink on {url.drivername} needs a SQLAlchemy dialect and its driver: {error}"
             ) from None
+        convert = partial(as_python, decimals=dialect.supports_native_decimal)
+        self.limits = Limits(id_bytes=4 * _KEY_CHARACTERS, convert=convert)
         self.name = url.get_backend_name()
         self.server = f"{self.name} at {url.host or 'this machine'}, database {url.database}"
         self.driver_error: type[Exception] = dbapi.Error
@@ -76,6 +88,10 @@ class GenericDialect:
         give_password(engine, self._password)
         return engine
 
+    def folds_names(self, connection: sa.Connection) -> bool:
+        """As a rule not: names are quoted."""
+        return False
+
     def begin(self, connection: sa.Connection) -> None:
         """Nothing: any transaction will do."""
 
@@ -88,15 +104,28 @@ class GenericDialect:
         create = _text(CreateTable(_described(table)), connection)
         return [create, _view(table, connection)] if table.ranked else [create]
 
-    def add_columns(self, connection: sa.Connection, table: Table) -> list[str]:
-        """Return the statements that make a user's own table a sink."""
+    def add_columns(self, connection: sa.Connection, table: Table, missing: Sequence[str]) -> list[str]:
+        """Return the statements that give a table the columns that it lacks."""
         described, compiler = (
             _described(table),
             connection.dialect.ddl_compiler(connection.dialect, CreateTable(_described(table))),
         )
         name = compiler.preparer.format_table(described)
-        added = [compiler.get_column_specification(sa.Column(one.name, one.type)) for one in (*described.c,)[-2:]]
-        return [*(f"ALTER TABLE {name} ADD {one}" for one in added), _view(table, connection)]
+        added = [
+            compiler.get_column_specification(sa.Column(one.name, one.type))
+            for one in described.c
+            if one.name in missing
+        ]
+        commands = [f"ALTER TABLE {name} ADD {one}" for one in added]
+        if not table.ranked:
+            return commands
+        if sa.inspect(connection).has_table(table.live, schema=table.schema):
+            live = sa.Table(table.live, sa.MetaData(), schema=table.schema)
+            commands.append(f"DROP VIEW {compiler.preparer.format_table(live)}")
+        return [*commands, _view(table, connection)]
+
+    def shape(self, connection: sa.Connection, table: Table) -> None:
+        """Nothing: rows are read before they are written, and are found by the key alone."""
 
     def problems(self, connection: sa.Connection, table: Table) -> list[str]:
         """Try what the guarantees stand on, with rows that are rolled back."""
@@ -147,14 +176,20 @@ class GenericDialect:
         if missing:
             names = table.columns
             connection.execute(sa.insert(described), [dict(zip(names, row, strict=True)) for row in missing])
-            written += len(missing)
+            # few databases say how many rows several inserts have made
+            written += self.held(connection, table, missing)
         return written
 
-    def delete(self, connection: sa.Connection, table: Table, keys: Sequence[Row]) -> None:
+    def held(self, connection: sa.Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Read the rows."""
+        return len(rows) - len(_older(_ranks(connection, _described(table), table, rows), table, rows))
+
+    def delete(self, connection: sa.Connection, table: Table, keys: Sequence[Row]) -> int:
         """Delete row by row."""
         described, places = _described(table), [f"at_{key}" for key in table.keys]
         gone = sa.delete(described).where(*_at(described, table))
         connection.execute(gone, [dict(zip(places, key, strict=True)) for key in keys])
+        return self.held(connection, table, keys)
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by the classes that every driver has; an ambiguous error is tried again, a few times."""
@@ -182,7 +217,7 @@ _TYPES: Mapping[str, sa.types.TypeEngine[Any]] = {
     "text": sa.UnicodeText(),
     "integer": sa.BigInteger(),
     "real": sa.Double(),
-    "numeric": sa.Numeric(asdecimal=False),
+    "numeric": sa.Numeric(),
     "boolean": sa.Boolean(),
     "json": sa.UnicodeText(),
     "timestamp": sa.DateTime(timezone=True),
@@ -240,11 +275,16 @@ def _require_newer(now: Mapping[Row, int], table: Table, rows: Sequence[Row]) ->
     """Check that the rows that could not be changed are newer by now.
 
     :param now: ranks after the change.
-    :raises TryAgain: a row has gone since it was read, as a tombstone that is swept.
+    :raises Clash: a row has gone since it was read, as a tombstone that is swept; or it cannot be changed.
     """
+    if _older(now, table, rows):
+        raise Clash(f"a row was removed as it was about to be changed, or {KEPT_OUT}")
+
+
+def _older(now: Mapping[Row, int], table: Table, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that are missing, or older than they should be."""
     width = len(table.keys)
-    if any(row[:width] not in now or (table.ranked and now[row[:width]] < row[-2]) for row in rows):
-        raise TryAgain("a row was removed as it was about to be changed")
+    return [row for row in rows if row[:width] not in now or (table.ranked and now[row[:width]] < row[-2])]
 
 
 def _probe(table: Table, text: str) -> dict[str, Any]:

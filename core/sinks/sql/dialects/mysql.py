@@ -15,9 +15,18 @@ from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects import mysql_statements
-from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, give_password, judged
+from export_queue.core.sinks.sql.dialects.protocol import (
+    Password,
+    Poison,
+    TryAgain,
+    give_password,
+    judged,
+    require_shape,
+)
 from export_queue.core.sinks.sql.fitting import merging
-from export_queue.core.sinks.sql.tables import Limits, Row, Table, as_utc
+from export_queue.core.sinks.sql.rows import Limits
+from export_queue.core.sinks.sql.tables import Row, Table
+from export_queue.core.sinks.sql.values import as_literal
 
 ERRORS = ErrorTable(
     "MySQL",
@@ -37,6 +46,9 @@ ERRORS = ErrorTable(
             "1048, 1264, 1265, 1292, 1366, 1367, 1406, 1411, 1690", Fate.REJECTED, "data that the column does not take"
         ),
         ErrorRow("1062, 1216, 1452, 3819, 4025", Fate.REJECTED, "a constraint of the table"),
+        ErrorRow(
+            "1526, 1643, 1644, 1748", Fate.REJECTED, "no partition takes the row, or a trigger refuses it (SIGNAL)"
+        ),
         ErrorRow("3140, 3141, 3156, 4038", Fate.REJECTED, "no JSON"),
         ErrorRow("1118, 1153", Fate.REJECTED, "a row that is too large"),
         ErrorRow("*", Fate.REFUSED, "password, rights, a missing table: the server's own words say what"),
@@ -59,8 +71,7 @@ class MySqlDialect:
 
     name = "mysql"
     capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
-    limits = Limits(id_bytes=4 * mysql_statements.KEY_CHARACTERS, values_as_text=False, convert=as_utc)
-    folds_names = False
+    limits = Limits(id_bytes=4 * mysql_statements.KEY_CHARACTERS, convert=as_literal)
     locks_reads = True
     driver_error: type[Exception] = pymysql.Error
 
@@ -101,6 +112,10 @@ class MySqlDialect:
 
         return engine
 
+    def folds_names(self, connection: Connection) -> bool:
+        """It depends on the server."""
+        return bool(connection.exec_driver_sql(mysql_statements.FOLDS).scalar())
+
     def begin(self, connection: Connection) -> None:
         """Be strict, wait for locks no longer than wanted, and keep none for ever if this process stands still.
 
@@ -124,9 +139,14 @@ class MySqlDialect:
         """Return the statements that create a table and its view."""
         return statements.create_table(table, _syntax(connection, table))
 
-    def add_columns(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that make a user's own table a sink."""
-        return statements.add_columns(table, _syntax(connection, table))
+    def add_columns(self, connection: Connection, table: Table, missing: Sequence[str]) -> list[str]:
+        """Return the statements that give a table the columns that it lacks."""
+        return statements.add_columns(table, _syntax(connection, table), missing)
+
+    def shape(self, connection: Connection, table: Table) -> Sequence[Any]:
+        """Read types and collations of columns, and all unique keys: any of them may decide which row is updated."""
+        found = connection.execute(text(mysql_statements.SHAPE), {"schema": table.schema, "table": table.name})
+        return sorted(map(str, found))
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
         """Look at the session, the table's engine, its character sets and the collations of the key."""
@@ -171,14 +191,32 @@ class MySqlDialect:
         for part in _parts(rows, longest):
             changed = driver.query(head + b",\n".join(part) + tail)
             written += _written(changed, driver._result.message, len(part))
-        return written
+        require_shape(self, connection, table)
+        # a row that is what it was before does not count as written
+        return written if table.ranked else self.held(connection, table, rows)
 
-    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
+    def held(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Read the rows."""
+        width = len(table.keys)
+        rank = {_spelled(row[:width]): row[-2] if table.ranked else 0 for row in rows}
+        found = self._read(connection, table, [row[:width] for row in rows])
+        return sum(known is not None and known >= rank.get(_spelled(key), 0) for *key, known in found)
+
+    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> int:
         """Send the keys in their order."""
         driver: Any = connection.connection.driver_connection
         head = mysql_statements.delete_from(table, _syntax(connection)).encode()
+        gone = 0
         for part in _parts(keys, connection.info["packet"] - len(head) - _SLACK):
-            driver.query(head + b",\n".join(part) + b")")
+            gone += driver.query(head + b",\n".join(part) + b")")
+        require_shape(self, connection, table)
+        return len(list(self._read(connection, table, keys))) if gone < len(keys) else 0
+
+    def _read(self, connection: Connection, table: Table, keys: Sequence[Row]) -> Iterator[Sequence[Any]]:
+        """Read the rows of keys: their keys, and their ranks, or 0 where a table has none."""
+        head = mysql_statements.select_keys(table, _syntax(connection))
+        for part in _parts(keys, connection.info["packet"] - len(head) - _SLACK):
+            yield from connection.exec_driver_sql((head + b",\n".join(part).decode() + ")").replace("%", "%%"))
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by the error's number; those of the client itself, and none, mean a lost connection."""
@@ -222,6 +260,11 @@ def _literal(value: Any) -> str:
     if isinstance(value, str):
         return f"'{escape_string(value)}'"
     return str(int(value)) if isinstance(value, bool) else repr(value)
+
+
+def _spelled(key: Sequence[Any]) -> tuple[str, ...]:
+    """Write the values of a key in the one way that they have as text, whatever types the driver gives them."""
+    return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in key)
 
 
 def _written(changed: int, message: bytes | None, rows: int) -> int:

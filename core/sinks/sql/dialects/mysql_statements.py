@@ -9,13 +9,16 @@ SQL_MODE = "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY
 """Values that do not fit are errors, not cut or replaced; a backslash in a literal escapes."""
 
 SET_LIMITS = (
-    f"SET SESSION sql_mode = '{SQL_MODE}', SESSION innodb_lock_wait_timeout = :lock, SESSION wait_timeout = :idle"
+    f"SET SESSION sql_mode = '{SQL_MODE}', SESSION innodb_lock_wait_timeout = :lock, SESSION wait_timeout = :idle, "
+    "SESSION time_zone = '+00:00'"
 )
 """At each transaction: settings of a session may be lost behind a proxy."""
 
 SESSION = (
     "SELECT @@sql_mode AS mode, @@character_set_client AS charset, @@character_set_connection AS connection_charset"
 )
+
+FOLDS = "SELECT @@lower_case_table_names"
 
 SERVER = "SELECT @@max_allowed_packet, @@innodb_flush_log_at_trx_commit"
 
@@ -33,6 +36,14 @@ SELECT column_name AS name FROM information_schema.statistics
  WHERE table_schema = COALESCE(:schema, database()) AND table_name = :table
    AND index_name = 'PRIMARY' AND sub_part IS NOT NULL"""
 """Columns of which the primary key takes the first characters only."""
+
+SHAPE = """\
+SELECT 'column', column_name, column_type, collation_name FROM information_schema.columns
+ WHERE table_schema = COALESCE(:schema, database()) AND table_name = :table
+ UNION ALL
+SELECT index_name, column_name, seq_in_index, sub_part FROM information_schema.statistics
+ WHERE table_schema = COALESCE(:schema, database()) AND table_name = :table AND non_unique = 0"""
+"""What decides which row an upsert finds, and what its columns take."""
 
 KEY_CHARACTERS = 768
 """As many of four bytes as an index of InnoDB takes."""
@@ -74,6 +85,16 @@ def insert_into(table: Table, syntax: Syntax) -> str:
 def delete_from(table: Table, syntax: Syntax) -> str:
     """Return the beginning of a delete; keys in parentheses follow, and one more that closes the list."""
     return f"DELETE FROM {syntax.name(table)} WHERE ({', '.join(map(syntax.quoted, table.keys))}) IN (\n"
+
+
+def select_keys(table: Table, syntax: Syntax) -> str:
+    """Return the beginning of a read of keys and ranks; keys in parentheses follow, and one more that closes the list.
+
+    A row that was there before the sink has a rank below all others.
+    """
+    keys = ", ".join(map(syntax.quoted, table.keys))
+    rank = f"COALESCE({syntax.quoted(RANK)}, -1)" if table.ranked else "0"
+    return f"SELECT {keys}, {rank} FROM {syntax.name(table)} WHERE ({keys}) IN (\n"
 
 
 def where_newer(table: Table, syntax: Syntax) -> str:

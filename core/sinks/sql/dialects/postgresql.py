@@ -13,9 +13,18 @@ from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialects.protocol import Password, Poison, TryAgain, give_password, judged
+from export_queue.core.sinks.sql.dialects.protocol import (
+    Password,
+    Poison,
+    TryAgain,
+    give_password,
+    judged,
+    require_shape,
+)
 from export_queue.core.sinks.sql.fitting import merging
-from export_queue.core.sinks.sql.tables import Limits, Row, Table
+from export_queue.core.sinks.sql.rows import Limits
+from export_queue.core.sinks.sql.tables import Row, Table
+from export_queue.core.sinks.sql.values import as_text
 
 _GRACE_SECONDS = 5.0
 """Seconds after a statement's time limit at which the server counts as hanging."""
@@ -26,18 +35,19 @@ ERRORS = ErrorTable(
         ErrorRow("40001", Fate.AGAIN, "serialization failure"),
         ErrorRow("40P01", Fate.AGAIN, "deadlock with another writer of the table"),
         ErrorRow("40*", Fate.LATER, "the transaction was rolled back; try again"),
-        ErrorRow("no answer", Fate.LATER, "the server is not there, lets us not in, or the connection broke"),
+        ErrorRow("no answer", Fate.LATER, "the server is not there or admits nobody, or the connection broke"),
         ErrorRow("08*", Fate.LATER, "the connection broke"),
         ErrorRow("25006", Fate.LATER, "the server is a standby: after a fail-over, connect to the new primary"),
         ErrorRow("25P03, 25P04", Fate.LATER, "this process stood still for longer than the sink's timeout"),
         ErrorRow("53*", Fate.LATER, "the server lacks memory, disk or connections"),
-        ErrorRow("55P03", Fate.LATER, "somebody holds a lock on the table for longer than the sink's timeout"),
+        ErrorRow("55P03", Fate.LATER, "another session holds a lock on the table for longer than the sink's timeout"),
         ErrorRow("57*", Fate.LATER, "the server stops, or the statement took longer than the sink's timeout"),
         ErrorRow("58*", Fate.LATER, "an error of the server's system; see its log"),
         ErrorRow("XX*", Fate.LATER, "an internal error of the server; see its log"),
         ErrorRow("22*", Fate.REJECTED, "data that the column's type does not take"),
         ErrorRow("23*", Fate.REJECTED, "a constraint of the table"),
         ErrorRow("54*", Fate.REJECTED, "more than the server can hold in a row or an index"),
+        ErrorRow("P0*", Fate.REJECTED, "a trigger of the table refuses the row"),
         ErrorRow("not data", Fate.REJECTED, "what the driver cannot send"),
         ErrorRow("*", Fate.REFUSED, "rights, a missing table or column: the server's own words say what"),
     ],
@@ -54,8 +64,7 @@ class PostgresDialect:
 
     name = "postgresql"
     capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
-    limits = Limits(id_bytes=2600, values_as_text=True)  # a row of a B-tree has 2704 bytes at most
-    folds_names = False
+    limits = Limits(id_bytes=2600, convert=as_text)  # a row of a B-tree has 2704 bytes at most
     locks_reads = True
     driver_error: type[Exception] = psycopg.Error
 
@@ -96,6 +105,10 @@ class PostgresDialect:
 
         return engine
 
+    def folds_names(self, connection: Connection) -> bool:
+        """No: names are quoted."""
+        return False
+
     def begin(self, connection: Connection) -> None:
         """Set limits: a session that hangs must not hold its locks for ever."""
         limit = f"{int(self._timeout * 1000)}ms"
@@ -109,9 +122,14 @@ class PostgresDialect:
         """Return the statements that create a table and its view."""
         return statements.create_table(table, statements.POSTGRESQL)
 
-    def add_columns(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that make a user's own table a sink."""
-        return statements.add_columns(table, statements.POSTGRESQL)
+    def add_columns(self, connection: Connection, table: Table, missing: Sequence[str]) -> list[str]:
+        """Return the statements that give a table the columns that it lacks."""
+        return statements.add_columns(table, statements.POSTGRESQL, missing)
+
+    def shape(self, connection: Connection, table: Table) -> Any:
+        """Read the columns and their collations; rows go by the primary key alone."""
+        name = statements.POSTGRESQL.name(table)
+        return connection.execute(text(statements.SHAPE_POSTGRESQL), {"table": name}).all()
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
         """Look at the collations of the key."""
@@ -122,11 +140,22 @@ class PostgresDialect:
     def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Copy the rows in their order, which is the order in which their locks are taken."""
         create, copy = statements.create_batch(table), statements.copy_batch(table)
-        return _copy_and_run(connection, rows, create, copy, statements.upsert_batch(table))
+        written = _copy_and_run(connection, rows, create, copy, statements.upsert_batch(table))
+        require_shape(self, connection, table)
+        return written
 
-    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
+    def held(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Compare the table with the batch, which is still there."""
+        return int(connection.exec_driver_sql(statements.count_batch(table)).scalar_one())
+
+    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> int:
         """Copy the keys, and delete their rows."""
-        _copy_and_run(connection, keys, *statements.delete_keys(table))
+        create, copy, delete, left = statements.delete_keys(table)
+        gone = _copy_and_run(connection, keys, create, copy, delete)
+        require_shape(self, connection, table)
+        if gone == len(keys):
+            return 0
+        return int(connection.exec_driver_sql(left).scalar_one())
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by SQLSTATE; without one the connection failed."""

@@ -10,10 +10,15 @@ from sqlalchemy import Connection, Engine, event
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.sinks.error_table import ErrorRow, Fate
 from export_queue.core.sinks.protocol import Capabilities
-from export_queue.core.sinks.sql.tables import Limits, Row, Table
+from export_queue.core.sinks.sql.rows import Limits
+from export_queue.core.sinks.sql.tables import Row, Table
 
 Password = str | Callable[[], str] | None
 """A password, or a function that finds it, called at each new connection."""
+
+
+KEPT_OUT = "the table holds neither this row nor a newer one: a trigger or a rule keeps it out"
+"""Why a row is rejected that met no error and is not there."""
 
 
 class Poison(Exception):
@@ -54,6 +59,12 @@ def give_password(engine: Engine, password: Password) -> None:
             parameters["password"] = found
 
 
+class SchemaChanged(Exception):
+    """A table is not the one that was looked at before: this transaction wrote nothing, and the table must be looked at
+    again.
+    """
+
+
 class Dialect(Protocol):
     """One kind of database, and where this one is."""
 
@@ -62,14 +73,15 @@ class Dialect(Protocol):
     """Its name in messages: host and port, or the file."""
     capabilities: Capabilities
     limits: Limits
-    folds_names: bool
-    """Whether names of tables that differ by case name one table."""
     locks_reads: bool
     """Whether a row that was read in a transaction that writes stays as it is, if that is asked for."""
     driver_error: type[Exception]
 
     def engine(self) -> Engine:
         """Make the engine; it connects at its first use."""
+
+    def folds_names(self, connection: Connection) -> bool:
+        """Whether names of tables that differ by case name one table."""
 
     def begin(self, connection: Connection) -> None:
         """Prepare a transaction that is going to write."""
@@ -80,8 +92,11 @@ class Dialect(Protocol):
     def create_table(self, connection: Connection, table: Table) -> list[str]:
         """Return the statements that create a table; the last one creates its view, if it has ranks."""
 
-    def add_columns(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that make a user's own table a sink; the last one creates its view."""
+    def add_columns(self, connection: Connection, table: Table, missing: Sequence[str]) -> list[str]:
+        """Return the statements that give a table the columns that it lacks, and a view that shows them."""
+
+    def shape(self, connection: Connection, table: Table) -> Any:
+        """Read what a table's writes depend on: columns and their types, and what leads an upsert to a row."""
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
         """Find problems of a table that only this kind of database has; the transaction is rolled back."""
@@ -90,10 +105,27 @@ class Dialect(Protocol):
         """Write rows, of distinct keys and sorted by them, where they are newer; return how many were.
 
         Into a table without ranks all of them are written.
+
+        :raises SchemaChanged: the table has another shape than its description says.
         """
 
-    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
-        """Delete the rows of keys, sorted and at least one, from a table without ranks."""
+    def held(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Count the rows that the table holds as they are or newer, in the transaction that has just written them."""
+
+    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> int:
+        """Delete the rows of keys, sorted and at least one, from a table without ranks; return how many are left.
+
+        :raises SchemaChanged: as of :meth:`upsert`.
+        """
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Say what an error of the driver means."""
+
+
+def require_shape(dialect: Dialect, connection: Connection, table: Table) -> None:
+    """Look at a table once more: from its first change of a row to its end, a transaction keeps it as it is.
+
+    :raises SchemaChanged: it is not as it was when it was looked at first.
+    """
+    if table.shape is not None and dialect.shape(connection, table) != table.shape:
+        raise SchemaChanged(f"table {table} was altered")

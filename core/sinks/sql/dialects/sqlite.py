@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialects.protocol import Poison, TryAgain, judged
+from export_queue.core.sinks.sql.dialects.protocol import Poison, TryAgain, judged, require_shape
 from export_queue.core.sinks.sql.fitting import merging
-from export_queue.core.sinks.sql.tables import Limits, Row, Table
+from export_queue.core.sinks.sql.rows import Limits
+from export_queue.core.sinks.sql.tables import Row, Table
+from export_queue.core.sinks.sql.values import as_native
 
 ERRORS = ErrorTable(
     "SQLite",
@@ -46,8 +48,7 @@ class SqliteDialect:
 
     name = "sqlite"
     capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
-    limits = Limits(id_bytes=1 << 20, values_as_text=False)
-    folds_names = True
+    limits = Limits(id_bytes=1 << 20, convert=as_native)
     locks_reads = True  # each transaction is the only one that writes
     driver_error: type[Exception] = sqlite3.Error
 
@@ -81,6 +82,10 @@ class SqliteDialect:
 
         return engine
 
+    def folds_names(self, connection: Connection) -> bool:
+        """Always."""
+        return True
+
     def begin(self, connection: Connection) -> None:
         """Nothing: the transaction has begun as one that writes."""
 
@@ -92,9 +97,14 @@ class SqliteDialect:
         """Return the statements that create a table and its view."""
         return statements.create_table(table, statements.SQLITE)
 
-    def add_columns(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that make a user's own table a sink."""
-        return statements.add_columns(table, statements.SQLITE)
+    def add_columns(self, connection: Connection, table: Table, missing: Sequence[str]) -> list[str]:
+        """Return the statements that give a table the columns that it lacks."""
+        has_view = inspect(connection).has_table(table.live)
+        return statements.add_columns(table, statements.SQLITE, missing, has_view=has_view)
+
+    def shape(self, connection: Connection, table: Table) -> Any:
+        """Read the statement that made the table."""
+        return connection.execute(text(statements.SHAPE_SQLITE), {"table": table.name}).scalar()
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
         """Look at the collations of the key."""
@@ -107,13 +117,27 @@ class SqliteDialect:
         """Run one prepared statement for all rows."""
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
-        return driver.executemany(statements.upsert_values(table), rows).rowcount
+        written = driver.executemany(statements.upsert_values(table), rows).rowcount
+        require_shape(self, connection, table)
+        return written
 
-    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> None:
+    def held(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+        """Look at each row."""
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        find, width = statements.find_value(table), len(table.keys)
+        ranks = slice(-2, -1) if table.ranked else slice(0, 0)
+        return sum(driver.execute(find, (*row[:width], *row[ranks])).fetchone() is not None for row in rows)
+
+    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> int:
         """Run one prepared statement for all keys."""
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
-        driver.executemany(statements.delete_values(table), keys)
+        gone = driver.executemany(statements.delete_values(table), keys).rowcount
+        require_shape(self, connection, table)
+        if gone == len(keys):
+            return 0
+        return self.held(connection, table, keys)
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by SQLite's error code."""

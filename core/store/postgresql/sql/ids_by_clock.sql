@@ -3,10 +3,14 @@
 -- Draws an id and lists the ids that its snapshot excludes. The clock stays locked to the end of the SQL transaction,
 -- in which the caller adds the active row: a later start finds that row, or the transaction finished, and no later
 -- start commits before the list is complete. So a start is a short SQL transaction of its own.
-create or replace function {s}.xq_draw_v1(for_session boolean, lists boolean, out id bigint, out excluded bigint[])
+-- A clock that is more than {hour} ahead may have stepped: it is followed only while nothing is in progress.
+create or replace function {s}.xq_draw_v1(registered boolean, lists boolean, out id bigint, out excluded bigint[])
 language plpgsql volatile as $body$
 begin
-  update {s}.xq_clock set last_id = greatest(last_id + 1, {now} * 1000000) returning last_id into id;
+  update {s}.xq_clock set last_id = case
+      when {now} * 1000000 - last_id > {hour} and exists (select 1 from {s}.xq_active) then last_id + 1
+      else greatest(last_id + 1, {now} * 1000000) end
+    returning last_id into id;
   if lists then
     excluded := {s}.xq_unfinished_v1(id);
   end if;
@@ -38,14 +42,15 @@ begin
   select c.last_id, {s}.xq_unfinished_v1(c.last_id + 1) into read_pointer, excluded from {s}.xq_clock c;
 end $body$;
 
--- Only a row registers an id here; the next two functions serve the other way.
-create or replace function {s}.xq_prove_v1(tx bigint, for_session boolean) returns text
-language plpgsql volatile as $body$
+-- Makes all ids to come greater than a number; false if ids are in progress.
+create or replace function {s}.xq_set_floor_v1(floor bigint) returns boolean language plpgsql volatile as $body$
 begin
-  return 'registered in another way than the store''s';
+  update {s}.xq_clock set last_id = floor where last_id < floor and not exists (select 1 from {s}.xq_active);
+  return floor <= (select c.last_id from {s}.xq_clock c);
 end $body$;
 
-create or replace function {s}.xq_free_v1(tx bigint) returns boolean language plpgsql volatile as $body$
+-- Only a row registers an id here; this function serves the other way.
+create or replace function {s}.xq_prove_v1(tx bigint) returns text language plpgsql volatile as $body$
 begin
-  return false;
+  return 'registered in another way than the store''s';
 end $body$;

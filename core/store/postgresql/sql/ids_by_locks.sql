@@ -1,5 +1,5 @@
--- Ids from a sequence; short transactions are registered by advisory locks, long ones and those behind a pooler
--- by a row. Until that row is visible, a lock of the SQL transaction stands in for it, or the gate at a checkpoint.
+-- Ids from a sequence. One that is drawn in a commit is registered by an advisory lock of its SQL transaction, one that
+-- exists before by a row. Until that row is visible, such a lock stands in for it, or the gate at a checkpoint.
 -- The key of an id's lock is the id XOR the store's {mask}, the gate's is the mask itself: the locks of applications are
 -- neither waited for nor read as ids.
 
@@ -11,23 +11,40 @@ create or replace view {s}.xq_locked_id as
   where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
     and l.database = (select d.oid from pg_database d where d.datname = current_database());
 
+-- Whether an id up to the last one is in progress; called under the gate. A lock counts until it is free.
+create or replace function {s}.xq_any_registered_v1(last bigint) returns boolean
+language plpgsql volatile as $body$
+begin
+  return exists (select 1 from {s}.xq_active)
+    or exists (select 1 from {s}.xq_locked_id v where v.id <= last and v.id > greatest(last - {lock_window}, 0));
+end $body$;
+
 -- Draws an id, registers it, and lists the ids that its snapshot excludes, all under the gate: no later start
 -- commits before the list is complete, so that all snapshots agree on the order of all commits.
 -- The gate is a session lock that is freed in the same call: one of the SQL transaction would be held over the flush.
--- for_session: by a lock of the session, else of the SQL transaction; null: not at all, as the caller holds the gate.
-create or replace function {s}.xq_draw_v1(for_session boolean, lists boolean, out id bigint, out excluded bigint[])
+-- registered: by a lock of the SQL transaction, else not at all, as the caller holds the gate.
+-- The next number of a sequence costs less than a number that is set, and may lag the clock by {lag}. A clock that is
+-- more than {hour} ahead may have stepped: it is followed only while nothing is registered, or else registered ids
+-- might leave the window in which their locks are listed.
+create or replace function {s}.xq_draw_v1(registered boolean, lists boolean, out id bigint, out excluded bigint[])
 language plpgsql volatile as $body$
 declare
   mask constant bigint := {mask};
+  last bigint;
+  ahead bigint;
 begin
   begin
     perform pg_advisory_lock(mask);
     loop
-      id := setval('{s}.xq_id', greatest(coalesce(pg_sequence_last_value('{s}.xq_id'), 0) + 1, {now} * 1000000));
+      last := coalesce(pg_sequence_last_value('{s}.xq_id'), 0);
+      ahead := {now} * 1000000 - last;
+      if ahead < {lag} or (ahead > {hour} and {s}.xq_any_registered_v1(last)) then
+        id := nextval('{s}.xq_id');
+      else
+        id := setval('{s}.xq_id', last + ahead);
+      end if;
       -- By try: where an application holds a lock on this very key, the next id will do.
-      exit when case when for_session then pg_try_advisory_lock(id # mask)
-                     when for_session is null then true
-                     else pg_try_advisory_xact_lock(id # mask) end;
+      exit when not registered or pg_try_advisory_xact_lock(id # mask);
     end loop;
     if lists then
       excluded := {s}.xq_unfinished_v1(id);
@@ -35,14 +52,27 @@ begin
     perform pg_advisory_unlock(mask);
   exception when query_canceled or others then  -- "others" alone leaves out cancel and statement time-out
     perform pg_advisory_unlock(mask);
-    if for_session and id is not null then
-      perform pg_advisory_unlock(id # mask);
-    end if;
     raise;
   end;
 exception when query_canceled or others then  -- a second cancel, in the first handler: no start could pass the gate
   perform pg_advisory_unlock(mask);
   raise;
+end $body$;
+
+-- Makes all ids to come greater than a number; false if ids are in progress, which would lie too far below it.
+create or replace function {s}.xq_set_floor_v1(floor bigint) returns boolean language plpgsql volatile as $body$
+declare
+  last bigint;
+begin
+  perform {s}.xq_hold_gate_v1();
+  last := coalesce(pg_sequence_last_value('{s}.xq_id'), 0);
+  if floor > last then
+    if {s}.xq_any_registered_v1(last) then
+      return false;
+    end if;
+    perform setval('{s}.xq_id', floor);
+  end if;
+  return true;
 end $body$;
 
 -- Holds the gate until the writes of this SQL transaction are visible; never over a flush.
@@ -104,30 +134,12 @@ begin
   end;
 end $body$;
 
--- Proves at the commit that an id has been registered by a lock since its start, and keeps it so to the end;
--- returns the fault, null if there is none.
-create or replace function {s}.xq_prove_v1(tx bigint, for_session boolean) returns text
-language plpgsql volatile as $body$
-declare
-  mask constant bigint := {mask};
+-- Proves at the commit that an id is registered by a lock of this SQL transaction, the user's; returns the fault, null
+-- if there is none.
+create or replace function {s}.xq_prove_v1(tx bigint) returns text language plpgsql volatile as $body$
 begin
-  if for_session then
-    -- First the lock of the SQL transaction, then the session's goes: the id is never unlisted.
-    -- By try: on another session the plain lock would wait for ever.
-    if not pg_try_advisory_xact_lock(tx # mask) then
-      return 'held by another session';
-    end if;
-    if not pg_advisory_unlock(tx # mask) then
-      return 'not held by this session';
-    end if;
-  -- Registered by a lock of the user's SQL transaction: held if and only if the start belongs to this one.
-  elsif not exists (select 1 from {s}.xq_locked_id v where v.pid = pg_backend_pid() and v.id = tx) then
+  if not exists (select 1 from {s}.xq_locked_id v where v.pid = pg_backend_pid() and v.id = tx) then
     return 'begun in another SQL transaction';
   end if;
   return null;
-end $body$;
-
-create or replace function {s}.xq_free_v1(tx bigint) returns boolean language plpgsql volatile as $body$
-begin
-  return pg_advisory_unlock(tx # {mask});  -- never unlock_all: the session may hold locks of its user
 end $body$;

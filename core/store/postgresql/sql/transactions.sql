@@ -5,8 +5,8 @@
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
 --         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level.
 
--- registration: 'session' by a lock of the server session, 'transaction' by a lock of the user's SQL transaction, 'row'
--- by an active row, which any session may end, 'rows' by one for each write pointer; registration.py chooses.
+-- registration: 'transaction' by a lock of the user's SQL transaction, 'row' by an active row, which any session may
+-- end, 'rows' by one for each write pointer; registration.py chooses.
 -- relaxed: a start need not be durable, only its id never drawn again, which the clock in it sees to. Never inside
 -- a SQL transaction of the user's, all of which would lose its durability.
 -- first_*: a cell to be read at once.
@@ -16,7 +16,6 @@ create or replace function {s}.xq_start_v1(
   out id bigint, out excluded bigint[], out deadline_ms bigint, out found_version bigint, out found_value bytea)
 language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
 declare
-  for_session boolean := registration = 'session';
   low bigint;
   horizon bigint;
   setting text;
@@ -27,33 +26,26 @@ begin
   if relaxed then
     setting := set_config('synchronous_commit', 'off', true);
   end if;
-  begin
-    select d.id, d.excluded into id, excluded from {s}.xq_draw_v1(for_session, true) d;
-    low := coalesce(excluded[1], id);
-    deadline_ms := {now} + timeout_ms;
-    if registration in ('row', 'rows') then
-      insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
-      values (id, request, kind, {now}, deadline_ms, low, id, client);
+  select d.id, d.excluded into id, excluded from {s}.xq_draw_v1(true, true) d;
+  low := coalesce(excluded[1], id);
+  deadline_ms := {now} + timeout_ms;
+  if registration in ('row', 'rows') then
+    insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
+    values (id, request, kind, {now}, deadline_ms, low, id, client);
+  end if;
+  if first_table is not null then
+    -- A new statement, and so a new SQL snapshot: after the lists.
+    select s.horizon, c.version, c.value into horizon, found_version, found_value
+      from {s}.xq_store s left join (
+        select e.version, e.value from {s}.xq_cell e
+        where e.table_number = first_table and e.row_key = first_row and e.column_key = first_column
+          and e.version < id and e.version <> all(excluded)
+        order by e.version desc limit 1) c on true;
+    if low < horizon then
+      raise exception using errcode = 'XQ006', message = 'snapshot too old',
+        detail = format('snapshot reaches down to %s, clean-up has reached %s', low, horizon);
     end if;
-    if first_table is not null then
-      -- A new statement, and so a new SQL snapshot: after the lists.
-      select s.horizon, c.version, c.value into horizon, found_version, found_value
-        from {s}.xq_store s left join (
-          select e.version, e.value from {s}.xq_cell e
-          where e.table_number = first_table and e.row_key = first_row and e.column_key = first_column
-            and e.version < id and e.version <> all(excluded)
-          order by e.version desc limit 1) c on true;
-      if low < horizon then
-        raise exception using errcode = 'XQ006', message = 'snapshot too old',
-          detail = format('snapshot reaches down to %s, clean-up has reached %s', low, horizon);
-      end if;
-    end if;
-  exception when query_canceled or others then
-    if for_session and id is not null then
-      perform {s}.xq_free_v1(id);
-    end if;
-    raise;
-  end;
+  end if;
 end $body$;
 
 -- One more write pointer of a long transaction, in progress as long as it. No greater id is drawn before its row is
@@ -70,7 +62,7 @@ begin
   perform set_config('synchronous_commit', 'off', true);
   perform {s}.xq_hold_active_v1(tx);
   perform {s}.xq_hold_gate_v1();
-  pointer := ({s}.xq_draw_v1(null, false)).id;
+  pointer := ({s}.xq_draw_v1(false, false)).id;
   insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
     select pointer, a.request, a.kind, a.started_ms, a.deadline_ms, a.low, a.owner, a.client
     from {s}.xq_active a where a.id = tx;
@@ -166,7 +158,8 @@ begin
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
   end if;
-  insert into {s}.xq_conflict_key as o select k.k, 0 from unnest(keys) as k(k) order by k.k
+  -- Writer and xid 0: a key that was only locked refuses nobody.
+  insert into {s}.xq_conflict_key as o select k.k, 0, 0 from unnest(keys) as k(k) order by k.k
     on conflict on constraint xq_conflict_key_pkey do update set writer = o.writer;
 end $body$;
 
@@ -174,8 +167,11 @@ end $body$;
 -- registration: as at the start, or 'commit': the id is drawn here. low is null if the transaction never read.
 -- started: the id of its snapshot, where that is not tx: in a bound transaction, whose tx is drawn after its keys are
 -- locked.
+-- server_xmax, server_xip: the server's snapshot in which it read, but for the ids in excluded; server_xmax is null if
+-- its snapshot is made of ids.
 create or replace function {s}.xq_commit_v1(
-  registration text, request uuid, tx bigint, excluded bigint[], low bigint, deadline bigint,
+  registration text, request uuid, tx bigint, excluded bigint[], low bigint,
+  server_xmax bigint, server_xip bigint[], deadline bigint,
   idempotency_key text, generation int, result text, keys bytea[],
   cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
@@ -197,7 +193,7 @@ begin
 
   -- 1. The registration is proven, or made now.
   if registration = 'commit' then
-    tx := ({s}.xq_draw_v1(false, false)).id;
+    tx := ({s}.xq_draw_v1(true, false)).id;
   elsif registration = 'row' then
     delete from {s}.xq_active a where a.id = tx;
     if not found then
@@ -209,8 +205,7 @@ begin
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
   else
-    lost := coalesce({s}.xq_prove_v1(tx, registration = 'session'),
-                     case when started <> tx then {s}.xq_prove_v1(started, false) end);
+    lost := coalesce({s}.xq_prove_v1(tx), case when started <> tx then {s}.xq_prove_v1(started) end);
     if lost is not null then
       raise exception using errcode = 'XQ002', message = lost;
     end if;
@@ -250,13 +245,16 @@ begin
   end if;
   if cardinality(keys) > 0 then
     insert into {s}.xq_conflict_key as o select k.k, newest from unnest(keys) as k(k) order by k.k
-      on conflict on constraint xq_conflict_key_pkey do update set writer = newest
-      where o.writer < coalesce(started, tx) and (low is null or o.writer < low or o.writer <> all(excluded));
+      on conflict on constraint xq_conflict_key_pkey do update set writer = newest, xid = excluded.xid
+      where o.writer < coalesce(started, tx) and case
+        when server_xmax is null then low is null or o.writer < low or o.writer <> all(excluded)
+        else o.xid < server_xmax and o.xid <> all(server_xip) end;
     get diagnostics written = row_count;
     if written < cardinality(keys) then
       select o.key, o.writer into offender from {s}.xq_conflict_key o
-        where o.key = any(keys)
-          and (o.writer > coalesce(started, tx) or (low is not null and o.writer >= low and o.writer = any(excluded)))
+        where o.key = any(keys) and o.writer <> newest and (o.writer > coalesce(started, tx) or case
+          when server_xmax is null then low is not null and o.writer >= low and o.writer = any(excluded)
+          else o.xid >= server_xmax or o.xid = any(server_xip) end)
         limit 1;
       raise exception using errcode = 'XQ001', message = 'conflict',
         detail = json_build_object(
@@ -290,7 +288,9 @@ begin
     -- Only those that this transaction saw: a notification that an older one sets meanwhile stays.
     delete from {s}.xq_notification d using unnest(seen_table, seen_row, seen_column) as n(n, r, k)
       where d.table_number = n.n and d.row_key = n.r and d.column_key = n.k
-        and d.version < coalesce(started, tx) and d.version <> all(excluded);
+        and d.version <> all(excluded) and case
+          when server_xmax is null then d.version < coalesce(started, tx)
+          else d.xid < server_xmax and d.xid <> all(server_xip) end;
   end if;
   if registration = 'rows' then
     delete from {s}.xq_staged_key s where s.id = any(pointers);
@@ -327,17 +327,12 @@ create or replace function {s}.xq_abort_v1(registration text, tx bigint, kept bi
 language plpgsql volatile as $body$
 declare
   pointer bigint;
-  done boolean;
 begin
   if kept is not null then
     insert into {s}.xq_invalid as i (id, since_ms, left_to) select k.id, {now}, holders from unnest(kept) as k(id)
       on conflict on constraint xq_invalid_pkey do update set left_to = holders;  -- a sweep may have been there before
   end if;
-  if registration = 'session' and kept is not null then
-    perform {s}.xq_prove_v1(tx, true);  -- listed until it is seen to be invalid
-  elsif registration = 'session' then
-    done := {s}.xq_free_v1(tx);
-  elsif registration = 'row' then
+  if registration = 'row' then
     if kept is null then
       perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
     end if;

@@ -1,0 +1,203 @@
+"""How the fields of documents become values of columns: as they are, or not at all (pure).
+
+A number reaches its column by its own text, or in a form that gives the very number back. A column that would keep
+another one does not get it: the operation is refused. Only a column of doubles (``real``) rounds, since it says so.
+A time without a zone is one of UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import orjson
+
+from export_queue.core.sinks.json_texts import numbers_in, texts_of
+from export_queue.core.sinks.sql.tables import Column, Unfit
+
+INT64 = range(-(1 << 63), 1 << 63)
+_UINT64 = range(-(1 << 63), 1 << 64)
+
+
+def fields_of(document: bytes, columns: tuple[Column, ...]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Read a document.
+
+    :returns: its fields, and the texts of those that parsing may have rounded.
+    :raises Unfit: it is no JSON object.
+    """
+    fields = parsed(document)
+    if not isinstance(fields, dict):
+        raise Unfit(f"the document is no JSON object but {type(fields).__name__}: its fields cannot be columns")
+    # an integer of more than 64 bits comes as a float
+    rounded = any(type(fields.get(column.name)) in (float, list, dict) for column in columns)
+    return fields, texts_of(document.decode()) if rounded else {}
+
+
+def parsed(document: bytes) -> object:
+    """Parse a document.
+
+    :raises Unfit: it is no JSON.
+    """
+    try:
+        return orjson.loads(document)
+    except orjson.JSONDecodeError as error:
+        raise Unfit(f"the document is not JSON: {error}") from None
+
+
+def check_places(value: object, text: str, column: Column) -> None:
+    """Refuse a number with more decimal places than its column keeps; databases round such ones, without a word.
+
+    :param text: of the number, where it is a float.
+    """
+    if column.places is None or not isinstance(value, float | str):
+        return
+    number = _number(text if isinstance(value, float) else value)
+    if number is not None and _places(number) > column.places:
+        raise Unfit(
+            f"field {column.name!r} is {_shown(text or str(value))}: its column keeps {column.places} decimal places"
+        )
+
+
+def check_doubles(text: str, column: Column) -> None:
+    """Refuse numbers that a column would keep as other ones, though it is none of numbers.
+
+    :param text: what the column is to hold; JSON, where its numbers are meant.
+    """
+    if column.doubles == "json":
+        for found in numbers_in(text):
+            if not (len(found) < 21 and found.lstrip("-").isdigit() and int(found) in _UINT64):
+                _require_double(Decimal(found), found, column)
+    elif column.doubles == "numbers" and (number := _number(text)) is not None:
+        _require_double(number, text, column)
+
+
+def as_text(value: object, text: str, column: Column) -> Any:
+    """Convert a field for a database that reads values of any type from text.
+
+    :param text: the field's own text, where parsing may have rounded it.
+    """
+    if value is None:
+        return None
+    if column.zoneless and isinstance(value, str) and value.lstrip("-") != "infinity":
+        return _utc(value, column)  # the database would drop the zone
+    return _text(value, text, column)
+
+
+def as_native(value: object, text: str, column: Column) -> Any:
+    """Convert a field for SQLite, whose numbers are integers of 64 bits and doubles."""
+    if column.type == "timestamp" and value is not None:
+        return _utc(value, column)
+    if column.type in ("text", "json") or not isinstance(value, int | float):
+        return _checked(_text(value, text, column), column)
+    if isinstance(value, float):
+        if column.type != "real":
+            _require_double(Decimal(text), text, column)
+        else:
+            _require_not_lost(value, text, column)
+    elif value not in INT64:
+        raise Unfit(f"field {column.name!r} is an integer of more than 64 bits")
+    return value
+
+
+def as_literal(value: object, text: str, column: Column) -> Any:
+    """Convert a field for MySQL, which reads numbers exactly from literals, and whose timestamps know no zones."""
+    if value is None:
+        return None
+    if column.type == "timestamp":
+        return _utc(value, column)
+    if column.type == "real" and isinstance(value, float):
+        _require_not_lost(value, text, column)
+        return value
+    if column.type in ("text", "json") or not isinstance(value, int):
+        return _checked(_text(value, text, column), column)
+    return value
+
+
+def as_python(value: object, text: str, column: Column, *, decimals: bool = True) -> Any:
+    """Convert a field to the very type that SQLAlchemy wants for a column of its type.
+
+    :param decimals: whether the driver takes decimal numbers as such; others are handed to it as doubles.
+    """
+    if value is None or column.type in ("text", "json"):
+        return None if value is None else _text(value, text, column)
+    if column.type == "timestamp":
+        moment = _moment(value, column)
+        return moment.replace(tzinfo=None) if column.zoneless else moment
+    wanted: tuple[type, ...] = {"boolean": (bool,), "integer": (int,)}.get(column.type, (int, float))
+    if not isinstance(value, wanted) or (isinstance(value, bool) and column.type != "boolean"):
+        raise Unfit(f"field {column.name!r} is no {column.type}: {value!r:.100}")
+    if column.type == "numeric":
+        number = Decimal(text or int(value))  # type: ignore[call-overload]
+        if not decimals:
+            _require_double(number, text or str(value), column)
+        return number
+    return as_native(value, text, column)
+
+
+def _checked(text: str | None, column: Column) -> str | None:
+    if text is not None and column.doubles:
+        check_doubles(text, column)
+    return text
+
+
+def _text(value: object, text: str, column: Column) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, float | list | dict):
+        return text
+    found = value if isinstance(value, str) and column.type != "json" else orjson.dumps(value).decode()
+    if "\0" in found:
+        raise Unfit(f"field {column.name!r} holds a NUL, which text of SQL cannot")
+    return found
+
+
+def _utc(value: object, column: Column) -> str:
+    return _moment(value, column).replace(tzinfo=None).isoformat(" ")
+
+
+def _moment(value: object, column: Column) -> datetime:
+    try:
+        moment = datetime.fromisoformat(str(value))
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise Unfit(f"field {column.name!r} is no time as ISO 8601 has them: {value!r:.100}") from None
+
+
+def _number(text: str) -> Decimal | None:
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None
+
+
+def _places(number: Decimal) -> int:
+    """Count the decimal places that a number needs."""
+    _, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    zeros = next((i for i, digit in enumerate(reversed(digits)) if digit), None)
+    return 0 if zeros is None else max(0, -exponent - zeros)
+
+
+def _is_double(number: Decimal) -> bool:
+    """Tell whether a double, written as short as it can be, is this number."""
+    return Decimal(repr(float(number))) == number
+
+
+def _require_double(number: Decimal, text: str, column: Column) -> None:
+    """Refuse a number that is neither an integer of 64 bits nor a double."""
+    is_integer = number.adjusted() < 20 and number == number.to_integral_value() and int(number) in INT64
+    if not is_integer and not _is_double(number):
+        raise Unfit(f"field {column.name!r} is {_shown(text)}: its column would keep {float(number)!r}")
+
+
+def _require_not_lost(value: float, text: str, column: Column) -> None:
+    """Refuse a number for which doubles have nothing but zero."""
+    if value == 0 and Decimal(text) != 0:
+        raise Unfit(f"field {column.name!r} is {_shown(text)}, which is too small for a double")
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}…"

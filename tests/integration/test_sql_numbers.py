@@ -1,0 +1,99 @@
+"""Numbers and times on their way into SQL columns: as they are, or refused. Real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+
+import pytest
+from tests.support.sql_targets import Make, admit, execute, opened_sinks, url_of
+
+from export_queue.core.sinks import Operations
+
+NUMBERS = [
+    *("12345678901234567.89", "0.30000000000000004", "1e-40", "1.5", "-0.1", "1E3", "-0", "2.50"),
+    *("18446744073709551615", "18446744073709551616", "9007199254740993", "123456789012345678901234567890"),
+]
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def url(request: pytest.FixtureRequest, tmp_path) -> str:
+    return url_of(request, tmp_path)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    yield from opened_sinks()
+
+
+def test_a_number_arrives_as_it_is_or_is_refused(url, make):
+    columns = {"n": "integer", "d": "numeric", "t": "text", "j": "json", "deep": "json"}
+    sent = [(name, number) for name in columns for number in NUMBERS]
+    values = [f'[{{"x\\"1": {number}}}]' if name == "deep" else number for name, number in sent]
+    documents = [f'{{"{name}": {value}}}'.encode() for (name, _), value in zip(sent, values, strict=True)]
+    sink = admit(make(url, columns=columns))
+    ids = [f"{name} {number}".encode() for name, number in sent]
+    result = sink.apply(Operations(["orders"] * len(ids), ids, documents, [5] * len(ids), range(len(ids))))
+    refused = {sent[one.position]: one.reason for one in result.rejected}
+    assert result.written + len(refused) == len(sent)
+    chars = "char" if url.startswith("mysql") else "text"
+    for id_, n, d, t, j, deep in execute(
+        url, f"SELECT id, n, d, t, CAST(j AS {chars}), CAST(deep AS {chars}) FROM orders_live"
+    ):
+        name, number = id_.split()
+        found = {"n": n, "d": d, "t": t, "j": j, "deep": deep and deep.partition(":")[2].strip(" }]")}[name]
+        assert Decimal(str(found)) == Decimal(number), id_
+    assert not [name for name, _ in refused if name in ("t", "j", "deep")]
+    assert ("n", "1.5") in refused or url.startswith("sqlite")
+    assert not {("n", "9007199254740993"), ("d", "1.5"), ("d", "-0.1"), ("n", "-0")} & refused.keys()
+
+
+@pytest.mark.parametrize("kind", ["text", "numeric"])
+def test_a_column_of_fewer_places_refuses_what_it_would_round(url, make, kind):
+    if url.startswith("sqlite"):
+        declared, fit, unfit = "numeric", [b"7.25", b'"7.25"'], [b"18446744073709551615", b'"18446744073709551615"']
+    else:
+        declared, fit, unfit = "numeric(9, 2)", [b"7.25", b'"7.250"', b"7"], [b"7.255", b'"7.255"', b"1e-3"]
+    execute(url, f'CREATE TABLE orders ("id" text PRIMARY KEY, total {declared}, _rank bigint, _deleted boolean)')
+    sink = admit(make(url, columns={"total": kind}))
+    documents = [b'{"total":%b}' % value for value in fit + unfit]
+    many = len(documents)
+    result = sink.apply(
+        Operations(["orders"] * many, [b"%d" % i for i in range(many)], documents, [5] * many, range(many))
+    )
+    assert (result.written, [one.position for one in result.rejected]) == (len(fit), list(range(len(fit), many)))
+    assert "field 'total' is" in result.rejected[0].reason
+    assert {Decimal(str(row[0])) for row in execute(url, "SELECT total FROM orders")} == {
+        Decimal(value.decode().strip('"')) for value in fit
+    }
+
+
+def test_doubles_take_the_nearest_one_but_no_zero_for_another_number(url, make):
+    sink = admit(make(url, columns={"x": "real"}))
+    documents = [b'{"x":0.1}', b'{"x":12345678901234567.89}', b'{"x":1e-400}', b'{"x":0}']
+    result = sink.apply(Operations(["orders"] * 4, [b"1", b"2", b"3", b"4"], documents, [5] * 4, range(4)))
+    assert (result.written, [one.position for one in result.rejected]) == (3, [2])
+    assert execute(url, "SELECT x FROM orders_live ORDER BY id") == [(0.1,), (12345678901234567.89,), (0,)]
+
+
+def test_a_time_without_a_zone_is_one_of_utc(url, make):
+    """Also where sessions have another zone, and the column none."""
+    with_zone, without = {"sqlite": ("text", "text"), "postgresql": ("timestamptz", "timestamp")}.get(
+        url.partition(":")[0].partition("+")[0], ("timestamp NULL", "datetime")
+    )
+    execute(
+        url,
+        f'CREATE TABLE orders ("id" text PRIMARY KEY, a {with_zone}, b {without}, _rank bigint, _deleted boolean)',
+    )
+    if url.startswith("postgresql"):
+        execute(url, f"ALTER DATABASE \"{url.rpartition('/')[2]}\" SET TimeZone = 'Asia/Tokyo'")
+    sink = admit(make(url, columns={"a": "timestamp", "b": "timestamp"}))
+    documents = [
+        b'{"a":"2026-11-22T10:00:00%s","b":"2026-11-22T10:00:00%s"}' % (zone, zone) for zone in (b"", b"+09:00")
+    ]
+    assert sink.apply(Operations(["orders"] * 2, [b"1", b"2"], documents, [5] * 2, range(2))).written == 2
+    zone = {"postgresql": "SET TimeZone = 'UTC'", "mysql": "SET time_zone = '+00:00'"}.get(
+        url.partition("+")[0], "SELECT 1"
+    )
+    found = execute(url, zone, "SELECT a, b FROM orders ORDER BY id")
+    assert [[str(time)[:16] for time in row] for row in found] == [["2026-11-22 10:00"] * 2, ["2026-11-22 01:00"] * 2]
