@@ -57,7 +57,7 @@ class ExportQueueError(Exception):
     :param hint: what to do next; the class's own hint where it is left out.
     """
 
-    transient: ClassVar[bool] = False
+    transient: bool = False
     default_hint: ClassVar[str] = ""
 
     def __init__(self, message: str = "", *, hint: str | None = None) -> None:

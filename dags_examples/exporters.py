@@ -8,8 +8,8 @@ from export_queue import Delete, Entry, Put
 
 
 def as_row(entry: Entry) -> Iterator[Put | Delete]:
-    """Turn a customer's total into a row of the table ``totals``; no value deletes it."""
+    """Turn a page's visits into a row of the table ``pages``; no value deletes it."""
     if entry.value is None:
-        yield Delete("totals", entry.key)
+        yield Delete("pages", entry.key)
     else:
-        yield Put("totals", entry.key, {"customer": entry.key, "total": entry.value["total"]})
+        yield Put("pages", entry.key, {"page": entry.key, "visits": entry.value["visits"]})

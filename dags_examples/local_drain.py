@@ -1,23 +1,43 @@
-"""Drains in the Airflow worker, without Spark, into tables of a SQL database, with an exporter of its own."""
+"""Counts visits and drains them in the Airflow worker, without Spark, into a table of a SQL database.
+
+Beforehand: the connections ``export_queue_default`` and ``reports_default``. The queue is another one than that of
+``recount_and_publish``, since a queue drains into one sink.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from airflow.sdk import dag
+from airflow.sdk import dag, task
 
-from export_queue.operators import ExportQueueDrainOperator
+from export_queue.operators import ExportQueueConfigureOperator, ExportQueueDrainOperator
+
+
+def new_visits() -> dict[str, int]:
+    """Stand for the place that visits come from: a page, and how many are new."""
+    return {"home": 3, "search": 1}
 
 
 @dag(schedule="@hourly", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
 def local_drain():
-    ExportQueueDrainOperator(
+    set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="visits")
+
+    @task.export_transaction
+    def count(*, tx):
+        table, queue = tx.table("visits"), tx.queue("visits")
+        for page, n in new_visits().items():
+            total = int(table.get(page, "n", b"0")) + n
+            table.set(page, "n", str(total).encode())
+            queue.add(page, {"visits": total})
+
+    drain = ExportQueueDrainOperator(
         task_id="drain",
-        queue_id="orders",
+        queue_id="visits",
         sink_conn_id="reports_default",
-        sink_options={"columns": {"customer": "text", "total": "integer"}},
+        sink_options={"columns": {"page": "text", "visits": "integer"}},
         exporter="export_queue.dags_examples.exporters:as_row",
     )
+    set_up >> count() >> drain
 
 
 local_drain()

@@ -1,29 +1,27 @@
 """One DAG changes totals and adds what readers must learn to a queue, the other one publishes it to Redis on Spark.
 
-Beforehand: the connections ``export_queue_default``, ``redis_default`` and ``spark_default``, and the queue ``orders``,
-which the DAG ``set_up_orders`` configures.
+Beforehand: the connections ``export_queue_default``, ``redis_default`` and ``spark_default``.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from airflow.sdk import dag, task
 
 from export_queue.assets import queue_asset
-from export_queue.operators import ExportQueueSparkDrainOperator
+from export_queue.operators import ExportQueueConfigureOperator, ExportQueueSparkDrainOperator
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def new_orders() -> Iterator[tuple[str, int]]:
+def new_orders():
     """Stand for the place that orders come from: a customer, and how many are new."""
-    yield from {"anna": 2, "ben": 1, "carla": 5}.items()
+    return [("anna", 2), ("ben", 1), ("carla", 5)]
 
 
 @dag(schedule="@hourly", start_date=START, catchup=False)
 def recount():
+    set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="orders")  # creates store and queue, once
+
     @task.export_transaction(outlets=[queue_asset("orders")])  # takes effect once, however often retried
     def totals(*, tx):
         table, queue = tx.table("totals"), tx.queue("orders")
@@ -32,7 +30,7 @@ def recount():
             table.set(customer, "n", str(total).encode())
             queue.add(customer, {"total": total})
 
-    totals()
+    set_up >> totals()
 
 
 @dag(schedule=queue_asset("orders"), start_date=START, max_active_runs=1)

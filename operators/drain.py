@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowTaskTerminated
 
-from export_queue.hooks import ExportQueueHook, environment
+from export_queue.hooks import ExportQueueHook, environment, open_store
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.drain_task import DrainTask
+from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -24,6 +26,8 @@ class ExportQueueDrainOperator(DrainTask):
 
     ui_color = "#d9edf7"
     _is_killed = False
+    _drains_in: int | None = None
+    """The thread that drains."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Drain.
@@ -32,16 +36,29 @@ class ExportQueueDrainOperator(DrainTask):
         """
         from export_queue.core.drain import drain_as_requested
 
-        sink = self.describe_sink()
-        request = self.request(task_name(context), sink_name=sink.spec.name)
-        with ExportQueueHook(self.export_queue_conn_id).get_store() as store, environment(sink.variables):
-            report = drain_as_requested(store, sink.spec, request, on_progress=self._go_on)
+        with terminal_errors_fail_at_once():
+            sink = self.describe_sink()
+            request = self.request(task_name(context), sink_name=sink.spec.name)
+            self._owner = request.owner
+            self._store = ExportQueueHook(self.export_queue_conn_id).describe()
+            with open_store(self._store) as store, environment(sink.variables):
+                self._drains_in = threading.get_ident()
+                try:
+                    report = drain_as_requested(store, sink.spec, request, on_progress=self._go_on)
+                finally:
+                    self._drains_in = None
         self.log.info("%s", report.line())
         return report.to_dict()
 
     def on_kill(self) -> None:
-        """Stop before the next batch; what was acknowledged stays removed."""
+        """Stop where the drain is, and give its leases back; what was acknowledged stays removed.
+
+        Airflow calls this from a signal handler, in the thread that drains.
+        """
         self._is_killed = True
+        self.take_leases_away()
+        if self._drains_in == threading.get_ident():
+            raise AirflowTaskTerminated(f"task {self.task_id} was told to stop")
 
     def _go_on(self, *_: Any) -> None:
         if self._is_killed:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from export_queue.hooks import Described, ExportQueueHook, resolve_sink
+from export_queue.hooks import Described, ExportQueueHook, open_store, resolve_sink
 
 if TYPE_CHECKING:
     from export_queue.core.drain import DrainRequest
+    from export_queue.core.locks import Owner
     from export_queue.core.sinks import SinkSpec
+    from export_queue.core.store import StoreSpec
 
 _OPTIONS = ("exporter", "ranges", "if_locked", "lock_timeout", "on_error", "max_dead")
 """Arguments that go into the drain's request."""
+_REVOKE_SECONDS = 2.0
+"""Airflow kills a task for good 5 seconds after it has asked it to end."""
 
 
 class DrainTask(BaseOperator):
@@ -54,6 +59,11 @@ class DrainTask(BaseOperator):
         "max_dead",
         "export_queue_conn_id",
     )
+    _store: Described[StoreSpec] | None = None
+    """The store that the drain claims in, once it does."""
+    _owner: Owner | None = None
+    """This attempt of the task, once it works."""
+
     template_fields_renderers: ClassVar[dict[str, str]] = {"sink_options": "json", "sink": "json", "ranges": "json"}
 
     def __init__(
@@ -104,3 +114,24 @@ class DrainTask(BaseOperator):
         return DrainRequest.read(
             self.queue_id, sink_name, {**raw, "owner": Owner(task, attempt), "drain_id": f"{task}#{attempt}"}
         )
+
+    def take_leases_away(self) -> None:
+        """Revoke this attempt and what it has submitted, so that others may have its ranges at once.
+
+        It is called from a signal handler, which may have interrupted anything: a thread with a connection of its own
+        does the work, and is waited for no longer than there is time. The leases expire anyway.
+        """
+        if self._store is None or self._owner is None:
+            return
+        thread = threading.Thread(target=self._revoke, args=(self._store, self._owner), daemon=True)
+        thread.start()
+        thread.join(_REVOKE_SECONDS)
+
+    def _revoke(self, described: Described[StoreSpec], owner: Owner) -> None:
+        from export_queue.core.locks import revoke
+
+        try:
+            with open_store(described) as store:
+                revoke(store.database, owner.task, attempt=owner.attempt)
+        except Exception:
+            self.log.exception("The leases of task %s could not be taken away", owner.task)

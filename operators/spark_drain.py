@@ -8,23 +8,26 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowTaskTerminated
 
-from export_queue.core.arguments import whole_number
-from export_queue.core.errors import ConfigurationError, DrainError, ExportQueueError, InvalidArgument
+from export_queue.core.arguments import number, whole_number
+from export_queue.core.errors import ConfigurationError, InvalidArgument, SparkJobFailed
 from export_queue.core.references import is_reference
-from export_queue.hooks import Described, ExportQueueHook, environment, open_store
+from export_queue.hooks import ExportQueueHook, environment, open_store
 from export_queue.hooks.connections import find_connection
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.drain_task import DrainTask
+from export_queue.operators.free_units import OpenUnits
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
+from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from export_queue.core.client import Store
     from export_queue.core.drain import DrainReport
-    from export_queue.core.locks import Owner
-    from export_queue.core.spark import DrainArguments
+    from export_queue.core.sinks import SinkSpec
+    from export_queue.core.spark import DrainArguments, Submitter
     from export_queue.core.store import StoreSpec
 
 _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
@@ -33,7 +36,8 @@ _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
 class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
     """Drain a queue into a sink on Spark: one submission, whose tasks are the ranges that have work.
 
-    Where nothing waits, nothing is submitted. To spread a drain over several submissions, map the operator over
+    Where nothing waits, nothing is submitted; while others hold all that waits, the task waits for them before it
+    submits. To spread a drain over several submissions, map the operator over
     groups of ranges: ``ExportQueueSparkDrainOperator.partial(…).expand(ranges=sensor.output)`` with an
     :class:`~export_queue.sensors.ExportQueueSensor` that has ``groups=N``.
 
@@ -49,7 +53,10 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
         ``spark://host:7077``. (templated)
     :param spark_home: folder of a virtual environment or of a Spark distribution with ``bin/spark-submit``; by default
         the option ``spark_home`` of the configuration section ``export_queue``, then the PATH. (templated)
-    :param spark_python: the Python that has PySpark; by default ``bin/python`` beside ``spark-submit``. (templated)
+    :param spark_python: the Python that has PySpark; by default ``bin/python`` beside ``spark-submit``. With a master
+        ``spark://…`` executors run it, too; else Spark's own setting counts there, and is checked. (templated)
+    :param start_timeout: seconds that Spark may take to start and to find an executor; raise it where the cluster's
+        queue is long. (templated)
     :param store_secret: reference to the store's password where Spark runs: ``env:NAME``, ``file:/PATH`` or
         ``module:callable``.
     :param sink_secrets: the same for the sink, by option: ``{"password": "file:/run/secrets/redis"}``.
@@ -63,6 +70,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
         "spark_conn_id",
         "spark_home",
         "spark_python",
+        "start_timeout",
     )
     ui_color = "#fdebd0"
 
@@ -73,6 +81,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
         spark_conn_id: str = "spark_default",
         spark_home: str | None = None,
         spark_python: str | None = None,
+        start_timeout: float | str = 600.0,
         store_secret: str | None = None,
         sink_secrets: Mapping[str, str] | None = None,
         name: str = "export-queue-drain",
@@ -85,81 +94,92 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
         self.spark_conn_id = spark_conn_id
         self.spark_home = spark_home
         self.spark_python = spark_python
+        self.start_timeout = start_timeout
         self.store_secret = store_secret
         self.sink_secrets = dict(sink_secrets or {})
         for what, reference in {"store_secret": store_secret, **self.sink_secrets}.items():
             if reference is not None and not is_reference(reference):
                 # Not repeated here: it may be a password.
                 raise InvalidArgument(f"{what}: expected env:NAME, file:/PATH or module:callable, found another text")
-        self._store: Described[StoreSpec] | None = None
-        self._owner: Owner | None = None
+        self._is_killed = False
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the drain and wait for its report.
 
         :returns: the report, as plain values.
         """
-        from export_queue.core.locks import begin_attempt
+        with terminal_errors_fail_at_once():
+            report = self._drain(context)
+        self.log.info("%s", report.line())
+        return report.to_dict()
+
+    def on_kill(self) -> None:
+        """Kill the submission and take its leases away, so that a driver that outlives it changes nothing."""
+        self._is_killed = True
+        self.take_leases_away()  # at once: to kill a job on a cluster may take longer than there is time
+        if self._hook is not None:
+            try:
+                super().on_kill()
+            finally:
+                self.take_leases_away()  # those that the driver has claimed meanwhile
+
+    def _drain(self, context: Context) -> DrainReport:
         from export_queue.core.spark import DrainArguments
 
         sink = self.describe_sink()
         spec = dataclasses.replace(sink.spec, secrets={**sink.spec.secrets, **self.sink_secrets})
         self._store = ExportQueueHook(self.export_queue_conn_id).describe()
-        arguments = DrainArguments(
-            store=dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret),
-            sink=spec,
-            request=self.request(task_name(context), sink_name=spec.name),
-            max_parallel=whole_number(self.max_parallel, what="max_parallel") if self.max_parallel else None,
-        )
-        drain_id = arguments.request.drain_id
         passwords = {name: value for name, value in sink.variables.items() if f"env:{name}" in spec.secrets.values()}
         if self.store_secret is None:
             passwords |= self._store.variables
-        variables = self._prepare_spark(arguments, has_passwords=bool(passwords))
-        with open_store(self._store) as store:
-            report = self._nothing_to_drain(store, arguments)
-            if report is None:
-                # Before the driver begins: so that it takes over from older ones, and can be stopped from the start.
-                self._owner = arguments.request.owner
-                begin_attempt(store.database, store.queue(self.queue_id), self._owner)
+        store_spec = dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret)
+        request = self.request(task_name(context), sink_name=spec.name)
+        max_parallel = whole_number(self.max_parallel, what="max_parallel") if self.max_parallel else None
+        start_timeout = number(self.start_timeout, what="start_timeout")
+        variables, submitter = self._prepare_spark(store_spec, spec, has_passwords=bool(passwords))
+        reports: list[DrainReport] = []
+        self._owner = request.owner
+        with open_store(self._store) as store, OpenUnits.of(store, request) as units:
+            while units.wait(self._go_on):
+                # One submission takes what is free; for the rest this task waits, and holds no executor meanwhile.
+                arguments = DrainArguments(
+                    store=store_spec,
+                    sink=spec,
+                    request=units.request_of(len(reports)),
+                    max_parallel=max_parallel,
+                    start_timeout=start_timeout,
+                    submitter=submitter,
+                )
                 self._describe_job(arguments)
                 with environment({**variables, **passwords}):
-                    self._submit(store, context, drain_id)
-                report = self._report(store, drain_id)
-        self.log.info("%s", report.line())
-        if warning := report.warning():
-            self.log.warning("%s", warning)
-        if report.problem is not None:
-            raise report.problem.to_error()
-        return report.to_dict()
+                    self._submit(store, context, arguments.request.drain_id)
+                report = self._report(store, arguments.request.drain_id)
+                if warning := report.warning():
+                    self.log.warning("%s", warning)
+                if report.problem is not None:
+                    raise report.problem.to_error()
+                reports.append(report)
+        return units.report(reports)
 
-    def on_kill(self) -> None:
-        """Kill the submission and revoke its attempt, so that a driver that outlives it changes nothing.
-
-        That driver may still be starting, or wait: it learns of it too.
-        """
-        if self._hook is not None:
-            super().on_kill()
-        if self._store is None or self._owner is None:
-            return
-        from export_queue.core.locks import revoke
-
-        try:
-            with open_store(self._store) as store:
-                revoke(store.database, self._owner.task, attempt=self._owner.attempt)
-        except ExportQueueError:
-            # Called from a signal handler: an error here would break into whatever runs. The leases expire anyway.
-            self.log.exception("The leases of task %s could not be taken away", self._owner.task)
+    def _go_on(self) -> None:
+        if self._is_killed:
+            raise AirflowTaskTerminated(f"task {self.task_id} was told to stop")
 
     # -- before --------------------------------------------------------------------------------------------------
 
-    def _prepare_spark(self, arguments: DrainArguments, *, has_passwords: bool) -> dict[str, str | None]:
-        """Check that the connection leads to Spark, and return the variables that Spark needs."""
-        from export_queue.core.spark import refuse_remote_sqlite
+    def _prepare_spark(
+        self, store: StoreSpec, sink: SinkSpec, *, has_passwords: bool
+    ) -> tuple[dict[str, str | None], Submitter | None]:
+        """Check that the connection leads to Spark.
+
+        :returns: the variables that Spark needs; and this process, where the driver runs beside it.
+        """
+        from export_queue.core.spark import Submitter, check_master, is_local, refuse_remote_sqlite
 
         master, deploy_mode, binary = self._master()
-        is_local = master.startswith("local")
-        refuse_remote_sqlite(master, arguments.store, arguments.sink)
+        outer = {**os.environ, **(self.env_vars or {})}
+        check_master(master, deploy_mode=deploy_mode)
+        refuse_remote_sqlite(master, store, sink)
         if deploy_mode == "cluster" and has_passwords:
             raise ConfigurationError(
                 "in cluster mode the driver does not get the environment of the worker, and a password is neither put "
@@ -168,25 +188,33 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
                 "file:/run/secrets/store",
             )
         programs = find_spark(self.spark_home or configured_spark_home(), binary=binary)
+        check_master(master, environment=outer, has_spark_env=programs.has_spark_env(outer))
         self._spark_binary = programs.submit
         python = self.spark_python or programs.python
         # An outer SPARK_HOME would lead this spark-submit to the code of another Spark.
         variables: dict[str, str | None] = {"SPARK_HOME": None} if python else {}
         if python:
             variables["PYSPARK_DRIVER_PYTHON"] = python
-            if is_local:
-                variables["PYSPARK_PYTHON"] = python
-        if is_local and "SPARK_LOCAL_IP" not in os.environ:
-            variables["SPARK_LOCAL_IP"] = "127.0.0.1"
-        find_java({**os.environ, **(self.env_vars or {})})
-        return variables
+        if is_local(master):
+            variables |= {"PYSPARK_PYTHON": python} if python else {}
+            variables |= {} if "SPARK_LOCAL_IP" in os.environ else {"SPARK_LOCAL_IP": "127.0.0.1"}
+        elif self.spark_python and master.startswith("spark://"):
+            variables["PYSPARK_PYTHON"] = self.spark_python
+        find_java(outer)
+        return variables, None if deploy_mode == "cluster" else Submitter.here()
 
     def _master(self) -> tuple[str, str | None, str]:
         """Return the master, the deploy mode and the name of the program that the Spark connection leads to."""
         # Airflow's own hook answers a missing connection with YARN.
         connection = find_connection(self.spark_conn_id, example=_SPARK_EXAMPLE)
         self._conn_id = self.spark_conn_id
-        resolved = self._get_hook()._connection
+        try:
+            resolved = self._get_hook()._connection
+        except (RuntimeError, NameError) as error:  # of Airflow's hook, whose import has failed
+            raise ConfigurationError(
+                f"connection {connection.conn_id!r} leads to Kubernetes, for which Airflow's own part is not installed",
+                hint="pip install apache-airflow-providers-cncf-kubernetes",
+            ) from error
         master = str(resolved["master"])
         if master.endswith("://"):
             raise ConfigurationError(
@@ -195,29 +223,14 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
             )
         return master, resolved["deploy_mode"], str(resolved["spark_binary"])
 
-    def _nothing_to_drain(self, store: Store, arguments: DrainArguments) -> DrainReport | None:
-        """Report zeros if nothing waits; a submission costs more than draining a million entries."""
-        from export_queue.core.drain import DrainReport
-        from export_queue.core.queue import bind_sink, join_ranges
-
-        queue = store.queue(self.queue_id)
-        if queue.sink is not None:
-            # Another sink than the bound one is refused here, in a second, and not by the driver after many.
-            with store.database.begin() as work:
-                bind_sink(work, queue, arguments.sink.name)
-        units = queue.split(arguments.request.ranges)
-        if units and store.waiting_ranges(self.queue_id, units):
-            return None
-        self.log.info("Nothing waits in queue %s; nothing is submitted", self.queue_id)
-        return DrainReport(queue=self.queue_id, sink=arguments.sink.name, drain_id="", ranges=join_ranges(units))
-
     def _describe_job(self, arguments: DrainArguments) -> None:
         from export_queue.core.spark import describe_job
 
         job = describe_job(arguments)
         self.application = job.application
         self.application_args = list(job.arguments)
-        self.py_files = ",".join(part for part in (job.py_files, self.py_files) if part) or None
+        if job.py_files not in (self.py_files or "").split(","):  # a second submission
+            self.py_files = ",".join(part for part in (job.py_files, self.py_files) if part) or None
         self.conf = {**job.conf, **(self.conf or {})}
 
     # -- after ---------------------------------------------------------------------------------------------------
@@ -236,5 +249,5 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
 
         found = store.reports(drain_id=drain_id)
         if not found:
-            raise DrainError(f"the Spark driver ended without a report; its log is above, its id is {drain_id}")
+            raise SparkJobFailed(f"the Spark driver ended without a report; its id is {drain_id}")
         return DrainReport.from_dict(found[0])

@@ -26,6 +26,11 @@ class SparkPrograms:
     python: str | None
     """The Python that has PySpark, if Spark came with one."""
 
+    def has_spark_env(self, variables: Mapping[str, str]) -> bool:
+        """Tell whether Spark reads further variables from a file of its own."""
+        folder = variables.get("SPARK_CONF_DIR") or Path(self.submit).resolve().parent.parent / "conf"
+        return (Path(folder) / "spark-env.sh").is_file()
+
 
 def configured_spark_home() -> str:
     """Read the option ``spark_home`` of Airflow's configuration section ``export_queue``."""

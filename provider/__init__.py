@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         check_owner,
         refuse_seqs,
     )
-    from export_queue.core.spark import DrainJob, bucket_column, drain_job
+    from export_queue.core.spark import DrainJob, Submitter, bucket_column, drain_job
     from export_queue.core.store import Limits, Outcome, StoreSpec
     from export_queue.core.transactions import Level, Participant, Transaction
 
@@ -143,6 +143,7 @@ __all__ = [
     "StoreNotCreated",
     "StoreSpec",
     "StoreUnavailable",
+    "Submitter",
     "TooManyDeadLetters",
     "Transaction",
     "TransactionContext",
@@ -170,7 +171,7 @@ _ROOMS = {
         "ApplyResult Capabilities ControlRecord Delete ElasticsearchSink MemorySink Operations Put RedisSink Rejection "
         "Sink SinkSpec SqlSink apply_batch check_owner refuse_seqs"
     ),
-    "spark": "DrainJob bucket_column drain_job",
+    "spark": "DrainJob Submitter bucket_column drain_job",
     "store": "Limits Outcome StoreSpec",
     "retry": "Retry",
     "transactions": "Level Participant Transaction",

@@ -28,7 +28,16 @@ from export_queue.core.drain.report import DrainReport, Problem, RangeReport, to
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.errors import ExportQueueError, LockNotAvailable, SinkError, SinkLostData
-from export_queue.core.locks import Lease, begin_attempt, check_attempt, claim, end_attempt, holders, release
+from export_queue.core.locks import (
+    Lease,
+    begin_attempt,
+    check_attempt,
+    claim,
+    end_attempt,
+    holders,
+    not_available,
+    release,
+)
 from export_queue.core.queue import (
     DeadLetterFilter,
     Queue,
@@ -283,8 +292,8 @@ class _Course:
                 raise part.cause or part.problem.to_error()
 
     def _not_available(self, queue: Queue, units: Sequence[Range]) -> LockNotAvailable:
-        held = self._held(queue, units)
-        return LockNotAvailable(f"others work on {queue.id} {_shown(units)}; held: {', '.join(held) or 'free by now'}")
+        with self.database.read() as work:
+            return not_available(work, queue, units)
 
     def _held(self, queue: Queue, units: Sequence[Range]) -> list[str]:
         with self.database.read() as work:

@@ -92,7 +92,7 @@ class ProgressLog:
             before = self._last
             left = self._count()
             if left is not None:
-                parts.append(f"{grouped(left)} entries left")
+                parts.append(f"entries left: {grouped(left)}")
             if before is not None and self._last is not None and phase == "draining":
                 seconds, gone = self._last[0] - before[0], before[1] - self._last[1]
                 if seconds > 0:

@@ -89,7 +89,9 @@ class Problem:
         kind = getattr(errors, self.error_class, None)
         if isinstance(kind, type) and issubclass(kind, ExportQueueError) and kind is not errors.AlreadyCommitted:
             return kind(self.message, hint=self.hint)
-        return DrainError(f"{self.error_class}: {self.message}", hint=self.hint)
+        error = DrainError(f"{self.error_class}: {self.message}", hint=self.hint)
+        error.transient = self.transient
+        return error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +171,8 @@ class DrainReport(Counts):
         if not self.dead:
             return None
         return (
-            f"{self.queue}: {grouped(self.dead)} entries became dead letters"
-            + (f"; the first: {self.first_rejection}" if self.first_rejection else "")
+            f"{self.queue}: dead letters: {grouped(self.dead)}"
+            + (f", the first: {self.first_rejection}" if self.first_rejection else "")
             + f"; see them: export-queue dead list {self.queue} --drain-id {self.drain_id}"
         )
 

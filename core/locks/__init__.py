@@ -9,6 +9,7 @@ from export_queue.core.locks.lockbox import (
     claim,
     hold,
     holders,
+    not_available,
     release,
     renew,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "end_attempt",
     "hold",
     "holders",
+    "not_available",
     "release",
     "renew",
     "revoke",

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from export_queue.core.errors import LeaseLost
+from export_queue.core.errors import LeaseLost, LockNotAvailable
 from export_queue.core.locks.attempts import Owner, take_over
-from export_queue.core.queue import Queue, Range
+from export_queue.core.queue import Queue, Range, join_ranges
 from export_queue.core.store import Database, Reading, Work, queries
 
 DRAIN_PRIORITY = 75
@@ -211,3 +211,11 @@ def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder
         for row in queries.locks.of_queue(work, queue.number, now=work.now())
     ]
     return [holder for holder in found if holder.range in wanted]
+
+
+def not_available(work: Reading, queue: Queue, units: Iterable[Range]) -> LockNotAvailable:
+    """Say who holds units."""
+    units = list(units)
+    held = [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, units)]
+    shown = " ".join(str(part) for part in join_ranges(units))
+    return LockNotAvailable(f"others work on {queue.id} {shown}; held: {', '.join(held) or 'free by now'}")

@@ -3,6 +3,17 @@
 from export_queue.core.spark.arguments import DrainArguments
 from export_queue.core.spark.bucket import bucket_column
 from export_queue.core.spark.drain_job import DrainJob, describe_job, drain_job
-from export_queue.core.spark.masters import refuse_remote_sqlite
+from export_queue.core.spark.masters import check_master, is_local, refuse_remote_sqlite
+from export_queue.core.spark.submitter import Submitter
 
-__all__ = ["DrainArguments", "DrainJob", "bucket_column", "describe_job", "drain_job", "refuse_remote_sqlite"]
+__all__ = [
+    "DrainArguments",
+    "DrainJob",
+    "Submitter",
+    "bucket_column",
+    "check_master",
+    "describe_job",
+    "drain_job",
+    "is_local",
+    "refuse_remote_sqlite",
+]

@@ -9,7 +9,11 @@ from typing import Self
 from export_queue.core.drain import DrainRequest
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.sinks import SinkSpec
+from export_queue.core.spark.submitter import Submitter
 from export_queue.core.store import StoreSpec
+
+START_SECONDS = 600.0
+"""How long a drain waits for Spark: a cluster's queue may take minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,8 @@ class DrainArguments:
     :param sink: the sink, with references in the place of secrets.
     :param request: parameters of the drain; its exporter is an import path.
     :param max_parallel: the most units that are drained at once; by default as many as Spark has cores.
+    :param start_timeout: seconds that Spark may take to start, and to find an executor.
+    :param submitter: the process without which the driver does not go on; only where the driver runs beside it.
     :raises InvalidArgument: the exporter is an object, or a value is not allowed.
     """
 
@@ -27,8 +33,12 @@ class DrainArguments:
     sink: SinkSpec
     request: DrainRequest
     max_parallel: int | None = None
+    start_timeout: float = START_SECONDS
+    submitter: Submitter | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.start_timeout, int | float) or not self.start_timeout > 0:
+            raise InvalidArgument(f"start_timeout: expected more than 0 seconds, found {self.start_timeout!r}")
         if self.max_parallel is not None and (type(self.max_parallel) is not int or self.max_parallel < 1):
             raise InvalidArgument(f"max_parallel: expected a whole number from 1, found {self.max_parallel!r}")
         self.request.to_json()  # here, where the submitter sees the error
@@ -41,6 +51,8 @@ class DrainArguments:
                 "sink": json.loads(self.sink.to_json()),
                 "request": json.loads(self.request.to_json()),
                 "max_parallel": self.max_parallel,
+                "start_timeout": self.start_timeout,
+                "submitter": None if self.submitter is None else self.submitter.to_json(),
             }
         )
 
@@ -57,6 +69,8 @@ class DrainArguments:
                 sink=SinkSpec.from_dict(values["sink"]),
                 request=DrainRequest.from_json(json.dumps(values["request"])),
                 max_parallel=values["max_parallel"],
+                start_timeout=values["start_timeout"],
+                submitter=None if values["submitter"] is None else Submitter.from_json(values["submitter"]),
             )
         except (ValueError, KeyError, TypeError, SinkConfigurationError) as error:
             if isinstance(error, InvalidArgument):

@@ -1,21 +1,24 @@
 """Secrets that only the driver can look up, on their way to executors of another machine.
 
 References travel, and executors follow them by themselves. An ``env:`` reference of a client mode leads to the
-environment of ``spark-submit``, which executors of a cluster do not have; its value travels inside the closure of the
-tasks, which is in no configuration, command line or plan.
+environment of ``spark-submit``, which executors of a cluster do not have. Its value may travel inside the closure of
+the tasks, if the cluster proves who connects and encrypts what it sends. The closure is kept small: PySpark writes a
+large one to a file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from export_queue.core.errors import ConfigurationError
 from export_queue.core.sinks import SinkSpec
-from export_queue.core.spark.masters import shares_environment
 from export_queue.core.store import StoreSpec
 
 _ENV = "env:"
+_MOST_BYTES = 1 << 17
+"""Far below the megabyte from which on PySpark writes a closure to a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +36,49 @@ class CarriedSecrets:
             os.environ.setdefault(name, value)
 
 
-def carried_secrets(master: str, store: StoreSpec, sink: SinkSpec) -> CarriedSecrets:
-    """Collect what executors need of the driver's environment; nothing where they share it.
+def references(store: StoreSpec, sink: SinkSpec) -> list[str]:
+    """List the references to secrets that a task follows."""
+    found = {text for part in sink.leaves() for text in part.secrets.values()}
+    return sorted(found | ({store.secret} if store.secret else set()))
 
-    :param master: Spark's master.
-    :param store: the store that tasks open.
-    :param sink: the sink that tasks open.
+
+def carried_secrets(conf: Mapping[str, str], wanted: Sequence[str], lacking: Collection[str]) -> CarriedSecrets:
+    """Collect the driver's variables that executors need; without protected connections they must need none.
+
+    :param conf: Spark's configuration, by name.
+    :param wanted: references that tasks follow.
+    :param lacking: those that an executor was asked about, and cannot follow.
+    :raises ConfigurationError: an executor lacks a secret that must not, or cannot, be sent.
     """
-    if shares_environment(master):
-        return CarriedSecrets()
-    references = [store.secret or "", *(text for part in sink.leaves() for text in part.secrets.values())]
-    names = {text.removeprefix(_ENV) for text in references if text.startswith(_ENV)}
-    return CarriedSecrets({name: os.environ[name] for name in sorted(names) if name in os.environ})
+    variables = {name: os.environ[name] for name in _names(wanted) if name in os.environ}
+    elsewhere = sorted(set(lacking) - {f"{_ENV}{name}" for name in variables})
+    if elsewhere:
+        raise ConfigurationError(
+            f"Spark's executors cannot follow {', '.join(elsewhere)}",
+            hint="let the references lead to what every executor has, with mode 0600 if it is a file",
+        )
+    if _is_protected(conf):
+        if sum(map(len, variables.values())) > _MOST_BYTES:
+            raise ConfigurationError("the secrets are too large to be sent to executors", hint="give files: file:/PATH")
+        return CarriedSecrets(variables)  # also to executors that come later
+    if lacking:
+        raise ConfigurationError(
+            f"{', '.join(sorted(lacking))} can be followed on the driver's machine alone, and this cluster would send "
+            "passwords to its executors in clear",
+            hint="set spark.authenticate=true and spark.network.crypto.enabled=true for the whole cluster, or give "
+            "references that executors can follow: file:/PATH, module:callable",
+        )
+    return CarriedSecrets()
+
+
+def _names(wanted: Sequence[str]) -> list[str]:
+    return [text.removeprefix(_ENV) for text in wanted if text.startswith(_ENV)]
+
+
+def _is_protected(conf: Mapping[str, str]) -> bool:
+    encrypts = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
+    return _is_on(conf, "spark.authenticate") and any(_is_on(conf, name) for name in encrypts)
+
+
+def _is_on(conf: Mapping[str, str], name: str) -> bool:
+    return str(conf.get(name, "false")).strip().lower() == "true"

@@ -9,8 +9,9 @@ from typing import Unpack
 from export_queue.core.drain import DrainOptions, DrainRequest
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.archive import package_archive
-from export_queue.core.spark.arguments import DrainArguments
-from export_queue.core.spark.masters import refuse_remote_sqlite
+from export_queue.core.spark.arguments import START_SECONDS, DrainArguments
+from export_queue.core.spark.masters import check_master, refuse_remote_sqlite
+from export_queue.core.spark.submitter import Submitter
 from export_queue.core.store import StoreSpec
 
 APPLICATION = Path(__file__).with_name("drain_main.py")
@@ -56,6 +57,8 @@ def drain_job(
     store: StoreSpec,
     max_parallel: int | None = None,
     master: str | None = None,
+    start_timeout: float = START_SECONDS,
+    submitter: Submitter | None = None,
     **options: Unpack[DrainOptions],
 ) -> DrainJob:
     """Describe a drain on Spark: one submission, whose tasks are the units that have work.
@@ -65,13 +68,24 @@ def drain_job(
     :param store: description of the store, with a reference in the place of its password.
     :param max_parallel: the most units that are drained at once; by default as many as Spark has cores.
     :param master: Spark's master, where it is known, to refuse what cannot work.
+    :param start_timeout: seconds that Spark may take to start, and to find an executor.
+    :param submitter: ``Submitter.here()`` where the driver runs beside this process (client modes) and shall end with
+        it, even if ``spark-submit`` survives.
     :param options: as :func:`~export_queue.core.drain.drain` takes them. The exporter is an import path, which driver
         and executors must be able to follow. A new submission of the same owner's task takes over from an older one.
     :returns: what to submit. The program ends with 0; with 75 where trying again may help; else with 1.
     :raises ConfigurationError: the job could not work, or an option is unknown.
     """
     request = DrainRequest.of(queue_id, sink.name, options)
-    return describe_job(DrainArguments(store=store, sink=sink, request=request, max_parallel=max_parallel), master)
+    arguments = DrainArguments(
+        store=store,
+        sink=sink,
+        request=request,
+        max_parallel=max_parallel,
+        start_timeout=start_timeout,
+        submitter=submitter,
+    )
+    return describe_job(arguments, master)
 
 
 def describe_job(arguments: DrainArguments, master: str | None = None) -> DrainJob:
@@ -82,6 +96,7 @@ def describe_job(arguments: DrainArguments, master: str | None = None) -> DrainJ
     :raises ConfigurationError: the job could not work.
     """
     if master is not None:
+        check_master(master)
         refuse_remote_sqlite(master, arguments.store, arguments.sink)
     return DrainJob(
         application=str(APPLICATION),

@@ -8,18 +8,17 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from pyspark import SparkConf, SparkContext
-
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, DrainRequest, Engine, run_drain
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.retry import is_transient
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.arguments import DrainArguments
-from export_queue.core.spark.carried_secrets import carried_secrets
-from export_queue.core.spark.engine import SparkEngine, check_driver, check_executors
-from export_queue.core.spark.masters import refuse_remote_sqlite
-from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_with_parent
+from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references
+from export_queue.core.spark.engine import SparkEngine, ask_executors, check_driver
+from export_queue.core.spark.masters import is_local, refuse_remote_sqlite
+from export_queue.core.spark.start import start_deadline, start_spark
+from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_when_orphaned
 
 FAILED = 1
 TRY_AGAIN = 75
@@ -36,10 +35,11 @@ def main(arguments: Sequence[str]) -> None:
     logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(message)s")
     log.setLevel(logging.INFO)
     try:
-        stop_with_parent()
         if len(arguments) != 1:
             sys.exit(f"expected one argument, found {len(arguments)}")
-        report = drain_on_spark(DrainArguments.from_json(arguments[0]))
+        parsed = DrainArguments.from_json(arguments[0])
+        stop_when_orphaned(parsed.submitter)
+        report = drain_on_spark(parsed)
     except DriverStopped as stopped:
         log.error("drain stopped: %s", stopped)
         # At once: the ordinary end of Python waits for Java, which may be gone.
@@ -67,10 +67,15 @@ def drain_on_spark(arguments: DrainArguments) -> DrainReport:
 def _spark_engine(arguments: DrainArguments, request: DrainRequest) -> Iterator[Engine]:
     store, sink, modules = arguments.store, arguments.sink, _modules(arguments)
     check_driver(modules)
-    context = SparkContext.getOrCreate(SparkConf().setAppName(f"export queue: drain {request.queue_id}"))
-    refuse_remote_sqlite(context.master, store, sink)
-    check_executors(context, modules)
-    secrets = carried_secrets(context.master, store, sink)
+    wanted = references(store, sink)
+    with start_deadline(arguments.start_timeout):
+        context = start_spark(f"export queue: drain {request.queue_id}")
+        refuse_remote_sqlite(context.master, store, sink)
+        lacking = ask_executors(context, modules, wanted)
+    if is_local(context.master):
+        secrets = CarriedSecrets()  # executors have the driver's environment
+    else:
+        secrets = carried_secrets(dict(context.getConf().getAll()), wanted, lacking)
     yield SparkEngine(context, store, sink, request, arguments.max_parallel, secrets)
     context.stop()  # after an error the end of the process does it
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import orjson
 from pyspark import InheritableThread, SparkContext
@@ -17,7 +20,8 @@ from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import SinkSpec, opened_sink
 from export_queue.core.spark.carried_secrets import CarriedSecrets
-from export_queue.core.spark.masters import shares_environment
+from export_queue.core.spark.masters import shares_process
+from export_queue.core.spark.start import cause_of
 from export_queue.core.spark.tasks import TaskSetup, drain_task
 from export_queue.core.store import StoreSpec
 from export_queue.core.transactions import Snapshot
@@ -25,7 +29,9 @@ from export_queue.core.transactions import Snapshot
 JOB_GROUP = "export-queue-drain"
 _PROBES = 16
 _LOOK_SECONDS = 0.2
-_CANCEL_SECONDS = 2.0
+_CANCEL_SECONDS = 0.5
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +74,21 @@ class SparkEngine:
     ) -> Iterator[RangeReport]:
         """Run one job and hand on what its tasks reported."""
         count = min(len(leases), self.max_parallel or len(leases))
-        parts = [leases[i::count] for i in range(count)]
-        setup = TaskSetup(self.store, self.sink, queue, snapshot, self.request, self.secrets)
-        # Numbers go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
+        parts = [list(leases[i::count]) for i in range(count)]
+        setup = self.context.broadcast(TaskSetup(self.store, self.sink, queue, snapshot, self.request))
+        # Leases go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
         # Spark's SQL session, which takes seconds to start, nor pandas.
-        job = self.context.parallelize(range(count), count).mapPartitions(drain_task(setup, parts))
+        job = self.context.parallelize(parts, count).mapPartitions(drain_task(setup, self.secrets))
         for text in _collect(self.context, job.collect, keeper.check):
             yield RangeReport.from_dict(orjson.loads(text))
 
 
-def _collect(context: SparkContext, action: Callable[[], list[str]], check: Callable[[], None]) -> list[str]:
+def _collect(context: SparkContext, action: Callable[[], list[Row]], check: Callable[[], None]) -> list[Row]:
     """Run an action in a thread of its own, so that this one stays free to stop it.
 
     A signal handler must not talk to Java over the connection that its own thread waits on.
     """
-    rows: list[str] = []
+    rows: list[Row] = []
     errors: list[Exception] = []
 
     def run() -> None:
@@ -104,7 +110,7 @@ def _collect(context: SparkContext, action: Callable[[], list[str]], check: Call
         raise
     if errors:
         check()  # a lost lease is the reason, if there is one
-        raise SparkJobFailed(_first_lines(errors[0])) from errors[0]
+        raise SparkJobFailed(cause_of(errors[0])) from errors[0]
     return rows
 
 
@@ -119,64 +125,94 @@ def _cancel(context: SparkContext) -> None:
     thread.join(_CANCEL_SECONDS)
 
 
-def _first_lines(error: Exception, count: int = 8) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\tat ")]
-    return "\n".join(lines[:count]) or repr(error)
-
-
 def check_driver(modules: Sequence[str]) -> None:
     """Make sure that this process can import what a drain needs.
 
     :param modules: names of modules.
-    :raises ConfigurationError: a module is missing; the error names it.
+    :raises ConfigurationError: a module is missing; the error names it, and what it lacks.
     """
-    missing = _missing(modules)
-    if missing:
-        raise ConfigurationError(f"the Spark driver cannot import {', '.join(missing)}", hint=_hint(missing))
-
-
-def check_executors(context: SparkContext, modules: Sequence[str]) -> None:
-    """Make sure that executors can import what a drain needs.
-
-    :param modules: names of modules.
-    :raises ConfigurationError: a module is missing; the error names it.
-    """
-    if shares_environment(context.master):
-        return
-
-    # Shipped by value, without a name of this library in it: executors may lack the library itself.
-    def probe(numbers: Iterator[int]) -> Iterator[list[str]]:
-        import importlib
-
-        absent = []
-        for name in modules:
-            try:
-                importlib.import_module(name)
-            except ImportError as error:
-                absent.append(f"{name} ({error})")
-        yield absent
-
-    count = min(_PROBES, max(1, context.defaultParallelism))
-    try:
-        answers = context.parallelize(range(count), count).mapPartitions(probe).collect()
-    except Exception as error:
-        raise SparkJobFailed(f"executors could not be asked what they have: {_first_lines(error)}") from error
-    absent = sorted({name for answer in answers for name in answer})
-    if absent:
-        raise ConfigurationError(f"Spark's executors cannot import {', '.join(absent)}", hint=_hint(absent))
-
-
-def _missing(modules: Sequence[str]) -> list[str]:
-    missing = []
+    absent = []
     for name in modules:
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            missing.append(f"{name} ({error})")
-    return missing
+        except Exception as error:  # a module may raise anything
+            absent.append((name, f"{type(error).__name__}: {error}"))
+    if absent:
+        python = f"{sys.executable} ({sys.version.split()[0]})"
+        raise ConfigurationError(f"the Spark driver's Python, {python}, {_cannot(absent)}", hint=_hint(absent))
 
 
-def _hint(missing: Sequence[str]) -> str:
-    if any(name.startswith("export_queue") for name in missing):
+def ask_executors(context: SparkContext, modules: Sequence[str], references: Sequence[str]) -> list[str]:
+    """Make sure that executors can import what a drain needs.
+
+    :param modules: names of modules.
+    :param references: references to secrets.
+    :returns: references that an executor cannot follow.
+    :raises ConfigurationError: their Python, or a module, is missing or does not fit; the error names it.
+    :raises SparkJobFailed: they do not answer.
+    """
+    if shares_process(context.master):
+        return []
+
+    # Shipped by value, without a name of this library in it: executors may lack the library itself.
+    def probe(numbers: Iterator[int]) -> Iterator[tuple[str, list[tuple[str, str]], list[str]]]:
+        import importlib
+        import sys
+
+        absent, lacking = [], []
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                absent.append((name, f"{type(error).__name__}: {error}"))
+        if not absent:
+            resolve = importlib.import_module("export_queue.core.references").resolve_secret
+            for reference in references:
+                try:
+                    resolve(reference)
+                except Exception:
+                    lacking.append(reference)
+        yield f"{sys.executable} ({sys.version.split()[0]})", absent, lacking
+
+    count = min(_PROBES, max(1, context.defaultParallelism))
+    probes = context.parallelize(range(count), count).mapPartitions(probe)
+    try:
+        answers = _collect(context, probes.collect, lambda: None)
+    except SparkJobFailed as error:
+        _explain_python(error, context.pythonExec)
+        raise SparkJobFailed(f"executors could not be asked what they have: {error.message}") from error.__cause__
+    for python, absent, _ in answers:
+        if absent:
+            raise ConfigurationError(f"the executors' Python, {python}, {_cannot(absent)}", hint=_hint(absent))
+    return sorted({reference for _, _, lacking in answers for reference in lacking})
+
+
+_OTHER_VERSION = re.compile(r"\[PYTHON_VERSION_MISMATCH\].*?version: (\S+) than that in driver: (\S+?),?\s")
+_NO_PROGRAM = re.compile(r"Cannot run program \"([^\"]*)\"")
+
+
+def _explain_python(error: SparkJobFailed, program: str) -> None:
+    """Say it if executors have no Python that fits.
+
+    :param program: their Python, as the driver names it.
+    :raises ConfigurationError: they have not.
+    """
+    text = f"{error.__cause__} "
+    hint = "name a Python of the driver's version that every executor has: spark_python=, or PYSPARK_PYTHON"
+    if found := _OTHER_VERSION.search(text):
+        theirs, ours = found.groups()
+        raise ConfigurationError(
+            f"the executors' Python, {program}, has version {theirs}, expected the driver's, {ours}", hint=hint
+        ) from None
+    if found := _NO_PROGRAM.search(text):
+        raise ConfigurationError(f"executors have no program {found.group(1)}, their Python", hint=hint) from None
+
+
+def _cannot(absent: Sequence[tuple[str, str]]) -> str:
+    return "cannot import " + ", ".join(f"{name} ({reason})" for name, reason in absent)
+
+
+def _hint(absent: Sequence[tuple[str, str]]) -> str:
+    if any("named 'export_queue" in reason for _, reason in absent):
         return "submit the job with py_files=job.py_files"
-    return "install them where Spark's Python lives, or ship them with --py-files"
+    return "install what is missing where this Python lives, or ship it with --py-files"

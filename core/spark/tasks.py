@@ -1,11 +1,12 @@
-"""The code that runs in Spark's Python workers: each task drains its units with connections of its own."""
+"""The code that runs in Spark's Python workers: each worker opens store and sink once for all tasks of a drain."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import orjson
 
@@ -20,9 +21,9 @@ from export_queue.core.drain import (
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.locks import Lease, check_leases
 from export_queue.core.queue import Queue
-from export_queue.core.sinks import SinkSpec, opened_sink
+from export_queue.core.sinks import FencedSink, Sink, SinkSpec
 from export_queue.core.spark.carried_secrets import CarriedSecrets
-from export_queue.core.store import StoreSpec
+from export_queue.core.store import Database, StoreSpec
 from export_queue.core.transactions import Snapshot
 
 _given_up: set[str] = set()
@@ -30,15 +31,32 @@ _given_up: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSetup:
-    """All that a task needs to drain its units.
+class _Opened:
+    """The store and the sink of one drain, open in this process."""
 
-    :param store: the store; the task opens it.
-    :param sink: the sink; the task opens it.
+    of: tuple[str, StoreSpec, SinkSpec]
+    database: Database
+    sink: Sink | FencedSink
+
+    def close(self) -> None:
+        for part in (self.sink, self.database):
+            with contextlib.suppress(Exception):  # the work is done, or has failed for a better reason
+                part.close()
+
+
+_kept: list[_Opened] = []
+"""One at most. Small units would cost more to connect for than to drain; the end of the process closes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSetup:
+    """All that a task needs to drain its units, but for secrets; it may be written to files on its way.
+
+    :param store: the store; the worker opens it.
+    :param sink: the sink; the worker opens it.
     :param queue: the queue.
     :param snapshot: decides which entries are read.
     :param request: parameters of the drain.
-    :param secrets: secrets that executors of another machine cannot look up.
     """
 
     store: StoreSpec
@@ -46,44 +64,71 @@ class TaskSetup:
     queue: Queue
     snapshot: Snapshot
     request: DrainRequest
-    secrets: CarriedSecrets = field(default_factory=CarriedSecrets)
 
     def run(self, leases: Sequence[Lease]) -> list[RangeReport]:
         """Drain some units, one after the other; whatever happens, there is one report for each."""
-        self.secrets.unpack()
         reports: list[RangeReport] = []
         request = self.request
         if request.drain_id in _given_up:
             # one call, without waiting: else every task in turn waits as long for a sink that is down
             request = replace(request, retry=replace(request.retry, attempts=1))
         try:
-            with (
-                contextlib.closing(self.store.open()) as database,
-                opened_sink(self.sink) as sink,
-                opened_exporter(load_exporter(request.exporter), request.retry) as exporter,
-            ):
+            opened = self._open()
+            with opened_exporter(load_exporter(request.exporter), request.retry) as exporter:
                 # The store is asked before each batch: the driver, which renews the leases, may be gone.
-                check = partial(check_leases, database, leases)
+                check = partial(check_leases, opened.database, leases)
                 reports += drain_ranges(
-                    database, self.queue, leases, self.snapshot, sink, exporter, request, check=check
+                    opened.database, self.queue, leases, self.snapshot, opened.sink, exporter, request, check=check
                 )
         except Exception as error:
             trouble = Problem.of(error)  # while opening, or while closing after all was done, which harms nothing
             reports += [RangeReport(range=lease.range, problem=trouble) for lease in leases[len(reports) :]]
+        if any(report.problem for report in reports):
+            _close_kept()  # the next task begins with new connections
         if any(report.problem and report.problem.error_class == SinkUnavailable.__name__ for report in reports):
             _given_up.add(request.drain_id)
         return reports
 
+    def _open(self) -> _Opened:
+        of = (self.request.drain_id, self.store, self.sink)
+        if _kept and _kept[0].of == of:
+            return _kept[0]
+        _close_kept()
+        database = self.store.open()
+        try:
+            _kept.append(_Opened(of, database, self.sink.open()))
+        except BaseException:
+            database.close()
+            raise
+        return _kept[0]
 
-def drain_task(setup: TaskSetup, parts: Sequence[Sequence[Lease]]) -> Callable[[Iterator[int]], Iterator[str]]:
-    """Make the function of the Spark job: each number says which part of the leases to work off.
 
+def _close_kept() -> None:
+    while _kept:
+        _kept.pop().close()
+
+
+class Shared(Protocol):
+    """A setup that travels apart from the tasks, as Spark's broadcast variables do."""
+
+    @property
+    def value(self) -> TaskSetup:
+        """The setup."""
+
+
+def drain_task(setup: Shared, secrets: CarriedSecrets) -> Callable[[Iterable[Sequence[Lease]]], Iterator[str]]:
+    """Make the function of the Spark job, which is given the leases that it works off.
+
+    Setup and leases may be large, so that Spark writes them to files. Secrets are in neither.
+
+    :param secrets: secrets that executors of another machine cannot look up.
     :returns: a function that gives one report a unit, as JSON.
     """
 
-    def task(numbers: Iterator[int]) -> Iterator[str]:
-        for number in numbers:
-            for report in setup.run(parts[number]):
+    def task(parts: Iterable[Sequence[Lease]]) -> Iterator[str]:
+        secrets.unpack()
+        for leases in parts:
+            for report in setup.value.run(leases):
                 yield orjson.dumps(report.to_dict()).decode()
 
     return task

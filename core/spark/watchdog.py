@@ -3,6 +3,9 @@
 ``spark-submit`` is a Java process, the driver's Python is its child. A submitter that kills
 ``spark-submit`` sends nothing to the child, which would go on as an orphan. So the driver asks the
 kernel for a signal at its parent's death; where the kernel has none, the driver looks itself.
+
+The submitter may die alone, as Airflow's task does when its memory is taken: ``spark-submit`` survives that. So the
+driver looks at the submitter, too, whose number and start came with its arguments.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from export_queue.core.spark.submitter import Submitter
+
 _PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 0.3
-_GRACE_SECONDS = 30.0
+_GRACE_SECONDS = 5.0
 STOPPED = 143
 """Exit status of a process that SIGTERM ended."""
 
@@ -27,10 +32,12 @@ class DriverStopped(BaseException):
     """The driver was told to stop, or its parent has gone; not an error that anything should handle."""
 
 
-def stop_with_parent() -> None:
-    """Raise :class:`DriverStopped` in the main thread at SIGTERM, and send that when the parent dies.
+def stop_when_orphaned(submitter: Submitter | None = None) -> None:
+    """Raise :class:`DriverStopped` in the main thread at SIGTERM, and when the parent or the submitter has gone.
 
     Call it in the main thread, at the start.
+
+    :param submitter: the process that started the parent; None where nobody waits for the job.
     """
     signal.signal(signal.SIGTERM, _stop)
     parent = os.getppid()
@@ -38,18 +45,31 @@ def stop_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
     if parent == 1 and not _is_java(parent):
         raise DriverStopped("spark-submit was gone before its driver began")
-    threading.Thread(target=_watch, args=(parent,), name="export-queue-parent", daemon=True).start()
+    if submitter is not None and not submitter.is_in_sight:
+        submitter = None
+    if submitter is not None and not submitter.is_alive:
+        raise DriverStopped(f"the submitting process {submitter.pid} was gone before its driver began")
+    threading.Thread(target=_watch, args=(parent, submitter), name="export-queue-parent", daemon=True).start()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not cut the end short
     threading.Thread(target=_leave_late, name="export-queue-stop", daemon=True).start()
-    raise DriverStopped("told to stop")
+    raise DriverStopped(_why[0] if _why else "told to stop")
 
 
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
+_why: list[str] = []
+"""What the watching thread saw before it told the main thread to stop."""
+
+
+def _watch(parent: int, submitter: Submitter | None) -> None:
+    while os.getppid() == parent and (submitter is None or submitter.is_alive):
         time.sleep(_LOOK_SECONDS)
+    _why.append(
+        "spark-submit has gone"
+        if submitter is None or submitter.is_alive
+        else f"the submitting process {submitter.pid} has gone"
+    )
     os.kill(os.getpid(), signal.SIGTERM)
 
 

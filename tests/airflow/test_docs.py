@@ -69,7 +69,15 @@ def test_every_argument_in_its_tables_exists(operator: str) -> None:
     expected = {
         "ExportQueueDrainOperator": drains,
         "ExportQueueSparkDrainOperator": drains
-        | {"spark_conn_id", "spark_home", "spark_python", "max_parallel", "store_secret", "sink_secrets"},
+        | {
+            "spark_conn_id",
+            "spark_home",
+            "spark_python",
+            "start_timeout",
+            "max_parallel",
+            "store_secret",
+            "sink_secrets",
+        },
         "ExportQueueSensor": {"queue_id", "groups", "deferrable"},
     }[operator]
     assert expected <= known

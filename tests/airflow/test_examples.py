@@ -49,9 +49,30 @@ def test_recount_and_publish(orders: Any, run_dag: Any, redis_connection: Any, s
     assert found == {"anna": {"total": 4}, "ben": {"total": 2}, "carla": {"total": 10}}
 
 
+def run_local_drain(run_dag: Any, connect: Any, folder: Path) -> None:
+    connect("reports_default", conn_type="sqlite", host=str(folder / "reports.db"))
+    run = run_dag(example("local_drain", "local_drain"))
+    assert run.state == "success"
+    assert run.result("drain")["acknowledged"] == 2
+    rows = sqlite3.connect(folder / "reports.db").execute("SELECT page, visits FROM pages ORDER BY page")
+    assert rows.fetchall() == [("home", 3), ("search", 1)]
+
+
+def test_local_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
+    run_local_drain(run_dag, connect, tmp_path)
+
+
 @pytest.mark.full("three submissions of Spark; recount_and_publish has one")
-def test_mapped_drain(orders: Any, run_dag: Any, redis_connection: Any, spark_connection: None) -> None:
-    assert run_dag(example("recount_and_publish", "recount")).state == "success"
+def test_all_examples_run_together_on_one_store(
+    orders: Any, run_dag: Any, redis_connection: Any, spark_connection: None, connect: Any, tmp_path: Path
+) -> None:
+    def recount() -> None:
+        assert run_dag(example("recount_and_publish", "recount")).state == "success"
+
+    recount()
+    run_local_drain(run_dag, connect, tmp_path)
+    assert run_dag(example("recount_and_publish", "publish")).state == "success"
+    recount()
 
     run = run_dag(example("mapped_drain", "mapped_drain"))
 
@@ -59,16 +80,11 @@ def test_mapped_drain(orders: Any, run_dag: Any, redis_connection: Any, spark_co
     reports = [run.result("drain", index) for index in range(2)]
     assert sum(report["acknowledged"] for report in reports) == 3
     assert [report["ranges"] for report in reports] == run.result("wait")
-    assert redis_connection.get("customer:carla") == b'{"total":5}'
-
-
-def test_local_drain(orders: Any, run_dag: Any, connect: Any, tmp_path: Path) -> None:
-    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
-    assert run_dag(example("recount_and_publish", "recount")).state == "success"
-
-    run = run_dag(example("local_drain", "local_drain"))
-
-    assert run.state == "success"
-    assert run.result("drain")["acknowledged"] == 3
-    rows = sqlite3.connect(tmp_path / "reports.db").execute("SELECT customer, total FROM totals ORDER BY customer")
-    assert rows.fetchall() == [("anna", 2), ("ben", 1), ("carla", 5)]
+    assert redis_connection.get("customer:carla") == b'{"total":10}'
+    assert {queue.id: queue.sink for queue in orders.queues()} == {
+        "orders": "redis_default",
+        "visits": "reports_default",
+    }
+    assert not any(orders.backlog(queue.id) for queue in orders.queues())
+    names = {path.stem for path in Path(importlib.import_module("export_queue.dags_examples").__path__[0]).glob("*.py")}
+    assert names == {"__init__", "exporters", "set_up_orders", "recount_and_publish", "mapped_drain", "local_drain"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tests.support.waiting import wait_until
 
 from export_queue.core.drain import drain_as_requested
@@ -22,14 +22,16 @@ from export_queue.core.errors import (
     DrainError,
     InvalidArgument,
     LeaseLost,
+    LockNotAvailable,
     SinkBindingError,
     UnknownQueue,
 )
-from export_queue.core.locks import Owner, claim, holders
+from export_queue.core.locks import Owner, claim, holders, release
 from export_queue.core.sinks import MemorySink
-from export_queue.core.spark import DrainArguments
+from export_queue.core.spark import DrainArguments, Submitter
+from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.connections import MissingConnection
-from export_queue.operators import ExportQueueSparkDrainOperator
+from export_queue.operators import ExportQueueSparkDrainOperator, free_units
 from export_queue.operators.spark_home import SparkNotFound, find_java, find_spark
 
 PASSWORD = "kept-secret-4711"
@@ -276,17 +278,11 @@ def test_a_password_in_the_place_of_a_reference_is_refused_and_not_shown(argumen
     assert PASSWORD not in str(caught.value)
 
 
-CLUSTERS = [
-    {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}},
-    {"conn_type": "spark", "host": "spark://h:7077", "extra": {"deploy-mode": "cluster"}},
-]
-
-
-@pytest.mark.parametrize("connection", CLUSTERS)
 def test_cluster_modes_refuse_passwords_and_take_references(
-    spark: FakeSpark, connect: Any, connection: dict[str, Any]
+    spark: FakeSpark, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect("spark_default", **connection)
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
+    connect("spark_default", conn_type="spark", host="yarn", extra={"deploy-mode": "cluster"})
     connect("export_queue_default", conn_type="export_queue", host=f"postgresql://u:{PASSWORD}@127.0.0.1:1/d")
     connect("cache", conn_type="redis", host="h", password=PASSWORD)
     arguments: dict[str, Any] = {"task_id": "it", "queue_id": "orders", "sink_conn_id": "cache"}
@@ -327,6 +323,50 @@ def test_a_spark_connection_without_a_master_is_refused(
     connect("spark_default", conn_type="spark")
     refuse(run_drain, airflow_store, ConfigurationError, "names no Spark master")
     assert spark.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("host", "extra", "match"),
+    [
+        ("sc://host:15002", {}, "Spark Connect"),
+        ("spark://h:7077", {"deploy-mode": "cluster"}, "no Python driver in cluster mode"),
+        ("local[2]", {"deploy-mode": "cluster"}, "no Python driver in cluster mode"),
+        ("yarn", {}, "HADOOP_CONF_DIR"),
+        ("k8s://https://h:6443", {"deploy-mode": "cluster", "namespace": "x"}, "Kubernetes"),
+    ],
+)
+def test_a_master_that_cannot_run_a_drain_is_refused_in_one_line(
+    spark: FakeSpark, connect: Any, monkeypatch: pytest.MonkeyPatch, host: str, extra: dict[str, str], match: str
+) -> None:
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("YARN_CONF_DIR", raising=False)
+    connect("spark_default", conn_type="spark", host=host, extra=extra)
+    connect("export_queue_default", conn_type="export_queue", host="postgresql://u@127.0.0.1:1/d")
+    connect("cache", conn_type="redis", host="h")
+    operator = ExportQueueSparkDrainOperator(task_id="it", queue_id="orders", sink_conn_id="cache")
+    with pytest.raises(ConfigurationError, match=match) as caught:
+        operator.execute(fake_context())
+    assert isinstance(caught.value, AirflowFailException)
+    assert "\n" not in caught.value.message  # type: ignore[attr-defined]
+    assert spark.calls() == []
+
+
+def test_executors_of_a_standalone_cluster_run_the_python_that_was_asked_for(
+    spark: FakeSpark, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    connect("spark_default", conn_type="spark", host="spark://h:7077")
+    connect("export_queue_default", conn_type="export_queue", host="postgresql://u@h/d")
+    connect("cache", conn_type="redis", host="h")
+
+    def variables(**arguments: Any) -> dict[str, str | None]:
+        operator = ExportQueueSparkDrainOperator(task_id="it", queue_id="orders", sink_conn_id="cache", **arguments)
+        sink = operator.describe_sink().spec
+        store = ExportQueueHook().describe().spec
+        return operator._prepare_spark(store, sink, has_passwords=False)[0]
+
+    assert variables(spark_python="/opt/python3")["PYSPARK_PYTHON"] == "/opt/python3"
+    assert "PYSPARK_PYTHON" not in variables()
 
 
 def test_no_java_is_said_before_anything_is_submitted(
@@ -399,7 +439,62 @@ def test_a_drain_that_fails_raises_what_stopped_it(
 ) -> None:
     queue = airflow_store.queue("orders")
     claim(airflow_store.database, queue, queue.units(), owner=Owner("somebody", "1"), lease_seconds=600)
-    refuse(run_drain, airflow_store, Exception, "held: .*somebody", if_locked="fail")
+    refuse(run_drain, airflow_store, LockNotAvailable, "held: .*somebody", if_locked="fail")
+    assert spark.calls() == []
+
+
+def test_a_drain_that_waits_for_others_submits_nothing_before(
+    airflow_store: Any, run_drain: Any, spark: FakeSpark, copies: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes what is free first, and submits the rest once its holder has let it go."""
+    looks: list[int] = []
+
+    def look(seconds: float) -> None:
+        looks.append(len(spark.calls()))
+        release(airflow_store.database, leases[:5] if len(looks) == 2 else leases[5:] if len(looks) == 4 else [])
+
+    monkeypatch.setattr(free_units, "sleep", look)
+    add(airflow_store, 100)
+    queue = airflow_store.queue("orders")
+    leases = claim(airflow_store.database, queue, queue.units(), owner=Owner("somebody", "1"), lease_seconds=600)
+    report = run_drain()
+    assert looks == [0, 0, 1, 1]
+    assert (report["read"], report["acknowledged"], report["ranges"], report["skipped"]) == (100, 100, [[0, 1009]], [])
+    given = [json.loads(call["arguments"][-1])["request"] for call in spark.calls()]
+    assert [request["ranges"] for request in given] == [None, [unit.range.to_json() for unit in leases[5:]]]
+    assert {request["if_locked"] for request in given} == {"skip"}
+    assert given[0]["drain_id"] != given[1]["drain_id"]
+
+
+def test_a_drain_does_not_wait_longer_than_it_may(
+    airflow_store: Any, run_drain: Any, spark: FakeSpark, copies: None
+) -> None:
+    queue = airflow_store.queue("orders")
+    claim(airflow_store.database, queue, queue.units(), owner=Owner("somebody", "1"), lease_seconds=600)
+    refuse(run_drain, airflow_store, LockNotAvailable, "held: .*somebody", lock_timeout=0)
+    report = run_drain(if_locked="skip")
+    assert (report["read"], report["skipped"]) == (0, report["skipped"])
+    assert report["skipped"]
+    assert spark.calls() == []
+
+
+def test_an_older_try_of_the_same_task_is_not_waited_for(airflow_store: Any, spark: FakeSpark, copies: None) -> None:
+    add(airflow_store, 3)
+    queue = airflow_store.queue("orders")
+    claim(airflow_store.database, queue, queue.units(), owner=Owner("d/r/it", "older"), lease_seconds=600)
+    operator = ExportQueueSparkDrainOperator(task_id="it", queue_id="orders", sink_conn_id="copies", lock_timeout=0)
+    assert operator.execute(fake_context())["acknowledged"] == 3
+
+
+def test_the_driver_knows_the_process_whose_end_is_its_own(
+    airflow_store: Any, run_drain: Any, spark: FakeSpark, copies: None
+) -> None:
+    add(airflow_store, 1)
+    run_drain()
+    (call,) = spark.calls()
+    here = Submitter.here()
+    assert here is not None
+    assert json.loads(call["arguments"][-1])["submitter"] == here.to_json()
 
 
 def test_a_submission_that_fails_shows_the_end_of_its_log(

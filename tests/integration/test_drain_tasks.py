@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import uuid
-from dataclasses import replace
+from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -15,6 +17,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import DRAIN_RETRY, DrainRequest, Entry, RangeReport
 from export_queue.core.locks import Lease, Owner, claim, revoke
 from export_queue.core.sinks import MemorySink, Put, SinkSpec
+from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.tasks import TaskSetup, drain_task
 from export_queue.core.store import StoreSpec
 from export_queue.core.transactions import take_snapshot
@@ -51,7 +54,9 @@ def address(store_url: str, monkeypatch: pytest.MonkeyPatch) -> StoreSpec:
 
 
 def setup(store: Store, address: StoreSpec, sink: SinkSpec, **options: Any) -> TaskSetup:
-    request = DrainRequest(queue_id="orders", sink_name=sink.name, **{"drain_id": "t", "retry": IMPATIENT, **options})
+    request = DrainRequest(
+        queue_id="orders", sink_name=sink.name, **{"drain_id": uuid.uuid4().hex, "retry": IMPATIENT, **options}
+    )
     return TaskSetup(address, sink, store.queue("orders"), take_snapshot(store.database), request)
 
 
@@ -59,12 +64,47 @@ def test_tasks_report_each_of_their_units(orders: Store, address: StoreSpec) -> 
     name = uuid.uuid4().hex
     leases = claimed(orders)
     travelled = pickle.loads(pickle.dumps(setup(orders, address, SinkSpec("memory", {"name": name}))))
-    task = drain_task(travelled, [leases[:3], leases[3:]])
-    reports = [RangeReport.from_dict(orjson.loads(text)) for text in [*task(iter([0])), *task(iter([1]))]]
+    task = drain_task(SimpleNamespace(value=travelled), CarriedSecrets())
+    reports = [RangeReport.from_dict(orjson.loads(text)) for text in [*task([leases[:3]]), *task([leases[3:]])]]
     assert [report.range for report in reports] == [lease.range for lease in leases]
     assert sum(report.acknowledged for report in reports) == 100 == len(MemorySink(name).records())
     assert all(report.problem is None for report in reports)
     assert waiting(orders) == 0
+
+
+def counted(inner: Any, opened: list[str]) -> Any:
+    def open_it(spec: Any) -> Any:
+        opened.append(type(spec).__name__)
+        return inner(spec)
+
+    return open_it
+
+
+def test_a_worker_opens_store_and_sink_once_for_all_tasks_of_a_drain_and_anew_after_a_failure(
+    orders: Store, address: StoreSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    for kind in (StoreSpec, SinkSpec):
+        monkeypatch.setattr(kind, "open", counted(kind.open, opened))
+    leases = claimed(orders)
+    prepared = setup(orders, address, SinkSpec("memory", {"name": uuid.uuid4().hex}))
+    for lease in leases[:2]:
+        assert prepared.run([lease])[0].problem is None
+    assert opened == ["StoreSpec", "SinkSpec"]
+    revoke(orders.database, "job")
+    assert prepared.run([leases[2]])[0].problem is not None
+    prepared.run([leases[3]])
+    assert opened == ["StoreSpec", "SinkSpec"] * 2
+
+
+def test_what_travels_in_files_of_spark_holds_no_secret(orders: Store, address: StoreSpec) -> None:
+    """Spark writes broadcast variables, and lists that become partitions, to temporary files."""
+    prepared = setup(orders, address, SinkSpec("redis", {"host": "h"}, {"password": "env:XQ_TASKS"}))
+    written = pickle.dumps((prepared, claimed(orders)))
+    if address.secret is not None:
+        assert b"XQ_TASKS" in written
+        assert os.environ["XQ_TASKS"].encode() not in written
+    assert "secrets" not in {field.name for field in fields(TaskSetup)}
 
 
 def test_a_sink_that_cannot_be_built_is_a_problem_of_each_unit(orders: Store, address: StoreSpec) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def _is_driver(command: str) -> bool:
+def is_driver(command: str) -> bool:
+    """Tell by its command line whether a process is the driver's Python."""
     program, _, arguments = command.partition(" ")
     return "python" in program and "drain_main.py" in arguments
 
@@ -64,7 +65,7 @@ class Submission:
         def look() -> bool:
             # spark-submit's launcher, a Java program, has the same words on its command line for a moment
             commands = children(self.process.pid)
-            found[:] = [pid for pid, command in commands.items() if _is_driver(command)]
+            found[:] = [pid for pid, command in commands.items() if is_driver(command)]
             return bool(found)
 
         wait_until(look, f"no driver came: {self.output()}")
@@ -118,13 +119,20 @@ def submit(spark_home: Path, spark_environment: dict[str, str], tmp_path: Path) 
         master: str = "local[2]",
         variables: Mapping[str, str] | None = None,
         conf: Mapping[str, str] | None = None,
+        parent: Sequence[str] = (),
+        parent_variables: Mapping[str, str] | None = None,
     ) -> Submission:
         settings = [word for item in {**job.conf, **(conf or {})}.items() for word in ("--conf", "=".join(item))]
         assert job.py_files is not None
         command = [str(spark_home / "bin" / "spark-submit"), "--master", master, "--py-files", job.py_files]
         command += [*settings, job.application, *job.arguments]
         log = tmp_path / f"submission-{len(started)}.log"
-        started.append(Submission(command, {**spark_environment, **(variables or {})}, log))
+        environment = {**spark_environment, **(variables or {})}
+        if parent:
+            # what is for the parent alone is taken off again in front of spark-submit
+            restored = [f"{name}={environment.get(name, '')}" for name in parent_variables or {}]
+            command = [*parent, "env", *restored, *command]
+        started.append(Submission(command, {**environment, **(parent_variables or {})}, log))
         return started[-1]
 
     yield start

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +24,46 @@ from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.sinks import SinkSpec
+from export_queue.core.store import StoreSpec
 
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module")
+PROTECTION = {
+    "spark.authenticate": "true",
+    "spark.authenticate.secret": "only-for-tests",
+    "spark.network.crypto.enabled": "true",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A standalone cluster: its master's URL, the settings that its jobs need, and the folder of all its files."""
+
+    master: str
+    conf: dict[str, str]
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=["plain", "protected"])
 def cluster(
-    spark_home: Path, spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """A master and one worker with two cores on loopback; the master's URL."""
+    request: pytest.FixtureRequest,
+    spark_home: Path,
+    spark_environment: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
+    """A master and one worker with two cores on loopback."""
     folder = tmp_path_factory.mktemp("cluster")
+    conf = PROTECTION if request.param == "protected" else {}
+    (folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in conf.items()))
+    (folder / "local").mkdir()
     home = next((spark_home / "lib").glob("python*/site-packages/pyspark"))
     # Executors get nothing of the driver's environment: no modules of the tests, and no passwords.
     environment = spark_environment | {
         "SPARK_HOME": str(home),
+        "SPARK_CONF_DIR": str(folder),
         "SPARK_WORKER_DIR": str(folder / "work"),
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_LOG_DIR": str(folder),
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -60,7 +89,7 @@ def cluster(
             *("--cores", "2", "--memory", "1g", master),
         )
         wait_until(lambda: "Registering worker" in log.read_text(errors="replace"), "no worker")
-        yield master
+        yield Cluster(master, conf, folder)
     finally:
         for process in reversed(processes):
             try:
@@ -82,36 +111,137 @@ def passwords(store_url: str, redis_server: Any) -> dict[str, str]:
     return {"XQ_STORE": sa.make_url(store_url).password or "", "XQ_REDIS": redis_server.password}
 
 
+@pytest.fixture
+def sink(redis_server: Any) -> SinkSpec:
+    options = {"host": redis_server.host, "port": redis_server.port}
+    return SinkSpec("redis", options, {"password": "env:XQ_REDIS"}, name="redis")
+
+
+class Files:
+    """Reads all files below some folders again and again while a block runs, and looks for texts."""
+
+    def __init__(self, texts: Iterable[str], *folders: Path) -> None:
+        self.found: set[str] = set()
+        self.seen = 0
+        self._texts = [text.encode() for text in texts]
+        self._folders = folders
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Files:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.05):
+            for path in [path for folder in self._folders for path in folder.rglob("*")]:
+                with contextlib.suppress(OSError):
+                    content = path.read_bytes()
+                    self.seen += 1
+                    self.found |= {str(path) for text in self._texts if text in content}
+
+
 @pytest.mark.full("a cluster of Spark; local processes run anyway")
 @pytest.mark.timeout(300)
-def test_a_cluster_drains_with_the_shipped_library_and_secrets_of_the_driver_and_names_what_executors_lack(
-    cluster: str,
+def test_a_cluster_drains_with_the_shipped_library_and_sends_secrets_only_where_connections_are_protected(
+    cluster: Cluster,
     orders: Store,
     store_url: str,
     passwords: dict[str, str],
-    redis_server: Any,
+    sink: SinkSpec,
     redis_client: Any,
     submit: Submit,
+    tmp_path: Path,
 ) -> None:
-    options = {"host": redis_server.host, "port": redis_server.port}
-    sink = SinkSpec("redis", options, {"password": "env:XQ_REDIS"}, name="redis")
     add(orders, {f"k{i}": i for i in range(300)})
+    (tmp_path / "local").mkdir()
+    conf = {**cluster.conf, "spark.local.dir": str(tmp_path / "local")}
 
-    # the driver has the exporter's module, executors do not
-    job = job_for(store_url, sink, exporter="exports:with_origin")
-    submission = submit(job, master=cluster, variables={"PYTHONPATH": str(HERE), **passwords})
-    assert submission.wait() == 1, submission.output()
-    assert "executors cannot import exports" in submission.output()
-    assert waiting(orders) == 300
+    def run(**options: Any) -> tuple[int, str, str]:
+        job = job_for(store_url, sink, exporter="exports:with_origin", **options)
+        job = dataclasses.replace(job, py_files=f"{job.py_files},{HERE / 'exports.py'}")
+        submission = submit(job, master=cluster.master, variables=passwords, conf=conf)
+        return submission.wait(), submission.output(), job.drain_id
 
-    job = job_for(store_url, sink, exporter="exports:with_origin")
-    job = dataclasses.replace(job, py_files=f"{job.py_files},{HERE / 'exports.py'}")
-    submission = submit(job, master=cluster, variables=passwords)
-    assert submission.wait() == 0, submission.output()
-    report = report_of(orders, job.drain_id)
+    with Files(passwords.values(), cluster.folder, tmp_path / "local") as files:
+        status, output, drain_id = run()
+    assert files.seen
+    assert files.found == set()
+    if not cluster.conf:
+        assert status == 1, output
+        assert "spark.network.crypto.enabled=true" in output
+        assert "env:XQ_REDIS, env:XQ_STORE" in output
+        assert waiting(orders) == 300
+        # references that executors follow by themselves are no secrets
+        folder = tmp_path / "secrets"
+        folder.mkdir()
+        for name, value in passwords.items():
+            (folder / name).touch(mode=0o600)
+            (folder / name).write_text(value)
+        store = StoreSpec(url=without_password(store_url), secret=f"file:{folder / 'XQ_STORE'}")
+        sink = dataclasses.replace(sink, secrets={"password": f"file:{folder / 'XQ_REDIS'}"})
+        status, output, drain_id = run(store=store)
+    assert status == 0, output
+    report = report_of(orders, drain_id)
     assert (report.acknowledged, report.dead, waiting(orders)) == (300, 0, 0)
     documents = {key: orjson.loads(redis_client.get(key)) for key in redis_client.scan_iter("orders:*")}
     assert {key.decode(): document["value"] for key, document in documents.items()} == {
         f"orders:k{i}": i for i in range(300)
     }
     assert all(".zip/export_queue/core" in document["library"] for document in documents.values())
+
+
+def without_password(url: str) -> str:
+    return sa.make_url(url)._replace(password=None).render_as_string()
+
+
+@pytest.mark.full("a cluster of Spark; local processes run anyway")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cluster", ["plain"], indirect=True)
+@pytest.mark.parametrize(
+    ("variables", "conf", "status", "message"),
+    [
+        # the driver has the exporter's module, executors do not
+        ({"PYTHONPATH": str(HERE)}, {}, 1, "executors' Python, .*cannot import exports \\(ModuleNotFoundError"),
+        ({"PYSPARK_PYTHON": "/nowhere/python3"}, {}, 1, "no program /nowhere/python3, their Python"),
+        ({}, {"spark.executor.memory": "900g"}, 75, "not started within 15 seconds: no executor came"),
+    ],
+)
+def test_a_cluster_that_cannot_run_a_drain_is_told_apart_in_one_line(
+    cluster: Cluster,
+    orders: Store,
+    store_url: str,
+    passwords: dict[str, str],
+    sink: SinkSpec,
+    submit: Submit,
+    variables: dict[str, str],
+    conf: dict[str, str],
+    status: int,
+    message: str,
+) -> None:
+    add(orders, {"a": 1})
+    exporter = "exports:with_origin" if "PYTHONPATH" in variables else None
+    job = job_for(store_url, sink, exporter=exporter, start_timeout=15 if conf else 300)
+    submission = submit(job, master=cluster.master, variables={**passwords, **variables}, conf={**cluster.conf, **conf})
+    assert submission.wait() == status, submission.output()
+    assert re.search(message, submission.output())
+    assert "Traceback" not in submission.output()
+    report = report_of(orders, job.drain_id)
+    assert report.problem is not None
+    assert report.problem.transient is (status == 75)
+    assert waiting(orders) == 1
+
+
+@pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
+def test_a_master_that_does_not_answer_is_waited_for_no_longer_than_allowed(
+    orders: Store, store_url: str, passwords: dict[str, str], sink: SinkSpec, submit: Submit
+) -> None:
+    job = job_for(store_url, sink, start_timeout=8)
+    submission = submit(job, master=f"spark://127.0.0.1:{free_port()}", variables=passwords)
+    assert submission.wait() == 75, submission.output()
+    assert "not started within 8 seconds" in submission.output()
+    assert "Traceback" not in submission.output()

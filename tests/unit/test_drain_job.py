@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -17,9 +19,9 @@ from export_queue.core.locks import Owner
 from export_queue.core.queue import Range
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import SinkSpec
-from export_queue.core.spark import DrainArguments, drain_job
+from export_queue.core.spark import DrainArguments, Submitter, check_master, drain_job
 from export_queue.core.spark.archive import package_archive
-from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets
+from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references
 from export_queue.core.store import StoreSpec
 
 SINK = SinkSpec("redis", {"host": "r", "key": "o:{id}"}, {"password": "env:XQ_SINK_R"}, name="r")
@@ -85,23 +87,93 @@ def test_a_sqlite_sink_with_executors_on_other_machines_is_refused():
     drain_job(**files, master="local[2]")
 
 
-@pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
-def test_nothing_is_carried_to_executors_that_share_the_drivers_environment(monkeypatch, master):
-    monkeypatch.setenv("XQ_STORE", "s3cr3t")
-    assert carried_secrets(master, STORE, SINK).variables == {}
+PROTECTED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+FILE = SinkSpec("redis", {"host": "s"}, {"password": "file:/run/s"})
+WANTED = ["env:XQ_SINK_R", "env:XQ_STORE", "file:/run/s"]
 
 
-def test_only_variables_that_the_driver_has_are_carried_to_executors_elsewhere(monkeypatch):
+def test_the_references_of_a_task_are_those_of_its_store_and_of_all_parts_of_its_sink():
+    both = SinkSpec("composite", {"parts": [json.loads(SINK.to_json()), json.loads(FILE.to_json())]})
+    assert references(STORE, both) == WANTED
+    assert references(StoreSpec(url="sqlite:///x.db"), SinkSpec("memory", {})) == []
+
+
+def test_variables_that_the_driver_has_are_carried_over_protected_connections(monkeypatch):
     monkeypatch.setenv("XQ_STORE", "s3cr3t")
     monkeypatch.delenv("XQ_SINK_R", raising=False)
     monkeypatch.setenv("XQ_UNRELATED", "other")
-    file = SinkSpec("redis", {"host": "s"}, {"password": "file:/run/s"})
-    both = SinkSpec("composite", {"parts": [json.loads(SINK.to_json()), json.loads(file.to_json())]})
-    carried = carried_secrets("spark://host:7077", STORE, both)
+    carried = carried_secrets(PROTECTED, WANTED, ["env:XQ_STORE"])
     assert carried.variables == {"XQ_STORE": "s3cr3t"}
     assert "s3cr3t" not in repr(carried)
-    monkeypatch.setenv("XQ_SINK_R", "other")
-    assert set(carried_secrets("yarn", STORE, both).variables) == {"XQ_STORE", "XQ_SINK_R"}
+    tls = {"spark.authenticate": "true", "spark.ssl.rpc.enabled": "true"}
+    assert carried_secrets(tls, WANTED, []).variables == {"XQ_STORE": "s3cr3t"}, (
+        "executors may come that were not asked"
+    )
+
+
+@pytest.mark.parametrize("missing", list(PROTECTED))
+def test_without_protected_connections_no_secret_is_sent(monkeypatch, missing):
+    monkeypatch.setenv("XQ_STORE", "s3cr3t")
+    conf = {name: value for name, value in PROTECTED.items() if name != missing}
+    assert carried_secrets(conf, WANTED, []).variables == {}, "executors follow the references themselves"
+    with pytest.raises(ConfigurationError, match="in clear") as caught:
+        carried_secrets(conf, WANTED, ["env:XQ_STORE"])
+    assert set(PROTECTED) <= set(re.findall(r"spark[.a-z]+[a-z]", caught.value.hint))
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_reference_that_leads_nowhere_on_executors_is_named(monkeypatch):
+    monkeypatch.setenv("XQ_STORE", "s3cr3t")
+    monkeypatch.delenv("XQ_SINK_R", raising=False)
+    with pytest.raises(ConfigurationError, match="cannot follow env:XQ_SINK_R, file:/run/s"):
+        carried_secrets(PROTECTED, WANTED, WANTED)
+
+
+def test_secrets_that_would_make_spark_write_a_file_are_refused(monkeypatch):
+    monkeypatch.setenv("XQ_STORE", "x" * (1 << 18))
+    with pytest.raises(ConfigurationError, match="too large"):
+        carried_secrets(PROTECTED, WANTED, [])
+
+
+@pytest.mark.parametrize(
+    ("master", "mode", "message"),
+    [
+        ("sc://host:15002", None, "Spark Connect"),
+        ("spark://host:7077", "cluster", "no Python driver in cluster mode"),
+        ("local[2]", "cluster", "no Python driver in cluster mode"),
+        ("yarn", "client", "HADOOP_CONF_DIR"),
+        ("mesos://host:5050", None, "knows no master"),
+        ("host:7077", None, "knows no master"),
+    ],
+)
+def test_a_master_that_cannot_run_a_drain_is_refused_before_anything_starts(master, mode, message):
+    with pytest.raises(ConfigurationError, match=message):
+        check_master(master, deploy_mode=mode, environment={})
+
+
+def test_masters_that_can_run_a_drain_are_let_through():
+    for master in ("local", "local[*]", "local-cluster[2,1,1024]", "spark://h:7077", "k8s://https://h:6443", "yarn"):
+        check_master(master, deploy_mode="client", environment={"YARN_CONF_DIR": "/etc/hadoop"})
+    check_master("yarn")  # a submitter elsewhere may have the variables
+    check_master("yarn", environment={}, has_spark_env=True)
+
+
+def test_the_submitter_is_known_beyond_the_reuse_of_its_number():
+    here = Submitter.here()
+    assert here is not None
+    assert Submitter.from_json(json.loads(json.dumps(here.to_json()))) == here
+    assert here.is_alive
+    assert here.is_in_sight
+    assert not dataclasses.replace(here, started=here.started - 1).is_alive
+    assert not dataclasses.replace(here, namespace="another container").is_in_sight
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        stat = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+        other = dataclasses.replace(here, pid=child.pid, started=int(stat[19]))
+        assert other.is_alive
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not other.is_alive, "it has ended, though its parent has not looked"
+    assert not other.is_alive
 
 
 def test_an_executors_own_variable_counts_more_than_one_that_was_carried(monkeypatch):

@@ -41,8 +41,8 @@ def lines(caplog: pytest.LogCaptureFixture, counts: Iterable[int | None], *, tic
 def test_a_drain_says_every_thirty_seconds_what_is_left_and_how_fast_it_is(caplog: pytest.LogCaptureFixture) -> None:
     assert EVERY_SECONDS == 30
     assert lines(caplog, [10_000, 4_000, 1_000], ticks=8, phase="draining") == [
-        "orders → copies: draining; 4 000 entries left; 300 a second",
-        "orders → copies: draining; 1 000 entries left; 100 a second",
+        "orders → copies: draining; entries left: 4 000; 300 a second",
+        "orders → copies: draining; entries left: 1 000; 100 a second",
     ]
 
 
@@ -55,7 +55,7 @@ def test_waiting_is_said_at_once_and_then_only_in_its_turn(caplog: pytest.LogCap
     with caplog.at_level(logging.INFO, "export_queue.drain"):
         for _ in range(100):
             progress.waiting(lambda: "[0, 5) by nightly/run/task")
-    assert caplog.messages == ["orders → copies: waiting for [0, 5) by nightly/run/task; 5 entries left"]
+    assert caplog.messages == ["orders → copies: waiting for [0, 5) by nightly/run/task; entries left: 5"]
 
 
 def test_a_store_that_is_away_costs_only_the_numbers(caplog: pytest.LogCaptureFixture) -> None:

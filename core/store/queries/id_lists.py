@@ -1,4 +1,4 @@
-"""Lists of ids in portable statements: one parameter, however many ids there are."""
+"""Lists of ids and other numbers in portable statements: one parameter, however many there are."""
 
 from __future__ import annotations
 
@@ -17,9 +17,24 @@ def not_among(work: Reading, column: sa.ColumnElement[Any], ids: Sequence[int]) 
     if not ids:
         return sa.true()
     if work.connection.dialect.name == "postgresql":
-        return column != sa.func.all(sa.literal(list(ids), ARRAY(sa.BigInteger)))
-    listed = sa.func.json_each(f"[{','.join(map(str, ids))}]").table_valued("value")
-    return column.not_in(sa.select(listed.c.value))
+        return column != sa.func.all(_array(ids))
+    return column.not_in(_listed(ids))
+
+
+def among(work: Reading, column: sa.ColumnElement[Any], numbers: Sequence[int]) -> sa.ColumnElement[bool]:
+    """Say that a column is one of these numbers."""
+    if work.connection.dialect.name == "postgresql":
+        return column == sa.func.any(_array(numbers))
+    return column.in_(_listed(numbers))
+
+
+def _array(numbers: Sequence[int]) -> sa.BindParameter[list[int]]:
+    return sa.literal(list(numbers), ARRAY(sa.BigInteger))
+
+
+def _listed(numbers: Sequence[int]) -> sa.Select[Any]:
+    listed = sa.func.json_each(f"[{','.join(map(str, numbers))}]").table_valued("value")
+    return sa.select(listed.c.value)
 
 
 def visible_ids(work: Reading, column: sa.ColumnElement[Any], snapshot: Snapshot) -> sa.ColumnElement[bool]:

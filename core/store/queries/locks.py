@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY
 
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.queries.id_lists import among
 from export_queue.core.store.schema import lock as lk
 from export_queue.core.store.schema import queue as q
 
@@ -93,14 +92,5 @@ def _at(work: Reading, places: Iterable[Place]) -> sa.ColumnElement[bool]:
     by_fence: defaultdict[int, list[int]] = defaultdict(list)
     for fence, first in places:
         by_fence[fence].append(first)
-    parts = [
-        sa.and_(lk.c.fence == fence, _any_of(work, lk.c.first_bucket, firsts)) for fence, firsts in by_fence.items()
-    ]
+    parts = [sa.and_(lk.c.fence == fence, among(work, lk.c.first_bucket, firsts)) for fence, firsts in by_fence.items()]
     return sa.or_(sa.false(), *parts)
-
-
-def _any_of(work: Reading, column: sa.Column[int], numbers: Sequence[int]) -> sa.ColumnElement[bool]:
-    if work.connection.dialect.name == "postgresql":
-        return column == sa.any_(sa.literal(list(numbers), ARRAY(sa.Integer)))
-    listed = sa.func.json_each(orjson.dumps(numbers).decode()).table_valued("value")
-    return column.in_(sa.select(listed.c.value))

@@ -1,0 +1,69 @@
+"""Starting Spark: bounded in time, and with one line of cause where it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from pyspark import SparkConf, SparkContext
+
+from export_queue.core.errors import SparkJobFailed
+
+
+class _TooLate(BaseException):
+    """The deadline has passed; not an error that anything on the way should handle."""
+
+
+@contextlib.contextmanager
+def start_deadline(seconds: float) -> Iterator[None]:
+    """End a block that starts Spark when its time is up, whatever Java call it waits for.
+
+    :param seconds: how long the block may take.
+    :raises SparkJobFailed: its time is up.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can be interrupted
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise _TooLate
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _TooLate:
+        raise SparkJobFailed(
+            f"Spark has not started within {seconds:g} seconds: no executor came",
+            hint="see whether the cluster has free cores and memory for this job; start_timeout= lets it wait longer",
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def start_spark(name: str) -> SparkContext:
+    """Connect to the Spark that this program was submitted to.
+
+    :param name: name of the application.
+    :raises SparkJobFailed: Spark did not start; its whole story is in the log above.
+    """
+    try:
+        return SparkContext.getOrCreate(SparkConf().setAppName(name))
+    except Exception as error:
+        raise SparkJobFailed(f"Spark did not start: {cause_of(error)}") from error
+
+
+def cause_of(error: BaseException) -> str:
+    """Find the one line of a Java error, or of a Python one, that tells the cause."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    raised = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
+    told = [line for line in lines if line and not line.startswith("at ")]
+    for found in (causes[-1:], raised[:1], told[:1]):
+        if found:
+            return found[0]
+    return repr(error)

@@ -1,0 +1,76 @@
+"""The process that submitted a job, known so that nothing else is taken for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from export_queue.core.errors import InvalidArgument
+
+_ENDED = ("Z", "X")
+
+
+@dataclass(frozen=True, slots=True)
+class Submitter:
+    """A process of this machine whose death ends the driver.
+
+    :param pid: its number, which the kernel gives to others later.
+    :param started: when it started, in the kernel's ticks since the machine's start.
+    :param namespace: where the number counts; a driver in another container cannot tell, and does not look.
+    """
+
+    pid: int
+    started: int
+    namespace: str
+
+    @classmethod
+    def here(cls) -> Self | None:
+        """Describe this process; None where the kernel tells nothing of processes."""
+        facts, namespace = _facts(os.getpid()), _namespace()
+        return None if facts is None or namespace is None else cls(os.getpid(), facts[1], namespace)
+
+    @property
+    def is_in_sight(self) -> bool:
+        """Whether this process sees the other one, alive or not."""
+        return _namespace() == self.namespace
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs; one that has ended and waits for its parent does not."""
+        facts = _facts(self.pid)
+        return facts is not None and facts[0] not in _ENDED and facts[1] == self.started
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {"pid": self.pid, "started": self.started, "namespace": self.namespace}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Self:
+        """Read what :meth:`to_json` gave.
+
+        :raises InvalidArgument: it is something else.
+        """
+        try:
+            return cls(int(found["pid"]), int(found["started"]), str(found["namespace"]))
+        except (KeyError, TypeError, ValueError):
+            raise InvalidArgument("submitter: expected an object with pid, started and namespace") from None
+
+
+def _facts(pid: int) -> tuple[str, int] | None:
+    """Read a process's state and start."""
+    try:
+        # The name in front may hold anything, brackets too.
+        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return words[0], int(words[19])
+
+
+def _namespace() -> str | None:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return None

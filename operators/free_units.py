@@ -1,0 +1,145 @@
+"""The units of a queue that a drain still has to bring, and waiting for those that others hold."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from export_queue.core.client import Store
+    from export_queue.core.drain import DrainReport, DrainRequest
+    from export_queue.core.queue import Queue, Range
+    from export_queue.core.transactions import Snapshot
+
+log = logging.getLogger("export_queue.drain")
+
+LOOK_SECONDS = 0.5
+"""Between two looks at units that others hold."""
+TELL_SECONDS = 30.0
+"""Between two lines of the log about them."""
+sleep = time.sleep
+
+
+@dataclass(slots=True)
+class OpenUnits:
+    """What is left of a drain's promise: units with entries that were committed before it began.
+
+    :param store: an open store.
+    :param queue: the queue.
+    :param request: parameters of the drain.
+    :param promised: decides which entries must be brought.
+    :param asked: units that were asked for.
+    """
+
+    store: Store
+    queue: Queue
+    request: DrainRequest
+    promised: Snapshot
+    asked: Sequence[Range]
+    left: list[Range] = field(default_factory=list)
+    """Units for which the promise is not kept yet."""
+
+    @classmethod
+    def of(cls, store: Store, request: DrainRequest) -> Self:
+        """Begin a drain.
+
+        :raises UnknownQueue: the store has no such queue.
+        :raises SinkBindingError: the queue drains into another sink.
+        :raises InvalidArgument: the ranges are no units.
+        """
+        from export_queue.core.queue import bind_sink
+        from export_queue.core.transactions import take_snapshot
+
+        queue = store.queue(request.queue_id)
+        if queue.sink is not None:
+            # Another sink than the bound one is refused here, in a second, and not by the driver after many.
+            with store.database.begin() as work:
+                bind_sink(work, queue, request.sink_name)
+        asked = queue.split(request.ranges)
+        return cls(store, queue, request, take_snapshot(store.database), asked, list(asked))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let the store forget this attempt, if it has ended in order; a revoked one stays known."""
+        from export_queue.core.locks import end_attempt
+
+        with contextlib.suppress(Exception), self.store.database.begin() as work:
+            end_attempt(work, self.request.owner)
+
+    def wait(self, go_on: Callable[[], None]) -> bool:
+        """Wait until some of what is left is free, and take over from older tries of this task.
+
+        :param go_on: called between two looks; may raise to stop.
+        :returns: False if nothing is left to do: all is drained, by others too, or is to be skipped.
+        :raises LockNotAvailable: others hold units, and the request does not let the drain wait, or not for so long.
+        :raises LeaseLost: this attempt was revoked, or a newer one has begun.
+        """
+        from export_queue.core.locks import begin_attempt, check_attempt, not_available
+
+        request, begun, told = self.request, time.monotonic(), float("-inf")
+        held = self._look()
+        if not self.left:
+            return False
+        # Before the driver begins: so that it takes over from older ones, and can be stopped from the start.
+        begin_attempt(self.store.database, self.queue, request.owner)
+        while True:
+            if len(held) < len(self.left) and not (held and request.if_locked == "fail"):
+                return True
+            if not self.left or request.if_locked == "skip":
+                return False
+            if request.if_locked == "fail" or time.monotonic() - begun >= request.lock_timeout:
+                with self.store.database.read() as work:
+                    raise not_available(work, self.queue, sorted(held))
+            if time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                shown = ", ".join(f"{unit} by {task}" for unit, task in sorted(held.items())[:3])
+                log.info("%s → %s: waiting for %s; nothing is submitted", self.queue.id, request.sink_name, shown)
+            go_on()
+            sleep(LOOK_SECONDS)
+            check_attempt(self.store.database, request.owner)
+            held = self._look()
+
+    def request_of(self, number: int) -> DrainRequest:
+        """Make the request of a submission, which leaves alone what others hold.
+
+        :param number: how many submissions this drain has made.
+        """
+        request = self.request
+        if request.if_locked == "wait":
+            request = replace(request, if_locked="skip")
+        return replace(request, drain_id=f"{request.drain_id}.{number}", ranges=self.left) if number else request
+
+    def _look(self) -> dict[Range, str]:
+        """Find what is left, and which of it others hold; an older try of this task does not stand against it."""
+        from export_queue.core.locks import holders
+        from export_queue.core.queue import waiting_ranges
+
+        if not self.left:
+            return {}
+        with self.store.database.read() as work:
+            self.left = waiting_ranges(work, self.queue, self.promised, self.left)
+            found = holders(work, self.queue, self.left)
+        return {holder.range: holder.owner.task for holder in found if holder.owner.task != self.request.owner.task}
+
+    def report(self, parts: Sequence[DrainReport]) -> DrainReport:
+        """Put the report of the whole drain together.
+
+        :param parts: reports of its submissions.
+        """
+        from export_queue.core.drain import DrainReport, total
+        from export_queue.core.queue import join_ranges
+
+        done = join_ranges(unit for unit in self.asked if unit not in self.left)
+        whole = DrainReport(queue=self.queue.id, sink=self.request.sink_name, drain_id="")
+        if parts:
+            whole = replace(parts[-1], seconds=sum(part.seconds for part in parts), **total(parts))
+        return replace(whole, ranges=done, skipped=join_ranges(self.left))

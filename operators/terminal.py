@@ -1,0 +1,34 @@
+"""Which errors end a task at once: those that another try would meet again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from export_queue.core.errors import ExportQueueError
+
+
+@contextmanager
+def terminal_errors_fail_at_once() -> Iterator[None]:
+    """Let Airflow retry a task for transient errors only: a wrong set-up stays wrong, however often it is tried.
+
+    An error that is not transient leaves the block as the same error, which is an ``AirflowFailException`` as well.
+    """
+    try:
+        yield
+    except ExportQueueError as error:
+        if error.transient or isinstance(error, AirflowFailException):
+            raise
+        raise _as_failure(error) from error
+
+
+def _as_failure(error: ExportQueueError) -> ExportQueueError:
+    kind = type(error)
+    combined = type(
+        kind.__name__, (kind, AirflowFailException), {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    )
+    failure: ExportQueueError = combined.__new__(combined, *error.args)
+    failure.__dict__.update(error.__dict__)  # its own fields and notes
+    return failure
