@@ -15,6 +15,8 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     ├── StoreError
     │   ├── StoreNotCreated
     │   ├── SchemaVersionError
+    │   ├── OtherCluster              the store was restored into another cluster of servers
+    │   ├── StoreReplaced             transient; restored or created anew under a process that uses it
     │   └── StoreUnavailable          transient
     ├── TransactionError
     │   ├── ConflictError             transient
@@ -122,6 +124,19 @@ class StoreNotCreated(StoreError):
 
 class SchemaVersionError(StoreError):
     """The store's schema does not fit this version of the library."""
+
+
+class OtherCluster(StoreError):
+    """The store was copied into another cluster of servers, whose numbers of SQL transactions mean something else."""
+
+    default_hint = "end all that uses this copy, then run `export-queue adopt` once"
+
+
+class StoreReplaced(StoreError):
+    """The store was restored to an earlier state, or created anew, since this process read its queues and tables."""
+
+    transient = True
+    default_hint = "run the function again from its start: it reads them anew; store.run() does this for you"
 
 
 class StoreUnavailable(StoreError):
@@ -324,6 +339,25 @@ class SparkJobFailed(DrainError):
 
     transient = True
     default_hint = "see Spark's log above; what was acknowledged stays removed, the rest is queued"
+
+
+MOST_TEXT = 10_000
+"""Characters that are kept of a foreign error."""
+
+
+def text_of(error: object) -> str:
+    """Put an error, or the reason of one, into text that every database, log and terminal takes.
+
+    Half characters and NUL are escaped, and what is longer than 10 000 characters is cut. An error whose ``__str__``
+    fails is named by its class.
+    """
+    try:
+        text = str(error) or repr(error)
+    except Exception as failed:
+        text = f"(the text of this {type(error).__name__} cannot be had: its __str__ raised {type(failed).__name__})"
+    if len(text) > MOST_TEXT:
+        text = f"{text[:MOST_TEXT]}… ({len(text)} characters)"
+    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
 
 
 def clock_of(transaction_id: int) -> str:

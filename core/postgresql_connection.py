@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+import weakref
 from collections.abc import Generator
 from functools import cached_property
 from typing import Any, TypeVar
@@ -28,6 +31,10 @@ class BoundedConnection(psycopg.Connection[Any]):
     """
 
     answer_seconds: float = LONGEST_SECONDS
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        _all.add(self)
 
     @cached_property
     def single(self) -> psycopg.Cursor[tuple[Any, ...]]:
@@ -63,3 +70,19 @@ class BoundedConnection(psycopg.Connection[Any]):
                 awaited = answer.send(ready)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]
+
+
+_all: weakref.WeakSet[BoundedConnection] = weakref.WeakSet()
+
+
+def _leave_sockets_to_parent() -> None:
+    # A copy of a socket would keep the session of a parent that dies, and with it what it has locked, for as long as
+    # the child lives. The numbers stay taken: whatever still holds such a connection writes nowhere.
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for connection in list(_all):
+        with contextlib.suppress(psycopg.Error, OSError):
+            os.dup2(nowhere, connection.pgconn.socket, inheritable=False)
+    os.close(nowhere)
+
+
+os.register_at_fork(after_in_child=_leave_sockets_to_parent)

@@ -28,9 +28,14 @@ _REFERENCE = re.compile(
     r"|file:/.+"
     rf"|(?!env:|file:){_IMPORT_PATH.pattern}"
 )
-_SECRET_IN_QUERY = re.compile(r"[?&;](?:password|passwd|pwd|token|secret|api_?key)=[^&;]", re.IGNORECASE)
+_SECRET_IN_QUERY = re.compile(r"([?&;](?:(?:ssl_?)?password|passwd|pwd|token|secret|api_?key)=)[^&;]+", re.IGNORECASE)
 _MAX_BYTES = 1 << 16
 _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def hide_secrets(url: str) -> str:
+    """Return a URL with stars in the place of the passwords of its query."""
+    return _SECRET_IN_QUERY.sub(r"\1***", url)
 
 
 def is_reference(text: object) -> bool:

@@ -21,7 +21,7 @@ class ExportQueueConfigureOperator(BaseOperator):
 
     :param queue_id: the queue: 1 to 64 of ``a-z 0-9 _ . -``. (templated)
     :param buckets: number of buckets that keys are spread over. (templated)
-    :param buckets_per_range: buckets per unit of work and locking. (templated)
+    :param buckets_per_range: buckets per unit of work and locking; a tenth of the buckets. (templated)
     :param key: codec of keys: ``str`` or ``bytes``. (templated)
     :param value: codec of values: ``json``, ``str`` or ``bytes``. (templated)
     :param max_value_bytes: the largest value that the queue takes. (templated)
@@ -47,7 +47,7 @@ class ExportQueueConfigureOperator(BaseOperator):
         *,
         queue_id: str,
         buckets: int | str = 1009,
-        buckets_per_range: int | str = 101,
+        buckets_per_range: int | str | None = None,
         key: str = "str",
         value: str = "json",
         max_value_bytes: int | str = 1 << 20,
@@ -78,7 +78,9 @@ class ExportQueueConfigureOperator(BaseOperator):
             queue = store.configure_queue(
                 self.queue_id,
                 buckets=whole_number(self.buckets, what="buckets"),
-                buckets_per_range=whole_number(self.buckets_per_range, what="buckets_per_range"),
+                buckets_per_range=None
+                if self.buckets_per_range is None
+                else whole_number(self.buckets_per_range, what="buckets_per_range"),
                 key=self.key,
                 value=self.value,
                 max_value_bytes=whole_number(self.max_value_bytes, what="max_value_bytes"),

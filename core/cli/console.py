@@ -28,6 +28,10 @@ Password = Annotated[
     ),
 ]
 Schema = Annotated[str, typer.Option("--schema", help="PostgreSQL schema that holds the store")]
+BehindPooler = Annotated[
+    bool,
+    typer.Option("--behind-pooler", help="the URL leads to a pooler in transaction mode, such as PgBouncer's"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
 
@@ -39,13 +43,13 @@ def main() -> None:
         sys.exit(f"{type(error).__name__}: {error}")
 
 
-def open_store(url: str, password: str | None, schema: str) -> Store:
+def open_store(url: str, password: str | None, schema: str, *, behind_pooler: bool) -> Store:
     """Open the store that a command's options name; leaving a ``with`` block closes it.
 
     :param password: a reference to the password.
     """
     secret = None if password is None else resolve_secret(password)
-    return Store.open(url, password=secret, schema=schema)
+    return Store.open(url, password=secret, schema=schema, behind_pooler=behind_pooler)
 
 
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool, hide: Sequence[str] = ()) -> None:

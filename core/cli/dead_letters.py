@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, open_store, show, utc_time
+from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show, utc_time
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import ALL_DEAD_LETTERS, DeadLetter, DeadLetterFilter
 
@@ -30,6 +30,7 @@ def list_letters(
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
     key: Key = None,
     key_hex: KeyHex = None,
     seq: Seq = None,
@@ -42,7 +43,7 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """List letters and their reasons; values are not shown."""
-    with open_store(store, password, schema) as opened:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         which = _filter(key, key_hex, seq, error, drain_id)
         place = None if after is None else _place(after)
         letters = opened.dead_letters.list(queue_id, which, after=place, limit=limit)
@@ -55,6 +56,7 @@ def show_letters(
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
     key: Key = None,
     key_hex: KeyHex = None,
     seq: Seq = None,
@@ -65,7 +67,7 @@ def show_letters(
     """Show the letters of one key whole, their values only on request."""
     if key is None and key_hex is None:
         sys.exit("which letter? give --key or --key-hex")
-    with open_store(store, password, schema) as opened:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         which = _filter(key, key_hex, seq, None, None)
         letters = opened.dead_letters.list(queue_id, which, limit=limit, values=value)
     rows = [_row(letter) | ({"value": _text(letter.value)} if value else {}) for letter in letters]
@@ -82,6 +84,7 @@ def retry(
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
     key: Key = None,
     key_hex: KeyHex = None,
     seq: Seq = None,
@@ -93,7 +96,7 @@ def retry(
     as_json: AsJson = False,
 ) -> None:
     """Put letters back into the queue, under their own sequences; the next drain sends them again."""
-    with open_store(store, password, schema) as opened:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         which = _filter(key, key_hex, seq, error, drain_id)
         moved = opened.dead_letters.retry(queue_id, which, limit=limit, lock_timeout=wait, who=who)
         left = opened.dead_letters.count(queue_id, which)
@@ -106,6 +109,7 @@ def drop(
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
     key: Key = None,
     key_hex: KeyHex = None,
     seq: Seq = None,
@@ -117,7 +121,7 @@ def drop(
     as_json: AsJson = False,
 ) -> None:
     """Delete letters for good: their entries reach no sink. The store keeps the name of the caller."""
-    with open_store(store, password, schema) as opened:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         which = _filter(key, key_hex, seq, error, drain_id)
         if (which == ALL_DEAD_LETTERS) != everything:
             sys.exit("which letters? name some by --key, --seq, --error or --drain-id, or say --all")

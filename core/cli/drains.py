@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, open_store, show, utc_time
+from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show, utc_time
 from export_queue.core.locks import holders
 
 
 @app.command()
-def locks(store: Url, password: Password = None, schema: Schema = "export_queue", as_json: AsJson = False) -> None:
+def locks(
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
+) -> None:
     """Show which task works on which range of which queue."""
     rows = []
-    with open_store(store, password, schema) as opened:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         for queue in opened.queues():
             with opened.database.read() as work:
                 found = holders(work, queue, queue.units())

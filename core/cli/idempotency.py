@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, open_store, show
+from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show
 
 
 @app.command()
@@ -17,11 +17,12 @@ def idempotency(
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
     close: Annotated[bool, typer.Option("--close", help="let the same unit of work take effect anew")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show whether a unit of work has taken effect, and with which result."""
-    with open_store(store, password, schema) as opened:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         if close and not opened.close_idempotency_key(name):
             sys.exit(f"idempotency key {name!r} has not taken effect, so there is nothing to close")
         state = opened.idempotency(name)

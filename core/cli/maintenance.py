@@ -9,7 +9,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, open_store
+from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store
 from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.maintenance import MaintenanceReport, read_metrics, render
 from export_queue.core.maintenance import maintain as clean_up
@@ -23,6 +23,7 @@ def maintain(
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
     once: Annotated[bool, typer.Option("--once", help="stop at the limit, even if more is left")] = False,
     limit: Annotated[int, typer.Option(min=1, help="rows of each subject that one round looks at")] = 100_000,
     keep_outcomes: Annotated[float, typer.Option(help="hours for which a commit's outcome can be asked")] = 24,
@@ -34,7 +35,7 @@ def maintain(
 ) -> None:
     """Delete data that nobody can read or ask for any more; safe beside everything, and to interrupt."""
     reports: list[MaintenanceReport] = []
-    with open_store(store, password, schema) as opened, StopSignals() as signals:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened, StopSignals() as signals:
         _ = opened.identity
         while not reports or (reports[-1].more and not once and not signals.requested()):
             report = clean_up(
@@ -49,9 +50,15 @@ def maintain(
 
 
 @app.command()
-def metrics(store: Url, password: Password = None, schema: Schema = "export_queue", as_json: AsJson = False) -> None:
+def metrics(
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
+) -> None:
     """Print figures to watch, as OpenMetrics text."""
-    with open_store(store, password, schema) as opened:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         _ = opened.identity
         found = read_metrics(opened.database)
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from export_queue.core.cli.console import Password, Schema, Url, app, open_store
+from export_queue.core.cli.console import BehindPooler, Password, Schema, Url, app, open_store
 from export_queue.core.cli.loading import load_function
 from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.observers import Processed, work
@@ -27,6 +27,7 @@ def observe(
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
     poll: Annotated[float, typer.Option(min=0.01, help="seconds between two looks when nothing is due")] = 1.0,
     timeout: Annotated[float, typer.Option(help="seconds that one observer's transaction may take")] = 30.0,
 ) -> None:
@@ -35,7 +36,7 @@ def observe(
     The module is looked for in the current folder too. Several such processes share the work.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    with open_store(store, password, schema) as opened, StopSignals() as signals:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened, StopSignals() as signals:
         load_function(target)(opened)
         log.info("observing %s; SIGTERM ends this", opened.url_safe)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, open_store, show, utc_time
+from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show, utc_time
 
 
 @app.command()
-def status(store: Url, password: Password = None, schema: Schema = "export_queue", as_json: AsJson = False) -> None:
+def status(
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
+) -> None:
     """Show every queue: its entries, their age, its dead letters and its sink."""
     rows = []
-    with open_store(store, password, schema) as opened:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         for queue in opened.queues():
             units = opened.backlog(queue.id)
             oldest = min((unit.oldest_seq for unit in units), default=None)

@@ -10,7 +10,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from export_queue.core.cli.console import AsJson, Password, Schema, Url, app, open_store
+from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store
 from export_queue.core.cli.loading import search_current_folder
 from export_queue.core.drain import readmit as take_anyway
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
@@ -26,6 +26,7 @@ def sweep(
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
     as_json: AsJson = False,
 ) -> None:
     """Let sinks forget deletes that no delivery can meet any more; safe beside drains, and to interrupt.
@@ -37,7 +38,7 @@ def sweep(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("export_queue").setLevel(logging.INFO)  # not the root: clients log each request
     described = [load_sink(path) for path in sinks]
-    with open_store(store, password, schema) as opened:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         for sink in described:
             report = opened.sweep_sink(sink)
             print(orjson.dumps(report.to_json()).decode() if as_json else report.line(), flush=True)

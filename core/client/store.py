@@ -34,7 +34,18 @@ from export_queue.core.queue import (
 )
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import Sink, SinkSpec
-from export_queue.core.store import Clock, Database, Identity, Limits, Outcome, StoreSpec, check, create, queries
+from export_queue.core.store import (
+    Clock,
+    Database,
+    Identity,
+    Limits,
+    Outcome,
+    StoreSpec,
+    adopt,
+    create,
+    identity_of,
+    queries,
+)
 from export_queue.core.tables import TableOptions, configure_table
 from export_queue.core.transactions import (
     BoundSession,
@@ -67,7 +78,6 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._identity: Identity | None = None
         self._catalogue = Catalogue(database)
         self.dead_letters = DeadLetters(database, self.queue)
         """Entries that drains set aside: ``list``, ``count``, ``retry``, ``drop`` and ``audit``."""
@@ -92,8 +102,7 @@ class Store:
         :param password: a password that is kept out of the URL.
         :param schema: the PostgreSQL schema that is the store; ``export_queue``.
         :param behind_pooler: whether the URL leads to a pooler in transaction mode, such as PgBouncer's; it cannot be
-            detected. ``?behind_pooler=true`` in the URL says the same. Clients behind a pooler and clients without
-            one may share a store.
+            detected. Clients behind a pooler and clients without one may share a store.
         :param clock: milliseconds since the epoch, for SQLite in tests; PostgreSQL uses the server's clock.
         :param client: name of this process for those that watch the store; by default host and process.
         :param limits: time-outs and sizes of this process's transactions.
@@ -123,7 +132,14 @@ class Store:
 
         :param floor: all ids to come are greater, for a store that is rebuilt while sinks hold its predecessor's data.
         """
-        self._identity = create(self.database, floor=floor)
+        create(self.database, floor=floor)
+
+    def adopt(self) -> None:
+        """Let a store that was restored into another cluster of PostgreSQL servers live there.
+
+        Nothing else may use the store meanwhile. In its own cluster, and on SQLite, it changes nothing.
+        """
+        adopt(self.database)
 
     @property
     def id(self) -> str:
@@ -137,10 +153,7 @@ class Store:
         :raises StoreNotCreated: the database holds no store.
         :raises SchemaVersionError: its schema does not fit this code.
         """
-        if self._identity is None:
-            with self.database.read() as work:
-                self._identity = check(work)
-        return self._identity
+        return identity_of(self.database)
 
     @property
     def url_safe(self) -> str:
@@ -311,7 +324,7 @@ class Store:
         queue_id: str,
         *,
         buckets: int = 1009,
-        buckets_per_range: int = 101,
+        buckets_per_range: int | None = None,
         key: str = "str",
         value: str = "json",
         max_value_bytes: int = 1 << 20,

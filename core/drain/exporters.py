@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from export_queue.core.drain.transient import call_again
-from export_queue.core.errors import ExporterError
+from export_queue.core.errors import ExporterError, text_of
 from export_queue.core.queue import Entries, Queue
 from export_queue.core.references import import_object
 from export_queue.core.retry import Retry, is_transient
@@ -46,7 +46,7 @@ class Failure:
         """Take class and text of an exception."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        return cls(str(error) or repr(error), name)
+        return cls(text_of(error), name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,9 +115,10 @@ def run_drain(
 
 
 def _tidy(database: Database, report: DrainReport) -> None:
-    if report.acknowledged + report.dead > TIDY_AFTER:
+    removed = report.acknowledged + report.dead
+    if removed:
         with contextlib.suppress(Exception), database.connect() as connection:  # the drain itself is done
-            database.dialect.tidy_entries(connection)
+            database.dialect.tidy_entries(connection, removed=removed, after=TIDY_AFTER)
 
 
 def _end(database: Database, report: DrainReport, request: DrainRequest) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from export_queue.core import errors
-from export_queue.core.errors import DrainError, ExportQueueError
+from export_queue.core.errors import DrainError, ExportQueueError, text_of
 from export_queue.core.queue import Range, join_ranges
 from export_queue.core.retry import is_transient
 
@@ -81,8 +81,8 @@ class Problem:
     def of(cls, error: BaseException) -> Problem:
         """Take class, message and hint of an exception."""
         if isinstance(error, ExportQueueError):
-            return cls(type(error).__name__, error.message, error.transient, error.hint)
-        return cls(type(error).__name__, str(error) or repr(error), is_transient(error))
+            return cls(type(error).__name__, text_of(error.message), error.transient, error.hint)
+        return cls(type(error).__name__, text_of(error), is_transient(error))
 
     def to_error(self) -> ExportQueueError:
         """Make an exception of it: of its own class, if that is one of this library's."""

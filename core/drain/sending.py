@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from export_queue.core.drain.exporters import Failure
 from export_queue.core.drain.transient import call_again
-from export_queue.core.errors import DrainError, ExportQueueError
+from export_queue.core.errors import DrainError, ExportQueueError, text_of
 from export_queue.core.retry import Retry, is_transient
 from export_queue.core.sinks import ApplyResult, Operations, Sink, isolate
 
@@ -79,7 +79,7 @@ class Sender:
             sent.stale += result.stale
             if is_last_try:
                 for rejection in result.rejected:
-                    reject(chosen[rejection.position], Failure(rejection.reason, "Rejection"))
+                    reject(chosen[rejection.position], Failure(text_of(rejection.reason), "Rejection"))
             elif result.rejected:
                 refused = [rejection.position for rejection in result.rejected]
                 where = [positions[chosen[i]] for i in refused]

@@ -24,10 +24,15 @@ from export_queue.core.transactions import MAX_SHORT_SECONDS, expire
 
 DAY = 24 * 3600.0
 VACUUM_AFTER = 20_000
-"""Rows that one run deletes from a table before the table may be vacuumed."""
+"""Dead rows of a table from which on it may be vacuumed."""
 
 _SUBJECTS = (conflict_keys.SUBJECT, versions.SUBJECT, queries.outcomes.SUBJECT)
-_TABLES = {"versions": "xq_cell", "conflict_keys": "xq_conflict_key", "outcomes": "xq_outcome"}
+_TABLES = {
+    "versions": "xq_cell",
+    "conflict_keys": "xq_conflict_key",
+    "outcomes": "xq_outcome",
+    "idempotency_keys": "xq_idempotency",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +186,6 @@ class _Turn:
         self.more = True
 
     def tidy(self) -> None:
-        for subject, table in _TABLES.items():
-            if self.deleted[subject] > VACUUM_AFTER:
-                with contextlib.suppress(Exception):  # the work itself is done
-                    queries.cleanup.vacuum(self._database, table, deleted=self.deleted[subject])
+        deleted = {table: self.deleted[subject] for subject, table in _TABLES.items()}
+        with contextlib.suppress(Exception):  # the work itself is done
+            queries.cleanup.vacuum(self._database, deleted, after=VACUUM_AFTER)

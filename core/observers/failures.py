@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from export_queue.core.errors import text_of
 from export_queue.core.store import Reading, queries
 
 MOST_TEXT = 2_000
@@ -33,10 +34,5 @@ def observer_failures(work: Reading, *, limit: int) -> list[ObserverFailure]:
 
 
 def describe(error: BaseException) -> str:
-    """Put an error into text that every database takes."""
-    try:
-        told = str(error)
-    except Exception as broken:
-        told = f"its text cannot be had: {type(broken).__name__}"
-    text = f"{type(error).__name__}: {told}"[:MOST_TEXT]
-    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+    """Put class and text of an error into text that every database takes."""
+    return f"{type(error).__name__}: {text_of(error)}"[:MOST_TEXT]

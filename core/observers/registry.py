@@ -10,7 +10,7 @@ from export_queue.core.errors import InvalidArgument, OptionsDiffer
 from export_queue.core.observers.failures import ObserverFailure, observer_failures
 from export_queue.core.observers.rounds import Observation, Observer, Processed, Round
 from export_queue.core.store import Database, queries
-from export_queue.core.tables import ObserverKind, TableOptions, as_key
+from export_queue.core.tables import ObserverKind, TableOptions, as_key, find_or_add_table
 from export_queue.core.transactions import OpenTransaction
 
 __all__ = ["Observer", "Observers"]
@@ -71,9 +71,19 @@ class Observers:
             raise InvalidArgument(
                 "no observer is registered in this process", hint="call store.observe(table, column, function) first"
             )
+        self._follow()
         return Round(self._database, self._bind, self._random, limit=limit, timeout=timeout, stop=stop or _never).run(
             list(self._known.values())
         )
+
+    def _follow(self) -> None:
+        """Observe the tables that have new numbers, since the store was restored or created anew."""
+        for place, one in list(self._known.items()):
+            table = one.table
+            found = find_or_add_table(self._database, table.name, conflict=table.conflict, ttl_ms=table.ttl_ms)
+            if found.number != table.number:
+                del self._known[place]
+                self.register(found, one.column, one.function, one.kind)
 
     def failures(self, *, limit: int) -> list[ObserverFailure]:
         """Read the failures of all processes whose notifications still wait."""

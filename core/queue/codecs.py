@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from export_queue.core.errors import EntryError, InvalidArgument
+from export_queue.core.json_text import NotJson, json_bytes
 
 MAX_KEY_BYTES = 1024
 
@@ -29,13 +30,23 @@ def _only(kind: type[Any], value: Any) -> Any:
 
 def _json(value: Any) -> bytes:
     try:
-        return orjson.dumps(value)
-    except TypeError as error:
-        raise EntryError(f"expected a JSON value, found {type(value).__name__}: {error}") from error
+        return json_bytes(value)
+    except NotJson as error:
+        raise EntryError(f"expected a JSON value, but {error.misfit}", hint=error.misfit.remedy) from error
+
+
+def _text(value: Any) -> bytes:
+    try:
+        return str(_only(str, value)).encode()
+    except UnicodeEncodeError as error:
+        raise EntryError(
+            f"expected text, found half a character (a lone surrogate) at position {error.start}",
+            hint="repair the text: text.encode('utf-8', 'replace').decode(); bytes of any kind need the codec 'bytes'",
+        ) from None
 
 
 _BYTES = Codec(lambda value: bytes(_only(bytes, value)), bytes)
-_TEXT = Codec(lambda value: str(_only(str, value)).encode(), bytes.decode)
+_TEXT = Codec(_text, bytes.decode)
 KEY_CODECS = {"str": _TEXT, "bytes": _BYTES}
 VALUE_CODECS = {"json": Codec(_json, orjson.loads), "str": _TEXT, "bytes": _BYTES}
 
@@ -55,7 +66,10 @@ def encode_key(codec: str, key: Any) -> bytes:
 
     :raises EntryError: the key is of another type, empty or too long.
     """
-    encoded = KEY_CODECS[codec].encode(key)
+    try:
+        encoded = KEY_CODECS[codec].encode(key)
+    except EntryError as error:
+        raise EntryError(f"key {key!a}: {error.message}", hint=error.hint) from error
     if not 1 <= len(encoded) <= MAX_KEY_BYTES:
         raise EntryError(f"key: expected 1 to {MAX_KEY_BYTES} bytes, found {len(encoded)}: {str(key)[:60]!r}…")
     return encoded
@@ -71,7 +85,7 @@ def encode_value(codec: str, value: Any, *, most: int, key: Any) -> bytes | None
     try:
         encoded = VALUE_CODECS[codec].encode(value)
     except EntryError as error:
-        raise EntryError(f"value of key {key!r}: {error.message}") from error
+        raise EntryError(f"value of key {key!r}: {error.message}", hint=error.hint) from error
     if len(encoded) > most:
         raise EntryError(
             f"value of key {key!r}: expected at most {most} bytes, found {len(encoded)}",

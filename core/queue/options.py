@@ -69,7 +69,7 @@ def configure_queue(
     queue_id: str,
     *,
     buckets: int = 1009,
-    buckets_per_range: int = 101,
+    buckets_per_range: int | None = None,
     key: str = "str",
     value: str = "json",
     max_value_bytes: int = 1 << 20,
@@ -79,7 +79,8 @@ def configure_queue(
 
     :param queue_id: 1–64 characters of ``a-z 0-9 _ . -``.
     :param buckets: number of buckets; a prime spreads keys well.
-    :param buckets_per_range: buckets of one unit: what one lock, and at most one task at a time, works on.
+    :param buckets_per_range: buckets of one unit: what one lock, and at most one task at a time, works on; by default
+        a tenth of the buckets, so that there are ten units.
     :param key: codec of keys.
     :param value: codec of values.
     :param max_value_bytes: largest encoded value.
@@ -91,6 +92,8 @@ def configure_queue(
     codecs.check_codec("key", key, codecs.KEY_CODECS)
     codecs.check_codec("value", value, codecs.VALUE_CODECS)
     _check_number("buckets", buckets, MAX_BUCKETS)
+    if buckets_per_range is None:
+        buckets_per_range = -(-buckets // 10)
     _check_number("buckets_per_range", buckets_per_range, buckets)
     _check_number("max_value_bytes", max_value_bytes, MAX_VALUE_BYTES)
     wanted = {

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from export_queue.core.errors import AmbiguousRecord, InvalidArgument
+from export_queue.core.json_text import NotJson, json_bytes
 
 MAX_SEQ = (1 << 62) - 1
 """The largest sequence: the largest rank, ``2·seq + 1``, still is a signed 64-bit integer."""
+MAX_OPERATIONS = 100_000
+"""The most operations that one entry may become: an exporter that never ends must not take all memory."""
+MAX_OPERATION_BYTES = 256 << 20
+"""The most bytes of documents and ids that one entry may become."""
 MAX_TTL = 100 * 365 * 24 * 3600
 """The longest time to live in seconds: a hundred years."""
 
@@ -112,6 +115,7 @@ class OperationsBuilder:
         """
         rows: list[tuple[str, bytes, bytes | None]] = []
         ttls: dict[int, float] = {}
+        size = 0
         for operation in operations:
             if isinstance(operation, Put):
                 document: bytes | None = document_bytes(operation.document)
@@ -126,6 +130,13 @@ class OperationsBuilder:
             if not isinstance(operation.collection, str):
                 raise InvalidArgument(f"a collection is text, found {type(operation.collection).__name__}")
             rows.append((operation.collection, _id_bytes(operation.id), document))
+            size += len(rows[-1][1]) + len(document or b"")
+            if len(rows) > MAX_OPERATIONS or size > MAX_OPERATION_BYTES:
+                raise InvalidArgument(
+                    f"an exporter yields at most {MAX_OPERATIONS} operations and {MAX_OPERATION_BYTES >> 20} MiB for "
+                    "one entry, found more",
+                    hint="look for a loop without end, or divide the work: add an entry for each part",
+                )
         for collection, record, document in rows:
             self.collections.append(collection)
             self.ids.append(record)
@@ -157,9 +168,11 @@ def document_bytes(document: Any) -> bytes:
     if isinstance(document, str):
         return _utf8(document, "a document")
     try:
-        return orjson.dumps(document)
-    except TypeError as error:
-        raise InvalidArgument(f"a document is bytes, text or JSON: {error}") from None
+        return json_bytes(document)
+    except NotJson as error:
+        raise InvalidArgument(
+            f"a document is bytes, text or JSON, but {error.misfit}", hint=error.misfit.remedy
+        ) from None
 
 
 def _id_bytes(record: object) -> bytes:

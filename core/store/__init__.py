@@ -6,8 +6,8 @@ dialect's steps of a transaction.
 
 from export_queue.core.store import queries
 from export_queue.core.store.counters import Counters, Counts, Histogram
-from export_queue.core.store.creation import Identity, check, create
-from export_queue.core.store.database import Database, Reading, Work
+from export_queue.core.store.creation import adopt, create, identity_of
+from export_queue.core.store.database import Database, Identity, Reading, Work
 from export_queue.core.store.dialect import (
     Begun,
     Cell,
@@ -63,11 +63,12 @@ __all__ = [
     "VersionKey",
     "Work",
     "Writes",
+    "adopt",
     "cell_key",
     "cells_of_key",
-    "check",
     "create",
     "entry_key",
+    "identity_of",
     "new_request",
     "notification_key",
     "pack_ids",

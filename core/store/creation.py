@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from uuid import uuid4
 
 import sqlalchemy as sa
 
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated
+from export_queue.core.retry import Retry
 from export_queue.core.store import schema, views
-from export_queue.core.store.database import Database, Reading, Work, prefix_of, schema_of
+from export_queue.core.store.database import Database, Identity, Reading, Work, prefix_of, schema_of
 from export_queue.core.store.registration import LOCK_WINDOW, IdSource
 
 _SIGN = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which store this is."""
-
-    store_id: str
-    schema_version: int
-    oldest_code: int
+MAX_FLOOR = (1 << 62) - (1 << 55)
+"""Ids stay below 2⁶²; above the floor there is room for those of a year."""
+_MEETING = Retry(attempts=None, seconds=60, first_pause=0.05)
+"""How a creation that met another one is repeated."""
 
 
 def create(database: Database, *, floor: int = 0, id_source: IdSource | None = None) -> Identity:
@@ -34,26 +29,36 @@ def create(database: Database, *, floor: int = 0, id_source: IdSource | None = N
     :raises InvalidArgument: the floor is negative or no 62-bit number.
     :raises SchemaVersionError: a store of a newer version is there.
     """
-    if not 0 <= floor < 1 << 62:
-        raise InvalidArgument(f"floor: expected a number from 0 to 2**62 - 1, found {floor}")
-    with database.begin() as work:
-        connection = work.connection
-        source = id_source or database.dialect.id_source(connection)
-        if database.dialect.name == "postgresql":
-            name = schema_of(connection)
-            if source == "sequence":
-                # Two that create at once would meet in the catalogue.
-                connection.execute(
-                    sa.text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"export-queue {name}"}
-                )
-            connection.execute(sa.schema.CreateSchema(name, if_not_exists=True))
-        schema.metadata.create_all(connection)
-        _add_first_rows(work, source)
-        database.dialect.create(connection)
-        _create_views(connection)
-        if floor:
-            database.dialect.set_floor(connection, floor)
-        return check(work)
+    if not 0 <= floor <= MAX_FLOOR:
+        raise InvalidArgument(f"floor: expected a number from 0 to {MAX_FLOOR}, found {floor}")
+
+    def step() -> Identity:
+        with database.begin() as work:
+            source = id_source or database.dialect.id_source(work.connection)
+            if database.dialect.name == "postgresql":
+                _add_schema(work.connection, source)
+            schema.metadata.create_all(work.connection)
+            _add_first_rows(work, source)
+            database.dialect.create(work.connection)
+            _create_views(work.connection)
+            if floor:
+                database.dialect.set_floor(work.connection, floor)
+            return check(work)
+
+    database.create_place()
+    return _MEETING.call(step, worth_repeating=database.dialect.is_creation_met)
+
+
+def _add_schema(connection: sa.Connection, source: IdSource) -> None:
+    name = schema_of(connection)
+    # Views keep the functions that they find now.
+    connection.exec_driver_sql("set local search_path = pg_catalog, pg_temp")
+    if source == "sequence":
+        # Two that create at once would meet in the catalogue; where there is no such lock, the later one tries again.
+        connection.execute(sa.text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"export-queue {name}"})
+    # CREATE SCHEMA IF NOT EXISTS needs the right to create it also where it exists.
+    if connection.scalar(sa.text("select 1 from pg_namespace where nspname = :name"), {"name": name}) is None:
+        connection.execute(sa.schema.CreateSchema(name))
 
 
 def _add_first_rows(work: Work, source: IdSource) -> None:
@@ -79,8 +84,13 @@ def _create_views(connection: sa.Connection) -> None:
     if connection.scalar(sa.select(schema.store.c.id_source)) == "sequence":
         bodies = bodies | views.VIEWS_OF_LOCKS
     for name, body in bodies.items():
-        connection.exec_driver_sql(f"drop view if exists {prefix}{name}")
-        connection.exec_driver_sql(f"create view {prefix}{name} as {body.format(s=prefix, lock_window=LOCK_WINDOW)}")
+        view = f"view {prefix}{name} as {body.format(s=prefix, lock_window=LOCK_WINDOW)}"
+        if connection.dialect.name == "postgresql":
+            # In its place, so that grants and the views of others on it stay; columns are only ever added at its end.
+            connection.exec_driver_sql(f"create or replace {view}")
+        else:
+            connection.exec_driver_sql(f"drop view if exists {name}")
+            connection.exec_driver_sql(f"create {view}")
 
 
 def check(work: Reading) -> Identity:
@@ -106,4 +116,25 @@ def check(work: Reading) -> Identity:
             f"this code needs {schema.OLDEST_SCHEMA} or later",
             hint="run `export-queue init` with this version: it adds what is missing",
         )
+    work.database.dialect.check_server(work.connection)
+    work.database.identity = identity
     return identity
+
+
+def adopt(database: Database) -> Identity:
+    """Let a store that was copied into another cluster of servers live there; nothing else may use it meanwhile."""
+    with database.begin() as work:
+        database.dialect.adopt(work.connection)
+        return check(work)
+
+
+def identity_of(database: Database) -> Identity:
+    """Return the identity of the store, which is read and checked once.
+
+    :raises StoreNotCreated: there is none.
+    :raises SchemaVersionError: its version does not fit, with the command to run.
+    """
+    if database.identity is None:
+        with database.read() as work:
+            return check(work)
+    return database.identity

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,9 @@ from sqlalchemy.exc import ArgumentError as UrlError
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreUnavailable
+from export_queue.core.errors import InvalidArgument, StoreError, StoreNotCreated, StoreReplaced, StoreUnavailable
+from export_queue.core.references import hide_secrets
+from export_queue.core.store import forks
 from export_queue.core.store.counters import Counters
 from export_queue.core.store.limits import Limits
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from export_queue.core.store.dialect import Clock, StoreDialect
 
 
-_POOLER = "behind_pooler"
 _MOST_IDLE = 8
 """Connections that stay at hand between transactions; the pool takes back all others."""
 _ENDED_AT_ONCE = "This connection is closed"
@@ -50,6 +51,15 @@ class Work(Reading):
     """An open SQL transaction of the store; rooms pass it on and never end it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which store this is."""
+
+    store_id: str
+    schema_version: int
+    oldest_code: int
+
+
 class Database:
     """The connections of one process to one store.
 
@@ -70,6 +80,8 @@ class Database:
         self.dialect = dialect
         self.shown_url = shown_url
         self.limits = limits or Limits()
+        self.identity: Identity | None = None
+        """The store that is there, once it has been checked; None again when another one was found in its place."""
         self.counters = Counters()
         """Ends of this process's transactions, counted."""
         self._client = client
@@ -79,7 +91,11 @@ class Database:
         """Monotonic seconds of this process's last look for late transactions."""
         # The last used one first: its caches are warm. The pool's own way out and in would cost as much as a statement.
         self._idle: list[sa.PoolProxiedConnection] = []
-        _forget_connections_in_children(self)
+        self._lent: dict[int, int] = {}
+        """Connections in use, by the ``id`` of the object that was lent, and the threads that borrowed them."""
+        self._refusal: StoreError | None = None
+        """Why this process may not use the store."""
+        forks.follow(self)
 
     @classmethod
     def open(
@@ -98,31 +114,31 @@ class Database:
         :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
         :param password: a password that is kept out of the URL, or a function that tells it at each new connection.
         :param schema: the PostgreSQL schema that is the store; SQLite has one store a file.
-        :param behind_pooler: whether the URL leads to a pooler in transaction mode (PgBouncer), for PostgreSQL;
-            ``?behind_pooler=true`` in the URL says the same.
+        :param behind_pooler: whether the URL leads to a pooler in transaction mode (PgBouncer), for PostgreSQL.
         :param clock: the host's clock, for SQLite; PostgreSQL uses the server's.
         :param client: the name under which monitoring shows the transactions that run here.
         :param limits: time-outs and sizes of its transactions.
         :raises InvalidArgument: the URL is of another kind.
         """
-        parsed, says_pooler = _read_url(url, password if isinstance(password, str) else None)
-        behind_pooler = behind_pooler or says_pooler
+        parsed = _read_url(url, password if isinstance(password, str) else None)
         backend = parsed.get_backend_name()
-        shown = parsed.render_as_string(hide_password=True)
+        shown = hide_secrets(parsed.render_as_string(hide_password=True))
         if backend == "sqlite":
             from export_queue.core.store.sqlite.dialect import SqliteDialect
-            from export_queue.core.store.sqlite.file import open_engine
+            from export_queue.core.store.sqlite.file import StoreFile, open_engine
 
-            if not parsed.database or parsed.database == ":memory:":
-                raise InvalidArgument(f"a store needs a file that processes can share, found {shown}")
-            Path(parsed.database).resolve().parent.mkdir(parents=True, exist_ok=True)
-            engine, dialect = open_engine(parsed), SqliteDialect(parsed.database, clock or _host_clock)
+            if not parsed.database or parsed.database == ":memory:" or "uri" in parsed.query:
+                raise InvalidArgument(f"a store needs the path of a file that processes can share, found {shown}")
+            file = StoreFile(str(Path(parsed.database).absolute()))
+            parsed = parsed.set(database=file.path)
+            shown = hide_secrets(parsed.render_as_string(hide_password=True))
+            engine, dialect = open_engine(parsed, file), SqliteDialect(file, clock or _host_clock)
             return cls(engine, dialect, shown_url=shown, client=client, limits=limits)
         if backend in ("postgresql", "postgres"):
-            from export_queue.core.store.postgresql.dialect import PostgresDialect
-            from export_queue.core.store.postgresql.dialect import open_engine as open_postgres
-
             try:
+                from export_queue.core.store.postgresql.dialect import PostgresDialect
+                from export_queue.core.store.postgresql.dialect import open_engine as open_postgres
+
                 postgres = open_postgres(
                     parsed,
                     schema,
@@ -147,16 +163,21 @@ class Database:
         """Open or reuse a connection of the driver in autocommit mode; :meth:`check_in` ends the loan.
 
         :raises StoreUnavailable: with ``sent`` false.
+        :raises StoreError: this process may not use the store.
         """
+        self._require_usable()
         with contextlib.suppress(IndexError):
             while True:
                 connection = self._idle.pop()
                 if self.dialect.is_idle(connection.driver_connection):
+                    self._lent[id(connection)] = threading.get_ident()
                     return connection
                 connection.invalidate()
                 connection.close()
         with self._unsent():
-            return self.engine.raw_connection()
+            connection = self.engine.raw_connection()
+        self._lent[id(connection)] = threading.get_ident()
+        return connection
 
     def check_in(self, connection: sa.PoolProxiedConnection) -> None:
         """Take back a connection of :meth:`check_out`."""
@@ -164,6 +185,7 @@ class Database:
             self._idle.append(connection)
         else:
             connection.close()
+        self._lent.pop(id(connection), None)
 
     @contextlib.contextmanager
     def connect(self, *, seconds: float | None = None) -> Iterator[sa.Connection]:
@@ -171,10 +193,13 @@ class Database:
 
         :param seconds: how long each answer is waited for; an hour.
         """
+        self._require_usable()
         with contextlib.suppress(IndexError):
             self._idle.pop().close()  # no process should need a session more than it uses at once
+        pool = self.engine.pool
         with self._unsent():
             connection = self.engine.connect()
+        self._lent[id(connection)] = threading.get_ident()
         try:
             with self.translated(), self.dialect.limited(connection, seconds):
                 yield connection
@@ -184,7 +209,16 @@ class Database:
                 connection.invalidate()
             raise
         finally:
+            if pool is not self.engine.pool:  # a pool that was given up meanwhile would keep it open
+                connection.invalidate()
             connection.close()
+            self._lent.pop(id(connection), None)
+
+    def _require_usable(self) -> None:
+        forks.wait_for_fork(self)
+        if self._refusal is not None:
+            raise StoreError(self._refusal.message, hint=self._refusal.hint)
+        self.dialect.require_in_place()
 
     def _is_idle(self, connection: sa.Connection) -> bool:
         return connection.invalidated or self.dialect.is_idle(connection.connection.driver_connection)
@@ -246,16 +280,38 @@ class Database:
         """Close all connections that are not in use at this moment."""
         while self._idle:
             with contextlib.suppress(IndexError):
-                self._idle.pop().close()
+                connection = self._idle.pop()
+                connection.invalidate()  # its pool may have been given up, and would keep it open
+                connection.close()
         self.engine.dispose()
 
     def close(self) -> None:
         """Close all connections."""
         self.forget_connections()
+        self.dialect.forget_place()
+
+    def create_place(self) -> None:
+        """Create the file of a store that is one; everything else opens files only."""
+        self.forget_connections()
+        with self.translated():
+            self.dialect.create_place()
+
+    def borrowers(self) -> set[int]:
+        """Return the threads that use a connection at this moment."""
+        return set(self._lent.copy().values())
+
+    def begin_anew(self) -> None:
+        """Be the database of a forked child: the connections of the parent are none of this process's."""
+        forks.leave_to_parent((self._idle, self.engine.pool))
+        self._idle = []
+        self._lent = {}
+        self.engine.dispose(close=False)
+        self.counters = Counters()
+        self._refusal = self.dialect.refusal_in_child(self.shown_url)
 
 
-def _read_url(url: str, password: str | None) -> tuple[sa.URL, bool]:
-    """Parse a store's URL; returns it with the password, and whether its query says that it leads to a pooler.
+def _read_url(url: str, password: str | None) -> sa.URL:
+    """Parse a store's URL; returns it with the password.
 
     :raises InvalidArgument: it is no URL; a password in it is not shown.
     """
@@ -266,11 +322,7 @@ def _read_url(url: str, password: str | None) -> tuple[sa.URL, bool]:
             "a store's URL reads like sqlite:///path or postgresql+psycopg://user@host/database, "
             f"found text of {len(url)} characters that is no URL"
         ) from error
-    asked = parsed.query.get(_POOLER, "false")
-    if asked not in ("true", "false"):
-        raise InvalidArgument(f"{_POOLER} in the store's URL: expected true or false, found {asked!r}")
-    parsed = parsed.difference_update_query([_POOLER])
-    return (parsed if password is None else parsed.set(password=password)), asked == "true"
+    return parsed if password is None else parsed.set(password=password)
 
 
 def schema_of(connection: sa.Connection) -> str:
@@ -301,28 +353,12 @@ class Translated:
     ) -> None:
         if error is None:
             return
+        if isinstance(error, StoreReplaced):
+            self._database.identity = None
         translated = self._database.translate(error)
         if translated is not None and translated is not error:
             raise translated from getattr(error, "orig", None) or error
 
 
-_of_parents: list[sa.PoolProxiedConnection] = []
-"""A child keeps its parent's connections: a connection that is collected would be reset on the socket of both."""
-
-
 def _host_clock() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _forget_connections_in_children(database: Database) -> None:
-    # A connection shared with a forked child would mix two conversations on one socket.
-    reference = weakref.ref(database)
-
-    def forget() -> None:
-        alive = reference()
-        if alive is not None:
-            _of_parents.extend(alive._idle)
-            alive._idle = []
-            alive.engine.dispose(close=False)
-
-    os.register_at_fork(after_in_child=forget)

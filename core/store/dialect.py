@@ -80,6 +80,8 @@ class CommitCall:
 
     kind: Kind
     request: UUID
+    store_id: str
+    """The store that its numbers of queues and tables are of."""
     transaction: int | None = None
     """Its id; None if nobody has needed it: the commit draws it."""
     snapshot: AnySnapshot | None = None
@@ -138,12 +140,32 @@ class StoreDialect(Protocol):
     name: str
     driver_error: ClassVar[type[Exception]]
     """Base of the driver's own errors."""
+    is_file: bool
+    """Whether the store is a file, whose locks no process may inherit."""
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether a driver's error says that the store's tables are not there."""
 
     def explain(self, error: BaseException, url: str) -> StoreError | None:
         """Turn a driver's error about the database as a whole into one that names it; None for all others."""
+
+    def create_place(self) -> None:
+        """Create where the tables will be, if this database has such a thing: a file in its folder; idempotent."""
+
+    def require_in_place(self) -> None:
+        """Check, without a question to a server, that the store still is where this process found it.
+
+        :raises StoreError: its file was deleted or replaced.
+        """
+
+    def forget_place(self) -> None:
+        """Let the next connection find the store anew."""
+
+    def refusal_in_child(self, url: str) -> StoreError | None:
+        """Tell why a process that was forked a moment ago may not use the store; None if it may.
+
+        :param url: the store's, as it may be shown.
+        """
 
     def is_idle(self, raw: object) -> bool:
         """Tell whether a driver's connection is open and in no SQL transaction, without asking the server."""
@@ -162,6 +184,18 @@ class StoreDialect(Protocol):
 
     def create(self, connection: Handle) -> None:
         """Create all that this database needs beside the portable tables and their first rows; idempotent."""
+
+    def check_server(self, connection: Handle) -> None:
+        """Check that the store lives in the cluster of servers that gave its numbers of SQL transactions.
+
+        :raises OtherCluster: it was copied into another one.
+        """
+
+    def adopt(self, connection: Handle) -> None:
+        """Let a store that was copied into another cluster of servers live there."""
+
+    def is_creation_met(self, error: Exception) -> bool:
+        """Tell whether a creation failed since another one was at work; the same again finds what that one left."""
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
@@ -219,7 +253,7 @@ class StoreDialect(Protocol):
         """
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
-        """Draw one more write pointer for a long transaction; it is in progress as long as the transaction.
+        """Draw one more write pointer for a transaction with an active row; it is in progress as long as that.
 
         :raises RegistrationLost: the transaction has ended.
         """
@@ -269,14 +303,18 @@ class StoreDialect(Protocol):
         :raises RegistrationLost: it has been ended by others, and its staged rows may be gone.
         """
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
+    def stage(
+        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str
+    ) -> tuple[int, ...]:
         """Write rows of a long transaction early: cells under its newest write pointer, entries under its id.
 
         :param flush: a number that was drawn before the call. A call that arrives behind a younger one, or behind a
             checkpoint, changes nothing: its process may be gone, and the younger one its repetition.
+        :param store_id: the store that the numbers of queues and tables are of.
         :returns: all its write pointers, ascending: another process may have made a checkpoint; empty if the call
             came too late.
         :raises RegistrationLost: it has ended.
+        :raises StoreReplaced: this store is another one, or does not have these numbers any more.
         """
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
@@ -284,6 +322,8 @@ class StoreDialect(Protocol):
 
         A bound transaction is written under a number of its own, drawn after the keys of its entries have been locked
         until the user's SQL transaction ends: the order of a key's entries is that of these ends.
+
+        :raises StoreReplaced: this store is another one, or does not have the numbers of queues and tables any more.
         """
 
     def abort(
@@ -298,10 +338,13 @@ class StoreDialect(Protocol):
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Tell the outcome of a request; an undecided request is refused from now on."""
 
-    def tidy_entries(self, connection: Handle) -> None:
+    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Let the database reclaim the space of removed entries, where it does not do so by itself in time.
 
         A drain behind many dead rows reads at half the speed. Needs the owner's rights; without them nothing happens.
+
+        :param removed: entries that the caller has just removed.
+        :param after: entries from which on it is worth it, with those that others removed since the last time.
         """
 
     def expire(self, connection: Handle) -> Swept:

@@ -48,6 +48,7 @@ store = _table(
     _text("id_source"),  # 'sequence' or 'clock'
     _id("horizon"),
     _id("created_ms"),
+    _text("cluster", nullable=True),  # of PostgreSQL servers, in which the numbers in the columns "xid" hold
     # On SQLite another number after each change of the ids that are excluded for long.
     sa.Column("lists", sa.BigInteger, nullable=False, server_default=sa.text("0")),
 )
@@ -92,12 +93,16 @@ idempotency = _table(
     sa.Index("xq_idempotency_committed", "committed_ms"),
 )
 table = _table(
-    "xq_table", _text("name", primary_key=True), _int("number"), _text("conflict"), _id("ttl_ms", nullable=True)
+    "xq_table",
+    _text("name", primary_key=True),
+    sa.Column("number", sa.BigInteger, nullable=False, unique=True),  # from the id source: never used again
+    _text("conflict"),
+    _id("ttl_ms", nullable=True),
 )
 conflict_key = _table("xq_conflict_key", _bytes("key", primary_key=True), _id("writer"), _xid())
 cell = _table(
     "xq_cell",
-    _int("table_number", primary_key=True),
+    _id("table_number", primary_key=True),
     _bytes("row_key", primary_key=True),
     _bytes("column_key", primary_key=True),
     _id("version", primary_key=True),
@@ -108,7 +113,7 @@ staged_key = _table("xq_staged_key", _id("id", primary_key=True), _bytes("key", 
 staged_cell = _table(
     "xq_staged_cell",
     _id("id", primary_key=True),
-    _int("table_number", primary_key=True),
+    _id("table_number", primary_key=True),
     _bytes("row_key", primary_key=True),
     _bytes("column_key", primary_key=True),
     _id("flush"),  # the number of the flush that wrote it last; an older one comes too late
@@ -116,18 +121,18 @@ staged_cell = _table(
 staged_entry = _table(
     "xq_staged_entry",
     _id("id", primary_key=True),  # the transaction's, as in the entry
-    _int("queue_number", primary_key=True),
+    _id("queue_number", primary_key=True),
     _int("layout", primary_key=True),
     _int("bucket", primary_key=True),
     _bytes("key", primary_key=True),
     _id("flush"),
 )
 observed = _table(
-    "xq_observed", _int("table_number", primary_key=True), _bytes("column_key", primary_key=True), _text("kind")
+    "xq_observed", _id("table_number", primary_key=True), _bytes("column_key", primary_key=True), _text("kind")
 )
 notification = _table(
     "xq_notification",
-    _int("table_number", primary_key=True),
+    _id("table_number", primary_key=True),
     _bytes("row_key", primary_key=True),
     _bytes("column_key", primary_key=True),
     _id("version", primary_key=True),
@@ -136,7 +141,7 @@ notification = _table(
 )
 observer_failure = _table(
     "xq_observer_failure",
-    _int("table_number", primary_key=True),
+    _id("table_number", primary_key=True),
     _bytes("row_key", primary_key=True),
     _bytes("column_key", primary_key=True),
     _int("attempts"),
@@ -146,7 +151,7 @@ observer_failure = _table(
 queue = _table(
     "xq_queue",
     _text("id", primary_key=True),
-    sa.Column("number", sa.Integer, nullable=False, unique=True),
+    sa.Column("number", sa.BigInteger, nullable=False, unique=True),  # from the id source: never used again
     _int("layout"),
     _int("buckets"),
     _int("buckets_per_range"),
@@ -159,7 +164,7 @@ queue = _table(
 )
 entry = _table(
     "xq_entry",
-    _int("queue_number", primary_key=True),
+    _id("queue_number", primary_key=True),
     _int("layout", primary_key=True),
     _int("bucket", primary_key=True),
     _bytes("key", primary_key=True),
@@ -168,7 +173,7 @@ entry = _table(
 )
 dead_letter = _table(
     "xq_dead_letter",
-    _int("queue_number", primary_key=True),
+    _id("queue_number", primary_key=True),
     _bytes("key", primary_key=True),
     _id("seq", primary_key=True),
     _int("layout"),
@@ -193,7 +198,7 @@ lock = _table(
     "xq_lock",
     _id("fence", primary_key=True),  # of the claim
     _int("first_bucket", primary_key=True),
-    _int("queue_number"),
+    _id("queue_number"),
     _int("layout"),
     _int("end_bucket"),
     _text("segment", nullable=True),
@@ -211,7 +216,7 @@ attempt = _table(
     _text("task", primary_key=True),
     _text("attempt", primary_key=True),
     _text("submission", nullable=True),  # the attempt that has submitted this one
-    sa.Column("queue_number", sa.Integer, nullable=True),  # null where it was revoked before it began
+    sa.Column("queue_number", sa.BigInteger, nullable=True),  # null where it was revoked before it began
     sa.Column("revoked", sa.Boolean, nullable=False),
     _id("at_ms"),
     sa.Index("xq_attempt_at", "at_ms"),

@@ -102,12 +102,22 @@ class ServerSnapshot:
     :param excluded: the ids of long transactions in progress, and the invalid ones, ascending: the rows that are staged
         under them belong to SQL transactions that have ended.
     :param low: every smaller id had ended; the snapshot reaches down to here.
+    :param origin: the life of the server that gave it: it holds until the server crashes, or another takes its place.
     """
 
     xmax: int
     xip: tuple[int, ...]
     excluded: tuple[int, ...]
     low: int
+    origin: str
+
+    def require_origin(self, origin: str) -> None:
+        """Check the life of the server that a connection leads to.
+
+        :raises SnapshotTooOld: numbers of SQL transactions may have been given anew since.
+        """
+        if origin != self.origin:
+            raise SnapshotTooOld("since the snapshot was taken the server has crashed, or another one has come")
 
     def require_above(self, horizon: int) -> None:
         """Check the horizon that a read or commit has found.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
+
+import sqlalchemy as sa
 
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import has_password, is_reference, resolve_secret
@@ -60,8 +63,12 @@ class StoreSpec:
         )
 
     def to_json(self) -> str:
-        """Return the description as JSON text."""
-        return json.dumps(asdict(self), sort_keys=True)
+        """Return the description as JSON text; the path of a file is absolute from now on."""
+        url = sa.make_url(self.url) if self.is_sqlite else None
+        if url is None or not url.database:
+            return json.dumps(asdict(self), sort_keys=True)
+        shown = url.set(database=str(Path(url.database).absolute())).render_as_string()
+        return json.dumps(asdict(self) | {"url": shown}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> StoreSpec:

@@ -39,6 +39,10 @@ class ObservedColumns:
             self.refresh()
         return self._kinds.get(table, {})
 
+    def forget(self) -> None:
+        """Read the store before the next answer."""
+        self._read_at = None
+
     def refresh(self) -> None:
         """Read the store."""
         now = self._clock()

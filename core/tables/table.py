@@ -156,7 +156,13 @@ def _span(
 
 
 def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else value
+    try:
+        return value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"a row or column: expected text or bytes, found half a character (a lone surrogate) at {error.start}",
+            hint="repair the text: text.encode('utf-8', 'replace').decode()",
+        ) from None
 
 
 def _behind(prefix: bytes) -> bytes | None:
@@ -170,7 +176,7 @@ def as_key(what: str, value: str | bytes) -> bytes:
 
     :raises InvalidArgument: it is empty, too long or neither text nor bytes.
     """
-    key = value.encode() if isinstance(value, str) else value
+    key = _bytes(value)
     if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:
         size = f"{len(key)} bytes" if isinstance(key, bytes) else type(value).__name__
         raise InvalidArgument(f"{what}: expected text or bytes of 1 to {MAX_KEY_BYTES} bytes, found {size}")

@@ -93,7 +93,8 @@ class PooledSession:
             with database.translated(), database.dialect.limited(raw, self._seconds):
                 return step(raw, *plain, **named)
         except BaseException as error:
-            if not isinstance(error, Exception) or isinstance(error, StoreUnavailable):
+            is_broken = isinstance(error, StoreUnavailable) or not database.dialect.is_idle(raw)
+            if is_broken or not isinstance(error, Exception):
                 connection.invalidate()  # an answer may still come, and a cancelled call leave a lock to its session
             raise
         finally:
@@ -125,6 +126,7 @@ class BoundSession:
         self._raw: Handle = raw  # type: ignore[assignment]  # checked by the dialect
         found = self.call(database.dialect.store_id)
         if found != store_id:
+            database.identity = None  # the store may have been created anew; the next transaction looks again
             raise InvalidArgument(f"connection: expected one to store {store_id}, found one to store {found}")
 
     def call(

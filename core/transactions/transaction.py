@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -34,6 +35,7 @@ from export_queue.core.store import (
     Version,
     VersionKey,
     Writes,
+    identity_of,
     new_request,
 )
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
@@ -99,6 +101,7 @@ class OpenTransaction:
         self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
         session: Session = bound or PooledSession(database, seconds=self._seconds)
         self.database = database
+        self._store_id = identity_of(database).store_id
         self.bound = bound
         self.buffer = WriteBuffer(database.limits)
         self.kind: OpenKind = kind
@@ -116,6 +119,7 @@ class OpenTransaction:
         self._generation = 1
         self._participants = Participants()
         self._is_resumed = False
+        self._process = os.getpid()
         if idempotency_key is not None:
             check_idempotency_key(idempotency_key)
             state = idempotency_state(database, idempotency_key, seconds=self._seconds)
@@ -140,10 +144,14 @@ class OpenTransaction:
         return opened
 
     def require_open(self) -> None:
-        """Refuse to go on after the end.
+        """Refuse to go on after the end, and in a forked child.
 
-        :raises TransactionEnded: it has been committed or aborted.
+        :raises TransactionEnded: it has been committed or aborted, or is another process's.
         """
+        if self._process != os.getpid():
+            raise TransactionEnded(
+                f"the transaction belongs to process {self._process}, from which process {os.getpid()} was forked"
+            )
         if self._state not in OPEN:
             raise TransactionEnded(f"the transaction has ended: {self._state}")
 
@@ -469,17 +477,18 @@ class OpenTransaction:
     def checkpoint(self) -> None:
         """Draw a line: later writes are versions of their own, under the same snapshot.
 
-        All of it commits or rolls back together. A checkpoint of a long transaction counts in every process that
-        works for it, from its next read or flush on.
+        A short transaction has a new write pointer only for its participants: nobody else could tell. All of it commits
+        or rolls back together. A checkpoint of a long transaction counts in every process that works for it, from its
+        next read or flush on.
         """
         self._require_writable()
         if self.kind == "long":
             self.flush()
-            pointer = self._session.call(self.database.dialect.checkpoint, self.value.id)
-            self._become(replace(self.value, write_pointers=(*self.value.write_pointers, pointer)))
         else:
             self.buffer.checkpoint()
-        if self._participants:
+        if self.kind == "long" or self._participants:
+            pointer = self._session.call(self.database.dialect.checkpoint, self.value.id)
+            self._become(replace(self.value, write_pointers=(*self.value.write_pointers, pointer)))
             self._participants.update(self.value)
 
     def flush(self) -> None:
@@ -508,7 +517,7 @@ class OpenTransaction:
         dialect = self.database.dialect
         for _ in range(STAGE_TRIES):
             number = self._session.call(dialect.draw)
-            pointers = self._session.call(dialect.stage, transaction, writes, number)
+            pointers = self._session.call(dialect.stage, transaction, writes, number, store_id=self._store_id)
             if pointers:
                 return pointers
         unavailable = StoreUnavailable(
@@ -565,6 +574,7 @@ class OpenTransaction:
         return CommitCall(
             kind="write" if self._snapshot is None and kind != "bound" else kind,
             request=self.request,
+            store_id=self._store_id,
             transaction=self._id,
             snapshot=self._snapshot if self._value is None else self._value.snapshot,
             deadline_ms=self._deadline_ms,
@@ -635,6 +645,8 @@ class OpenTransaction:
         :param reason: why; it gets a note of every failure on the way.
         :raises StoreUnavailable: without a reason, if the store cannot be told that a long transaction has ended.
         """
+        if self._process != os.getpid():
+            return  # its own process ends it
         if self._state is State.COMMITTED:
             self._tell_participants(reason)  # an interruption may have come before
         elif self._state in OPEN or (self._state is State.COMMITTING and self._is_undone(reason)):

@@ -180,6 +180,9 @@ def test_the_test_button_tells_what_is_wrong(connect: Any, store_path: Path) -> 
     done, message = ExportQueueHook().test_connection()
     assert not done
     assert "no store" in message
+    connect("mistyped", conn_type="export_queue", host=f"sqlite:///{store_path.parent}/no/such/store.db")
+    assert ExportQueueHook("mistyped").test_connection()[0] is False
+    assert not (store_path.parent / "no").exists()
     connect("store", conn_type="export_queue", host=f"postgresql://u:{PASSWORD}@127.0.0.1:{free_port()}/d")
     done, message = ExportQueueHook("store").test_connection()
     assert not done

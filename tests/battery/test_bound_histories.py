@@ -108,10 +108,11 @@ def test_entries_are_in_the_order_of_the_business_rows_that_they_tell_of(
     with way.open(way_url) as store:
         store.configure_queue("q")
         store.configure_table("rates")
+        prefix = "public." if store.database.dialect.name == "postgresql" else ""
         with store.database.begin() as work:
-            work.connection.execute(sa.text("create table business (id varchar(9) primary key, held text)"))
+            work.connection.execute(sa.text(f"create table {prefix}business (id varchar(9) primary key, held text)"))
             for row in range(ROWS):
-                work.connection.execute(sa.text(f"insert into business values ('r{row}', '')"))
+                work.connection.execute(sa.text(f"insert into {prefix}business values ('r{row}', '')"))
         store.database.close()
         chance = random.Random(seed)
         arguments = [(way, way_url, number, chance.randrange(10**9), transactions) for number in range(WORKERS)]
@@ -123,7 +124,7 @@ def test_entries_are_in_the_order_of_the_business_rows_that_they_tell_of(
         assert [process.exitcode for process in processes] == [0] * WORKERS
         committed = 0
         with store.database.read() as work:
-            for row, held in work.connection.execute(sa.text("select id, held from business")):
+            for row, held in work.connection.execute(sa.text(f"select id, held from {prefix}business")):
                 e = schema.entry.c
                 found = work.connection.scalars(sa.select(e.value).where(e.key == row.encode()).order_by(e.seq))
                 assert [orjson.loads(value or b"") for value in found] == [int(value) for value in held.split()], row

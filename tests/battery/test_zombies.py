@@ -240,10 +240,10 @@ def test_clean_up_removes_what_is_being_staged_while_it_runs(way: Way, begin: Be
     with zombie.others.database.begin() as work:  # its deadline has passed
         work.connection.execute(sa.update(schema.active).values(deadline_ms=1).where(schema.active.c.id == zombie.id))
     dialect = zombie.store.database.dialect
+    late = Writes(cells=[(zombie.tx.table("rows")._options.number, b"late", b"c", b"late")])
     with ThreadPoolExecutor(1) as pool:
         with zombie.store.database.begin() as work:
-            late = Writes(cells=[(1, b"late", b"c", b"late")])
-            assert dialect.stage(work.connection, zombie.id, late, zombie.id + 1)
+            assert dialect.stage(work.connection, zombie.id, late, zombie.id + 1, store_id=zombie.store.id)
             cleaning = pool.submit(clean_up, zombie.others)
             if way.database != "sqlite":  # where it waits for its turn
                 cleaning.result(WAIT)

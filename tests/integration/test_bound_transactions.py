@@ -72,8 +72,9 @@ def insert(connection: Any, key: str) -> None:
 
 
 def business(store: Store) -> list[str]:
+    prefix = "public." if store.database.dialect.name == "postgresql" else ""
     with store.database.read() as work:
-        return sorted(work.connection.execute(sa.text("select id from business")).scalars())
+        return sorted(work.connection.execute(sa.text(f"select id from {prefix}business")).scalars())
 
 
 def queued(store: Store) -> int:

@@ -18,10 +18,12 @@ from tests.support.patience import AT_ONCE
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store, TransactionContext
+from export_queue.core.drain import drain
 from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
 from export_queue.core.maintenance import MaintenanceReport, Patience, conflict_keys, maintain
 from export_queue.core.maintenance.pages import Page
 from export_queue.core.retry import Retry
+from export_queue.core.sinks import MemorySink
 from export_queue.core.store import Span, schema
 from export_queue.core.store.queries import cleanup
 from export_queue.core.transactions import expire
@@ -360,6 +362,33 @@ def test_much_that_was_deleted_is_reclaimed(postgres_url: str, monkeypatch: pyte
         with store.database.connect() as connection:
             assert connection.exec_driver_sql("select pg_relation_size('export_queue.xq_cell')").scalar() == 0
             assert connection.exec_driver_sql("select pg_relation_size('export_queue.xq_conflict_key')").scalar() > 0
+
+
+def test_dead_rows_of_many_runs_are_reclaimed_together(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run, and each drain, removes less than would be worth a vacuum."""
+    monkeypatch.setattr("export_queue.core.maintenance.cleanup.VACUUM_AFTER", 500)
+    monkeypatch.setattr("export_queue.core.drain.one_drain.TIDY_AFTER", 500)
+    sink = MemorySink()
+    sizes: dict[str, list[int]] = {"xq_cell": [], "xq_entry": []}
+    for _ in range(3):
+        with Store.open(postgres_url) as store:  # a session that ends has told the server of its dead rows
+            store.create()
+            store.configure_queue("q")
+            with store.transaction() as tx:
+                for i in range(200):
+                    tx.queue("q").add(f"key{i}", i)
+                    tx.table("t").set(f"row{i}", "n", b"1")
+            with store.transaction() as tx:
+                for i in range(200):
+                    tx.table("t").delete(f"row{i}", "n")
+            assert drain(store, "q", sink, sink_name="memory").acknowledged == 200
+            assert clean(store).versions == 400
+            with store.database.connect() as connection:
+                for table, found in sizes.items():
+                    size = f"select pg_relation_size('export_queue.{table}')"
+                    found.append(int(connection.exec_driver_sql(size).scalar() or 0))
+    assert sizes["xq_entry"][0] > 0
+    assert sizes["xq_entry"][-1] == sizes["xq_cell"][-1] == 0
 
 
 def test_a_clean_up_that_finds_another_one_at_it_leaves_the_work_to_it(postgres_url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from tests.support.command_line import run_cli
@@ -61,6 +62,21 @@ def test_a_password_comes_by_reference_only(postgres_url: str, monkeypatch: pyte
     assert "is ready" in shown
     assert password not in shown
     assert "SecretNotFound" in run_cli("init", "--password", "env:NOT_THERE", url=url, status=1)
+
+
+def test_a_missing_driver_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("export_queue.core.store.postgresql")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    message = run_cli("status", url="postgresql+psycopg://me@127.0.0.1:1/d", status=1)
+    assert "Traceback" not in message
+    assert "airflow-provider-export-queue[postgres]" in message
+    assert len(message.splitlines()) == 2
+
+
+def test_a_store_behind_a_pooler_is_named_by_an_option(postgres_url: str) -> None:
+    assert "is ready" in run_cli("init", "--behind-pooler", url=postgres_url)
+    assert "nothing to show" in run_cli("status", "--behind-pooler", url=postgres_url)
 
 
 def test_letters_on_the_command_line(sqlite_url: str) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
 import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from tests.support.contexts import opened_by
 
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated, StoreUnavailable
 from export_queue.core.store import schema, views
+from export_queue.core.store.creation import create
 
 
 def test_creating_twice_keeps_everything(store: Store) -> None:
@@ -92,8 +99,8 @@ def test_two_stores_in_one_database_do_not_meet(postgres_url: str) -> None:
             tx.table("t").set("a", "n", b"1")
             assert tx.id
             with two.transaction() as other:
-                assert other.table("t").get("a", "n") is None
                 assert opened_by(other).value.excluded == frozenset()
+                assert other.table("t").get("a", "n") is None
 
 
 def test_advisory_locks_of_an_application_are_no_ids(postgres_url: str) -> None:
@@ -134,3 +141,75 @@ def test_the_views_of_monitoring_can_be_read(store: Store) -> None:
         for view in views.VIEWS:
             rows = work.connection.execute(sa.text(f"select * from {prefix}{view}")).mappings().all()
             assert len(rows) == (view in ("queue_lag", "horizon"))
+
+
+@pytest.mark.postgres
+def test_creating_again_keeps_grants_and_the_views_of_others(postgres_url: str) -> None:
+    with (
+        Store.open(postgres_url) as store,
+        psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as own,
+    ):
+        store.create()
+        own.execute("grant select on export_queue.queue_lag to pg_monitor")
+        own.execute("create view public.my_lag as select sum(entries) from export_queue.queue_lag")
+        store.create()
+        granted = own.execute("select has_table_privilege('pg_monitor', 'export_queue.queue_lag', 'select')")
+        assert granted.fetchone() == (True,)
+        assert own.execute("select * from public.my_lag").fetchone() == (None,)
+
+
+@pytest.mark.postgres
+def test_the_owner_of_a_schema_creates_without_rights_on_the_database(postgres_url: str) -> None:
+    role = f"app_{secrets.token_hex(6)}"
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as admin:
+        admin.execute(f"create role {role} login password 'a'; create schema mine authorization {role}".encode())
+        url = sa.make_url(postgres_url).set(username=role, password="a").render_as_string(hide_password=False)
+        try:
+            with Store.open(url, schema="mine") as store:
+                store.create()
+                store.create()
+                store.run(lambda tx: tx.table("t").set("a", "n", b"1"))
+        finally:
+            admin.execute(f"drop owned by {role} cascade; drop role {role}".encode())
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("source", ["sequence", "clock"])
+def test_many_create_at_once_beside_a_store_that_works(postgres_url: str, source: Literal["sequence", "clock"]) -> None:
+    def create_often() -> None:
+        with Store.open(postgres_url) as mine:
+            for _ in range(3):
+                create(mine.database, id_source=source)
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(create_often) for _ in range(4)]:
+            done.result()
+        with Store.open(postgres_url) as store:
+            again = threads.submit(create_often)
+            for i in range(20):
+                store.run(lambda tx, i=i: tx.table("t").set("a", "n", b"%d" % i))  # type: ignore[misc]
+            again.result()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://u@127.0.0.1:1/d?password=s3cr3t",
+        "postgresql+psycopg://u:s3cr3t@127.0.0.1:1/d",
+        "postgresql+psycopg://u@127.0.0.1:1/d?sslmode=disable&sslpassword=s3cr3t",
+        "postgresql+psycopg:///d?host=127.0.0.1&port=1&user=u&password=s3cr3t",
+    ],
+)
+def test_no_password_of_a_url_is_shown(url: str) -> None:
+    with Store.open(url) as store:
+        assert "s3cr3t" not in store.url_safe
+        with pytest.raises(StoreUnavailable) as refused:
+            store.create()
+    assert "s3cr3t" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_errors_of_the_database_hold_no_values(store: Store) -> None:
+    statement = sa.text("select :card from nowhere")
+    with store.database.engine.connect() as connection, pytest.raises(DBAPIError) as refused:
+        connection.execute(statement, {"card": "VALUE-SECRET"})
+    assert "VALUE-SECRET" not in str(refused.value)

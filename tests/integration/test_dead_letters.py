@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tests.support.patience import AT_ONCE
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, drain
+from export_queue.core.drain import DrainReport, Entry, drain
 from export_queue.core.errors import InvalidArgument, LockNotAvailable, UnknownQueue
 from export_queue.core.locks import Owner, claim, release
 from export_queue.core.maintenance import maintain
@@ -287,3 +288,65 @@ def test_nothing_but_a_drop_makes_a_letter_go(orders: Store) -> None:
     orders.create()
     take_snapshot(orders.database)
     assert keys(orders) == everything
+
+
+class Mute(Exception):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (lambda: ValueError("bad \x00 byte"), "bad \\x00 byte"),
+        (lambda: ValueError("bad \ud800"), "bad \\ud800"),
+        (Mute, "(the text of this Mute cannot be had: its __str__ raised RuntimeError)"),
+        (lambda: ValueError("x" * 1_000_000), "x" * 10_000 + "… (1000000 characters)"),
+    ],
+    ids=["NUL", "surrogate", "no text", "long"],
+)
+def test_a_reason_that_no_database_takes_as_it_is_blocks_nothing(
+    store: Store, error: Callable[[], Exception], reason: str
+) -> None:
+    def exporter(entry: Entry) -> list[Put]:
+        if entry.key == "poison":
+            raise error()
+        return [Put("c", entry.key, entry.value)]
+
+    store.configure_queue("q", buckets=1)
+    with store.transaction() as tx:
+        tx.queue("q").add_many([("good", 1), ("poison", 2)])
+    report = drain(store, "q", MemorySink(), sink_name="memory", exporter=exporter)
+    assert (report.acknowledged, report.dead, report.left) == (1, 1, 0)
+    assert [letter.reason for letter in store.dead_letters.list("q")] == [reason]
+
+
+def test_an_exporter_without_an_end_sets_its_entry_aside(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export_queue.core.sinks.operations.MAX_OPERATIONS", 1000)
+
+    def exporter(entry: Entry) -> Iterator[Put]:
+        yield Put("c", entry.key, entry.value)
+        while entry.key == "endless":
+            yield Put("c", entry.key, entry.value)
+
+    store.configure_queue("q", buckets=1)
+    with store.transaction() as tx:
+        tx.queue("q").add_many([("good", 1), ("endless", 2)])
+    report = drain(store, "q", MemorySink(), sink_name="memory", exporter=exporter)
+    assert (report.acknowledged, report.dead) == (1, 1)
+    assert "at most 1000 operations" in store.dead_letters.list("q")[0].reason
+
+
+def test_a_document_that_is_no_json_sets_its_entry_aside_with_the_field(store: Store) -> None:
+    store.configure_queue("q", buckets=1)
+    with store.transaction() as tx:
+        tx.queue("q").add_many([("good", 1), ("poison", 0)])
+
+    def exporter(entry: Entry) -> list[Put]:
+        return [Put("c", entry.key, {"rates": [1.0, 1.0 if entry.value else float("inf")]})]
+
+    assert drain(store, "q", MemorySink(), sink_name="memory", exporter=exporter).dead == 1
+    (letter,) = store.dead_letters.list("q")
+    assert "field rates[1] is inf" in letter.reason

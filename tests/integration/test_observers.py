@@ -178,7 +178,7 @@ def test_two_that_write_other_cells_both_add_the_key(store: Store) -> None:
 
 
 def test_exclusive_entries_turn_the_write_skew_into_a_conflict(store: Store) -> None:
-    with pytest.raises(ConflictError, match="queue 1: row1"):
+    with pytest.raises(ConflictError, match="queue export-queue-a: row1"):
         interleave(store, cells=OTHER, exclusive=True)
     assert len(entries(store, "export-queue-a")) == 1
 
@@ -919,3 +919,31 @@ def test_a_worker_says_what_is_wrong_with_its_target(worker: Callable[..., subpr
     assert process.returncode == 1
     assert "has no attribute 'missing'" in told
     assert "Traceback" not in told
+
+
+class Mute(Exception):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [Mute, lambda: ValueError("\x00 \ud800")], ids=["no text", "half a character"])
+def test_an_observer_whose_error_cannot_be_stored_as_it_is_blocks_no_other(
+    store: Store, error: Callable[[], Exception]
+) -> None:
+    called: list[bytes] = []
+
+    def observer(tx: TransactionContext, row: bytes, column: bytes) -> None:
+        called.append(row)
+        if row == b"bad":
+            raise error()
+
+    store.observe("t", "c", observer)
+    with store.transaction() as tx:
+        for row in ("a", "bad", "z"):
+            tx.table("t").set(row, "c", b"1")
+    processed = store.process_notifications()
+    assert (processed.done, processed.failed) == (2, 1)
+    assert sorted(called) == [b"a", b"bad", b"z"]
+    assert [failure.row for failure in store.observer_failures()] == [b"bad"]

@@ -189,8 +189,8 @@ def test_an_interruption_of_a_commit_in_flight_waits_for_its_outcome_and_undoes_
 
     with raising(kind) as interrupt, in_background(lambda: interrupt_and_release(interrupt)) as (other,):
         with pytest.raises(kind) as caught, store.transaction() as tx:
-            tx.table("t").get("a", "n")
             tx.join(resource)
+            tx.table("t").get("a", "n")
             tx.table("t").set("a", "n", b"1")
         other.result(60)
     assert "has committed" in caught.value.__notes__[0]
@@ -311,8 +311,8 @@ def test_a_flush_without_an_answer_ends_the_transaction(store: Store, monkeypatc
         tx.table("t").set("a", "n", b"1")
         stage = store.database.dialect.stage
 
-        def lose(*arguments: Any) -> None:
-            stage(*arguments)
+        def lose(*arguments: Any, **named: Any) -> None:
+            stage(*arguments, **named)
             raise StoreUnavailable("the answer is lost")
 
         monkeypatch.setattr(store.database.dialect, "stage", lose)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -19,7 +21,7 @@ from export_queue.core.errors import (
     StoreUnavailable,
 )
 from export_queue.core.retry import Retry
-from export_queue.core.transactions import Transaction, expire, outcomes, prune, take_snapshot
+from export_queue.core.transactions import Level, Transaction, expire, outcomes, prune, take_snapshot
 
 STEPS = ("start", "update", "changes", "persist")
 """Those before the commit."""
@@ -97,10 +99,10 @@ def test_all_are_called_in_order(store: Store) -> None:
     resources = [Resource("first"), Resource("second")]
     with store.transaction() as tx:
         work(tx, resources)
-        own = tx.id
+        pointers = opened_by(tx).value.write_pointers
     for resource in resources:
         assert resource.calls == ["start", "update", "changes", "persist", "after_commit"]
-        assert resource.data == {own: "written"}
+        assert resource.data == {pointers[-1]: "written"}
     assert read(store, "a") == b"1"
 
 
@@ -124,15 +126,58 @@ def test_a_failure_before_the_commit_rolls_all_back(store: Store, step: str, pos
 @pytest.mark.parametrize("position", range(3))
 def test_a_failing_rollback_is_told_and_makes_the_id_invalid_for_good(store: Store, position: int) -> None:
     resources = [Resource(f"r{i}", "rollback" if i == position else "") for i in range(3)]
-    own = 0
+    pointers: tuple[int, ...] = ()
     with pytest.raises(KeyError) as caught, store.transaction() as tx:
         work(tx, resources)
-        own = tx.id
+        pointers = opened_by(tx).value.write_pointers
         raise KeyError("the user's own error")
     assert [f"r{position}" in note and "rollback" in note for note in caught.value.__notes__] == [True]
     assert all("rollback" in resource.calls for resource in resources)
-    assert take_snapshot(store.database).excluded == (own,), "what it wrote there must stay hidden"
-    assert [(kept.id, kept.left_to) for kept in store.kept_invalid()] == [(own, f"r{position}")]
+    assert take_snapshot(store.database).excluded == pointers, "what it wrote there must stay hidden"
+    assert [(kept.id, kept.left_to) for kept in store.kept_invalid()] == [(own, f"r{position}") for own in pointers]
+
+
+class Versions(Resource):
+    """Keeps one value under each write pointer."""
+
+    def put(self, value: str) -> None:
+        assert self.transaction is not None
+        self.data[self.transaction.write_pointers[-1]] = value
+
+    def persist(self) -> None:
+        """Everything is written already."""
+
+    def shown(self, level: Level) -> str | None:
+        assert self.transaction is not None
+        reader = replace(self.transaction, level=level)
+        return next(
+            (value for pointer, value in sorted(self.data.items(), reverse=True) if reader.is_visible(pointer)), None
+        )
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_checkpoint_is_a_line_for_participants_too(store: Store, long: bool, commits: bool) -> None:
+    versions, table = Versions("versions"), "t"
+    with contextlib.suppress(KeyError), store.transaction(long=long) as tx:
+        tx.join(versions)
+        for value in ("1", "2", "3"):
+            if value > "1":
+                tx.checkpoint()
+            versions.put(value)
+            tx.table(table).set("a", "n", value.encode())
+        for level, expected in ((Level.SNAPSHOT_EXCLUDE_CURRENT, "2"), (Level.SNAPSHOT, "3")):
+            tx.level = level
+            assert versions.shown(level) == expected
+            assert tx.table(table).get("a", "n") == expected.encode()
+        pointers = opened_by(tx).value.write_pointers
+        assert len(pointers) == 3
+        assert take_snapshot(store.database).excluded == pointers, "in progress"
+        if not commits:
+            raise KeyError
+    assert take_snapshot(store.database).excluded == ()
+    assert list(versions.data) == (list(pointers) if commits else [])
+    assert read(store, "a") == (b"3" if commits else None)
 
 
 def test_every_write_pointer_of_a_failing_rollback_stays_hidden(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -108,6 +109,13 @@ def test_a_bad_option_names_what_is_allowed(store: Store, option: str, value: ob
         ("ü" * 513, 1, "found 1026"),
         (7, 1, "expected str, found int"),
         ("k", object(), "value of key 'k': expected a JSON value"),
+        ("\ud800", 1, r"half a character \(a lone surrogate\) at position 0"),
+        ("k", {"lines": [{"price": 1.5}, {"price": math.nan}]}, r"field lines\[1\].price is nan, .*\n.*send None"),
+        ("k", math.inf, "the value is inf"),
+        ("k", {"a": {"b": "x\ud800"}}, r"field a.b is text with a lone surrogate at position 1\n.*repair the text"),
+        ("k", {"a": {1: 2}}, r"field a has a key of type int\n.*str\(key\)"),
+        ("k", {"a": 2**64}, r"field a is a whole number of more than 64 bits\n.*str\(number\)"),
+        ("k", {"a": b"x"}, r"field a is of type bytes\n.*decode\(\)"),
         ("k", "x" * 200, "value of key 'k': expected at most 100 bytes, found 202"),
     ],
 )
@@ -119,6 +127,26 @@ def test_a_bad_entry_is_refused_and_the_transaction_leaves_nothing(
         tx.queue("q").add("good", 1)
         tx.queue("q").add(key, value)
     assert keys(store) == []
+
+
+def test_null_is_a_json_value_and_text_of_half_a_character_is_no_text(store: Store) -> None:
+    store.configure_queue("q")
+    store.configure_queue("text", value="str")
+    with store.transaction() as tx:
+        tx.queue("q").add("k", {"a": None, "b": "null"})
+    with pytest.raises(EntryError, match="value of key 'k': expected text, found half a character"):  # noqa: SIM117
+        with store.transaction() as tx:
+            tx.queue("text").add("k", "\ud800")
+    with pytest.raises(InvalidArgument, match="half a character"), store.transaction() as tx:
+        tx.table("t").set("a\ud800", "c", b"1")
+
+
+@pytest.mark.parametrize(("buckets", "per_range"), [(1, 1), (7, 1), (64, 7), (1009, 101)])
+def test_a_queue_of_any_number_of_buckets_has_about_ten_units(store: Store, buckets: int, per_range: int) -> None:
+    queue = store.configure_queue("q", buckets=buckets)
+    assert queue.buckets_per_range == per_range
+    assert len(queue.units()) == min(10, buckets)
+    assert store.configure_queue("q", buckets=buckets) == queue
 
 
 def test_the_same_key_twice_in_one_transaction_is_an_error_unless_it_replaces(store: Store) -> None:
@@ -294,6 +322,6 @@ def test_removed_rows_are_reclaimed(postgres_url: str) -> None:
         with store.database.begin() as work:
             remove_span(work, queue, take_snapshot(store.database), found.position(0), found.position(len(found) - 1))
         with store.database.connect() as connection:
-            store.database.dialect.tidy_entries(connection)
+            store.database.dialect.tidy_entries(connection, removed=5000, after=4999)
             size = connection.exec_driver_sql("select pg_relation_size('export_queue.xq_entry')").scalar()
         assert size == 0

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from tests.conftest import VARIANT
-from tests.support.contexts import opened_by
+from tests.support.contexts import catalogue_of, opened_by
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
@@ -61,16 +61,22 @@ def start(store: Store, connection: sa.Connection, **options: Any) -> Started:
     return Started(*store.database.dialect.start(connection, **options))
 
 
+def number_of_t(store: Store) -> int:
+    return catalogue_of(store).table("t").number
+
+
 def commit(
     store: Store, connection: sa.Connection, started: Started, *, row: bytes = b"a", kind: Kind = "short"
 ) -> int:
+    number = number_of_t(store)
     call = CommitCall(
         kind=kind,
         request=uuid4(),
+        store_id=store.id,
         transaction=started.id,
         snapshot=Snapshot(started.id - 1, started.excluded, (started.id,)),
         deadline_ms=started.deadline_ms,
-        writes=Writes(keys=[row_key(1, row)], cells=[(1, row, b"n", b"%d" % started.id)]),
+        writes=Writes(keys=[row_key(number, row)], cells=[(number, row, b"n", b"%d" % started.id)]),
     )
     return store.database.dialect.commit(connection, call).id
 
@@ -237,7 +243,8 @@ def test_a_reader_that_sees_a_commit_sees_what_was_committed_before_it(
     """Also if what was committed before it started after the snapshot had begun."""
 
     def write() -> int:
-        call = CommitCall(kind="write", request=uuid4(), writes=Writes(cells=[(1, b"a", b"n", b"1")]))
+        writes = Writes(cells=[(number_of_t(store), b"a", b"n", b"1")])
+        call = CommitCall(kind="write", request=uuid4(), store_id=store.id, writes=writes)
         with store.database.connect() as connection:
             return store.database.dialect.commit(connection, call).id
 
@@ -325,11 +332,11 @@ def test_the_first_cell_comes_with_the_start(store: Store) -> None:
     cells = {b"a": b"1", b"b": None}
     with store.database.connect() as connection:
         for row, value in cells.items():
-            found = start(store, connection, first=(1, row, b"n")).found
+            found = start(store, connection, first=(number_of_t(store), row, b"n")).found
             assert found is not None
             assert found[1] == value
         assert found[0] == deleted
-        assert start(store, connection, first=(1, b"c", b"n")).found == (None, None)
+        assert start(store, connection, first=(number_of_t(store), b"c", b"n")).found == (None, None)
         assert start(store, connection).found is None
 
 
@@ -339,9 +346,12 @@ def test_what_is_in_progress_is_not_found_with_the_start(store: Store) -> None:
         older = start(store, one)
         younger = start(store, two)
         commit(store, one, older)
-        assert start(store, one, first=(1, b"a", b"n")).found == (older.id, b"%d" % older.id)
+        assert start(store, one, first=(number_of_t(store), b"a", b"n")).found == (
+            older.id,
+            b"%d" % older.id,
+        )
         snapshot = Snapshot(younger.id - 1, younger.excluded, (younger.id,))
-        assert store.database.dialect.read_cell(two, snapshot, 1, b"a", b"n") == (None, None)
+        assert store.database.dialect.read_cell(two, snapshot, number_of_t(store), b"a", b"n") == (None, None)
 
 
 @all_ways
@@ -349,7 +359,7 @@ def test_a_start_below_the_horizon_is_refused_and_leaves_no_id(store: Store) -> 
     with store.database.begin() as work:
         work.connection.execute(schema.store.update().values(horizon=1 << 62))
     with store.database.connect() as connection, pytest.raises(SnapshotTooOld):
-        start(store, connection, first=(1, b"a", b"n"))
+        start(store, connection, first=(number_of_t(store), b"a", b"n"))
     assert excluded(store) == ()
 
 
@@ -408,7 +418,7 @@ def test_the_id_of_a_session_that_ends_leaves_the_list(store: Store, application
 
 @sequence_ways
 def test_clients_of_both_ways_share_a_store(store: Store, store_url: str) -> None:
-    with Store.open(store_url) as direct, Store.open(store_url + "?behind_pooler=true") as pooled:
+    with Store.open(store_url) as direct, Store.open(store_url, behind_pooler=True) as pooled:
         with direct.database.connect() as one, pooled.database.connect() as two:
             older, younger = start(direct, one), start(pooled, two)
             youngest = start(direct, one)
@@ -742,7 +752,7 @@ def test_eight_clients_share_three_sessions_behind_pgbouncer(pooled_url: str, po
 
 
 def test_everything_else_works_behind_pgbouncer(pooled_url: str) -> None:
-    with Store.open(pooled_url + "?behind_pooler=true") as store:
+    with Store.open(pooled_url, behind_pooler=True) as store:
         store.create()
         with store.transaction(long=True) as tx:
             tx.table("t").set("a", "n", b"1")

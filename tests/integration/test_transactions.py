@@ -74,13 +74,46 @@ def test_a_later_start_sees_every_earlier_commit(store: Store) -> None:
 
 def test_what_is_in_progress_is_invisible_also_after_it_committed(store: Store) -> None:
     older = begin(store)
-    assert older.table("t").get("x", "n") is None  # draws the smaller id
+    assert older.id
     older.table("t").set("x", "n", b"older")
     with store.transaction() as tx:
+        assert tx.id > older.id
         assert tx.table("t").get("x", "n") is None
         opened_by(older).commit()
         assert tx.table("t").get("x", "n") is None
     assert read(store, "x") == b"older"
+
+
+def test_asking_for_the_id_does_not_move_the_snapshot(store: Store) -> None:
+    write(store, "a", b"1")
+    with pytest.raises(ConflictError), store.transaction() as tx:
+        assert tx.table("t").get("b", "n") is None
+        write(store, "a", b"2")
+        assert tx.id
+        assert tx.table("t").get("a", "n") == b"1"
+        tx.table("t").set("a", "n", b"3")
+    assert read(store, "a") == b"2"
+
+
+def test_a_row_that_is_written_again_since_the_first_read_conflicts(store: Store) -> None:
+    for value in (b"1", b"2"):
+        write(store, "a", value)
+    with pytest.raises(ConflictError), store.transaction() as tx:
+        assert tx.table("t").get("a", "n") == b"2"
+        write(store, "a", b"3")
+        tx.table("t").set("a", "n", b"lost")
+    assert read(store, "a") == b"3"
+
+
+def test_a_read_registers_nothing_and_a_commit_draws_the_id(store: Store) -> None:
+    with store.transaction() as tx:
+        assert tx.table("t").get("a", "n") is None
+        assert store.run(lambda other: other.id)
+        with store.database.read() as work:
+            assert work.connection.execute(sa.select(schema.active)).all() == []
+        assert opened_by(tx)._id is None
+        tx.table("t").set("a", "n", b"1")
+    assert read(store, "a") == b"1"
 
 
 @pytest.mark.parametrize("kind", ["short", "long"])
@@ -128,7 +161,7 @@ def test_a_delete_hides_older_versions_from_later_snapshots_only(store: Store) -
 
 def test_of_two_overlapping_writers_of_a_row_the_first_to_commit_wins(store: Store) -> None:
     write(store, "a", b"0")
-    with pytest.raises(ConflictError, match="table 1: a") as refused, store.transaction() as tx:
+    with pytest.raises(ConflictError, match="table t: a") as refused, store.transaction() as tx:
         tx.table("t").get("a", "n")
         write(store, "a", b"other")
         tx.table("t").set("a", "n", b"mine")
@@ -141,8 +174,9 @@ def test_of_two_overlapping_writers_of_a_row_the_first_to_commit_wins(store: Sto
 
 def test_an_older_transaction_that_commits_first_wins(store: Store) -> None:
     older = begin(store)
-    assert older.table("t").get("b", "n") is None  # draws the smaller id
+    assert older.id
     with pytest.raises(ConflictError), store.transaction() as younger:
+        assert younger.id > older.id
         younger.table("t").get("a", "n")
         older.table("t").set("a", "n", b"older")
         opened_by(older).commit()
@@ -297,7 +331,7 @@ def test_a_write_that_is_staged_while_the_transaction_is_aborted_is_refused(stor
     opened_by(tx).abort()
     late = Writes(cells=[(catalogue_of(store).table("t").number, b"a", b"n", b"late")])
     with store.database.connect() as connection, pytest.raises(RegistrationLost):
-        store.database.dialect.stage(connection, own, late, own + 1)
+        store.database.dialect.stage(connection, own, late, own + 1, store_id=store.id)
     assert read(store, "a") is None
 
 

@@ -280,7 +280,36 @@ class PostgresServer(Server):
             lines = status.read_text().splitlines()
         except FileNotFoundError:
             return False
-        return len(lines) >= 8 and lines[0].strip() == str(self.pid) and lines[7].strip() == "ready"
+        return len(lines) >= 8 and lines[0].strip() == str(self.pid) and lines[7].strip() in ("ready", "standby")
+
+
+class PostgresStandby(PostgresServer):
+    """A hot standby that follows a running server."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        super().__init__()
+        self.password = primary.password
+        self._primary = primary
+
+    def promote(self) -> None:
+        """Make it a primary."""
+        self._execute("SELECT pg_promote()")
+
+    def _prepare(self) -> None:
+        account = unprivileged_account()
+        if account is not None:
+            os.chown(self.folder, account.pw_uid, account.pw_gid)
+        address = ["-h", self._primary.host, "-p", str(self._primary.port), "-U", self.user]
+        subprocess.run(
+            [str(self._programs / "pg_basebackup"), *address, "-D", "data", "-R", "-X", "stream", "-c", "fast"],
+            cwd=self.folder,
+            env={**os.environ, "PGPASSWORD": self.password},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=120,
+            **self._identity(),
+        )
 
 
 class RedisServer(Server):

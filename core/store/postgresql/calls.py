@@ -13,7 +13,14 @@ from psycopg.rows import tuple_row
 from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.store.dialect import Handle, Writes
 from export_queue.core.store.postgresql import errors as errors
-from export_queue.core.store.postgresql.arrays import NO_BYTEAS, NO_INTS, ByteaArray, IntArray
+from export_queue.core.store.postgresql.arrays import (
+    NO_BIGINTS,
+    NO_BYTEAS,
+    NO_INTS,
+    BigintArray,
+    ByteaArray,
+    IntArray,
+)
 
 
 def raw(connection: Handle) -> psycopg.Connection[Any]:
@@ -66,26 +73,26 @@ class Translated:
             raise refusal from error
 
 
-def cells(notifications: Sequence[tuple[int, bytes, bytes]]) -> tuple[IntArray, ByteaArray, ByteaArray]:
+def cells(notifications: Sequence[tuple[int, bytes, bytes]]) -> tuple[BigintArray, ByteaArray, ByteaArray]:
     """Turn rows of table, row and column into columns."""
     if not notifications:
-        return NO_INTS, NO_BYTEAS, NO_BYTEAS
+        return NO_BIGINTS, NO_BYTEAS, NO_BYTEAS
     tables, row_keys, columns = zip(*notifications, strict=True)
-    return IntArray.of(tables), ByteaArray.of(row_keys), ByteaArray.of(columns)
+    return BigintArray.of(tables), ByteaArray.of(row_keys), ByteaArray.of(columns)
 
 
-def columns(writes: Writes) -> list[IntArray | ByteaArray]:
+def columns(writes: Writes) -> list[BigintArray | IntArray | ByteaArray]:
     """Turn keys, cells and entries into columns, as the functions take them."""
-    found: list[IntArray | ByteaArray] = [ByteaArray.of(writes.keys) if writes.keys else NO_BYTEAS]
+    found: list[BigintArray | IntArray | ByteaArray] = [ByteaArray.of(writes.keys) if writes.keys else NO_BYTEAS]
     if writes.cells:
         tables, row_keys, column_keys, values = zip(*writes.cells, strict=True)
-        found += (IntArray.of(tables), ByteaArray.of(row_keys), ByteaArray.of(column_keys), ByteaArray.of(values))
+        found += (BigintArray.of(tables), ByteaArray.of(row_keys), ByteaArray.of(column_keys), ByteaArray.of(values))
     else:
-        found += (NO_INTS, NO_BYTEAS, NO_BYTEAS, NO_BYTEAS)
+        found += (NO_BIGINTS, NO_BYTEAS, NO_BYTEAS, NO_BYTEAS)
     if writes.entries:
         queues, layouts, buckets, keys, payloads = zip(*writes.entries, strict=True)
-        found += (IntArray.of(queues), IntArray.of(layouts), IntArray.of(buckets))
+        found += (BigintArray.of(queues), IntArray.of(layouts), IntArray.of(buckets))
         found += (ByteaArray.of(keys), ByteaArray.of(payloads))
     else:
-        found += (NO_INTS, NO_INTS, NO_INTS, NO_BYTEAS, NO_BYTEAS)
+        found += (NO_BIGINTS, NO_INTS, NO_INTS, NO_BYTEAS, NO_BYTEAS)
     return found

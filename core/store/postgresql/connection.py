@@ -12,6 +12,7 @@ from psycopg.pq import TransactionStatus
 from sqlalchemy import event
 
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection
+from export_queue.core.store.postgresql.errors import async_commits, standby
 
 CONNECT_SECONDS = 10
 """How long a connection attempt may take."""
@@ -30,11 +31,20 @@ CLIENT_DEFAULTS = {
 # The server's side of the same: a session whose client is gone may hold the registration of an id. Only where the
 # server's administrator has said nothing; names that a server does not know are left out.
 _SERVER_DEFAULTS = b"""
-    select set_config(s.name, v.value, false)
+    select pg_catalog.set_config(s.name, v.value, false)
     from (values ('tcp_keepalives_idle', '30'), ('tcp_keepalives_interval', '10'), ('tcp_keepalives_count', '3'),
                  ('tcp_user_timeout', '60000'), ('client_connection_check_interval', '10000')) v(name, value)
     join pg_catalog.pg_settings s on s.name = v.name and s.source = 'default'
 """
+# No function or operator that somebody creates in a schema of the role's path is called; and what has been acknowledged
+# survives a crash, whatever the default of the role or the database is.
+_PINNED = b"""
+    select pg_catalog.pg_is_in_recovery(),
+           case when pg_catalog.current_setting('synchronous_commit') = 'off'
+                then pg_catalog.set_config('synchronous_commit', 'on', false) end,
+           pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)
+"""
+_FOUND = b"select pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('synchronous_commit')"
 
 
 @contextlib.contextmanager
@@ -65,6 +75,12 @@ def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[
         raw = BoundedConnection.connect(*arguments, autocommit=True, **options)
         try:
             raw.answer_seconds = CONNECT_SECONDS
+            found = raw.execute(_PINNED if settings else _FOUND).fetchone()
+            assert found is not None
+            if found[0]:
+                raise standby()
+            if found[1] == "off":
+                raise async_commits()  # the session is not ours to set up
             if settings:
                 raw.execute(_SERVER_DEFAULTS)
         except BaseException:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, ClassVar, Literal
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import psycopg
 import sqlalchemy as sa
@@ -17,6 +18,7 @@ from export_queue.core.errors import (
     AlreadyCommitted,
     ExportQueueError,
     InvalidArgument,
+    OtherCluster,
     RegistrationLost,
     StoreUnavailable,
 )
@@ -75,6 +77,7 @@ def open_engine(
     engine = sa.create_engine(
         url.set(drivername="postgresql+psycopg"),
         isolation_level="AUTOCOMMIT",
+        hide_parameters=True,  # values of entries do not belong into errors
         connect_args={**{name: url.query.get(name, value) for name, value in CLIENT_DEFAULTS.items()}, **prepare},
         pool_size=8,
         max_overflow=56,
@@ -98,12 +101,16 @@ class PostgresDialect:
 
     name = "postgresql"
     driver_error: ClassVar[type[Exception]] = psycopg.Error
+    is_file = False
 
     def __init__(self, schema: str, engine: sa.Engine, *, behind_pooler: bool = False) -> None:
         self.schema = schema
         self._engine = engine
         self._s = '"' + schema.replace('"', '""') + '"'
         self._id_source: IdSource | None = None
+        self._origins: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
+        """The life of the server that each connection leads to."""
+        self._server = self._sql(sql.SERVER)
         self._read_cell = self._sql(sql.READ_CELL)
         self._read_cell_up_to = self._sql(sql.READ_CELL_UP_TO)
         self._read_cells = self._sql(sql.READ_CELLS)
@@ -126,6 +133,18 @@ class PostgresDialect:
     def explain(self, error: BaseException, url: str) -> StoreUnavailable | None:
         """Name the database."""
         return errors.unavailable(error, where=f"store {url}") if errors.is_transient(error) else None
+
+    def create_place(self) -> None:
+        """Nothing: the database is the administrator's to create."""
+
+    def require_in_place(self) -> None:
+        """Nothing: a server says itself what it serves."""
+
+    def forget_place(self) -> None:
+        """Nothing is remembered."""
+
+    def refusal_in_child(self, url: str) -> None:
+        """Nothing: the child's connections are new ones."""
 
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
@@ -162,7 +181,8 @@ class PostgresDialect:
             calls.run(connection, self._sql(sql.CREATE_SEQUENCE))
             for statement in sql.WRITER_COLUMNS:
                 calls.run(connection, self._sql(statement))
-        for name in ("ids_by_clock.sql" if source == "clock" else "ids_by_locks.sql", "transactions.sql"):
+        ids = ("ids_by_clock.sql",) if source == "clock" else ("ids_by_locks.sql", "servers.sql")
+        for name in (*ids, "transactions.sql"):
             text = (files("export_queue.core.store.postgresql") / "sql" / name).read_text("utf-8")
             values = {
                 "{s}": self._s,
@@ -175,6 +195,35 @@ class PostgresDialect:
             for placeholder, value in values.items():
                 text = text.replace(placeholder, value)
             raw.execute(text.encode())
+
+    def check_server(self, connection: Handle) -> None:
+        """Compare the cluster with the store's."""
+        if self._stored_id_source(connection) == "sequence":
+            self._origin(connection)
+
+    def _origin(self, connection: Handle) -> str:
+        """Tell the life of the server that a connection leads to; it is asked once."""
+        raw = calls.raw(connection)
+        origin = self._origins.get(raw)
+        if origin is None:
+            stored, cluster, life = calls.one(connection, self._server)
+            if stored is not None and cluster is not None and stored != cluster:
+                raise OtherCluster(f"store {self.schema}: expected a server of cluster {stored}, found {cluster}")
+            if life is None:
+                return ""  # a standby: the snapshot says so
+            origin = self._origins[raw] = f"{cluster}/{life}"
+        return origin
+
+    def adopt(self, connection: Handle) -> None:
+        """Let the store live in this cluster."""
+        if self._stored_id_source(connection) == "sequence":
+            for statement in sql.ADOPT:
+                calls.run(connection, self._sql(statement))
+            self._origins.clear()
+
+    def is_creation_met(self, error: Exception) -> bool:
+        """Look for the catalogue's words on what is there already, or has just been changed."""
+        return errors.is_creation_met(error)
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
@@ -240,12 +289,15 @@ class PostgresDialect:
                 connection, kind=kind, request=request, timeout_ms=timeout_ms, client=client, first=first
             )
             return Begun(Snapshot(number - 1, excluded), deadline - timeout_ms, number, found)
+        origin = self._origin(connection)
         row = calls.one(connection, self._snapshot, first or (None, None, None))
-        horizon, servers, excluded, now, low, version, value = row
+        horizon, servers, excluded, now, low, version, value, is_standby = row
+        if is_standby:
+            raise errors.standby()
         count, _, xmax = _SERVER_SNAPSHOT.unpack_from(servers)
         xip = struct.unpack_from(f">{count}q", servers, _SERVER_SNAPSHOT.size)
         # Before a mark was recorded, all ids below it had ended; the horizon is such a mark.
-        snapshot = ServerSnapshot(xmax, xip, tuple(sorted(excluded)), max(horizon, low or 0))
+        snapshot = ServerSnapshot(xmax, xip, tuple(sorted(excluded)), max(horizon, low or 0), origin)
         return Begun(snapshot, now, None, None if first is None else (version, value))
 
     def start(
@@ -274,7 +326,7 @@ class PostgresDialect:
         return tx, tuple(excluded), deadline, None if first is None else (version, value)
 
     def _make_durable(self, connection: Handle, transaction: int) -> None:
-        """Make a long transaction's rows durable, after the gate or the clock has been released."""
+        """Make a transaction's rows durable, after the gate or the clock has been released."""
         calls.run(connection, self._sql(sql.MAKE_DURABLE), (transaction,))
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
@@ -291,6 +343,7 @@ class PostgresDialect:
     def read_cell(self, connection: Handle, snapshot: AnySnapshot, table: int, row: bytes, column: bytes) -> Version:
         """Read the newest visible version, and the horizon in the same statement."""
         if isinstance(snapshot, ServerSnapshot):
+            snapshot.require_origin(self._origin(connection))
             statement = self._read_cell_in_servers
         else:
             statement = self._read_cell_up_to if snapshot.is_prefix else self._read_cell
@@ -304,6 +357,7 @@ class PostgresDialect:
     ) -> list[tuple[bytes, bytes, int, bytes | None]]:
         """Read many cells in one statement."""
         if isinstance(snapshot, ServerSnapshot):
+            snapshot.require_origin(self._origin(connection))
             statement = self._read_cells_in_servers
         else:
             statement = self._read_cells_up_to if snapshot.is_prefix else self._read_cells
@@ -326,6 +380,8 @@ class PostgresDialect:
         expired: int | None = None,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
+        if isinstance(snapshot, ServerSnapshot):
+            snapshot.require_origin(self._origin(connection))
         statement = sql.scan(self._s, span, snapshot, expires=expired is not None)
         arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_snapshot(snapshot), limit)
         found = calls.rows(connection, statement, arguments)
@@ -339,9 +395,11 @@ class PostgresDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(found)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
+    def stage(
+        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str
+    ) -> tuple[int, ...]:
         """Write rows of a long transaction early, in one call."""
-        arguments = (transaction, flush, *calls.columns(writes), *calls.cells(writes.notifications))
+        arguments = (store_id, transaction, flush, *calls.columns(writes), *calls.cells(writes.notifications))
         return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0] or ())
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
@@ -381,7 +439,10 @@ class PostgresDialect:
     ) -> Committed:
         snapshot = call.snapshot
         servers = snapshot if isinstance(snapshot, ServerSnapshot) else None
+        if servers is not None:
+            servers.require_origin(self._origin(connection))
         arguments = (
+            call.store_id,
             registration,
             call.request,
             transaction,
@@ -419,9 +480,11 @@ class PostgresDialect:
         calls.run(connection, self._sql(sql.REFUSE), (request,))
         return Outcome(*calls.one(connection, self._sql(sql.OUTCOME), (request,)))
 
-    def tidy_entries(self, connection: Handle) -> None:
+    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Vacuum the entries; without the owner's rights the server only warns."""
-        calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
+        # The server's count is some seconds late: with the caller's own rows in it, the vacuum only comes earlier.
+        if removed + calls.one(connection, self._sql(sql.DEAD_ENTRIES))[0] > after:
+            calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
 
     def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""

@@ -13,15 +13,39 @@ from export_queue.core.errors import (
     ExportQueueError,
     RegistrationLost,
     SnapshotTooOld,
+    StoreReplaced,
     StoreUnavailable,
     TransactionTimeout,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error
 
+NO_WRITES = "25006"
+STANDBY_HINT = (
+    "a store is the primary: let the URL lead there, with several hosts by target_session_attrs=primary; "
+    "or else the role, the database or the server has default_transaction_read_only = on"
+)
+
+
+_IS_THERE = (
+    psycopg.errors.UniqueViolation.sqlstate,
+    psycopg.errors.DuplicateSchema.sqlstate,
+    psycopg.errors.DuplicateTable.sqlstate,
+    psycopg.errors.DuplicateObject.sqlstate,
+    psycopg.errors.DuplicateFunction.sqlstate,
+)
+
 
 def is_missing_table(error: BaseException) -> bool:
     """Tell whether the error says that the store's schema, tables or functions are not there."""
     return getattr(error, "sqlstate", None) in ("42P01", "3F000", "42883") and "xq_" in str(error)
+
+
+def is_creation_met(error: BaseException) -> bool:
+    """Tell whether a statement of a creation met another creation in the catalogue."""
+    if isinstance(error, StoreUnavailable):  # a deadlock
+        return isinstance(error.__cause__, psycopg.errors.TransactionRollback)
+    state = getattr(error, "sqlstate", None)
+    return (state or "") in _IS_THERE or (state == "XX000" and "concurrently" in str(error))
 
 
 def is_transient(error: BaseException) -> bool:
@@ -31,18 +55,24 @@ def is_transient(error: BaseException) -> bool:
     state = error.sqlstate
     if state is None:
         return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
-    return state[:2] in ("08", "53", "57", "40", "55", "58")
+    # 25006: no writes, as on a standby before it is promoted; 25P03, 25P04: a SQL transaction was open for too long
+    return state[:2] in ("08", "53", "57", "40", "55", "58") or state in (NO_WRITES, "25P03", "25P04")
 
 
 def unavailable(error: BaseException, *, where: str = "the store's database") -> StoreUnavailable:
     """Build the error of a database that could not do it now, with a hint where to look."""
     hint = None
+    takes_no_writes = getattr(error, "sqlstate", None) == NO_WRITES
     if getattr(error, "sqlstate", None) == "53200" and "lock" in str(error):
         hint = (
             "the server's lock table is full: look at pg_locks for the sessions that fill it, or raise "
             "max_locks_per_transaction; a commit of a store takes one lock beside those of its tables"
         )
-    return StoreUnavailable(f"{where}: {str(error).strip()}", hint=hint)
+    elif takes_no_writes:
+        hint = STANDBY_HINT
+    unavailable = StoreUnavailable(f"{where}: {str(error).strip()}", hint=hint)
+    unavailable.sent = not takes_no_writes
+    return unavailable
 
 
 def refusal(error: psycopg.Error) -> ExportQueueError | None:
@@ -50,7 +80,8 @@ def refusal(error: psycopg.Error) -> ExportQueueError | None:
     match error.sqlstate:
         case "XQ001":
             found = json.loads(error.diag.message_detail or "{}")
-            return conflict_error(found["transaction"], bytes.fromhex(found["key"]), found["writer"])
+            key = bytes.fromhex(found["key"])
+            return conflict_error(found["transaction"], key, found["writer"], name=found["name"])
         case "XQ002":
             return RegistrationLost(f"the transaction is no longer registered: {error.diag.message_primary}")
         case "XQ003":
@@ -66,5 +97,23 @@ def refusal(error: psycopg.Error) -> ExportQueueError | None:
                 f"transactions need READ COMMITTED, found {error.diag.message_primary}",
                 hint="remove default_transaction_isolation from the role, the database or the server",
             )
+        case "XQ009":
+            return async_commits()
+        case "XQ008":
+            return StoreReplaced()
         case _:
             return None
+
+
+def async_commits() -> ConfigurationError:
+    """Build the error of commits that a crash of the server may undo after they were acknowledged."""
+    return ConfigurationError(
+        "synchronous_commit: expected on, local, remote_write or remote_apply, found off: a crash of the server would "
+        "lose commits that have been acknowledged and exported",
+        hint="in a SQL transaction of your own: SET LOCAL synchronous_commit = on; else ALTER ROLE or ALTER DATABASE",
+    )
+
+
+def standby() -> StoreUnavailable:
+    """Build the error of a standby, whose snapshots would be wrong; it may be promoted."""
+    return StoreUnavailable("the server is a standby", hint=STANDBY_HINT)

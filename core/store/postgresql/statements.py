@@ -14,18 +14,18 @@ _IN_SERVERS = "xid < %b and xid <> all(%b) and version <> all(%b)"  # of a snaps
 _WRITES = ", ".join(["%b"] * 10)
 _CELLS = "%b, %b, %b"
 
-NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
+NOW = "(extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint"
 """The store's clock, in milliseconds since the epoch."""
 READ_CLOCK = b"select " + NOW.encode()
-TRY_LOCK = "select pg_try_advisory_xact_lock(%s)"
-ANY_LOCK = "select 1 from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+TRY_LOCK = "select pg_catalog.pg_try_advisory_xact_lock(%s)"
+ANY_LOCK = "select 1 from pg_catalog.pg_locks where locktype = 'advisory' and pid = pg_catalog.pg_backend_pid()"
 CREATE_SEQUENCE = "create sequence if not exists {s}.xq_id as bigint minvalue 0 start 1"
 MASK_AND_SOURCE = "select mask, id_source from {s}.xq_store"
 ID_SOURCE = "select id_source from {s}.xq_store"
 STORE_ID = "select store_id from {s}.xq_store"
 SET_FLOOR = "select {s}.xq_set_floor_v1(%b)"
 WRITER_COLUMNS = tuple(
-    f"alter table {{s}}.{table} alter column xid set default pg_current_xact_id()::text::bigint"
+    f"alter table {{s}}.{table} alter column xid set default pg_catalog.pg_current_xact_id()::text::bigint"
     for table in ("xq_cell", "xq_conflict_key", "xq_notification")
 )
 """The top-level SQL transaction that writes a row: right below savepoints of the user's, as ``xmin`` is not."""
@@ -36,9 +36,10 @@ START = """
 """
 SNAPSHOT = (
     """
-    select s.horizon, pg_current_snapshot(), l.ids, """
+    select s.horizon, pg_catalog.pg_current_snapshot(), l.ids, """
     + NOW
-    + """, (select max(m.low) from {s}.xq_low_watermark m), c.version, c.value
+    + """, (select max(m.low) from {s}.xq_low_watermark m), c.version, c.value,
+        pg_catalog.pg_is_in_recovery()
     from (select array(select a.id from {s}.xq_active a where a.kind = 'long' union all
                        select i.id from {s}.xq_invalid i) as ids offset 0) l
     cross join {s}.xq_store s
@@ -49,20 +50,30 @@ SNAPSHOT = (
 """
 )
 """One statement, and so one SQL snapshot: the ids that are excluded from it, and the first cell, belong to it."""
+SERVER = "select stored, cluster, life from {s}.xq_server_v1()"
+ADOPT = (
+    "update {s}.xq_cell set xid = 0 where xid <> 0",
+    "update {s}.xq_conflict_key set xid = 0 where xid <> 0",
+    "update {s}.xq_notification set xid = 0 where xid <> 0",
+    "delete from {s}.xq_server_life",
+    "update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_v1() v)",
+)
+"""Every row that is there was there before all SQL transactions of this cluster."""
 MAKE_DURABLE = "update {s}.xq_active set client = client where owner = %b"
 """Its durable commit makes all earlier writes durable."""
 CHECKPOINT = "select {s}.xq_checkpoint_v1(%b)"
 TAKE_SNAPSHOT = "select read_pointer, excluded from {s}.xq_take_snapshot_v1()"
 POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
-STAGE = "select {s}.xq_stage_v1(%b, %b, " + _WRITES + ", " + _CELLS + ")"
+STAGE = "select {s}.xq_stage_v1(%s, %b, %b, " + _WRITES + ", " + _CELLS + ")"
 COMMIT = (
-    "select {s}.xq_commit_v1(%s, %b, %b, %b, %b, %b, %b, %b, %s, %b, %s, "
+    "select {s}.xq_commit_v1(%s, %s, %b, %b, %b, %b, %b, %b, %b, %s, %b, %s, "
     + ", ".join([_WRITES, _CELLS, _CELLS, "%b"])
     + ")"
 )
 LOCK_KEYS = "select {s}.xq_lock_keys_v1(%b, %b)"
 EXPIRE = "select ended, failed from {s}.xq_expire_v1()"
 PRUNE = "select ended, failed from {s}.xq_prune_v1(%b)"
+DEAD_ENTRIES = "select pg_catalog.pg_stat_get_dead_tuples('{s}.xq_entry'::regclass)"
 VACUUM_ENTRIES = "vacuum (index_cleanup on) {s}.xq_entry"
 ABORT = "select {s}.xq_abort_v1(%s, %b, %b, %s)"
 REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"

@@ -7,16 +7,21 @@ before anything is deleted, so that no reader sees a deletion without the horizo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Database, Reading, Work, prefix_of
+from export_queue.core.store.database import Database, Reading, Work, prefix_of, schema_of
 from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import active, cleanup, idempotency, invalid, low_watermark, store
 from export_queue.core.store.schema import table as t
 
+_DEAD_ROWS = """
+    select c.relname, c.reltuples, pg_stat_get_dead_tuples(c.oid)
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = :schema and c.relkind = 'r' and c.relname like 'xq!_%' escape '!' order by c.relname
+"""
 TURN = "turn"
 """The row that is locked by the process whose turn it is."""
 
@@ -135,15 +140,19 @@ def delete_idempotency_keys(work: Work, *, before_ms: int, limit: int) -> int:
     ).rowcount
 
 
-def vacuum(database: Database, name: str, *, deleted: int) -> None:
-    """Reclaim the space of deleted rows, where they are many for the table's size and the database does not by itself.
+def vacuum(database: Database, deleted: Mapping[str, int], *, after: int) -> None:
+    """Reclaim the space of dead rows, where they are many for their table's size and the database does not by itself.
 
-    Needs the owner's rights; without them, or during another vacuum, nothing happens.
+    What other runs, drains and commits have left dead counts too. Needs the owner's rights; without them, or during
+    another vacuum, nothing happens.
+
+    :param deleted: rows that this run has deleted, by table, of which the server may not know yet.
+    :param after: dead rows of a table from which on it is worth it.
     """
     if database.dialect.name != "postgresql":
         return
     with database.connect() as connection:
-        table = prefix_of(connection) + name
-        rows = connection.exec_driver_sql("select reltuples from pg_class where oid = %s::regclass", (table,)).scalar()
-        if deleted > float(rows or 0) / 20:
-            connection.exec_driver_sql(f"vacuum (index_cleanup on, skip_locked) {table}")
+        found = connection.execute(sa.text(_DEAD_ROWS), {"schema": schema_of(connection)}).all()
+        for name, rows, dead in found:
+            if (doomed := dead + deleted.get(name, 0)) > after and doomed > rows / 20:
+                connection.exec_driver_sql(f"vacuum (index_cleanup on, skip_locked) {prefix_of(connection)}{name}")

@@ -6,7 +6,7 @@ import struct
 
 from export_queue.core.errors import ConflictError
 
-_NUMBER = struct.Struct(">cI")
+_NUMBER = struct.Struct(">cQ")
 _LENGTH = struct.Struct(">H")
 
 
@@ -51,9 +51,18 @@ def cells_of_key(key: bytes) -> tuple[int, bytes, bytes | None] | None:
     return None
 
 
-def show_key(key: bytes) -> str:
-    """Make a conflict key readable."""
+def number_of(key: bytes) -> int:
+    """Return the number of the table or queue in a conflict key; 0 in a participant's."""
+    return int(_NUMBER.unpack_from(key)[1])
+
+
+def show_key(key: bytes, name: str | None) -> str:
+    """Make a conflict key readable.
+
+    :param name: of its table or queue; None shows the number.
+    """
     kind, number = _NUMBER.unpack_from(key)
+    shown = name or number
     rest = key[_NUMBER.size :]
     if kind in (b"c", b"n", b"p"):
         length = _LENGTH.unpack_from(rest)[0]
@@ -61,14 +70,17 @@ def show_key(key: bytes) -> str:
         if kind == b"p":
             return f"participant {_text(row)}: {_text(column)}"
         what = "notification of table" if kind == b"n" else "table"
-        return f"{what} {number}: {_text(row)}/{_text(column)}"
-    return f"{'table' if kind == b'r' else 'queue'} {number}: {_text(rest)}"
+        return f"{what} {shown}: {_text(row)}/{_text(column)}"
+    return f"{'table' if kind == b'r' else 'queue'} {shown}: {_text(rest)}"
 
 
 def _text(part: bytes) -> str:
     return part.decode("utf-8", "backslashreplace")
 
 
-def conflict_error(transaction: int | None, key: bytes, writer: int) -> ConflictError:
-    """Build the error for a conflict key that another transaction wrote."""
-    return ConflictError.between(transaction=transaction, key=show_key(key), other=writer)
+def conflict_error(transaction: int | None, key: bytes, writer: int, *, name: str | None) -> ConflictError:
+    """Build the error for a conflict key that another transaction wrote.
+
+    :param name: of the key's table or queue.
+    """
+    return ConflictError.between(transaction=transaction, key=show_key(key, name), other=writer)

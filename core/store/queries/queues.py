@@ -7,7 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Reading, Work, prefix_of
+from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import queue as q
 from export_queue.core.store.schema import table as t
 
@@ -24,9 +25,9 @@ def queue_rows(work: Reading) -> list[Mapping[str, Any]]:
 
 
 def add_queue(work: Work, options: Mapping[str, Any]) -> bool:
-    """Store a new queue under the next number; False if another process has just stored it."""
-    number = sa.select(sa.func.coalesce(sa.func.max(q.c.number), 0) + 1).scalar_subquery()
-    return _insert(work, q, {**options, "number": number, "created_ms": work.now()}, q.c.id)
+    """Store a new queue under a number of its own; False if another process has just stored it."""
+    values = {**options, "number": work.database.dialect.draw(work.connection), "created_ms": work.now()}
+    return work.connection.execute(insert_into(work, q).values(values).on_conflict_do_nothing()).rowcount > 0
 
 
 def bind_queue(work: Work, number: int, sink: str, *, rebind: bool) -> None:
@@ -42,18 +43,11 @@ def table_row(work: Reading, name: str) -> Mapping[str, Any] | None:
 
 
 def add_table(work: Work, name: str, conflict: str, ttl_ms: int | None) -> bool:
-    """Store a new table under the next number; False if another process has just stored it."""
-    number = sa.select(sa.func.coalesce(sa.func.max(t.c.number), 0) + 1).scalar_subquery()
-    return _insert(work, t, {"name": name, "number": number, "conflict": conflict, "ttl_ms": ttl_ms}, t.c.name)
-
-
-def _insert(work: Work, table: sa.Table, values: Mapping[str, Any], key: sa.Column[Any]) -> bool:
-    connection = work.connection
-    if connection.dialect.name == "postgresql":
-        # Numbers are handed out one by one; the lock ends with the SQL transaction.
-        name = connection.dialect.identifier_preparer.format_table(table)
-        connection.exec_driver_sql(f"lock table {prefix_of(connection)}{name} in share row exclusive mode")
-    if connection.execute(sa.select(key).where(key == values[key.name])).first() is not None:
-        return False
-    connection.execute(table.insert().values(values))
-    return True
+    """Store a new table under a number of its own; False if another process has just stored it."""
+    values = {
+        "name": name,
+        "number": work.database.dialect.draw(work.connection),
+        "conflict": conflict,
+        "ttl_ms": ttl_ms,
+    }
+    return work.connection.execute(insert_into(work, t).values(values).on_conflict_do_nothing()).rowcount > 0

@@ -41,7 +41,7 @@ _DELETE_OF_CELLS = (
     """
     delete from {s}xq_cell where ctid = any(array(
         with wanted(number, row_key, column_key) as (
-            select * from unnest(cast(:numbers as int[]), cast(:rows as bytea[]), cast(:columns as bytea[])))
+            select * from unnest(cast(:numbers as bigint[]), cast(:rows as bytea[]), cast(:columns as bytea[])))
         select c.ctid """
     + _OF_CELLS
     + "))"

@@ -17,6 +17,7 @@ from export_queue.core.errors import (
     InvalidArgument,
     RegistrationLost,
     StoreError,
+    StoreReplaced,
     TransactionTimeout,
 )
 from export_queue.core.store.dialect import (
@@ -33,12 +34,11 @@ from export_queue.core.store.dialect import (
     VersionKey,
     Writes,
 )
-from export_queue.core.store.queries.conflict_keys import conflict_error
+from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
 from export_queue.core.store.registration import HOUR_OF_IDS, IdSource, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.file import LOCK_SECONDS, LentConnection, explain, lent, undone
-from export_queue.core.store.sqlite.filelock import FileLock
+from export_queue.core.store.sqlite.file import LentConnection, StoreConnection, StoreFile, explain, lent, undone
 
 
 class SqliteDialect:
@@ -52,9 +52,10 @@ class SqliteDialect:
 
     name = "sqlite"
     driver_error: ClassVar[type[Exception]] = sqlite3.Error
+    is_file = True
 
-    def __init__(self, path: str, clock: Clock) -> None:
-        self._path = path
+    def __init__(self, file: StoreFile, clock: Clock) -> None:
+        self._file = file
         self._clock = clock
         self._lists: tuple[int, tuple[int, ...]] = (0, ())
         """The ids that are excluded for long, and the number that the store had then; of a new store 0 and none."""
@@ -66,6 +67,34 @@ class SqliteDialect:
     def explain(self, error: BaseException, url: str) -> StoreError | None:
         """Name the file and the remedy."""
         return explain(error, url)
+
+    def create_place(self) -> None:
+        """Create the file and its folder."""
+        try:
+            self._file.create()
+        except sqlite3.Error as error:
+            raise explain(error, self._file.url) or error from error
+        except OSError as error:
+            raise StoreError(f"store {self._file.url}: {error.strerror}") from error
+
+    def require_in_place(self) -> None:
+        """Look at the file's identity."""
+        self._file.require_in_place()
+
+    def forget_place(self) -> None:
+        """Forget the file's identity."""
+        self._file.forget()
+
+    def refusal_in_child(self, url: str) -> StoreError | None:
+        """Look for a connection that the parent had in use: SQLite would take its locks for this process's own."""
+        if not self._file.is_open():
+            return None
+        return StoreError(
+            f"store {url}: this process was forked while a connection of its parent was using the file, "
+            "and SQLite's locks cannot be inherited",
+            hint="fork outside of calls to the store, with connections of your own to the file closed, or "
+            "start processes with 'spawn' or 'forkserver'",
+        )
 
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
@@ -89,18 +118,21 @@ class SqliteDialect:
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             yield
             return
-        lock = FileLock(self._path + ".lock", seconds=LOCK_SECONDS)
+        lock = self._file.lock()
+        if isinstance(raw, StoreConnection):
+            raw.write_lock = lock
         try:
             with lock:
+                self._file.require_in_place()
                 if not durable:
                     raw.execute("pragma synchronous = normal")
                 try:
                     try:
-                        with undone(self._path):  # no commit has been tried
+                        with undone(self._file.path):  # no commit has been tried
                             raw.execute("begin immediate")
                             yield
                         # Where the log had no space for the end of a transaction, no recovery will find one.
-                        with undone(self._path, sqlite3.SQLITE_FULL):
+                        with undone(self._file.path, sqlite3.SQLITE_FULL):
                             raw.execute("commit")
                     except BaseException:
                         if raw.in_transaction:
@@ -122,6 +154,16 @@ class SqliteDialect:
         raw = _raw_of(connection)
         for statement in sql.TRIGGERS:
             raw.execute(statement)
+
+    def check_server(self, connection: Handle) -> None:
+        """Nothing: the numbers in a file are those of the file."""
+
+    def adopt(self, connection: Handle) -> None:
+        """Nothing: the numbers in a file are those of the file."""
+
+    def is_creation_met(self, error: Exception) -> bool:
+        """Never: creations queue at the file lock."""
+        return False
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
@@ -285,10 +327,13 @@ class SqliteDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(row[0] for row in rows)
 
-    def stage(self, connection: Handle, transaction: int, writes: Writes, flush: int) -> tuple[int, ...]:
+    def stage(
+        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str
+    ) -> tuple[int, ...]:
         """Write rows of a long transaction early."""
         raw = _raw_of(connection)
         with self.transaction(connection):
+            _prove_store(raw, store_id, writes)
             pointers = self.pointers(connection, transaction)
             pointer = pointers[-1]
             if flush < pointer:
@@ -323,6 +368,7 @@ class SqliteDialect:
                 raise CommitRefused(f"the commit of request {call.request} was refused before")
             pointers = self._end_registration(raw, call)
             transaction = pointers[0]
+            _prove_store(raw, call.store_id, call.writes)
             raw.execute(sql.COMMITTED, (call.request.hex, transaction, self._clock()))
             if call.idempotency_key is not None:
                 self._take_idempotency_key(raw, call, transaction)
@@ -371,7 +417,8 @@ class SqliteDialect:
             found = raw.execute(sql.WRITER, (key,)).fetchone()
             # Without a snapshot it starts here, with an id above all that have committed.
             if found and snapshot is not None and (found[0] > pointers[0] or not snapshot.sees(found[0])):
-                raise conflict_error(pointers[0], key, found[0])
+                named = raw.execute(sql.NAME, {"number": number_of(key)}).fetchone()
+                raise conflict_error(pointers[0], key, found[0], name=named and named[0])
             # The last pointer: each later commit must have a greater id than any version written here.
             raw.execute(sql.TAKE_KEY, (key, pointers[-1]))
 
@@ -411,7 +458,7 @@ class SqliteDialect:
             status, transaction = raw.execute(sql.OUTCOME, (request.hex,)).fetchone()
         return Outcome(status, transaction)
 
-    def tidy_entries(self, connection: Handle) -> None:
+    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Nothing: SQLite uses the pages of removed rows again at once."""
 
     def expire(self, connection: Handle) -> Swept:
@@ -465,6 +512,18 @@ def _begin(raw: sqlite3.Connection) -> None:
     """Begin the user's SQL transaction, where the driver waits with that for the user's first write."""
     if not raw.in_transaction:
         raw.execute("begin immediate")
+
+
+def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes) -> None:
+    """Prove that rows go into the store that their writer knows, whose numbers are never used again."""
+    tables = {row[0] for row in (*writes.cells, *writes.notifications, *writes.acknowledged)}
+    queues = {entry[0] for entry in writes.entries}
+    if (
+        raw.execute(sql.STORE_ID).fetchone() != (store_id,)
+        or (queues and not queues <= {row[0] for row in raw.execute(sql.QUEUE_NUMBERS)})
+        or (tables and not tables <= {row[0] for row in raw.execute(sql.TABLE_NUMBERS)})
+    ):
+        raise StoreReplaced
 
 
 def _unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy import event
 
-from export_queue.core.errors import StoreError, StoreUnavailable
+from export_queue.core.errors import StoreError, StoreNotCreated, StoreUnavailable
+from export_queue.core.store.sqlite.filelock import FileLock
 
 LOCK_SECONDS = 30.0
 """How long a writer waits for its turn."""
@@ -33,23 +36,124 @@ _LASTING = {
 }
 
 
-def open_engine(url: sa.URL) -> sa.Engine:
+class StoreConnection(sqlite3.Connection):
+    """A connection that leaves the queue of writers when it is closed.
+
+    An interruption may hit the very machinery that ends a block, which is suspended then and frees nothing by itself;
+    the connection, which is in mid-transaction, is closed.
+    """
+
+    write_lock: FileLock | None = None
+
+    def close(self) -> None:
+        """Close it, which rolls back, and free the lock."""
+        super().close()
+        if self.write_lock is not None:
+            self.write_lock.free()
+
+
+class StoreFile:
+    """The file of a store: where it is, and whether it still is the one that this process opened.
+
+    :param path: absolute, since a process may change its folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._path = Path(path)
+        self._lock_path = os.path.realpath(path) + ".lock"
+        self._found: tuple[int, int] | None = None
+
+    @property
+    def url(self) -> str:
+        """The store's URL."""
+        return f"sqlite:///{self.path}"
+
+    def lock(self) -> FileLock:
+        """The queue of writers; one for all links to the file."""
+        return FileLock(self._lock_path, seconds=LOCK_SECONDS)
+
+    def connect(self) -> sqlite3.Connection:
+        """Open a durable connection; a file that is missing is not created.
+
+        :raises StoreNotCreated: there is no such file.
+        """
+        raw = self._open()
+        try:
+            is_wal = raw.execute("pragma journal_mode").fetchone()[0] == "wal"
+            # Another program's file stays as it is: the path may be mistyped.
+            if not is_wal and raw.execute("select 1 from sqlite_schema where name = 'xq_store'").fetchone():
+                raw.execute("pragma journal_mode = wal")
+            raw.execute("pragma synchronous = full")
+        except BaseException:
+            raw.close()
+            raise
+        return raw
+
+    def _open(self) -> sqlite3.Connection:
+        found = self._identity()
+        if found is None:
+            raise StoreNotCreated(f"{self.url} holds no store: there is no such file")
+        self._found = self._found or found
+        where = f"file:{quote(self.path)}?mode=rw"
+        return sqlite3.connect(where, uri=True, timeout=LOCK_SECONDS, check_same_thread=False, factory=StoreConnection)
+
+    def create(self) -> None:
+        """Create the file and its folder where they are missing, and make its log one that readers never wait for."""
+        self._found = None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self.lock():
+            raw = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
+            with contextlib.closing(raw):
+                raw.execute("pragma journal_mode = wal")
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return (found.st_dev, found.st_ino)
+
+    def require_in_place(self) -> None:
+        """Check that the path still leads to the file that this process opened.
+
+        :raises StoreError: the file was deleted or replaced; what is written into it now would be lost.
+        """
+        if self._found is not None and self._identity() != self._found:
+            raise StoreError(
+                f"store {self.url}: the file was deleted or replaced while this process had it open",
+                hint="start the process anew, or close this Store and open another, to go on with the file that is "
+                "there now; stop all programs before you replace the file",
+            )
+
+    def forget(self) -> None:
+        """Take whatever file is there at the next connection."""
+        self._found = None
+
+    def is_open(self) -> bool:
+        """Tell whether this process has the file open, in whatever way."""
+        if self._found is None:
+            return False
+        for number in Path("/dev/fd").iterdir():
+            with contextlib.suppress(OSError):
+                open_file = os.fstat(int(number.name))
+                if (open_file.st_dev, open_file.st_ino) == self._found:
+                    return True
+        return False
+
+
+def open_engine(url: sa.URL, file: StoreFile) -> sa.Engine:
     """Make an engine whose connections are durable and never begin a transaction by themselves."""
-    engine = sa.create_engine(
+    return sa.create_engine(
         url,
         isolation_level="AUTOCOMMIT",
-        connect_args={"timeout": LOCK_SECONDS, "check_same_thread": False},
+        hide_parameters=True,  # values of entries do not belong into errors
+        creator=file.connect,
+        poolclass=sa.QueuePool,
         pool_size=8,
         max_overflow=56,
         pool_use_lifo=True,  # the connection that was used last has the newest pages in its cache
     )
-
-    @event.listens_for(engine, "connect")
-    def _set_up(connection: Any, record: object) -> None:
-        connection.execute("pragma journal_mode = wal")
-        connection.execute("pragma synchronous = full")
-
-    return engine
 
 
 def explain(error: BaseException, url: str) -> StoreError | None:

@@ -22,26 +22,26 @@ class FileLock:
     def __init__(self, path: str, *, seconds: float) -> None:
         self._path = path
         self._seconds = seconds
-        self._file: int | None = None
+        self._file: _SideFile | None = None
 
     def __enter__(self) -> FileLock:
         try:
-            file = self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            file = self._file = _SideFile(self._path)
         except OSError as error:
             raise StoreError(
                 f"cannot open the write lock {self._path}: {error.strerror}",
                 hint="the folder of a SQLite store must exist, be writable and have space left",
             ) from error
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._wait_in_line(file)
+            came = file.lock(wait=False)
         except BaseException:
             self.free()
             raise
+        if not came:
+            self._wait_in_line(file)
         return self
 
-    def _wait_in_line(self, file: int) -> None:
+    def _wait_in_line(self, file: _SideFile) -> None:
         # A blocking flock cannot be given a time limit, so a thread waits in it. Polling would have one, but no line.
         turn = _Turn(file)
         self._file = None  # until it has come the turn's own
@@ -70,16 +70,79 @@ class FileLock:
 
     def free(self) -> None:
         """Free the lock; again is harmless."""
-        if self._file is not None:
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # first: an interruption between two steps leaves no lock
-            file, self._file = self._file, None
-            os.close(file)
+        file = self._file
+        if file is not None:
+            file.free()
+            self._file = None
+
+
+class _SideFile:
+    """The side file, opened once for one lock.
+
+    The lock belongs to the open file, which a forked child shares: closing alone would leave the lock with the child.
+    So a lock is freed explicitly, and a child closes its copies at once, without freeing the locks of its parent.
+
+    :raises OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        with _opening:
+            self._number: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            _open_files.add(self)
+
+    def lock(self, *, wait: bool) -> bool:
+        """Take the lock; without waiting, tell whether it came."""
+        assert self._number is not None
+        try:
+            fcntl.flock(self._number, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def free(self) -> None:
+        """Free the lock if it is held, and close the file; again is harmless."""
+        with _opening:
+            if self._number is not None:
+                fcntl.flock(self._number, fcntl.LOCK_UN)  # first: an interruption between two steps leaves no lock
+                self._close()
+
+    def leave_to_parent(self) -> None:
+        """Close a child's copy."""
+        self._close()
+
+    def _close(self) -> None:
+        number, self._number = self._number, None
+        _open_files.discard(self)
+        if number is not None:
+            os.close(number)
+
+
+_opening = threading.RLock()
+"""Held at a fork: no file is open in a child that the child does not know of."""
+_open_files: set[_SideFile] = set()
+
+
+def hold_before_fork() -> None:
+    """Let no thread open or free a side file until the fork is over."""
+    _opening.acquire()
+
+
+def release_after_fork() -> None:
+    """Let threads go on."""
+    _opening.release()
+
+
+def leave_to_parent() -> None:
+    """Close a child's copies of what its parent has open."""
+    _opening.release()
+    for file in list(_open_files):
+        file.leave_to_parent()
 
 
 class _Turn(threading.Thread):
     """Waits for the lock; if its owner has given up meanwhile, gives it back at once."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: _SideFile) -> None:
         super().__init__(name="export-queue-file-lock", daemon=True)
         self._file = file
         self._came = threading.Event()
@@ -87,10 +150,10 @@ class _Turn(threading.Thread):
         self._given_up = False
 
     def run(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._file.lock(wait=True)
         with self._guard:
             if self._given_up:
-                os.close(self._file)
+                self._file.free()
             else:
                 self._came.set()
 
@@ -102,4 +165,4 @@ class _Turn(threading.Thread):
         with self._guard:
             self._given_up = True
             if self._came.is_set():
-                os.close(self._file)
+                self._file.free()

@@ -17,6 +17,9 @@ _READ_CELL = """
 READ_CELL, READ_CELL_UP_TO = _READ_CELL.format(seen=_SEEN), _READ_CELL.format(seen=_UP_TO)
 HORIZON = "select horizon from xq_store"
 STORE_ID = "select store_id from xq_store"
+QUEUE_NUMBERS = "select number from xq_queue"
+NAME = "select name from xq_table where number = :number union all select id from xq_queue where number = :number"
+TABLE_NUMBERS = "select number from xq_table"
 # One statement, and so one SQL snapshot. Short ones come with it: each that is registered would change the number.
 SNAPSHOT = """
     select c.last_id, s.lists, (select group_concat(id) from xq_active where kind <> 'long') from xq_clock c, xq_store s

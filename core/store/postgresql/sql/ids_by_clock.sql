@@ -5,7 +5,7 @@
 -- start commits before the list is complete. So a start is a short SQL transaction of its own.
 -- A clock that is more than {hour} ahead may have stepped: it is followed only while nothing is in progress.
 create or replace function {s}.xq_draw_v1(registered boolean, lists boolean, out id bigint, out excluded bigint[])
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   update {s}.xq_clock set last_id = case
       when {now} * 1000000 - last_id > {hour} and exists (select 1 from {s}.xq_active) then last_id + 1
@@ -17,13 +17,14 @@ begin
 end $body$;
 
 -- The clock is the gate, and drawing an id holds it.
-create or replace function {s}.xq_hold_gate_v1() returns void language plpgsql volatile as $body$
+create or replace function {s}.xq_hold_gate_v1() returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
 end $body$;
 
 -- The ids below a bound that a snapshot excludes, in the SQL snapshot of the statement that calls it.
 create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
-language plpgsql stable as $body$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $body$
 begin
   return array(
     select u.id from (
@@ -33,24 +34,27 @@ begin
 end $body$;
 
 create or replace function {s}.xq_take_snapshot_v1(out read_pointer bigint, out excluded bigint[])
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
+  perform {s}.xq_require_primary_v1();
   -- In one statement: between two, one transaction might start and commit, unseen, and then an older one, seen.
   select c.last_id, {s}.xq_unfinished_v1(c.last_id + 1) into read_pointer, excluded from {s}.xq_clock c;
 end $body$;
 
 -- Makes all ids to come greater than a number; false if ids are in progress.
-create or replace function {s}.xq_set_floor_v1(floor bigint) returns boolean language plpgsql volatile as $body$
+create or replace function {s}.xq_set_floor_v1(floor bigint) returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   update {s}.xq_clock set last_id = floor where last_id < floor and not exists (select 1 from {s}.xq_active);
   return floor <= (select c.last_id from {s}.xq_clock c);
 end $body$;
 
 -- Only a row registers an id here; this function serves the other way.
-create or replace function {s}.xq_prove_v1(tx bigint) returns text language plpgsql volatile as $body$
+create or replace function {s}.xq_prove_v1(tx bigint) returns text
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   return 'registered in another way than the store''s';
 end $body$;

@@ -13,7 +13,7 @@ create or replace view {s}.xq_locked_id as
 
 -- Whether an id up to the last one is in progress; called under the gate. A lock counts until it is free.
 create or replace function {s}.xq_any_registered_v1(last bigint) returns boolean
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   return exists (select 1 from {s}.xq_active)
     or exists (select 1 from {s}.xq_locked_id v where v.id <= last and v.id > greatest(last - {lock_window}, 0));
@@ -27,7 +27,7 @@ end $body$;
 -- more than {hour} ahead may have stepped: it is followed only while nothing is registered, or else registered ids
 -- might leave the window in which their locks are listed.
 create or replace function {s}.xq_draw_v1(registered boolean, lists boolean, out id bigint, out excluded bigint[])
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   mask constant bigint := {mask};
   last bigint;
@@ -60,7 +60,8 @@ exception when query_canceled or others then  -- a second cancel, in the first h
 end $body$;
 
 -- Makes all ids to come greater than a number; false if ids are in progress, which would lie too far below it.
-create or replace function {s}.xq_set_floor_v1(floor bigint) returns boolean language plpgsql volatile as $body$
+create or replace function {s}.xq_set_floor_v1(floor bigint) returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   last bigint;
 begin
@@ -76,7 +77,8 @@ begin
 end $body$;
 
 -- Holds the gate until the writes of this SQL transaction are visible; never over a flush.
-create or replace function {s}.xq_hold_gate_v1() returns void language plpgsql volatile as $body$
+create or replace function {s}.xq_hold_gate_v1() returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   perform pg_advisory_xact_lock({mask});
 end $body$;
@@ -86,7 +88,7 @@ end $body$;
 -- outcomes, decides which of them are, because a server makes a commit visible before it frees its locks.
 -- The window keeps out the keys of other stores and of applications, the view's database those of copies of this store.
 create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   listed bigint[];
   active bigint[];
@@ -111,13 +113,14 @@ begin
 end $body$;
 
 create or replace function {s}.xq_take_snapshot_v1(out read_pointer bigint, out excluded bigint[])
-language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 declare
   mask constant bigint := {mask};
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
+  perform {s}.xq_require_primary_v1();
   begin
     begin
       read_pointer := case when pg_advisory_lock(mask) is null then null
@@ -136,7 +139,8 @@ end $body$;
 
 -- Proves at the commit that an id is registered by a lock of this SQL transaction, the user's; returns the fault, null
 -- if there is none.
-create or replace function {s}.xq_prove_v1(tx bigint) returns text language plpgsql volatile as $body$
+create or replace function {s}.xq_prove_v1(tx bigint) returns text
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if not exists (select 1 from {s}.xq_locked_id v where v.pid = pg_backend_pid() and v.id = tx) then
     return 'begun in another SQL transaction';

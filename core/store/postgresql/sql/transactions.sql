@@ -1,9 +1,20 @@
 -- The transaction steps of a PostgreSQL store, one call each. {s} is the quoted schema, {now} the store's clock.
 -- How ids are drawn, and registered without a row, is in ids_by_locks.sql or ids_by_clock.sql: whichever the store has.
 -- A version is part of each name: a later release adds functions and leaves these to running clients.
+-- Each pins its search_path: nothing that somebody creates in a schema of the caller's path is called.
 -- Where plans are generic by order: the server would choose anew at each call, and find the same.
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
---         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level.
+--         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level,
+--         XQ008 another store, XQ009 commits are not durable.
+
+-- A standby shows no registration: its snapshots would be wrong.
+create or replace function {s}.xq_require_primary_v1() returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $body$
+begin
+  if pg_is_in_recovery() then
+    raise exception using errcode = '25006', message = 'the server is a standby';
+  end if;
+end $body$;
 
 -- registration: 'transaction' by a lock of the user's SQL transaction, 'row' by an active row, which any session may
 -- end, 'rows' by one for each write pointer; registration.py chooses.
@@ -12,9 +23,9 @@
 -- first_*: a cell to be read at once.
 create or replace function {s}.xq_start_v1(
   kind text, registration text, relaxed boolean, request uuid, timeout_ms bigint, client text,
-  first_table int, first_row bytea, first_column bytea,
+  first_table bigint, first_row bytea, first_column bytea,
   out id bigint, out excluded bigint[], out deadline_ms bigint, out found_version bigint, out found_value bytea)
-language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 declare
   low bigint;
   horizon bigint;
@@ -52,7 +63,7 @@ end $body$;
 -- visible: a lock in its place would be listed without a word on whether the transaction has ended since. So that the
 -- gate is not held over a flush, its caller makes the row durable, in a call of its own.
 create or replace function {s}.xq_checkpoint_v1(tx bigint) returns bigint
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   pointer bigint;
 begin
@@ -70,7 +81,8 @@ begin
 end $body$;
 
 -- Commit, abort and sweep delete a transaction's first row before all others, so nothing is staged after any of them.
-create or replace function {s}.xq_hold_active_v1(tx bigint) returns void language plpgsql volatile as $body$
+create or replace function {s}.xq_hold_active_v1(tx bigint) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   perform 1 from {s}.xq_active a where a.id = tx for share;
   if not found then
@@ -79,7 +91,8 @@ begin
 end $body$;
 
 -- Ends a long transaction's registration: its write pointers, its id first; null if it has ended before.
-create or replace function {s}.xq_forget_active_v1(tx bigint) returns bigint[] language plpgsql volatile as $body$
+create or replace function {s}.xq_forget_active_v1(tx bigint) returns bigint[]
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   others bigint[];
 begin
@@ -93,20 +106,37 @@ begin
   return tx || coalesce(others, '{}');
 end $body$;
 
+-- Proves that rows go into the store that their writer knows: numbers of queues and tables are never used again, so
+-- that a store which was restored to an earlier state, or created anew, has none that the writer learned before.
+create or replace function {s}.xq_prove_store_v1(store text, queues bigint[], tables bigint[]) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
+begin
+  if store <> (select s.store_id from {s}.xq_store s)
+    or cardinality(queues) > 0 and exists (
+      select 1 from unnest(queues) as n(n) where not exists (select 1 from {s}.xq_queue q where q.number = n.n))
+    or cardinality(tables) > 0 and exists (
+      select 1 from unnest(tables) as n(n) where not exists (select 1 from {s}.xq_table t where t.number = n.n))
+  then
+    raise exception using errcode = 'XQ008', message = 'another store';
+  end if;
+end $body$;
+
 -- Stages cells under the newest write pointer, in whichever process the last checkpoint was made, and entries under the
 -- id; returns all pointers. Null: a younger flush has written some of the same rows, or a checkpoint has been made since
 -- the flush drew its number; nothing is written then, and a process that is still there draws another number.
 create or replace function {s}.xq_stage_v1(
-  tx bigint, flush bigint, keys bytea[],
-  cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
-  entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
-  notify_table int[], notify_row bytea[], notify_column bytea[])
-returns bigint[] language plpgsql volatile as $body$
+  store text, tx bigint, flush bigint, keys bytea[],
+  cell_table bigint[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
+  entry_queue bigint[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
+  notify_table bigint[], notify_row bytea[], notify_column bytea[])
+returns bigint[]
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   pointers bigint[];
   pointer bigint;
   taken bigint;
 begin
+  perform {s}.xq_prove_store_v1(store, entry_queue, cell_table || notify_table);
   perform {s}.xq_hold_active_v1(tx);
   pointers := array(select a.id from {s}.xq_active a where a.owner = tx order by a.id);
   pointer := greatest(tx, pointers[cardinality(pointers)]);
@@ -147,7 +177,7 @@ end $body$;
 -- here for that end. So a number that is drawn afterwards is in the order of the commits for every key.
 -- ended: an id whose active row goes with the user's commit; null where a lock registers it.
 create or replace function {s}.xq_lock_keys_v1(keys bytea[], ended bigint) returns void
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
@@ -170,14 +200,15 @@ end $body$;
 -- server_xmax, server_xip: the server's snapshot in which it read, but for the ids in excluded; server_xmax is null if
 -- its snapshot is made of ids.
 create or replace function {s}.xq_commit_v1(
-  registration text, request uuid, tx bigint, excluded bigint[], low bigint,
+  store text, registration text, request uuid, tx bigint, excluded bigint[], low bigint,
   server_xmax bigint, server_xip bigint[], deadline bigint,
   idempotency_key text, generation int, result text, keys bytea[],
-  cell_table int[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
-  entry_queue int[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
-  notify_table int[], notify_row bytea[], notify_column bytea[],
-  seen_table int[], seen_row bytea[], seen_column bytea[], started bigint)
-returns bigint language plpgsql volatile set plan_cache_mode = force_generic_plan as $body$
+  cell_table bigint[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
+  entry_queue bigint[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
+  notify_table bigint[], notify_row bytea[], notify_column bytea[],
+  seen_table bigint[], seen_row bytea[], seen_column bytea[], started bigint)
+returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 #variable_conflict use_variable
 declare
   pointers bigint[];
@@ -191,15 +222,14 @@ begin
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
 
+  if current_setting('synchronous_commit') = 'off' then
+    raise exception using errcode = 'XQ009', message = 'synchronous_commit is off';
+  end if;
+
   -- 1. The registration is proven, or made now.
   if registration = 'commit' then
     tx := ({s}.xq_draw_v1(true, false)).id;
-  elsif registration = 'row' then
-    delete from {s}.xq_active a where a.id = tx;
-    if not found then
-      raise exception using errcode = 'XQ002', message = 'transaction has ended';
-    end if;
-  elsif registration = 'rows' then
+  elsif registration in ('row', 'rows') then
     pointers := {s}.xq_forget_active_v1(tx);
     if pointers is null then
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
@@ -215,12 +245,7 @@ begin
   end if;
   newest := coalesce(pointers[cardinality(pointers)], tx);
 
-  -- 2. The deadline, by the store's clock.
-  if low is not null and {now} > deadline then
-    raise exception using errcode = 'XQ003', message = 'deadline has passed';
-  end if;
-
-  -- 3. The outcome, before the keys, so that a repeated call never meets its own writes.
+  -- 2. The outcome, before the deadline and the keys, so that a repeated call meets neither, nor its own writes.
   insert into {s}.xq_outcome values (request, 'committed', tx, {now}) on conflict do nothing;
   if not found then
     select o.status, o.id into decided from {s}.xq_outcome o where o.request = xq_commit_v1.request;
@@ -228,6 +253,11 @@ begin
       return decided.id;
     end if;
     raise exception using errcode = 'XQ004', message = 'refused before';
+  end if;
+
+  -- 3. The deadline, by the store's clock.
+  if low is not null and {now} > deadline then
+    raise exception using errcode = 'XQ003', message = 'deadline has passed';
   end if;
   if idempotency_key is not null then
     insert into {s}.xq_idempotency values (idempotency_key, generation, tx, result, {now}, null) on conflict do nothing;
@@ -258,7 +288,11 @@ begin
         limit 1;
       raise exception using errcode = 'XQ001', message = 'conflict',
         detail = json_build_object(
-          'key', encode(offender.key, 'hex'), 'writer', offender.writer, 'transaction', tx)::text;
+          'key', encode(offender.key, 'hex'), 'writer', offender.writer, 'transaction', tx,
+          -- Behind its first byte, a key holds the number of its table or queue.
+          'name', (select n.name from (select t.name, t.number from {s}.xq_table t
+                                       union all select q.id, q.number from {s}.xq_queue q) n
+                   where n.number = ('x' || encode(substr(offender.key, 2, 8), 'hex'))::bit(64)::bigint))::text;
     end if;
   end if;
 
@@ -298,6 +332,8 @@ begin
     delete from {s}.xq_staged_entry s where s.id = any(pointers);
   end if;
 
+  perform {s}.xq_prove_store_v1(store, entry_queue, cell_table || notify_table || seen_table);
+
   -- 6. The horizon, in a statement after the checks: a purge that removed a key raised it, and 4 waited for that.
   if low < (select s.horizon from {s}.xq_store s) then
     raise exception using errcode = 'XQ006', message = 'snapshot too old';
@@ -306,7 +342,8 @@ begin
 end $body$;
 
 -- Deletes the rows that were staged under a write pointer.
-create or replace function {s}.xq_rollback_v1(pointer bigint) returns void language plpgsql volatile as $body$
+create or replace function {s}.xq_rollback_v1(pointer bigint) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   delete from {s}.xq_cell c using {s}.xq_staged_cell s
     where s.id = pointer and c.table_number = s.table_number and c.row_key = s.row_key
@@ -324,7 +361,7 @@ end $body$;
 -- Forgets an id and what was staged under it. kept: write pointers that become invalid for good in the same SQL
 -- transaction, since the participants in left_to could not undo what they wrote under them; null if there are none.
 create or replace function {s}.xq_abort_v1(registration text, tx bigint, kept bigint[], holders text) returns void
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   pointer bigint;
 begin
@@ -337,7 +374,8 @@ begin
       perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
     end if;
     -- A row that is locked is being ended by another commit or sweep; nothing was staged.
-    delete from {s}.xq_active a where a.id = (select l.id from {s}.xq_active l where l.id = tx for update skip locked);
+    with own as (select l.id from {s}.xq_active l where l.id = tx for update skip locked)
+      delete from {s}.xq_active a using own where a.owner = own.id;
   elsif registration = 'rows' then
     foreach pointer in array coalesce({s}.xq_forget_active_v1(tx), '{}') loop
       perform {s}.xq_rollback_v1(pointer);
@@ -347,7 +385,8 @@ end $body$;
 
 -- Makes transactions past their deadline invalid. failed: the first error, where a transaction could not be ended;
 -- it keeps no other.
-create or replace function {s}.xq_expire_v1(out ended bigint, out failed text) language plpgsql volatile as $body$
+create or replace function {s}.xq_expire_v1(out ended bigint, out failed text)
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   late bigint[];
   tx bigint;
@@ -371,7 +410,7 @@ end $body$;
 
 -- Deletes the rows of invalid transactions and forgets their ids.
 create or replace function {s}.xq_prune_v1(most bigint, out ended bigint, out failed text)
-language plpgsql volatile as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   i bigint;
 begin

@@ -1,0 +1,330 @@
+"""A store that was opened before a fork, as under gunicorn, celery or multiprocessing (I1, I2, I12)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.support.fixtures import Covered
+from tests.support.histories import Append, HistoryTransaction, Operation, ReadList, check_history
+from tests.support.waiting import PATIENCE, wait_until
+
+from export_queue.core.client import Store, TransactionContext
+from export_queue.core.errors import ConflictError, StoreError, TransactionEnded
+from export_queue.core.store.sqlite.filelock import FileLock
+
+fork = multiprocessing.get_context("fork")
+
+
+@contextlib.contextmanager
+def forked(target: Callable[[], object]) -> Iterator[BaseProcess]:
+    """Run a function in a forked child, which is killed at the end of the block if it still lives."""
+    child = fork.Process(target=target, daemon=True)
+    child.start()
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.join(PATIENCE)
+
+
+def is_locked(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def test_a_child_that_was_forked_under_the_write_lock_does_not_keep_it(tmp_path: Path) -> None:
+    side = tmp_path / "lock"
+    lock = FileLock(str(side), seconds=PATIENCE)
+    with lock:
+        child = fork.Process(target=signal.pause, daemon=True)
+        child.start()
+        assert is_locked(side)
+    assert not is_locked(side)
+    child.kill()
+    child.join(PATIENCE)
+
+
+def test_a_turn_that_came_too_late_frees_the_write_lock_beside_a_child(tmp_path: Path) -> None:
+    side = tmp_path / "lock"
+    with FileLock(str(side), seconds=PATIENCE):
+        with pytest.raises(StoreError, match="has held the write lock"), FileLock(str(side), seconds=0.01):
+            pass
+        child = fork.Process(target=signal.pause, daemon=True)
+        child.start()
+    wait_until(lambda: not is_locked(side), "the lock is held by a child that never took it")
+    child.kill()
+    child.join(PATIENCE)
+
+
+def test_the_write_lock_of_a_killed_process_is_free_although_its_child_lives(tmp_path: Path) -> None:
+    side = tmp_path / "lock"
+    receiver, sender = fork.Pipe(duplex=False)
+
+    def hold_and_fork() -> None:
+        with FileLock(str(side), seconds=PATIENCE):
+            pid = os.fork()
+            if pid == 0:
+                sender.send(os.getpid())
+                signal.pause()
+            signal.pause()
+
+    with forked(hold_and_fork) as holder:
+        grandchild = receiver.recv()
+        try:
+            assert is_locked(side)
+            holder.kill()
+            wait_until(lambda: not is_locked(side), "the lock outlives its holder")
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+
+
+def test_a_child_that_leaves_the_locked_block_frees_nothing(tmp_path: Path) -> None:
+    side = tmp_path / "lock"
+    with FileLock(str(side), seconds=PATIENCE) as lock:
+        with forked(lambda: lock.__exit__(None, None, None)) as child:
+            child.join(PATIENCE)
+            assert child.exitcode == 0
+        assert is_locked(side)
+
+
+def test_a_connection_of_a_child_keeps_the_log_of_a_file_that_its_parent_closes(sqlite_url: str) -> None:
+    """SQLite takes the locks of inherited connections for the child's own, which the kernel does not."""
+    log = Path(sqlite_url.removeprefix("sqlite:///") + "-wal")
+    with Store.open(sqlite_url) as store:
+        store.create()
+        store.configure_queue("q")
+        assert store.queues()
+        receiver, sender = fork.Pipe(duplex=False)
+
+        def look() -> None:
+            with store.database.read():
+                store.queues()
+                sender.send("open")
+                signal.pause()
+
+        with forked(look):
+            assert receiver.recv() == "open"
+            with store.transaction() as tx:
+                tx.queue("q").add("a", 1)
+            store.close()
+            assert log.exists()
+
+
+@pytest.mark.postgres
+def test_a_session_ends_with_its_process_although_a_child_lives(postgres_url: str) -> None:
+    """Else the transaction in progress stays in progress, and holds the horizon, for as long as the child lives."""
+    with Store.open(postgres_url) as store:
+        store.create()
+    receiver, sender = fork.Pipe(duplex=False)
+
+    def read_and_fork() -> None:
+        with Store.open(postgres_url) as own, own.transaction() as tx:
+            tx.table("t").get("a", "n")
+            with own.database.read() as work:
+                work.connection.exec_driver_sql("set application_name = 'a parent'")
+                if os.fork() == 0:
+                    sender.send(os.getpid())
+                    signal.pause()
+                signal.pause()
+
+    with (
+        forked(read_and_fork) as parent,
+        psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as other,
+    ):
+        grandchild = receiver.recv()
+
+        def sessions() -> int:
+            row = other.execute(
+                "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+            ).fetchone()
+            assert row
+            return int(row[0])
+
+        try:
+            assert sessions() >= 1
+            parent.kill()
+            wait_until(lambda: sessions() == 0, "a session outlives its process")
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+
+
+def test_a_transaction_is_refused_in_a_forked_child_and_goes_on_in_its_parent(store: Store) -> None:
+    store.configure_queue("q")
+    answers = fork.Queue()
+
+    def use(tx: TransactionContext) -> None:
+        try:
+            tx.table("t").get("a", "n")
+        except TransactionEnded as error:
+            answers.put(f"belongs to process {os.getppid()}" in str(error))
+        answers.put([queue.id for queue in store.queues()])
+
+    transaction = store.transaction()
+    tx = transaction.__enter__()
+    assert tx.table("t").get("a", "n") is None
+
+    def leave() -> None:
+        use(tx)
+        with contextlib.suppress(TransactionEnded):
+            transaction.__exit__(None, None, None)
+        answers.put("left")
+
+    tx.queue("q").add("a", 1)
+    with forked(leave) as child:
+        heard = [answers.get(timeout=PATIENCE) for _ in range(3)]
+        child.join(PATIENCE)
+    assert heard == [True, ["q"], "left"]
+    assert tx.table("t").get("b", "n") is None
+    transaction.__exit__(None, None, None)
+    assert [unit.entries for unit in store.backlog("q")] == [1]
+
+
+def test_a_child_that_was_forked_during_a_read_of_the_file_is_refused_and_told_why(sqlite_url: str) -> None:
+    answers = fork.Queue()
+
+    def look() -> None:
+        try:
+            answers.put(store.queues())
+        except StoreError as error:
+            answers.put(str(error))
+
+    with Store.open(sqlite_url) as store:
+        store.create()
+        with store.database.read(), forked(look):
+            assert "SQLite's locks cannot be inherited" in answers.get(timeout=PATIENCE)
+        with forked(look):
+            assert answers.get(timeout=PATIENCE) == []
+
+
+def test_the_open_connection_of_a_parent_is_not_the_childs(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store:
+        store.create()
+        with store.database.read() as work:
+            raw = work.connection.connection.driver_connection
+            assert isinstance(raw, psycopg.Connection)
+            own = raw.fileno()
+            answers = fork.Queue()
+            with forked(lambda: answers.put(str(Path(f"/proc/self/fd/{own}").readlink()))):
+                assert answers.get(timeout=PATIENCE) == os.devnull
+            assert store.queues() == []
+
+
+LISTS = 4
+
+
+class Recorder:
+    """A client that appends to lists and reads them, and notes what it did and saw."""
+
+    def __init__(self, store: Store, session: int, folder: Path) -> None:
+        self._store = store
+        self._session = session
+        self._path = folder / f"{session}.history"
+        self._random = random.Random(session)
+        self.done = 0
+
+    def run(self, *, until: Callable[[], bool]) -> None:
+        while not until():
+            self.step()
+
+    def step(self) -> None:
+        value = self._session * 1_000_000 + self.done
+        operations: list[Operation] = []
+        begin, end = time.monotonic_ns(), None
+        status = "ok"
+        try:
+            with self._store.transaction() as tx:
+                for name in self._random.sample([f"l{i}" for i in range(LISTS)], 2):
+                    seen = tuple(map(int, (tx.table("lists").get(name, "v") or b"").split()))
+                    operations.append(ReadList(name, seen))
+                if self._random.random() < 0.7:
+                    tx.table("lists").set(name, "v", b" ".join(b"%d" % v for v in (*seen, value)))
+                    operations.append(Append(name, value))
+            end = time.monotonic_ns()
+        except ConflictError:
+            status = "aborted"
+        told = HistoryTransaction(
+            session=str(self._session),
+            operations=operations,
+            status=status,  # type: ignore[arg-type]  # one of two
+            begin=begin,
+            end=end,
+        )
+        with self._path.open("ab") as file:
+            pickle.dump(told, file)
+        self.done += 1
+
+
+def read_history(folder: Path) -> Iterator[HistoryTransaction]:
+    for path in sorted(folder.glob("*.history")):
+        with path.open("rb") as file, contextlib.suppress(EOFError):
+            while True:
+                yield pickle.load(file)
+
+
+@pytest.mark.parametrize(
+    ("forked_children", "steps"),
+    [
+        pytest.param(4, 15, id="short"),
+        pytest.param(60, 100, id="long", marks=pytest.mark.full("thousands of transactions in sixty children")),
+    ],
+)
+def test_the_history_of_parents_and_their_forked_children_is_snapshot_isolation(
+    store: Store, tmp_path: Path, forked_children: int, steps: int, covered: Covered
+) -> None:
+    """The parent's threads go on while children begin with the parent's store; one child in four is a parent itself."""
+    with store.transaction() as tx:
+        tx.table("lists").get("l0", "v")
+    stop = threading.Event()
+    recorders = [Recorder(store, session, tmp_path) for session in (1, 2)]
+    threads = [threading.Thread(target=r.run, kwargs={"until": stop.is_set}) for r in recorders]
+
+    def be_child(session: int) -> None:
+        recorder = Recorder(store, session, tmp_path)
+        with contextlib.suppress(StoreError):  # SQLite: the fork met a connection in use for longer than it waits
+            recorder.run(until=lambda: recorder.done >= steps)
+            if session % 4 == 0:
+                with forked(lambda: be_child(session + 1000)) as grandchild:
+                    recorder.run(until=lambda: recorder.done >= 2 * steps)
+                    grandchild.join(PATIENCE)
+
+    for thread in threads:
+        thread.start()
+    children = []
+    try:
+        for number in range(forked_children):
+            before = recorders[0].done
+            child = fork.Process(target=be_child, args=(10 + number,))
+            child.start()
+            children.append(child)
+            wait_until(lambda: recorders[0].done > before + 2, "the fork has stopped the parent's commits")  # noqa: B023
+        for child in children:
+            child.join(PATIENCE)
+            assert child.exitcode == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+        for child in children:
+            child.kill()
+    verdict = check_history(read_history(tmp_path))
+    assert not verdict.anomalies, str(verdict)
+    assert {int(path.stem) for path in tmp_path.glob("*.history")} >= {1, 2}
+    assert sum(path.stem not in ("1", "2") for path in tmp_path.glob("*.history")) >= forked_children / 2
+    covered(f"{verdict.committed} transactions committed, {len(list(tmp_path.glob('*.history')))} processes")
