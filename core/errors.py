@@ -287,11 +287,12 @@ class SinkBelongsToAnother(SinkError):
 
 
 class SinkLostData(SinkError):
-    """The sink does not remember what it has acknowledged: it was emptied, or restarted without its data."""
+    """The sink does not hold what it has acknowledged: it was emptied, restored, or restarted without its last data."""
 
     default_hint = (
-        "what was drained before is gone from the sink: empty it altogether, add all records to the queue anew, then "
-        "call export_queue.readmit(store, queue_id, sink), which says that the sink may be empty"
+        "what was drained before is gone from the sink: replay it, that is, add all records that the sink lacks to the "
+        "queue anew; then take the sink as it is: export-queue readmit QUEUE SINK.json --store …, or "
+        "export_queue.readmit(store, queue_id, sink)"
     )
 
 

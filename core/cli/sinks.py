@@ -1,4 +1,4 @@
-"""``export-queue sweep``: tombstones in sinks."""
+"""``export-queue sweep`` and ``readmit``: tombstones in sinks, and sinks that have lost data."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store
 from export_queue.core.cli.loading import search_current_folder
+from export_queue.core.drain import readmit as take_anyway
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.sinks import SinkSpec
 
@@ -41,6 +42,27 @@ def sweep(
         for sink in described:
             report = opened.sweep_sink(sink)
             print(orjson.dumps(report.to_json()).decode() if as_json else report.line(), flush=True)
+
+
+@app.command()
+def readmit(
+    queue_id: Annotated[str, typer.Argument(metavar="QUEUE")],
+    sink: Annotated[
+        Path, typer.Argument(metavar="SINK.json", help="file with the description of a sink: kind, options, secrets")
+    ],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+) -> None:
+    """Go on with a sink that has lost data, which drains refuse; it is taken as it is.
+
+    The command brings nothing back: add the records that the sink lacks to the queue anew. Tables and indices of the
+    sink's description that are gone are created again.
+    """
+    described = load_sink(sink)
+    with open_store(store, password, schema) as opened:
+        take_anyway(opened, queue_id, described)
+    print(f"{described.name} is admitted as it is; queue {queue_id} may be drained into it")
 
 
 def load_sink(path: Path) -> SinkSpec:

@@ -11,7 +11,7 @@ from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import SinkBelongsToAnother
 from export_queue.core.queue import find_queue
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
-from export_queue.core.store import Database
+from export_queue.core.store import Database, queries
 
 _ADMISSIONS = 10
 
@@ -28,26 +28,30 @@ class StoreHandle(Protocol):
         """Its connections."""
 
 
-def admit(database: Database, ask: Callable[[int], None]) -> None:
+def admit(database: Database, ask: Callable[[int], None]) -> int:
     """Show a sink a fence that is younger than all that it has seen from this store.
 
     :param ask: asks the sink, with the fence.
+    :returns: the fence, which the sink keeps from now on.
     :raises SinkBelongsToAnother: the sink has seen younger fences, or another store.
     """
-    for remaining in reversed(range(_ADMISSIONS)):
+    remaining = _ADMISSIONS
+    while True:
         with database.connect() as connection:
             fence = database.dialect.draw(connection)
         try:
             ask(fence)
-            return
         except SinkBelongsToAnother:
             # Between our drawing and showing, another drain may have shown a younger fence.
+            remaining -= 1
             if not remaining:
                 raise
+        else:
+            return fence
 
 
 def ask_sink(
-    sink: Sink | FencedSink, request: DrainRequest, *, queue_id: str, store_id: str, fence: int, drained: bool
+    sink: Sink | FencedSink, request: DrainRequest, *, queue_id: str, store_id: str, fence: int, shown: int
 ) -> None:
     """Ask an open sink whether a request may drain into it.
 
@@ -55,14 +59,20 @@ def ask_sink(
     :raises SinkError: the sink refuses.
     """
     check_request(sink, request)
-    call_again(request.retry, lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained))
+    call_again(request.retry, lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown))
+
+
+def note_fence(database: Database, queue_id: str, sink_name: str, fence: int) -> None:
+    """Note in the store that a sink has kept a fence: a sink that shows a lower one later has lost data since."""
+    with database.begin() as work:
+        queries.sinks.note_fence(work, queue_id, sink_name, fence)
 
 
 def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink | FencedSink) -> None:
-    """Go on with a sink that has lost its data, on purpose: it is taken for a new one.
+    """Go on with a sink that has lost data, on purpose: it is taken as it is, and what it lacks is set up anew.
 
-    Drains refuse such a sink (:class:`SinkLostData`), since it lacks all that was drained before. Empty it, add all its
-    records to the queue anew, then call this.
+    Drains refuse such a sink (:class:`SinkLostData`), since it lacks what was drained before. Add all records that it
+    lacks to the queue anew, then call this.
 
     :param store: an open store.
     :param queue_id: the queue that drains into it.
@@ -71,6 +81,11 @@ def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink | FencedSin
     :raises SinkError: the sink cannot be used, or another store feeds it.
     """
     with store.database.read() as work:
-        find_queue(work, queue_id)
+        queue = find_queue(work, queue_id)
     with opened_sink(sink) as opened:
-        admit(store.database, lambda fence: opened.admit(queue_id=queue_id, store_id=store.id, fence=fence))
+        fence = admit(
+            store.database,
+            lambda fence: opened.admit(queue_id=queue_id, store_id=store.id, fence=fence, readmit=True),
+        )
+    if queue.sink is not None:
+        note_fence(store.database, queue_id, queue.sink, fence)

@@ -20,7 +20,7 @@ class Engine(Protocol):
     def is_fenced(self) -> bool:
         """Tell whether the sink has no ranks, and relies on claims."""
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
         """Check sink and exporter once, before anything is claimed."""
 
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:

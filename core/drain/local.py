@@ -104,9 +104,9 @@ class LocalEngine:
         """Ask the sink."""
         return self.sink.capabilities.fenced
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
         """Ask the sink."""
-        ask_sink(self.sink, self.request, queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+        ask_sink(self.sink, self.request, queue_id=queue_id, store_id=store_id, fence=fence, shown=shown)
 
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
         """Ask the sink."""

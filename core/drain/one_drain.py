@@ -5,7 +5,8 @@
 3. Find the units that have work.
 4. Claim those that are free; where all are held, wait for their holders.
 5. Have the engine drain the claimed units, and go on with 3 until nothing is left.
-6. Look at what still waits, and store the report, also when the drain fails.
+6. Show the sink a fence once more, so that a later loss of what this drain brought is noticed.
+7. Look at what still waits, and store the report, also when the drain fails.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from export_queue.core.drain.admission import StoreHandle, admit
+from export_queue.core.drain.admission import StoreHandle, admit, note_fence
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.fenced import in_progress, not_settled_error, refuse_dead_letters
 from export_queue.core.drain.leases import LeaseKeeper
@@ -26,7 +27,7 @@ from export_queue.core.drain.progress import ProgressLog
 from export_queue.core.drain.report import DrainReport, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
-from export_queue.core.errors import ExportQueueError, LockNotAvailable
+from export_queue.core.errors import ExportQueueError, LockNotAvailable, SinkError, SinkLostData
 from export_queue.core.locks import (
     Lease,
     begin_attempt,
@@ -86,7 +87,15 @@ def run_drain(
     title = f"{request.queue_id} → {request.sink_name}"
     try:
         with ProgressLog(title, course.count_left, clock=clock) as progress, engine as opened:
-            course.bring_all(opened, progress)
+            try:
+                course.bring_all(opened, progress)
+            except SinkError:
+                raise
+            except Exception:
+                with contextlib.suppress(Exception):  # the trouble itself matters more
+                    course.show_again(opened)
+                raise
+            course.show_again(opened)  # 6
     except BaseException as error:
         trouble = error
     with contextlib.suppress(ExportQueueError):
@@ -139,6 +148,9 @@ class _Course:
     parts: list[RangeReport] = field(default_factory=list)
     promised: Snapshot | None = None
     oldest_left_seconds: float = 0.0
+    fence: int = 0
+    """The last one that the sink has kept."""
+    is_fence_noted: bool = False
     first_rejection: str | None = None
 
     def bring_all(self, engine: Engine, progress: ProgressLog) -> None:
@@ -181,16 +193,44 @@ class _Course:
         # A new queue is bound once its sink has answered; the drain of a bound queue touches no other sink.
         if queue.sink is not None:
             self._bind(queue)
-        with self.database.read() as work:
-            drained = queue.sink is not None and queries.reports.has_drained(work, queue.id, self.request.sink_name)
-        admit(
-            self.database,
-            lambda fence: engine.admit(queue_id=queue.id, store_id=self.store_id, fence=fence, drained=drained),
-        )
+        self._show(engine, queue)
         if queue.sink is None:
             self._bind(queue)
         if engine.is_fenced:
             refuse_dead_letters(self.database, queue)
+
+    def _show(self, engine: Engine, queue: Queue) -> None:
+        """Show the sink a new fence; one that has not kept the highest that is known has lost data."""
+        with self.database.read() as work:
+            shown = queries.sinks.shown_fence(work, queue.id, self.request.sink_name)
+        self.fence = admit(
+            self.database,
+            lambda fence: engine.admit(queue_id=queue.id, store_id=self.store_id, fence=fence, shown=shown),
+        )
+
+    def _note_fence(self) -> None:
+        # before the first batch: a drain that is killed amid its batches has left nothing else
+        if not self.is_fence_noted:
+            note_fence(self.database, self.request.queue_id, self.request.sink_name, self.fence)
+            self.is_fence_noted = True
+
+    def show_again(self, engine: Engine) -> None:
+        """Show the sink a fence after the last batch: a state without it lacks some of what was acknowledged.
+
+        The drain has kept its promise by now; a sink that does not answer at this moment changes nothing of that.
+
+        :raises SinkLostData: the sink has lost data while it was drained into.
+        """
+        if self.queue is None or not any(part.acknowledged for part in self.parts):
+            return
+        try:
+            self._show(engine, self.queue)
+        except SinkLostData:
+            raise
+        except ExportQueueError as error:
+            log.warning("the sink took no fence after the last batch: %s", error)
+            return
+        note_fence(self.database, self.request.queue_id, self.request.sink_name, self.fence)
 
     def _bind(self, queue: Queue) -> None:
         with self.database.begin() as work:
@@ -238,6 +278,7 @@ class _Course:
             clock=self.clock,
         )
         with keeper:
+            self._note_fence()
             if engine.is_fenced:
                 engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
                 snapshot = settled_snapshot(self.database)

@@ -36,7 +36,7 @@ class FencedSink(Protocol):
     def capabilities(self) -> Capabilities:
         """Batch sizes and abilities."""
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Check the target; see :class:`~export_queue.core.sinks.Sink`."""
 
     def claim(self, claims: Sequence[Claim]) -> Sequence[Sink]:
@@ -78,9 +78,9 @@ class ClaimedSink:
         """Those of the fenced sink."""
         return self.sink.capabilities
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Ask the fenced sink."""
-        self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+        self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown, readmit=readmit)
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch under the claim."""

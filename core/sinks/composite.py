@@ -43,10 +43,10 @@ class CompositeSink:
         least: dict[str, Any] = {f.name: min(getattr(one, f.name) for one in found) for f in fields(Capabilities)}
         return Capabilities(**least)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Ask all parts; see :class:`~export_queue.core.sinks.Sink`."""
         for _, sink in self._parts:
-            sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+            sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown, readmit=readmit)
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch to all parts; see :class:`~export_queue.core.sinks.Sink`.

@@ -29,7 +29,7 @@ class FloorRecord:
 
 
 def check_owner(
-    found: ControlRecord | None, *, queue_id: str, store_id: str, fence: int, sink: str, drained: bool = False
+    found: ControlRecord | None, *, queue_id: str, store_id: str, fence: int, sink: str, shown: int = 0
 ) -> ControlRecord:
     """Decide whether a store may feed a sink, and what the sink is to remember of it.
 
@@ -38,16 +38,16 @@ def check_owner(
     :param store_id: identity of the store that asks.
     :param fence: a number from that store's id source.
     :param sink: the sink's name, for the message.
-    :param drained: whether that store has drained this queue into this sink before.
+    :param shown: the highest fence that the sink is known to have kept; 0 where there was none.
     :returns: the record to keep; ``found`` itself where nothing changes.
     :raises SinkBelongsToAnother: the sink was fed by another store, or by a later state of this one.
-    :raises SinkLostData: the store has drained into the sink, which remembers nothing of it.
+    :raises SinkLostData: the sink remembers nothing of the queue though it did, or an older state of it.
     """
     if not store_id:
         raise InvalidArgument("a store's id is not empty")
     if not 0 <= fence <= MAX_SEQ:
         raise InvalidArgument(f"a fence is between 0 and {MAX_SEQ}, found {fence}")
-    if found is None and drained:
+    if found is None and shown:
         raise SinkLostData(
             f"sink {sink} has forgotten queue {queue_id!r}: expected the control record of store {store_id}, which has"
             " drained into it before, found none"
@@ -63,6 +63,11 @@ def check_owner(
         raise SinkBelongsToAnother(
             f"queue {queue_id!r} of sink {sink} was fed by store {store_id} in a later state:"
             f" this drain's fence is {fence}, the sink has seen {found.fence}"
+        )
+    if found.fence < shown:
+        raise SinkLostData(
+            f"sink {sink} is in an older state than it was, as after a restore: queue {queue_id!r} was drained into it"
+            f" with fence {shown}, found {found.fence}"
         )
     if found.fence == fence:
         return found

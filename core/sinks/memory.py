@@ -55,14 +55,12 @@ class MemorySink:
             with _shared_lock:
                 self._contents = _shared.setdefault(name, _Contents())
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Remember which store feeds the sink; see :class:`~export_queue.core.sinks.Sink`."""
         contents = self._contents
         with contents.lock:
             found = contents.control.get(queue_id)
-            wanted = check_owner(
-                found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
-            )
+            wanted = check_owner(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown)
             contents.floor = register_store(contents.floor, store_id=store_id, sink=str(self))
             contents.control[queue_id] = wanted
 

@@ -56,7 +56,7 @@ class Sink(Protocol):
     def capabilities(self) -> Capabilities:
         """Batch sizes and abilities."""
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Check the target once before a drain, and record which store feeds it.
 
         Creates what is missing where that is safe (control record, rank storage).
@@ -64,10 +64,11 @@ class Sink(Protocol):
         :param queue_id: the queue that is drained.
         :param store_id: identity of the store.
         :param fence: a number from the store's id source; the sink keeps the highest that it saw.
-        :param drained: whether the store knows that it has drained this queue into this sink before, so that a missing
-            control record means that the sink has lost its data.
+        :param shown: the highest fence of this queue that the store knows the sink to have kept; 0 where it has drained
+            nothing into it. A sink that has a lower one, or none, has lost what came in between.
+        :param readmit: take the sink as it is: forget what was lost there, and set it up anew.
         :raises SinkBelongsToAnother: the control record names another store or a higher fence.
-        :raises SinkLostData: there is no control record though there was one.
+        :raises SinkLostData: the control record is older than ``shown``, or something that was set up is gone.
         :raises SinkConfigurationError: the target cannot hold the guarantees, with what to change.
         :raises SinkUnavailable: the target cannot be reached.
         """

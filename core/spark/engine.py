@@ -64,10 +64,10 @@ class SparkEngine:
         with opened_sink(self.sink) as sink:
             claim_units(sink, queue, leases, self.request.retry)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
         """Ask the sink, from the driver."""
         with opened_sink(self.sink) as sink:
-            ask_sink(sink, self.request, queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+            ask_sink(sink, self.request, queue_id=queue_id, store_id=store_id, fence=fence, shown=shown)
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper

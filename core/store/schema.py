@@ -232,6 +232,12 @@ drain_report = _table(
     sa.Index("xq_drain_report_drain_id", "drain_id"),
     sa.Index("xq_drain_report_queue", "queue", "id"),
 )
+sink_fence = _table(
+    "xq_sink_fence",
+    _text("queue", primary_key=True),
+    _text("sink", primary_key=True),
+    _id("fence"),  # the highest that the sink has shown to remember; written before the first batch
+)
 
 low_watermark = _table("xq_low_watermark", _id("at_ms", primary_key=True), _id("low"))
 cleanup = _table(

@@ -48,7 +48,10 @@ def connect(request: pytest.FixtureRequest, store: Store) -> Iterator[Connect]:
     store.configure_table("t")
     engine = sa.create_engine(url)
     with engine.begin() as connection:
-        connection.execute(sa.text("create table business (id text primary key)"))
+        prefix = (
+            "" if url.get_backend_name() == "sqlite" else "public."
+        )  # which the store's own connections do not search
+        connection.execute(sa.text(f"create table {prefix}business (id text primary key)"))
 
     def new() -> Any:
         if request.param == "sqlalchemy":

@@ -118,8 +118,8 @@ class SinkInFront:
         self.inner = MemorySink()
         self._before, self._after = before, after
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
-        self.inner.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
+        self.inner.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown, readmit=readmit)
 
     def apply(self, operations: Operations) -> ApplyResult:
         self._before(operations)

@@ -75,8 +75,8 @@ class Gate:
     def __init__(self, inner: Sink, reach: Callable[[], None], *, applies_first: bool) -> None:
         self.inner, self._reach, self._applies_first = inner, reach, applies_first
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
-        self.inner.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
+        self.inner.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown, readmit=readmit)
 
     def apply(self, operations: Operations) -> ApplyResult:
         if not self._applies_first:

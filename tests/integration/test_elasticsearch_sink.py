@@ -22,13 +22,14 @@ from export_queue.core.errors import (
     ExportQueueError,
     SinkBelongsToAnother,
     SinkConfigurationError,
+    SinkLostData,
     SinkRefused,
     SinkUnavailable,
 )
 from export_queue.core.sinks import MAX_SEQ, ApplyResult, ElasticsearchSink, Operations, SinkSpec
 from export_queue.core.sinks.elasticsearch import floor as floor_module
+from export_queue.core.sinks.elasticsearch import indices, tombstones
 from export_queue.core.sinks.elasticsearch import sink as sink_module
-from export_queue.core.sinks.elasticsearch import tombstones
 from export_queue.core.sinks.elasticsearch.connection import Connection
 from export_queue.core.testing import SinkConformance
 from export_queue.core.testing.conformance.histories import apply_patiently
@@ -356,8 +357,25 @@ def test_an_index_that_is_deleted_during_a_drain_is_not_made_anew_by_the_server(
     ask("DELETE", f"/{name}-000001")
     with pytest.raises(SinkRefused, match="404"):
         sink.apply(puts(b"2"))
+    with pytest.raises(SinkLostData, match="is gone"):
+        sink.apply(puts(b"2"))
+    assert ask("GET", f"/_cat/indices/{name}*?format=json") == [], "nor by the sink"
+
+
+def test_an_index_that_was_deleted_or_made_anew_is_refused_until_it_is_readmitted(make, name, ask):
+    admit(make()).apply(puts(b"1"))
+    ask("DELETE", f"/{name}-000001")
+    with pytest.raises(SinkLostData, match="is gone"):
+        make().apply(puts(b"2"))
     assert ask("GET", f"/_cat/indices/{name}*?format=json") == []
-    assert sink.apply(puts(b"2")).written == 1, "the next try sets it up"
+    index, body = indices.definition(name)
+    ask("PUT", f"/{index}", body)
+    with pytest.raises(SinkLostData, match="is another one"):
+        make().apply(puts(b"2"))
+    sink = make()
+    sink.admit(queue_id="q", store_id="s", fence=1, readmit=True)
+    assert sink.apply(puts(b"1", b"2")).written == 2
+    assert make().apply(puts(b"1")).stale == 1
 
 
 # One operation that fails must not take others with it

@@ -17,7 +17,6 @@ from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, drain, readmit
 from export_queue.core.errors import SinkLostData, UnknownQueue
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations, RedisSink, SinkSpec
-from export_queue.core.store.queries.reports import find_reports, save_report
 
 
 def puts(seq: int, count: int = 60) -> Operations:
@@ -166,17 +165,6 @@ def test_a_drain_that_acknowledged_nothing_proves_nothing(orders: Store):
     drain(orders, "orders", MemorySink(), sink_name="cache")
     add(orders, "a")
     assert drain(orders, "orders", MemorySink(), sink_name="cache").acknowledged == 1
-
-
-def test_idle_drains_do_not_hide_that_there_was_a_busy_one(orders: Store):
-    add(orders, "a")
-    drain(orders, "orders", MemorySink(), sink_name="cache")
-    with orders.database.begin() as work:
-        busy = find_reports(work, queue_id="orders")[0]
-        for n in range(20):
-            save_report(work, busy | {"acknowledged": 0}, drain_id=f"idle {n}", queue_id="orders")
-    with pytest.raises(SinkLostData):
-        drain(orders, "orders", MemorySink(), sink_name="cache")
 
 
 def test_another_sink_after_a_rebind_may_be_empty(orders: Store):

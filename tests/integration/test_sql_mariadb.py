@@ -78,7 +78,7 @@ def test_a_server_that_is_lenient_by_itself_is_strict_for_the_sink(own_url, make
         result = sink.apply(batch)
         assert (result.written, [one.position for one in result.rejected]) == (1, [0])
         assert "1406" in result.rejected[0].reason
-        assert execute(own_url, "SELECT id, document FROM orders") == [("2", "\\'")]
+        assert execute(own_url, "SELECT id, document FROM orders WHERE id <> 'xq_mark'") == [("2", "\\'")]
     finally:
         execute(own_url, "SET GLOBAL sql_mode = DEFAULT")
 

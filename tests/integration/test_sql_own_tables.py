@@ -139,7 +139,7 @@ def test_a_table_that_is_there_becomes_a_sink_by_the_printed_ddl(url, make):
         assert (result.written, [one.position for one in result.rejected]) == (3, [3])
     rows = execute(url, "SELECT number, CAST(total * 100 AS int), note FROM bills_live ORDER BY number")
     assert [(int(a), int(b), c) for a, b, c in rows] == [(1, 725, "paid"), (3, 100, None)]
-    assert [more for (more,) in execute(url, "SELECT more FROM bills")] == [7, 7, 7]
+    assert [more for (more,) in execute(url, "SELECT more FROM bills WHERE _rank <= 1")] == [7, 7, 7]
     assert make(url, **options).ddl("any").count(";") == 1, "what is there is not printed again"
 
 
@@ -161,7 +161,7 @@ def test_rows_whose_rank_is_null_are_older_than_anything(url, make):
     sink = make(url)
     sink.create("orders")
     if url.startswith("sqlite"):
-        execute(url, "DROP VIEW orders_live", "DROP TABLE orders")
+        execute(url, "DROP VIEW orders_live", "DROP TABLE orders", "DELETE FROM xq_control")
         execute(url, 'CREATE TABLE orders ("id" text PRIMARY KEY, "document" text, _rank bigint, _deleted boolean)')
     elif url.startswith("mysql"):
         execute(url, "ALTER TABLE orders MODIFY _rank bigint NULL, MODIFY _deleted boolean NULL")
@@ -192,7 +192,12 @@ def test_a_schema_stands_before_the_template(postgres_url, make):
     assert sink.apply(puts(b"1", seq=4)).stale == 1
     assert execute(postgres_url, 'SELECT id FROM "Sales".orders_live') == [("1",), ("2",)]
     assert execute(postgres_url, 'SELECT id FROM "Sales"."a.b_live"') == [("1",)]
-    assert execute(postgres_url, 'SELECT queue_id FROM "Sales".xq_control ORDER BY queue_id') == [("*",), ("q",)]
+    assert execute(postgres_url, 'SELECT queue_id FROM "Sales".xq_control ORDER BY queue_id') == [
+        ("*",),
+        ("/a.b",),
+        ("/orders",),
+        ("q",),
+    ]
     assert execute(postgres_url, "SELECT * FROM orders") == []
 
 

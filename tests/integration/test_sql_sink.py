@@ -86,7 +86,9 @@ def test_a_deleted_record_stays_as_a_row_that_the_view_hides(url, make):
     sink = admit(make(url))
     sink.apply(puts(b"1", b"2", seq=5))
     sink.apply(puts(b"2", seq=6, document=None))
-    rows = execute(url, "SELECT id, document, _rank, CAST(_deleted AS int) FROM orders ORDER BY id")
+    rows = execute(
+        url, "SELECT id, document, _rank, CAST(_deleted AS int) FROM orders WHERE id <> 'xq_mark' ORDER BY id"
+    )
     assert rows == [("1", "x", 11, 0), ("2", None, 12, 1)]
     assert execute(url, "SELECT * FROM orders_live") == [("1", "x")]
 
@@ -178,7 +180,7 @@ def test_a_key_that_merges_ids_is_refused(tmp_path, postgres_url, make):
 def test_a_table_of_somebody_else_with_more_columns_is_taken(url, make):
     execute(url, GOOD + ", more integer DEFAULT 7)")
     assert admit(make(url, table="orders")).apply(puts(b"1")).written == 1
-    assert execute(url, "SELECT id, more FROM orders") == [("1", 7)]
+    assert execute(url, "SELECT id, more FROM orders WHERE id = '1'") == [("1", 7)]
 
 
 def test_rows_that_were_there_before_the_sink_are_older_than_anything(url, make):

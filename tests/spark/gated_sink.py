@@ -17,8 +17,8 @@ class GatedSink:
         self._inner = SqlSink(url)
         self.capabilities = self._inner.capabilities
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
-        self._inner.admit(queue_id=queue_id, store_id=store_id, fence=fence, drained=drained)
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
+        self._inner.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown, readmit=readmit)
 
     def apply(self, operations: Operations) -> ApplyResult:
         result = self._inner.apply(operations)

@@ -34,7 +34,7 @@ class FencedMemory:
         self._lock = threading.Lock()
         self._before, self._after, self._on_claim = before, after, on_claim
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None: ...
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None: ...
 
     def claim(self, claims: Sequence[Claim]) -> Sequence[ClaimedSink]:
         self._on_claim(claims)

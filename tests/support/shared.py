@@ -46,7 +46,7 @@ ELASTICSEARCH_ROLES = {
 
 # Tests kill processes, never the machine: what the operating system has is safe, and a flush costs 3 ms.
 _POSTGRES = {"max_connections": "400", "fsync": "off", "full_page_writes": "off"}
-_MARIADB = {"max-connections": "400", "innodb-flush-log-at-trx-commit": "2"}
+_MARIADB = {"max-connections": "400", "innodb-flush-method": "nosync"}
 _ELASTICSEARCH = {"http.max_content_length": "5mb", "action.auto_create_index": "true"}
 
 

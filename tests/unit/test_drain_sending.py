@@ -26,7 +26,7 @@ class ScriptedSink:
         self.batches: list[list[bytes]] = []
         self._answer = answer
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None: ...
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None: ...
 
     def apply(self, operations: Operations) -> ApplyResult:
         self.batches.append(list(operations.ids))

@@ -184,5 +184,5 @@ def test_a_sweep_takes_what_its_template_names_and_what_hides_tombstones(templat
 
 def test_the_record_of_a_cluster_comes_back_as_it_was():
     record = FloorRecord(frozenset({"a", "b"}), (1 << 62) - 1)
-    document = orjson.loads(orjson.dumps(indices.write_floor(record, 60_000)))
-    assert indices.read_floor(document) == (record, 60_000)
+    whole = indices.WholeRecord(record, 60_000, {"orders": "one"})
+    assert indices.read_whole(orjson.loads(orjson.dumps(indices.write_whole(whole)))) == whole

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from urllib.parse import quote
 
 from export_queue.core.errors import SinkUnavailable
@@ -18,6 +19,7 @@ from export_queue.core.sinks.control import FloorRecord
 from export_queue.core.sinks.elasticsearch import indices
 from export_queue.core.sinks.elasticsearch.answers import Answer, Meaning, whole
 from export_queue.core.sinks.elasticsearch.connection import Connection, PutOff
+from export_queue.core.sinks.elasticsearch.indices import WholeRecord
 
 FLOOR_SECONDS = 5.0
 """How old a floor may be that a batch goes by."""
@@ -45,7 +47,7 @@ class Floor:
         """Return the floor as it was a moment ago."""
         if self._connection.retry.clock() - self._read_at > FLOOR_SECONDS:
             begun = self._connection.retry.clock()
-            self._known = self._get()[0].floor
+            self._known = self._get()[0].floor.floor
             self._read_at = begun
         return self._known
 
@@ -62,32 +64,52 @@ class Floor:
 
         :raises SinkBelongsToAnother: another store has swept it.
         """
-        self._change(lambda found: control.register_store(found, store_id=store_id, sink=str(self._connection)))
+        self._change_floor(lambda found: control.register_store(found, store_id=store_id, sink=str(self._connection)))
 
     def raise_floor(self, store_id: str, floor: int) -> int:
         """Raise the floor, wait until no request can go by the old one, and return where it is.
 
         :raises SinkBelongsToAnother: another store feeds the cluster, too.
         """
-        found, longest_ms = self._change(
+        found = self._change_floor(
             lambda found: control.raise_floor(found, store_id=store_id, floor=floor, sink=str(self._connection))
         )
-        seconds = FLOOR_SECONDS + TIMEOUTS * longest_ms / 1000
-        log.info("%s: floor %d; waiting %.0f s for requests under way", self._connection, found.floor, seconds)
+        seconds = FLOOR_SECONDS + TIMEOUTS * found.longest_ms / 1000
+        log.info("%s: floor %d; waiting %.0f s for requests under way", self._connection, found.floor.floor, seconds)
         self._connection.retry.sleep(seconds)
         self._read_at = float("-inf")
-        return found.floor
+        return found.floor.floor
 
-    def _change(self, decide: Callable[[FloorRecord], FloorRecord]) -> tuple[FloorRecord, int]:
-        def change() -> tuple[FloorRecord, int]:
-            found, longest_ms, guard = self._get()
-            wanted, needed_ms = decide(found), max(longest_ms, self._timeout_ms)
-            if (wanted, needed_ms) == (found, longest_ms):
-                return found, longest_ms
-            body = indices.write_floor(wanted, needed_ms)
+    def known_indices(self) -> Mapping[str, str]:
+        """Return the identities of all indices that were written to, by alias."""
+        return self._get()[0].known
+
+    def note_index(self, alias: str, identity: str) -> str:
+        """Note the index that stands behind an alias, where none is noted.
+
+        :returns: the one that is noted.
+        """
+        return self._change(lambda found: replace(found, known={alias: identity, **found.known})).known[alias]
+
+    def forget_index(self, alias: str) -> None:
+        """Forget the index behind an alias."""
+        self._change(lambda found: replace(found, known={k: v for k, v in found.known.items() if k != alias}))
+
+    def _change_floor(self, decide: Callable[[FloorRecord], FloorRecord]) -> WholeRecord:
+        return self._change(
+            lambda found: replace(found, floor=decide(found.floor), longest_ms=max(found.longest_ms, self._timeout_ms))
+        )
+
+    def _change(self, decide: Callable[[WholeRecord], WholeRecord]) -> WholeRecord:
+        def change() -> WholeRecord:
+            found, guard = self._get()
+            wanted = decide(found)
+            if wanted == found:
+                return found
+            body = indices.write_whole(wanted)
             status, answer = self._connection.ask("PUT", _PATH, params=guard, body=body)
             if status in (200, 201):
-                return wanted, needed_ms
+                return wanted
             outcome = whole(status, answer)
             if outcome.meaning not in (Meaning.STALE, Meaning.BUSY):
                 raise outcome.explain(f"{self._connection}, {indices.CONTROL}")
@@ -95,16 +117,16 @@ class Floor:
 
         return self._connection.repeat(change)
 
-    def _get(self) -> tuple[FloorRecord, int, Mapping[str, str]]:
+    def _get(self) -> tuple[WholeRecord, Mapping[str, str]]:
         """Read the record, and on what condition it may be replaced."""
 
-        def get() -> tuple[FloorRecord, int, Mapping[str, str]]:
+        def get() -> tuple[WholeRecord, Mapping[str, str]]:
             status, answer = self._connection.ask("GET", _PATH)
             if status == 200:
                 guard = {"if_seq_no": str(answer["_seq_no"]), "if_primary_term": str(answer["_primary_term"])}
-                return *indices.read_floor(answer["_source"]), guard
+                return indices.read_whole(answer["_source"]), guard
             if status == 404:
-                return FloorRecord(), 0, {"op_type": "create"}
+                return WholeRecord(), {"op_type": "create"}
             raise unreadable(whole(status, answer), f"{self._connection}, {indices.CONTROL}")
 
         return self._connection.repeat(get)

@@ -7,8 +7,8 @@ the user's, such as           an alias of one index, with a filter that hides to
 ``orders``                    sink use it
 ``orders-000001``             the index behind it, where the sink creates it
 ``xq_control``                an index with one document a queue: its control record; and one, ``*``, for all of them:
-                              the stores that feed the cluster, its floor, and as ``fence`` the milliseconds that the
-                              slowest of all sinks waits for an answer
+                              the stores that feed the cluster, its floor, as ``fence`` the milliseconds that the
+                              slowest of all sinks waits for an answer, and which index stood behind each alias
 ============================  ==============================================================================
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from export_queue.core.sinks import naming
@@ -33,7 +34,12 @@ _DURABLE = {"index": {"translog": {"durability": "request"}}}
 _MAPPING = {"properties": {RESERVED: {"properties": {"seq": {"type": "long"}, "deleted": {"type": "boolean"}}}}}
 _CONTROL_MAPPING = {
     "dynamic": "strict",
-    "properties": {"store_id": {"type": "keyword"}, "fence": {"type": "long"}, "floor": {"type": "long"}},
+    "properties": {
+        "store_id": {"type": "keyword"},
+        "fence": {"type": "long"},
+        "floor": {"type": "long"},
+        "indices": {"type": "object", "enabled": False},
+    },
 }
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
@@ -149,14 +155,41 @@ def write_control(record: ControlRecord) -> dict[str, Any]:
     return {"store_id": record.store_id, "fence": record.fence}
 
 
-def read_floor(source: Mapping[str, Any]) -> tuple[FloorRecord, int]:
-    """Read the record of the whole cluster from its document, and the longest timeout in milliseconds."""
-    return FloorRecord(frozenset(source["store_id"]), int(source["floor"])), int(source["fence"])
+@dataclass(frozen=True, slots=True)
+class WholeRecord:
+    """What the record of the whole cluster holds."""
+
+    floor: FloorRecord = field(default_factory=FloorRecord)
+    longest_ms: int = 0
+    """The longest timeout of all sinks, in milliseconds."""
+    known: Mapping[str, str] = field(default_factory=dict)
+    """The identity of the index behind each alias that was written to."""
 
 
-def write_floor(record: FloorRecord, longest_ms: int) -> dict[str, Any]:
+def read_whole(source: Mapping[str, Any]) -> WholeRecord:
+    """Read the record of the whole cluster from its document."""
+    floor = FloorRecord(frozenset(source["store_id"]), int(source["floor"]))
+    return WholeRecord(floor, int(source["fence"]), source.get("indices", {}))
+
+
+def write_whole(record: WholeRecord) -> dict[str, Any]:
     """Return the document of the record of the whole cluster."""
-    return {"store_id": sorted(record.stores), "fence": longest_ms, "floor": record.floor}
+    return {
+        "store_id": sorted(record.floor.stores),
+        "fence": record.longest_ms,
+        "floor": record.floor.floor,
+        "indices": dict(record.known),
+    }
+
+
+def identity(found: Found) -> str:
+    """Return what tells an index from all others, from one of its name that was made anew, and from its own snapshot.
+
+    The server gives each index a random text when it is created, and another one when it is restored in its place.
+    """
+    ((_, index),) = found.items()
+    settings = index["settings"]["index"]
+    return "/".join(filter(None, (settings["uuid"], settings.get("history", {}).get("uuid"))))
 
 
 def behind(template: str, found: Found) -> list[str]:
@@ -165,13 +198,17 @@ def behind(template: str, found: Found) -> list[str]:
     :param template: of the aliases.
     :param found: what the server says of all names that look so.
     """
-    head, hole, tail = template.partition("{collection}")
-    pattern = re.compile(re.escape(head) + (".+" if hole else "") + re.escape(tail))
     return sorted(
         name
         for name, index in found.items()
         if any(
-            pattern.fullmatch(alias) and f"{RESERVED}.deleted" in json.dumps(about.get("filter"))
+            may_name(template, alias) and f"{RESERVED}.deleted" in json.dumps(about.get("filter"))
             for alias, about in index.get("aliases", {}).items()
         )
     )
+
+
+def may_name(template: str, alias: str) -> bool:
+    """Tell whether a template may name an alias."""
+    head, hole, tail = template.partition("{collection}")
+    return re.fullmatch(re.escape(head) + (".+" if hole else "") + re.escape(tail), alias) is not None

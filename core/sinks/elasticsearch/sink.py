@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.errors import SinkConfigurationError, SinkLostData, SinkRefused, SinkUnavailable
 from export_queue.core.references import has_password
 from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import check_owner, stale_rank
@@ -66,6 +66,7 @@ class ElasticsearchSink:
         self._template = index
         self._create = create_indices
         self._ready: set[str] = set()
+        self._proven: set[str] = set()
         # so that the server's own answer comes before the time-out
         self._patience = f"{int(timeout * 500)}ms"
         self._connection = Connection(
@@ -73,11 +74,14 @@ class ElasticsearchSink:
         )
         self._floor = Floor(self._connection, timeout=timeout)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
+        self._proven.clear()  # each drain proves the indices anew
+        if shown and self._look(indices.CONTROL) is None:  # nothing is created where all is lost
+            check_owner(None, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown)
         self._ensure(indices.CONTROL, indices.control_definition())
-        if "{collection}" not in self._template:
-            self._prepare(self._template)
+        if readmit:
+            self._forget_lost()
         path = f"/{indices.CONTROL}/_doc/{quote(queue_id, safe='')}"
 
         def record() -> None:
@@ -88,9 +92,8 @@ class ElasticsearchSink:
             if status == 200:
                 found = indices.read_control(answer["_source"])
                 guard = {"if_seq_no": str(answer["_seq_no"]), "if_primary_term": str(answer["_primary_term"])}
-            wanted = check_owner(
-                found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
-            )
+            wanted = check_owner(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown)
+            self._prove_first(queue_id)
             self._floor.register_store(store_id)
             if wanted == found:
                 return
@@ -116,6 +119,7 @@ class ElasticsearchSink:
             return apply_batch(retarget(operations, aliases), reasons=reasons, write=self._write)
         except Exception:
             self._ready.clear()  # look at the indices again: they may have become others
+            self._proven.clear()
             raise
 
     def sweep(self, *, store_id: str, floor: int) -> int:
@@ -265,12 +269,49 @@ class ElasticsearchSink:
             raise SinkConfigurationError(refused[collection])
         return aliases[collection]
 
+    def _prove_first(self, queue_id: str) -> None:
+        """Prove, before a drain reads, the index that it will write to as far as that is known by now."""
+        alias = indices.fill_collections(self._template, [queue_id])[0].get(queue_id)
+        if alias is not None and (alias == self._template or alias in self._floor.known_indices()):
+            self._prepare(alias)
+
+    def _forget_lost(self) -> None:
+        """Forget the indices that were written to and are not there any more as they were."""
+        for alias, identity in self._floor.known_indices().items():
+            if indices.may_name(self._template, alias) and self._identity(alias) != identity:
+                self._floor.forget_index(alias)
+
     def _prepare(self, alias: str) -> None:
-        """Make sure, once, that an alias is there and can hold the guarantees."""
+        """Make sure, once, that an alias is there and can hold the guarantees; once a drain, that it lost nothing."""
+        if alias in self._proven:
+            return
+        known = self._floor.known_indices().get(alias)
         if alias not in self._ready:
-            self._ensure(alias, indices.definition(alias))
+            if known is None:
+                self._ensure(alias, indices.definition(alias))
+            elif self._look(alias) is None:
+                self._prove(alias, known)
             self._check(alias)
             self._ready.add(alias)
+        found = self._identity(alias)
+        self._prove(alias, known or self._floor.note_index(alias, found or ""))
+        self._proven.add(alias)
+
+    def _prove(self, alias: str, known: str) -> None:
+        """Make sure that an alias leads to the index that it was known to lead to.
+
+        :raises SinkLostData: it leads to another one, or to none.
+        """
+        found = self._identity(alias)
+        if found != known:
+            lost = "is gone" if found is None else "is another one, or was restored"
+            raise SinkLostData(
+                f"the index behind {alias!r} of {self} {lost}: expected {known}, found {found or 'none'}"
+            )
+
+    def _identity(self, alias: str) -> str | None:
+        found = self._look(alias)
+        return indices.identity(found) if found is not None and len(found) == 1 else None
 
     def _check(self, alias: str) -> None:
         found = self._look(alias)

@@ -19,7 +19,7 @@ from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Rejection
 from export_queue.core.sinks.redis.connection import Ask, pack
 from export_queue.core.sinks.redis.errors import Collision, code_of, explain, until_undisturbed
-from export_queue.core.sinks.redis.layout import Command
+from export_queue.core.sinks.redis.layout import CONTROL, Command
 from export_queue.core.sinks.redis.targets import Target, fitting
 
 GUARD = "guard"
@@ -43,6 +43,24 @@ def check_queue(guard: bytes | None, *, is_known: bool, is_fenced: bool, queue_i
         f"queue {queue_id!r} was drained into {sink} with guard={found!r}, not {wanted!r}: {reason}",
         hint=f"go on with guard={found!r}, or empty the database together with its keys that begin with xq:",
     )
+
+
+def agree_on_guard(ask: Ask, templates: Sequence[str], *, is_fenced: bool, sink: object) -> None:
+    """Note the guard of keys, and make sure that it is that of all queues that write them.
+
+    :param templates: of the keys, with nothing but ``{id}`` left.
+    :raises SinkConfigurationError: they are written under the other guard.
+    """
+    wanted, other = ("fence", "seq") if is_fenced else ("seq", "fence")
+    fields = [f"{GUARD}:{template}" for template in templates]
+    *_, found = ask(*(("HSETNX", CONTROL, field, wanted) for field in fields), ("HMGET", CONTROL, *fields))
+    for template, guard in zip(templates, found, strict=True):
+        if guard != wanted.encode():
+            raise SinkConfigurationError(
+                f"keys {template!r} of {sink} are written by a queue with guard={other!r}, not {wanted!r}: "
+                "an operation with a rank and one without cannot be compared",
+                hint=f"use guard={other!r} for this queue too, or other keys",
+            )
 
 
 def claim_units(ask: Ask, claims: Sequence[Claim], sink: object) -> None:

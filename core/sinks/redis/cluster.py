@@ -23,7 +23,7 @@ from export_queue.core.sinks.redis.connection import Connection, Reply
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.floor import stale_text
 from export_queue.core.sinks.redis.incarnation import Incarnations
-from export_queue.core.sinks.redis.layout import Command
+from export_queue.core.sinks.redis.layout import Command, rank_texts
 from export_queue.core.sinks.redis.nodes import Nodes, exchange_all
 from export_queue.core.sinks.redis.replicas import wait_for_replicas
 from export_queue.core.sinks.redis.servers import agree_on_shards, check_server
@@ -76,6 +76,15 @@ return {page[1], removed}
 """
 """Raises the floor of a slot, and removes tombstones below it from a page of a hash of ranks. Key: the hash. Arguments:
 the highest stale rank, the cursor of the page. Returns the next cursor, and how many were removed."""
+SHOW_SCRIPT = b"""
+local shown = redis.call('HGET', KEYS[1], 'shown')
+if not shown or shown < ARGV[1] then
+  shown = ARGV[1]
+  redis.call('HSET', KEYS[1], 'shown', shown)
+end
+return shown
+"""
+"""Raises the fence of a primary. Key: the hash of its incarnation. Argument: 20 digits. Returns the fence."""
 _SWEPT_AT_ONCE = 500
 """Hashes of which a page is swept in one go."""
 log = logging.getLogger("export_queue.sweep")
@@ -147,19 +156,39 @@ class Cluster:
             self.is_known = False
             raise
 
-    def note_incarnations(self, control_key: bytes) -> Command:
-        """Compare the incarnations of all primaries, and leave one where there is none."""
-        (noted,) = self.ask(control_key, ("HGET", control_key, "incarnations"))
-        self._incarnations.expect(noted)
+    def prove(self, control_key: bytes, *, readmit: bool) -> None:
+        """Compare incarnations and fences of all primaries, and leave an incarnation where there is none."""
+        if not readmit:
+            (noted,) = self.ask(control_key, ("HGET", control_key, "incarnations"))
+            self._incarnations.expect(noted)
+        for node, key, answer in self._ask_primaries(lambda key: (self._incarnations.look(key),)):
+            self._incarnations.check(key, answer, server=node.server)
+
+    def show(self, fence: int) -> Command:
+        """Leave a fence in all primaries."""
+        digits = rank_texts([fence])[0]
+        for _, key, answer in self._ask_primaries(
+            lambda key: (("SCRIPT", "LOAD", SHOW_SCRIPT), (*_call(SHOW_SCRIPT), b"1", key, digits))
+        ):
+            self._incarnations.note(key, int(answer))
+        return ("incarnations", self._incarnations.to_text())
+
+    def _ask_primaries(
+        self, commands: Callable[[bytes], Sequence[Command]]
+    ) -> Iterator[tuple[Connection, bytes, Reply]]:
+        """Send commands to all primaries.
+
+        :param commands: of a primary, by the key of the hash that holds its incarnation.
+        :returns: the nodes, those keys, and the replies to the last command.
+        """
         with self._watched():
             keys = self._control_keys()
-            looks = {node: [self._incarnations.leave(key), self._incarnations.look(key)] for node, key in keys.items()}
-            for node, answers in exchange_all(looks).items():
+            asked = {node: [self._incarnations.leave(key), *commands(key)] for node, key in keys.items()}
+            for node, answers in exchange_all(asked).items():
                 for answer in answers:
                     if isinstance(answer, Exception):
                         raise explain(answer, node.server) from answer
-                self._incarnations.check(keys[node], answers[-1], server=node.server)
-        return ("incarnations", self._incarnations.to_text())
+                yield node, keys[node], answers[-1]
 
     def _control_keys(self) -> dict[Connection, bytes]:
         """Return the key of the hash that holds each primary's incarnation."""
@@ -248,7 +277,7 @@ class Cluster:
         """
         # The script goes before the calls: a server that was restarted, or took over, has none.
         load: Command = ("SCRIPT", "LOAD", script)
-        call = ("EVALSHA", hashlib.sha1(script, usedforsecurity=False).hexdigest())
+        call = _call(script)
         by_node: dict[Connection, list[bytes]] = {}
         for key in left:
             by_node.setdefault(self._nodes.at(key), []).append(key)
@@ -276,6 +305,10 @@ class Cluster:
         if failure is not None:
             raise failure
         return moved
+
+
+def _call(script: bytes) -> Command:
+    return ("EVALSHA", hashlib.sha1(script, usedforsecurity=False).hexdigest())
 
 
 def _step(target: Target, records: Records, name: bytes, group: Sequence[int]) -> Command:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, Protocol
 
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
@@ -11,6 +14,8 @@ from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.connection import Connection, Reply
 from export_queue.core.sinks.redis.incarnation import Incarnations
 from export_queue.core.sinks.redis.layout import Command
+
+log = logging.getLogger("export_queue.sinks")
 
 
 class Servers(Protocol):
@@ -32,11 +37,17 @@ class Servers(Protocol):
         :param how: further arguments of the connection's ``exchange``.
         """
 
-    def note_incarnations(self, control_key: bytes) -> Command:
-        """Compare the incarnations of all servers with those that a control record has noted.
+    def prove(self, control_key: bytes, *, readmit: bool) -> None:
+        """Compare incarnations and fences of all servers with those that a control record has noted.
 
-        :returns: the fields of the control record that note them, and their values.
+        :param readmit: take the servers as they are.
         :raises SinkLostData: a server has lost what it had since the last drain.
+        """
+
+    def show(self, fence: int) -> Command:
+        """Leave a fence in all servers, where they have no higher one.
+
+        :returns: the fields of the control record that note incarnations and fences, and their values.
         """
 
     def write(self, operations: Operations) -> ApplyResult:
@@ -70,7 +81,27 @@ def check_server(connection: Connection) -> str:
     mode = facts.get("redis_mode", "standalone")
     if mode != "cluster" and facts.get("role", "master") != "master":  # a cluster's replica knows the primaries
         raise SinkUnavailable(f"{name} is a replica", hint="connect to the primary")
+    if weakness := _weakness(connection, facts):
+        _warn(f"{name} {weakness}; docs/sinks/index.md says what each setting keeps")
     return mode
+
+
+def _weakness(connection: Connection, facts: Mapping[str, str]) -> str | None:
+    """Say what a server may lose of what it has acknowledged, as far as it lets its settings be read."""
+    if facts.get("aof_enabled") == "0":
+        return "has no append-only file (appendonly no): what came after its last snapshot is lost when it stops"
+    (reply,) = connection.exchange([("CONFIG", "GET", "appendfsync")])
+    if isinstance(reply, Exception) or not reply:  # not everybody may read settings, and some servers have none
+        return None
+    found = (list(reply.values()) if isinstance(reply, dict) else list(reply))[-1]
+    policy = found.decode() if isinstance(found, bytes) else str(found)
+    return None if policy == "always" else f"may lose the last moment in a power cut (appendfsync {policy})"
+
+
+@cache
+def _warn(message: str) -> None:
+    """Warn once a process: a server is looked at again after each error."""
+    log.warning("%s", message)
 
 
 def agree_on_shards(

@@ -10,9 +10,9 @@ from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Rejection
 from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.connection import Connection, Reply
-from export_queue.core.sinks.redis.errors import COLLISIONS, code_of, explain
+from export_queue.core.sinks.redis.errors import COLLISIONS, Collision, code_of, explain, until_undisturbed
 from export_queue.core.sinks.redis.floor import READ_FLOOR, stale_text
-from export_queue.core.sinks.redis.incarnation import Incarnations
+from export_queue.core.sinks.redis.incarnation import SHOWN, Incarnations
 from export_queue.core.sinks.redis.layout import Command
 from export_queue.core.sinks.redis.replicas import wait_for_replicas
 from export_queue.core.sinks.redis.servers import agree_on_shards
@@ -70,8 +70,22 @@ class SingleServer:
             self.is_known = False
             raise
 
-    def note_incarnations(self, control_key: bytes) -> Command:
+    def prove(self, control_key: bytes, *, readmit: bool) -> None:
         """Nothing: control record and data lie in one server, and are lost together."""
+
+    def show(self, fence: int) -> Command:
+        """Leave a fence beside the incarnation; each batch that goes on looks at both."""
+
+        def raise_fence() -> None:
+            _, (found,) = self._ask(("WATCH", layout.CONTROL), ("HMGET", layout.CONTROL, SHOWN))
+            if int(found or 0) >= fence:
+                self._ask(("UNWATCH",))
+                return
+            *_, done = self._ask(("MULTI",), ("HSET", layout.CONTROL, SHOWN, str(fence)), ("EXEC",))
+            if done is None:
+                raise Collision
+
+        until_undisturbed(raise_fence, f"Redis at {self._connection.server}: xq:control changes all the time")
         return ()
 
     def write(self, operations: Operations) -> ApplyResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from export_queue.core.sinks.control import ControlRecord, check_owner
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities
 from export_queue.core.sinks.redis import layout
-from export_queue.core.sinks.redis.claims import GUARD, check_queue, claim_units, write_under
+from export_queue.core.sinks.redis.claims import GUARD, agree_on_guard, check_queue, claim_units, write_under
 from export_queue.core.sinks.redis.cluster import Cluster
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import Collision, until_undisturbed
@@ -113,14 +113,23 @@ class RedisSink:
         self._connect = connect
         self._connection = connect(host, port)
         self._servers: Servers | None = None
+        self._fixed = set() if "{collection}" in template else {template}
+        self._agreed: set[str] = set()
+        """Templates of keys, with nothing but ``{id}`` left, whose guard is known to be this one."""
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         key = layout.control_key(queue_id)
         with self._lock:
+            self._agreed.clear()
+            if readmit:
+                self._incarnations.forget()
+                if self._servers is not None:
+                    self._servers.is_known = False
             servers = self._prepare()
-            incarnations = servers.note_incarnations(key)
+            servers.prove(key, readmit=readmit)
             ask = partial(servers.ask, key)
+            noted: Command = ()
 
             def read_and_check() -> ControlRecord:
                 _, (*fields, guard) = ask(("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS, GUARD))
@@ -130,7 +139,7 @@ class RedisSink:
                         guard, is_known=found is not None, is_fenced=self._is_fenced, queue_id=queue_id, sink=self
                     )
                     return check_owner(
-                        found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), drained=drained
+                        found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown
                     )
                 except Exception:
                     ask(("UNWATCH",))
@@ -138,7 +147,7 @@ class RedisSink:
 
             def record() -> None:
                 guard = (GUARD, "fence") if self._is_fenced else ()
-                write: Command = ("HSET", key, *layout.write_control(read_and_check()), *incarnations, *guard)
+                write: Command = ("HSET", key, *layout.write_control(read_and_check()), *noted, *guard)
                 *_, done = ask(("MULTI",), write, ("EXEC",))
                 if done is None:
                     raise Collision
@@ -147,6 +156,8 @@ class RedisSink:
             read_and_check()
             ask(("UNWATCH",))
             register_store(partial(servers.ask, layout.CONTROL), store_id=store_id, sink=str(self))
+            self._agree_on_guard(self._fixed)
+            noted = servers.show(fence)
             until_undisturbed(record, f"{self}: the control record of queue {queue_id!r} changes all the time")
             self._wait()
 
@@ -174,10 +185,23 @@ class RedisSink:
         refuse_seqs(targeted, reasons)
         self._target.refuse(targeted, reasons)
         with self._lock:
+            self._agree_on_guard(set(templates.values()))
             refuse_long(self._prepare, self._target, targeted, reasons)
             result = apply_batch(targeted, reasons=reasons, write=write, ttl=True)
             self._wait()
             return result
+
+    def _agree_on_guard(self, templates: Set[str]) -> None:
+        """Make sure, once, that keys of these templates are written under one guard.
+
+        :param templates: with nothing but ``{id}`` left.
+        :raises SinkConfigurationError: another queue writes them under the other guard.
+        """
+        new = sorted(templates - self._agreed)
+        servers = self._prepare() if new else None
+        if isinstance(servers, SingleServer):  # in a cluster there is one guard only
+            agree_on_guard(partial(servers.ask, layout.CONTROL), new, is_fenced=self._is_fenced, sink=self)
+        self._agreed.update(new)
 
     def sweep(self, *, store_id: str, floor: int) -> int:
         """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""

@@ -16,6 +16,7 @@ from sqlalchemy.schema import CreateTable
 from export_queue.core.sinks.claims import Claim, needs_higher_fence, overtaken_error
 from export_queue.core.sinks.sql import tables
 from export_queue.core.sinks.sql.dialects import KEPT_OUT, Dialect, Poison, TryAgain
+from export_queue.core.sinks.sql.marks import note_rows
 
 UNIT_TABLE = "xq_unit"
 
@@ -94,4 +95,5 @@ def write_under(
         gone and dialect.delete(connection, table, gone)
     ):
         raise Poison(KEPT_OUT)
+    note_rows(connection, table, deleted=bool(gone))
     return len(rows)

@@ -34,7 +34,7 @@ def rows_of(
     key = key or Key()
     ids, documents, ranks = operations.ids, operations.documents, operations.ranks()
     if key.is_plain and contents.whole and contents.columns[0] == Column(contents.columns[0].name):
-        rows = _plain_rows(ids, documents, ranks, limits)
+        rows = _plain_rows(ids, documents, ranks, limits, key)
         if rows is not None:
             return rows, {}
     rows, reasons = [], {}
@@ -49,7 +49,7 @@ def rows_of(
 
 
 def _plain_rows(
-    ids: Sequence[bytes], documents: Sequence[bytes | None], ranks: Sequence[int], limits: Limits
+    ids: Sequence[bytes], documents: Sequence[bytes | None], ranks: Sequence[int], limits: Limits, key: Key
 ) -> list[Row] | None:
     """Make rows of whole documents in one go; None if any of them needs a closer look."""
     if max(map(len, ids), default=0) > limits.id_bytes:
@@ -59,7 +59,7 @@ def _plain_rows(
         texts = [None if document is None else document.decode() for document in documents]
     except UnicodeDecodeError:
         return None
-    if "\0" in "".join(keys) or "\0" in "".join(filter(None, texts)):
+    if key.mark[0] in keys or "\0" in "".join(keys) or "\0" in "".join(filter(None, texts)):
         return None
     return list(zip(keys, texts, ranks, [text is None for text in texts], strict=True))
 

@@ -12,15 +12,21 @@ from typing import TypeVar
 from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.errors import (
+    ExportQueueError,
+    SinkConfigurationError,
+    SinkLostData,
+    SinkRefused,
+    SinkUnavailable,
+)
 from export_queue.core.retry import Retry
 from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.claims import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
-from export_queue.core.sinks.control import stale_rank
+from export_queue.core.sinks.control import check_owner, stale_rank
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 from export_queue.core.sinks.sql.claims import UNIT_TABLE, claim_units, create_units, write_under
-from export_queue.core.sinks.sql.control_table import admit, held_floor, raise_floor
+from export_queue.core.sinks.sql.control_table import admit, held_floor, raise_floor, read_control
 from export_queue.core.sinks.sql.dialects import (
     KEPT_OUT,
     Clash,
@@ -31,6 +37,19 @@ from export_queue.core.sinks.sql.dialects import (
     open_dialect,
 )
 from export_queue.core.sinks.sql.fitting import measured, misfits
+from export_queue.core.sinks.sql.marks import (
+    NoMark,
+    check_mark,
+    forget,
+    found_mark,
+    known_tables,
+    leave_mark,
+    note_rows,
+    note_without_mark,
+    prove,
+    read_record,
+    require_table,
+)
 from export_queue.core.sinks.sql.rows import rows_of
 from export_queue.core.sinks.sql.statements import CONTROL_TABLE
 from export_queue.core.sinks.sql.tables import (
@@ -105,6 +124,8 @@ class SqlSink:
         self._dialect = open_dialect(url, password, timeout)
         self._engine = self._dialect.engine()
         self._ready: set[str] = set()
+        self._marks: dict[str, int] = {}
+        """Of the tables that are proven, the rank of each one's mark; 0 where it has none."""
         self._tables: dict[str, Table] = {}
         self._folds: bool | None = None
         self._retry = RETRY
@@ -114,13 +135,18 @@ class SqlSink:
         """Batch sizes and abilities."""
         return replace(self._dialect.capabilities, fenced=self._is_fenced)
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, drained: bool = False) -> None:
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Check the database and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
+        self._marks.clear()  # each drain proves the tables anew
+        if shown:  # nothing is created where all is lost
+            found = self._ask(lambda connection: read_control(connection, schema=self._schema, queue_id=queue_id))
+            check_owner(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown)
         self._prepare_control()
+        if readmit:
+            self._forget_lost()
         if self._is_fenced:
             self._ensure(UNIT_TABLE, lambda connection: [create_units(connection, self._schema)])
-        if "{collection}" not in self._template:
-            self._prepare(self._template)
+        self._prove_first(queue_id)
         self._ask(
             lambda connection: admit(
                 connection,
@@ -129,7 +155,7 @@ class SqlSink:
                 store_id=store_id,
                 fence=fence,
                 sink=str(self),
-                drained=drained,
+                shown=shown,
                 locks_reads=self._dialect.locks_reads,
             )
         )
@@ -172,7 +198,14 @@ class SqlSink:
         names = self._ask(
             lambda connection: tables_of(connection, schema=self._schema, template=self._template, keys=keys)
         )
-        return sum(sweep_table(self._ask, schema=self._schema, name=name, keys=keys, floor=raised) for name in names)
+        return sum(map(partial(self._sweep_table, keys=keys, floor=raised), names))
+
+    def _sweep_table(self, name: str, *, keys: Sequence[str], floor: int) -> int:
+        removed = sweep_table(self._ask, schema=self._schema, name=name, keys=keys, floor=floor)
+        record = self._ask(lambda connection: read_record(connection, self._schema, name))
+        if removed and record is not None and not record.mark:
+            self._ask(lambda connection: note_rows(connection, self._named(name), deleted=True))
+        return removed
 
     def create(self, collection: str) -> None:
         """Create the table of a collection, and its view, if the table is missing.
@@ -239,14 +272,18 @@ class SqlSink:
         """
 
         def attempt() -> tuple[int, Reasons]:
-            table = self._prepare(name)
-            rows, unfit = rows_of(operations, table.contents, self._dialect.limits, self._key)
-            # in the order of the keys, so that two writers cannot lock each other out
-            rows.sort(key=itemgetter(*range(len(table.keys))))
             try:
+                table = self._prepare(name)
+                rows, unfit = rows_of(operations, table.contents, self._dialect.limits, self._key)
+                # in the order of the keys, so that two writers cannot lock each other out
+                rows.sort(key=itemgetter(*range(len(table.keys))))
                 written, poison = self._write_rows(write_rows, table, rows)
             except SchemaChanged:
                 self._tables.pop(name, None)
+                raise
+            except SinkRefused:
+                if self._marks.pop(name, None) is not None:
+                    self._prepare(name)  # says so if the table was lost just now
                 raise
             if poison:
                 keys = {i: self._key.values(record) for i, record in enumerate(operations.ids) if i not in unfit}
@@ -280,11 +317,20 @@ class SqlSink:
 
     def _upsert_above_floor(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
         """Write the rows above the floor that are newer than those in the table; until then the floor stays."""
-        with held_floor(connection, self._schema, locks_reads=self._dialect.locks_reads) as floor:
+        mark = self._marks[table.name]
+        beside = [found_mark(table)] if mark else []
+        with held_floor(connection, self._schema, locks_reads=self._dialect.locks_reads, beside=beside) as found:
+            floor, marks = found
+            if mark:
+                check_mark(table, marks[0], mark, sink=str(self))
             if floor:
                 stale = stale_rank(floor)
                 rows = [row for row in rows if row[-2] > stale]
-            written = self._dialect.upsert(connection, table, rows) if rows else 0
+            if not rows:
+                return 0
+            if not mark:
+                note_rows(connection, table, deleted=False)
+            written = self._dialect.upsert(connection, table, rows)
             # the others are stale, and must be seen to be: triggers and rules keep rows out without an error
             if written < len(rows) and self._dialect.held(connection, table, rows) < len(rows):
                 raise Poison(KEPT_OUT)
@@ -304,13 +350,56 @@ class SqlSink:
     def _named(self, name: str) -> Table:
         return Table(name, self._contents, self._key, self._schema, ranked=not self._is_fenced)
 
+    def _prove_first(self, queue_id: str) -> None:
+        """Prove, before a drain reads, the table that it will write to as far as that is known by now."""
+        tables, _ = fill_collections(self._template, [queue_id], fold=self._folds_names())
+        name = tables.get(queue_id)
+        if name is not None and (
+            name == self._template or self._ask(lambda connection: read_record(connection, self._schema, name))
+        ):
+            self._prepare(name)
+
+    def _forget_lost(self) -> None:
+        """Forget the tables that were set up and are not there any more as they were."""
+
+        def forget_lost(connection: Connection) -> None:
+            for name in known_tables(connection, self._schema, template=self._template):
+                record = read_record(connection, self._schema, name)
+                try:
+                    if record is not None:
+                        prove(connection, self._named(name), record, sink=str(self))
+                except SinkLostData:
+                    forget(connection, self._schema, name)
+
+        self._ask(forget_lost)
+
     def _prepare(self, name: str) -> Table:
-        """Make sure, once, that a table is there and can hold the guarantees."""
-        if name in self._tables:
+        """Make sure, once, that a table is there and can hold the guarantees; once a drain, that it lost nothing."""
+        if name in self._marks and name in self._tables:
             return self._tables[name]
-        table = self._named(name)
         self._prepare_control()
-        self._ensure(name, lambda connection: self._dialect.create_table(connection, table))
+        record = self._ask(lambda connection: read_record(connection, self._schema, name))
+        if record is not None:
+            self._ask(lambda connection: require_table(connection, self._named(name), sink=str(self)))
+        table = self._tables.get(name) or self._fit(name, is_known=record is not None)
+        if record is not None:
+            self._ask(lambda connection: prove(connection, table, record, sink=str(self)))
+        self._marks[name] = self._set_up(table) if record is None else record.mark
+        return table
+
+    def _set_up(self, table: Table) -> int:
+        """Leave a mark in a table that no sink has written to yet, and note it."""
+        try:
+            return self._run(lambda connection: leave_mark(connection, self._dialect, table))
+        except (NoMark, Poison, SinkRefused):  # a rule of the table's own forbids such a row
+            self._ask(lambda connection: note_without_mark(connection, table))
+            return 0
+
+    def _fit(self, name: str, *, is_known: bool) -> Table:
+        """Make sure that a table can hold the guarantees, and return it as it is found."""
+        table = self._named(name)
+        if not is_known:
+            self._ensure(name, lambda connection: self._dialect.create_table(connection, table))
         problems, commands, fitted = self._ask(lambda connection: self._examine(connection, table))
         if problems:
             raise SinkConfigurationError(

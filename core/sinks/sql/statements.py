@@ -14,9 +14,12 @@ SET_LIMITS = """\
 SELECT set_config('lock_timeout', :lock, true),
        set_config('statement_timeout', :statement, true),
        set_config('idle_in_transaction_session_timeout', :idle, true),
-       set_config('TimeZone', 'UTC', true)"""
+       set_config('TimeZone', 'UTC', true),
+       set_config('synchronous_commit', CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END, true)
+  FROM (SELECT current_setting('synchronous_commit') AS setting) s"""
 """PostgreSQL, for one transaction: settings of a session would be lost, or kept, behind a pooler. A time without a zone
-is one of UTC."""
+is one of UTC. A database or a role may have switched off that a commit waits for the disk: what is acknowledged has to
+be there."""
 
 MERGING_COLLATION_POSTGRESQL = """\
 SELECT a.attname, c.collname

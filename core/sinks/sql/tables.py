@@ -23,6 +23,14 @@ TYPES = ("text", "integer", "real", "numeric", "boolean", "json", "timestamp")
 KEY_TYPES = ("text", "integer", "uuid", "date")
 """Types of key columns: each of their values can be written as text in one way only."""
 
+_MARKS: Mapping[str, str | int] = {
+    "text": "xq_mark",
+    "integer": -(1 << 31),
+    "uuid": "ffffffff-ffff-ffff-ffff-ffffffffffff",
+    "date": "1000-01-01",
+}
+"""The sink's own value of each type."""
+
 _TABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$-]{0,57}")
 _SCHEMA = re.compile(r"([A-Za-z_][A-Za-z0-9_$-]{0,62})\.(.*)", re.DOTALL)
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -80,11 +88,22 @@ class Key:
         """Whether every text is a key."""
         return len(self.columns) == 1 and self.columns[0].type == "text"
 
+    @property
+    def mark(self) -> tuple[str | int, ...]:
+        """The key of the sink's own row, by which it knows the table again; no record has it."""
+        return tuple(_MARKS[column.type] for column in self.columns)
+
     def values(self, record: bytes) -> tuple[str | int, ...]:
         """Return the values of an id.
 
-        :raises Unfit: the id is no key of such a table, or another way to write one.
+        :raises Unfit: the id is no key of such a table, another way to write one, or the sink's own.
         """
+        found = self._read(record)
+        if found == self.mark:
+            raise Unfit(f"the id {record.decode()} is the sink's own")
+        return found
+
+    def _read(self, record: bytes) -> tuple[str | int, ...]:
         text = text_of(record, "the id")
         if len(self.columns) == 1:
             return (_key_value(text, self.columns[0]),)

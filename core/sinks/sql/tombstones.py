@@ -50,9 +50,13 @@ def sweep_table(run: Run[Any], *, schema: str | None, name: str, keys: Sequence[
 
     :returns: how many were removed.
     """
-    table = sa.table(name, *map(sa.column, keys), sa.column(RANK), sa.column(DELETED, sa.Boolean), schema=schema)
+    table = sa.table(
+        name, *map(sa.column, keys), sa.column(RANK, sa.BigInteger), sa.column(DELETED, sa.Boolean), schema=schema
+    )
     columns = [table.c[key] for key in keys]
-    doomed = sa.and_(table.c[DELETED] == sa.true(), table.c[RANK] <= stale_rank(floor))
+    # the rank of the sink's own row is odd, though the row has the mark of a tombstone
+    tombstones = sa.and_(table.c[DELETED] == sa.true(), table.c[RANK] % 2 == 0)
+    doomed = sa.and_(tombstones, table.c[RANK] <= stale_rank(floor))
     removed = pages = 0
     after: sa.Row[Any] | None = None
 

@@ -14,6 +14,7 @@ from export_queue.core.store.queries import (
     outcomes,
     queues,
     reports,
+    sinks,
     versions,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "outcomes",
     "queues",
     "reports",
+    "sinks",
     "versions",
 ]

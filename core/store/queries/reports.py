@@ -49,16 +49,6 @@ def find_reports(
     return [orjson.loads(text) for text in work.connection.execute(statement).scalars()]
 
 
-def has_drained(work: Reading, queue_id: str, sink: str) -> bool:
-    """Tell whether a drain of a queue has brought entries into a sink, as far as reports are kept."""
-    # as save_report writes it: of reports there may be very many, and they stay in the database
-    idle = r.c.report.contains('"acknowledged":0,', autoescape=True)
-    # not LIKE, which takes A for a in SQLite
-    into = sa.func.replace(r.c.report, f'"sink":{orjson.dumps(sink).decode()},', "") != r.c.report
-    statement = sa.select(sa.literal(1)).where(r.c.queue == queue_id, ~idle, into).limit(1)
-    return work.connection.execute(statement).scalar() is not None
-
-
 def latest_idempotency(work: Reading, idempotency_key: str) -> Mapping[str, Any] | None:
     """Read the newest generation of an idempotency key."""
     statement = sa.select(t).where(t.c.idempotency_key == idempotency_key).order_by(t.c.generation.desc()).limit(1)

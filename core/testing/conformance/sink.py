@@ -267,10 +267,19 @@ class SinkConformance(SinkRaces, SinkSweeps):
         with self.opened() as sink:
             for _ in range(2):  # nothing is written down by the refusal
                 with pytest.raises(SinkLostData, match=queue):
-                    sink.admit(queue_id=queue, store_id="first", fence=100, drained=True)
+                    sink.admit(queue_id=queue, store_id="first", fence=100, shown=99)
             sink.admit(queue_id=queue, store_id="first", fence=101)
         with self.opened() as sink:
-            sink.admit(queue_id=queue, store_id="first", fence=102, drained=True)
+            sink.admit(queue_id=queue, store_id="first", fence=102, shown=101)
+
+    def test_a_sink_in_an_older_state_says_so_until_it_is_readmitted(self) -> None:
+        queue = f"conformance-{self.fresh()}0"
+        with self.opened() as sink:
+            sink.admit(queue_id=queue, store_id="first", fence=100)
+            with pytest.raises(SinkLostData, match="older state"):
+                sink.admit(queue_id=queue, store_id="first", fence=102, shown=101)
+            sink.admit(queue_id=queue, store_id="first", fence=103, readmit=True)
+            sink.admit(queue_id=queue, store_id="first", fence=104, shown=103)
 
     def test_queues_of_one_sink_are_admitted_one_by_one(self) -> None:
         queue = f"conformance-{self.fresh()}"

@@ -105,10 +105,10 @@ class MySqlDialect:
         give_password(engine, self._password)
 
         @event.listens_for(engine, "connect")
-        def learn_packet(connection: Any, record: Any) -> None:
+        def learn_server(connection: Any, record: Any) -> None:
             with connection.cursor() as cursor:
-                cursor.execute(mysql_statements.PACKET)
-                record.info["packet"] = int(cursor.fetchone()[0])
+                cursor.execute(mysql_statements.SERVER)
+                record.info["packet"], record.info["flush"] = map(int, cursor.fetchone())
 
         return engine
 
@@ -117,7 +117,17 @@ class MySqlDialect:
         return bool(connection.exec_driver_sql(mysql_statements.FOLDS).scalar())
 
     def begin(self, connection: Connection) -> None:
-        """Be strict, wait for locks no longer than wanted, and keep none for ever if this process stands still."""
+        """Be strict, wait for locks no longer than wanted, and keep none for ever if this process stands still.
+
+        :raises SinkConfigurationError: the server acknowledges commits before they are on its disk.
+        """
+        if (flush := connection.info["flush"]) != 1:  # a setting of the whole server, which no session can change
+            raise SinkConfigurationError(
+                f"{self.server} acknowledges commits before they are on its disk: expected"
+                f" innodb_flush_log_at_trx_commit 1, found {flush}",
+                hint="set innodb_flush_log_at_trx_commit = 1 in the server's configuration: entries leave the queue as"
+                " soon as the sink has acknowledged them",
+            )
         seconds = max(1, int(self._timeout))
         connection.execute(text(mysql_statements.SET_LIMITS), {"lock": seconds, "idle": seconds})
 

@@ -20,7 +20,7 @@ SESSION = (
 
 FOLDS = "SELECT @@lower_case_table_names"
 
-PACKET = "SELECT @@max_allowed_packet"
+SERVER = "SELECT @@max_allowed_packet, @@innodb_flush_log_at_trx_commit"
 
 TABLE_ENGINE = """\
 SELECT engine FROM information_schema.tables

@@ -71,7 +71,9 @@ class SqliteDialect:
         @event.listens_for(engine, "connect")
         def configure(connection: sqlite3.Connection, _: Any) -> None:
             connection.isolation_level = None  # the driver begins nothing by itself
-            connection.execute("PRAGMA synchronous = FULL")
+            # FULL does not sync the folder after the journal is deleted: a power cut would bring the journal back, and
+            # with it the state before the last commit
+            connection.execute("PRAGMA synchronous = EXTRA")
 
         @event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:

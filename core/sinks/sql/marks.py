@@ -1,0 +1,181 @@
+"""How a table is known again, and a loss of its rows noticed.
+
+With the guard ``seq`` a table holds a row of the sink's own, its mark: a tombstone, which readers do not see, with a
+random rank. The control record of the table notes that rank. Whatever takes the table's rows away takes the mark along:
+a DROP, a TRUNCATE, a table that was made anew or renamed.
+
+Tables of the guard ``fence`` show all their rows, and some tables of users' own take no such row. Of them the control
+record notes whether they hold rows at all, in the transactions that write them.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from export_queue.core.errors import SinkLostData
+from export_queue.core.sinks.operations import MAX_SEQ
+from export_queue.core.sinks.sql.control_table import TABLES, WHOLE_SINK, control_table
+from export_queue.core.sinks.sql.dialects import Dialect, TryAgain
+from export_queue.core.sinks.sql.tables import RANK, Table
+
+_MARKS = 1 << 32
+
+
+class NoMark(Exception):
+    """The table does not take its mark, or does not give it back; the transaction is rolled back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRecord:
+    """What the control record knows of a table."""
+
+    mark: int
+    """Rank of its mark; 0 where it has none."""
+    holds_rows: bool
+    """Of a table without a mark: whether it is known to hold any row."""
+
+
+def known_tables(connection: sa.Connection, schema: str | None, *, template: str) -> list[str]:
+    """Name the tables that were set up and that a template may name.
+
+    :param template: of their names, without a schema.
+    """
+    control = control_table(schema)
+    head, hole, tail = template.partition("{collection}")
+    pattern = re.compile(re.escape(head) + (".+" if hole else "") + re.escape(tail), re.IGNORECASE)
+    rows = connection.execute(sa.select(control.c.queue_id).where(control.c.queue_id.like(f"{TABLES}%"))).scalars()
+    return sorted(name for row in rows if pattern.fullmatch(name := row.removeprefix(TABLES)))
+
+
+def read_record(connection: sa.Connection, schema: str | None, name: str) -> TableRecord | None:
+    """Read the record of a table; None if no sink has set it up."""
+    control = control_table(schema)
+    row = connection.execute(sa.select(control.c.fence, control.c.floor).where(_of(schema, name))).one_or_none()
+    return None if row is None else TableRecord(row.fence, bool(row.floor))
+
+
+def forget(connection: sa.Connection, schema: str | None, name: str) -> None:
+    """Remove the record of a table."""
+    connection.execute(sa.delete(control_table(schema)).where(_of(schema, name)))
+
+
+def leave_mark(connection: sa.Connection, dialect: Dialect, table: Table) -> int:
+    """Write a table's mark and note it; one that is there is noted as it is.
+
+    :returns: the mark.
+    :raises NoMark: the table does not give it back.
+    """
+    if not table.ranked:
+        raise NoMark
+    mark = connection.execute(sa.select(found_mark(table))).scalar()
+    if mark is None:
+        # odd, as no tombstone's; so high that no record of the key, if there were any, would replace it
+        mark = 2 * (MAX_SEQ - secrets.randbelow(_MARKS)) + 1
+        row = (*table.key.mark, *(None for _ in table.contents.columns), mark, True)
+        dialect.upsert(connection, table, [row])
+        if connection.execute(sa.select(found_mark(table))).scalar() != mark:
+            raise NoMark
+    _note(connection, table.schema, table.name, TableRecord(mark, True))
+    return int(mark)
+
+
+def note_without_mark(connection: sa.Connection, table: Table) -> None:
+    """Note a table that takes no mark."""
+    _note(connection, table.schema, table.name, TableRecord(0, holds_any(connection, table)))
+
+
+def prove(connection: sa.Connection, table: Table, record: TableRecord, *, sink: str) -> None:
+    """Make sure that a table is the one that was set up, and still holds its rows.
+
+    :raises SinkLostData: it is gone, is another one, or was emptied.
+    """
+    require_table(connection, table, sink=sink)
+    if record.mark:
+        check_mark(table, connection.execute(sa.select(found_mark(table))).scalar(), record.mark, sink=sink)
+    elif not record.holds_rows:
+        _look_for_rows(connection, table)
+    elif not holds_any(connection, table):
+        raise SinkLostData(f"table {str(table)!r} of {sink} is empty: it was emptied, or is another one")
+
+
+def require_table(connection: sa.Connection, table: Table, *, sink: str) -> None:
+    """Make sure that a table that was set up is there.
+
+    :raises SinkLostData: it is not.
+    """
+    if not sa.inspect(connection).has_table(table.name, schema=table.schema):
+        raise SinkLostData(f"table {str(table)!r} of {sink} is gone: it was dropped or renamed")
+
+
+def check_mark(table: Table, found: int | None, expected: int, *, sink: str) -> None:
+    """Compare the mark in a table with the one that was noted.
+
+    :raises SinkLostData: it is another one, or gone.
+    """
+    if found != expected:
+        raise SinkLostData(
+            f"table {str(table)!r} of {sink} was emptied, or is another one: expected the mark {expected} in it,"
+            f" found {'none' if found is None else found}"
+        )
+
+
+def found_mark(table: Table) -> sa.ScalarSelect[int]:
+    """Return the expression for the mark that lies in a table."""
+    described = sa.table(table.name, *map(sa.column, table.keys), sa.column(RANK, sa.BigInteger), schema=table.schema)
+    # constants of ours, written as literals: the database reads them as the types of its own columns
+    same = [
+        described.c[key] == sa.literal_column(str(value) if isinstance(value, int) else f"'{value}'")
+        for key, value in zip(table.keys, table.key.mark, strict=True)
+    ]
+    return sa.select(described.c[RANK]).where(*same).scalar_subquery()
+
+
+def note_rows(connection: sa.Connection, table: Table, *, deleted: bool) -> None:
+    """Note, in the transaction that wrote a table without a mark, that it holds rows.
+
+    :param deleted: whether rows were deleted: then nobody knows, until one is written or the table is proven again.
+    """
+    mine = sa.update(control_table(table.schema)).where(_of(table.schema, table.name))
+    if deleted:
+        connection.execute(mine.values(floor=0))
+    else:
+        # as a condition: batches of several drains do not wait for each other here
+        connection.execute(mine.where(control_table(table.schema).c.floor == 0).values(floor=1))
+
+
+def _look_for_rows(connection: sa.Connection, table: Table) -> None:
+    """Note that a table holds rows, if it does."""
+    mine = sa.update(control_table(table.schema)).where(_of(table.schema, table.name))
+    # written before the table is looked at: what is being deleted at this moment is gone then
+    connection.execute(mine.values(floor=1))
+    if not holds_any(connection, table):
+        connection.execute(mine.values(floor=0))
+
+
+def holds_any(connection: sa.Connection, table: Table) -> bool:
+    """Tell whether a table holds any row."""
+    described: Any = sa.table(table.name, sa.column(table.keys[0]), schema=table.schema)
+    return connection.execute(sa.select(sa.literal(1)).select_from(described).limit(1)).scalar() is not None
+
+
+def _of(schema: str | None, name: str) -> sa.ColumnElement[bool]:
+    return control_table(schema).c.queue_id == TABLES + name
+
+
+def _note(connection: sa.Connection, schema: str | None, name: str, record: TableRecord) -> None:
+    values = {
+        "queue_id": TABLES + name,
+        "store_id": WHOLE_SINK,
+        "fence": record.mark,
+        "floor": int(record.holds_rows),
+    }
+    try:
+        connection.execute(sa.insert(control_table(schema)).values(values))
+    except IntegrityError as error:
+        raise TryAgain(f"another sink has set table {name!r} up") from error

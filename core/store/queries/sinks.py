@@ -1,0 +1,26 @@
+"""SQL of what the store knows of its sinks: how far each of them has shown to be, by the fence that it keeps."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.queries.inserts import insert_into
+from export_queue.core.store.schema import sink_fence as f
+
+
+def shown_fence(work: Reading, queue_id: str, sink: str) -> int:
+    """Read the highest fence of a queue that a sink is known to have kept; 0 where nothing was drained into it."""
+    statement = sa.select(f.c.fence).where(f.c.queue == queue_id, f.c.sink == sink)
+    return int(work.connection.execute(statement).scalar() or 0)
+
+
+def note_fence(work: Work, queue_id: str, sink: str, fence: int) -> None:
+    """Note that a sink has kept a fence; a lower one than is noted changes nothing."""
+    statement = insert_into(work, f).values(queue=queue_id, sink=sink, fence=fence)
+    higher = statement.excluded.fence > f.c.fence
+    work.connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=[f.c.queue, f.c.sink], set_={"fence": statement.excluded.fence}, where=higher
+        )
+    )
