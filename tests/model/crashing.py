@@ -20,7 +20,7 @@ from tests.support.patience import AT_ONCE
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.maintenance import maintain
-from export_queue.core.transactions import OpenTransaction
+from export_queue.core.transactions import OpenTransaction, Snapshot
 
 Effect = Callable[[Model, Seen], object]
 """Something that a step may have done before it died; it is False if what is seen rules that out."""
@@ -111,9 +111,9 @@ class CrashingMachine(RuleBasedStateMachine):
         for done in range(len(self.doubt) + 1):
             model = deepcopy(self.model)
             if all(effect(model, seen) is not False for effect in self.doubt[:done]):
-                model.die(number, by_row=self.world.by_row)
+                model.die(number)
                 self.adopt(model, seen)
-                found.append((differences(model, seen, self.watch, by_row=self.world.by_row), model))
+                found.append((differences(model, seen, self.watch), model))
         right = [model for difference, model in found if not difference]
         assert right, f"neither before nor after the step: {[difference for difference, _ in found]}"
         self.model = right[0]
@@ -125,7 +125,7 @@ class CrashingMachine(RuleBasedStateMachine):
     def adopt(self, model: Model, seen: Seen) -> None:
         """Take over the one id that the step may have drawn before its process died."""
         unknown = sorted(set(seen.active) - set(model.active) - set(self.model.active))
-        assert len(unknown) <= 1 or not self.world.by_row, unknown
+        assert len(unknown) <= 1, unknown
         for pointer in unknown[:1]:
             one = seen.active[pointer]
             if pointer == one.owner:
@@ -149,7 +149,7 @@ class CrashingMachine(RuleBasedStateMachine):
         seen = look(self.watch)
         assert not seen.active
         assert not seen.invalid
-        assert not seen.excluded or not self.world.by_row
+        assert not seen.excluded
 
     def clean_up(self, store: Store) -> None:
         """Clean up all there is to clean up."""
@@ -165,7 +165,7 @@ class CrashingMachine(RuleBasedStateMachine):
 
     def check(self) -> None:
         """Compare all there is with the model."""
-        found = differences(self.model, look(self.watch), self.watch, by_row=self.world.by_row)
+        found = differences(self.model, look(self.watch), self.watch)
         assert not found, "\n".join(f"{what}: expected {pair[0]}, found {pair[1]}" for what, pair in found.items())
 
     # --- what a transaction does
@@ -181,25 +181,45 @@ class CrashingMachine(RuleBasedStateMachine):
 
     def sync(self, tx: Tx, opened: OpenTransaction) -> None:
         """Note that a transaction has drawn its id or taken its snapshot."""
-        value = opened._value
-        if value is not None and tx.snapshot is None:
-            self._started(tx, opened)
+        if opened._snapshot is not None and tx.snapshot is None:
+            if opened._value is None:
+                self._has_read(tx, opened)
+            else:
+                self._started(tx, opened)
+        if opened._id is not None and not tx.pointers and tx.kind == "short":
+            self.drawn(opened._id)
+            self.model.draw(tx, opened._id, self.world.now())
+            if not self.world.has_clock:
+                self.model.active[opened._id].deadline_ms = look(self.watch).active[opened._id].deadline_ms
         if not tx.ttl_from and "_aged_from" in vars(opened):  # since something was read that expires
             tx.ttl_from = opened._aged_from
-            assert not self.world.has_clock or tx.ttl_from == max(value.id, self.world.now() * 1_000_000)
+            youngest = opened._id if opened._value is not None else opened.snapshot.low
+            assert youngest is not None
+            assert not self.world.has_clock or tx.ttl_from == max(youngest, self.world.now() * 1_000_000)
+
+    def _has_read(self, tx: Tx, opened: OpenTransaction) -> None:
+        """Note the snapshot of a first read, which has no id."""
+        snapshot = opened.snapshot
+        below = None
+        if opened._settled:
+            assert isinstance(snapshot, Snapshot)
+            below = snapshot.read_pointer + 1
+            assert below == min(self.model.active, default=below)
+        self.model.take(tx, self.world.now(), below=below)
+        if not self.world.has_clock:
+            tx.deadline_ms = opened._deadline_ms
+        assert opened._settled or tx.deadline_ms == opened._deadline_ms or tx.kind == "read"
+        # It may reach further down than it must: to the last mark that clean-up has recorded.
+        tx.low = snapshot.low
+        assert all(tx.low <= one for one in (*self.model.active, *self.model.invalid) if one <= self.last_id)
 
     def _started(self, tx: Tx, opened: OpenTransaction) -> None:
         value = opened.value
-        if tx.kind == "read":
-            oldest = min(self.model.active, default=None) if opened._settled else None
-            assert value.id > self.last_id if oldest is None else value.id == oldest
-            self.model.start_reading(tx, value.id)
-        else:
-            self.drawn(value.id)
-            self.model.start(tx, value.id, self.world.now())
-            if not self.world.has_clock:
-                tx.deadline_ms = self.model.active[value.id].deadline_ms = value.deadline_ms
-            assert tx.deadline_ms == value.deadline_ms
+        self.drawn(value.id)
+        self.model.start(tx, value.id, self.world.now())
+        if not self.world.has_clock:
+            tx.deadline_ms = self.model.active[value.id].deadline_ms = value.deadline_ms
+        assert tx.deadline_ms == value.deadline_ms
         assert opened.snapshot.low == tx.low
 
     def drawn(self, own: int) -> None:

@@ -212,10 +212,18 @@ class Model:
         tx.deadline_ms = now + tx.timeout_ms
         self.register(own, own, tx)
 
-    def start_reading(self, tx: Tx, below: int) -> None:
-        """Take the snapshot of what has committed with smaller ids."""
-        tx.snapshot = frozenset(one for one in self.committed if one < below)
-        tx.low = min([below, *self.active, *self.invalid])
+    def take(self, tx: Tx, now: int, *, below: int | None = None) -> None:
+        """Take the snapshot of a first read: nothing is registered.
+
+        :param below: only of what has committed with smaller ids.
+        """
+        tx.snapshot = frozenset(one for one in self.committed if below is None or one < below)
+        tx.deadline_ms = now + tx.timeout_ms
+
+    def draw(self, tx: Tx, own: int, now: int) -> None:
+        """Draw the id of a transaction that has read; its snapshot stays."""
+        tx.pointers = [own]
+        self.active[own] = Registered(own, min([own, *self.active, *self.invalid]), now + tx.timeout_ms, False)
 
     def register(self, pointer: int, owner: int, tx: Tx) -> None:
         """Add a write pointer in progress, for as long as the first one."""
@@ -250,11 +258,13 @@ class Model:
             found.add(AlreadyCommitted)
         if tx.snapshot is None:
             return found
-        if not self.is_registered(tx):
+        if tx.pointers and not self.is_registered(tx):
             found |= {RegistrationLost, CommitRefused}  # which of them depends on whether somebody has asked before
         if now > tx.deadline_ms:
             found.add(TransactionTimeout)
-        if any(self.writers.get(key, 0) not in (0, *tx.snapshot) for layer in tx.layers for key in layer.keys):
+        writers = {self.writers.get(key, 0) for layer in tx.layers for key in layer.keys}
+        # Ids must follow the commits of a key: one that was drawn early may be smaller than a writer that it sees.
+        if writers - {0, *tx.snapshot} or (tx.pointers and max(writers, default=0) > tx.pointers[0]):
             found.add(ConflictError)
         if tx.low < horizon:
             found.add(SnapshotTooOld)
@@ -303,14 +313,13 @@ class Model:
         if tx.request is not None:
             self.outcomes[tx.request] = outcome
 
-    def die(self, process: int, *, by_row: bool) -> None:
+    def die(self, process: int) -> None:
         """A process has died: what it held is lost; ids that a row registers stay in progress to their deadline."""
         for tx in self.txs.values():
             if tx.is_open and tx.process == process:
                 left = {pointer: self.active[pointer] for pointer in tx.pointers if pointer in self.active}
                 self.end(tx)
-                if by_row:
-                    self.active |= left
+                self.active |= left
             elif tx.is_open and tx.buffer is not None:
                 tx.buffer = Layer()
 

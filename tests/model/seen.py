@@ -103,7 +103,7 @@ def all_rows(work: Work) -> dict[str, list[Any]]:
     return {table.name: sorted(map(repr, work.connection.execute(sa.select(table)))) for table in tables}
 
 
-def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict[str, tuple[Any, Any]]:
+def differences(model: Model, seen: Seen, store: Store) -> dict[str, tuple[Any, Any]]:
     """Tell where a store differs from a model: what is expected, what is found."""
     reader = Tx(0, "read", 0, snapshot=frozenset(model.committed), ttl_from=seen.aged_from)
     staged = {pointer: layer for pointer, layer in model.staged.items() if layer}
@@ -161,12 +161,11 @@ def differences(model: Model, seen: Seen, store: Store, *, by_row: bool) -> dict
         ),
         "who is below the horizon": (set(), {one.owner for one in seen.active.values() if one.low < seen.horizon}),
         "versions nobody wrote": ({place: known.get(place) for place in committed_rows}, committed_rows),
-    }
-    if by_row:
-        pairs["owners of ids in progress"] = (
+        "owners of ids in progress": (
             {pointer: (one.owner, one.is_long, one.deadline_ms) for pointer, one in model.active.items()},
             {pointer: (one.owner, one.is_long, one.deadline_ms) for pointer, one in seen.active.items()},
-        )
+        ),
+    }
     return {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
 
 

@@ -48,7 +48,7 @@ class WorkingMachine(CrashingMachine):
             return cleanup.horizon(work)
 
     def do_id(self, tx: Tx, context: TransactionContext) -> None:
-        assert context.id == opened_by(context)._value.id
+        assert context.id == opened_by(context)._id
 
     def do_level(self, tx: Tx, context: TransactionContext, level: Level) -> None:
         context.level = tx.level = level

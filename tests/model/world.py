@@ -31,8 +31,6 @@ class World:
     :param ttl: seconds, of the table ``brief``.
     """
 
-    by_row = True
-    """Whether a row registers short transactions, so that they stay in progress when their process dies."""
     has_clock = False
     """Whether time is the test's, to be moved forward and back."""
 
@@ -146,7 +144,6 @@ class ServerWorld(World):
     def __init__(self, url: str, kind: str) -> None:
         super().__init__(ttl=3600)
         self._url, self._kind = url, kind
-        self.by_row = kind != "postgresql"
         self._admin = psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
         with self.open() as store:
             create(store.database, id_source="clock" if kind == "postgresql-clock" else "sequence")
