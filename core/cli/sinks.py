@@ -53,6 +53,7 @@ def readmit(
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
 ) -> None:
     """Go on with a sink that has lost data, which drains refuse; it is taken as it is.
 
@@ -60,7 +61,7 @@ def readmit(
     sink's description that are gone are created again.
     """
     described = load_sink(sink)
-    with open_store(store, password, schema) as opened:
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         take_anyway(opened, queue_id, described)
     print(f"{described.name} is admitted as it is; queue {queue_id} may be drained into it")
 
