@@ -361,7 +361,6 @@ def test_much_that_was_deleted_is_reclaimed(postgres_url: str, monkeypatch: pyte
         assert clean(store).versions == 600
         with store.database.connect() as connection:
             assert connection.exec_driver_sql("select pg_relation_size('export_queue.xq_cell')").scalar() == 0
-            assert connection.exec_driver_sql("select pg_relation_size('export_queue.xq_conflict_key')").scalar() > 0
 
 
 def test_dead_rows_of_many_runs_are_reclaimed_together(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

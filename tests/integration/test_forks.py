@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -86,6 +87,7 @@ def test_the_write_lock_of_a_killed_process_is_free_although_its_child_lives(tmp
             signal.pause()
 
     with forked(hold_and_fork) as holder:
+        assert receiver.poll(PATIENCE)
         grandchild = receiver.recv()
         try:
             assert is_locked(side)
@@ -120,6 +122,7 @@ def test_a_connection_of_a_child_keeps_the_log_of_a_file_that_its_parent_closes(
                 signal.pause()
 
         with forked(look):
+            assert receiver.poll(PATIENCE)
             assert receiver.recv() == "open"
             with store.transaction() as tx:
                 tx.queue("q").add("a", 1)
@@ -148,6 +151,7 @@ def test_a_session_ends_with_its_process_although_a_child_lives(postgres_url: st
         forked(read_and_fork) as parent,
         psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as other,
     ):
+        assert receiver.poll(PATIENCE)
         grandchild = receiver.recv()
 
         def sessions() -> int:
@@ -197,9 +201,9 @@ def test_a_transaction_is_refused_in_a_forked_child_and_goes_on_in_its_parent(st
 
 
 def test_a_child_that_was_forked_during_a_read_of_the_file_is_refused_and_told_why(sqlite_url: str) -> None:
-    answers = fork.Queue()
+    refused, served = fork.Queue(), fork.Queue()  # one each: a child that is killed may leave its queue locked
 
-    def look() -> None:
+    def look(answers: Any) -> None:
         try:
             answers.put(store.queues())
         except StoreError as error:
@@ -207,10 +211,10 @@ def test_a_child_that_was_forked_during_a_read_of_the_file_is_refused_and_told_w
 
     with Store.open(sqlite_url) as store:
         store.create()
-        with store.database.read(), forked(look):
-            assert "SQLite's locks cannot be inherited" in answers.get(timeout=PATIENCE)
-        with forked(look):
-            assert answers.get(timeout=PATIENCE) == []
+        with store.database.read(), forked(lambda: look(refused)):
+            assert "SQLite's locks cannot be inherited" in refused.get(timeout=PATIENCE)
+        with forked(lambda: look(served)):
+            assert served.get(timeout=PATIENCE) == []
 
 
 def test_the_open_connection_of_a_parent_is_not_the_childs(postgres_url: str) -> None:

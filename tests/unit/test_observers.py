@@ -41,7 +41,7 @@ class Untold(Exception):
 
 
 def test_an_error_whose_text_cannot_be_had_is_told_by_its_class() -> None:
-    assert describe(Untold()) == "Untold: its text cannot be had: RuntimeError"
+    assert describe(Untold()) == "Untold: (the text of this Untold cannot be had: its __str__ raised RuntimeError)"
 
 
 class Rounds:

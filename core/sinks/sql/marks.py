@@ -66,11 +66,13 @@ def forget(connection: sa.Connection, schema: str | None, name: str) -> None:
 
 
 def leave_mark(connection: sa.Connection, dialect: Dialect, table: Table) -> int:
-    """Write a table's mark and note it; one that is there is noted as it is.
+    """Write a table's mark and note it; one that is there is noted as it is, one that is noted is left alone.
 
     :returns: the mark.
     :raises NoMark: the table does not give it back.
     """
+    if (record := read_record(connection, table.schema, table.name)) is not None:
+        return record.mark  # another sink was there a moment before
     if not table.ranked:
         raise NoMark
     mark = connection.execute(sa.select(found_mark(table))).scalar()
@@ -87,7 +89,8 @@ def leave_mark(connection: sa.Connection, dialect: Dialect, table: Table) -> int
 
 def note_without_mark(connection: sa.Connection, table: Table) -> None:
     """Note a table that takes no mark."""
-    _note(connection, table.schema, table.name, TableRecord(0, holds_any(connection, table)))
+    if read_record(connection, table.schema, table.name) is None:
+        _note(connection, table.schema, table.name, TableRecord(0, holds_any(connection, table)))
 
 
 def prove(connection: sa.Connection, table: Table, record: TableRecord, *, sink: str) -> None:

@@ -179,8 +179,10 @@ class PostgresDialect:
         mask, source = calls.one(connection, self._sql(sql.MASK_AND_SOURCE))
         if source == "sequence":
             calls.run(connection, self._sql(sql.CREATE_SEQUENCE))
-            for statement in sql.WRITER_COLUMNS:
-                calls.run(connection, self._sql(statement))
+            for table in sql.WRITER_TABLES:
+                named = {"s": self._s, "table": table}
+                if not calls.one(connection, sql.HAS_WRITER.format(**named).encode())[0]:
+                    calls.run(connection, sql.ADD_WRITER.format(**named).encode())
         ids = ("ids_by_clock.sql",) if source == "clock" else ("ids_by_locks.sql", "servers.sql")
         for name in (*ids, "transactions.sql"):
             text = (files("export_queue.core.store.postgresql") / "sql" / name).read_text("utf-8")

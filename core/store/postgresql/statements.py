@@ -24,10 +24,15 @@ MASK_AND_SOURCE = "select mask, id_source from {s}.xq_store"
 ID_SOURCE = "select id_source from {s}.xq_store"
 STORE_ID = "select store_id from {s}.xq_store"
 SET_FLOOR = "select {s}.xq_set_floor_v1(%b)"
-WRITER_COLUMNS = tuple(
-    f"alter table {{s}}.{table} alter column xid set default pg_catalog.pg_current_xact_id()::text::bigint"
-    for table in ("xq_cell", "xq_conflict_key", "xq_notification")
-)
+WRITER_TABLES = ("xq_cell", "xq_conflict_key", "xq_notification")
+HAS_WRITER = """
+    select exists (
+        select 1 from pg_catalog.pg_attrdef d
+        where d.adrelid = '{s}.{table}'::regclass
+          and pg_catalog.pg_get_expr(d.adbin, d.adrelid) like '%%pg_current_xact_id%%')
+"""
+"""Asked first: the statement below locks out all who write, and may meet them in a deadlock."""
+ADD_WRITER = "alter table {s}.{table} alter column xid set default pg_catalog.pg_current_xact_id()::text::bigint"
 """The top-level SQL transaction that writes a row: right below savepoints of the user's, as ``xmin`` is not."""
 DRAW = "select id from {s}.xq_draw_v1(true, false)"
 START = """
