@@ -80,6 +80,7 @@ def test_a_store_behind_a_pooler_is_named_by_an_option(postgres_url: str) -> Non
 
 
 def test_letters_on_the_command_line(sqlite_url: str) -> None:
+    sink = MemorySink()
     with Store.open(sqlite_url) as store:
         store.create()
         store.configure_queue("orders", key="bytes", value="str")
@@ -87,7 +88,7 @@ def test_letters_on_the_command_line(sqlite_url: str) -> None:
             tx.queue("orders").add(b"anna", "confidential")
             tx.queue("orders").add(b"\xff\x00", "confidential")
             seq = tx.id
-        drain(store, "orders", MemorySink(), exporter=lambda entry: [entry])
+        drain(store, "orders", sink, exporter=lambda entry: [entry])
     listed = json.loads(run_cli("dead", "list", "orders", "--json", url=sqlite_url))
     assert [(row["key"], row["key_hex"], row["seq"]) for row in listed] == [
         ("anna", "616e6e61", str(seq)),
@@ -111,6 +112,5 @@ def test_letters_on_the_command_line(sqlite_url: str) -> None:
     assert "nothing to show" in run_cli("dead", "list", "orders", url=sqlite_url)
     with Store.open(sqlite_url) as store:
         assert [act.who for act in store.dead_letters.audit("orders")] == ["adam", "eve"]
-        sink = MemorySink()
         assert drain(store, "orders", sink, sink_name="MemorySink").acknowledged == 1
         assert sink.records() == {("orders", b"anna"): b"confidential"}

@@ -71,7 +71,6 @@ def test_time_outs_have_a_default_and_a_maximum(sqlite_url: str) -> None:
         store.create()
         for asked, seconds in ((None, 5), (10.0, 10)):
             with store.transaction(timeout=asked) as tx:
-                tx.table("t").get("a", "n")
                 assert opened_by(tx).value.deadline_ms == 1_000_000 + seconds * 1000
         for options in ({"timeout": 11}, {"timeout": 0}, {"timeout": 121, "long": True}):
             with pytest.raises(InvalidArgument, match="timeout"), store.transaction(**options):  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from uuid import UUID, uuid4
@@ -264,9 +264,9 @@ def test_an_interruption_in_a_participants_end_skips_no_other(store: Store) -> N
 def test_an_interrupted_flush_ends_the_transaction(store: Store, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     value, stage = store.begin(), store.database.dialect.stage
 
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(*arguments: Any, **named: Any) -> None:
         if moment == "behind":
-            stage(*arguments)
+            stage(*arguments, **named)
         raise TimedOut
 
     with pytest.raises(TimedOut), store.resume(value) as tx:
@@ -290,11 +290,15 @@ def test_a_flush_that_arrives_behind_its_repetition_changes_nothing(store: Store
 
     with store.database.connect() as connection:
         late, repeated = dialect.draw(connection), dialect.draw(connection)
-        assert dialect.stage(connection, own, writes(b"new"), repeated)
-        assert dialect.stage(connection, own, writes(b"old"), late) == ()
+
+        def stage(text: bytes, number: int) -> Sequence[int]:
+            return dialect.stage(connection, own, writes(text), number, store_id=store.identity.store_id)
+
+        assert stage(b"new", repeated)
+        assert stage(b"old", late) == ()
         dialect.checkpoint(connection, own)
-        assert dialect.stage(connection, own, writes(b"old"), late) == ()
-        assert dialect.stage(connection, own, writes(b"old"), repeated) == ()
+        assert stage(b"old", late) == ()
+        assert stage(b"old", repeated) == ()
     with store.resume(value) as tx:
         assert tx.table("t").get("a", "n") == b"new"
         tx.table("t").set("a", "n", b"newest")

@@ -173,7 +173,7 @@ def test_an_exclusive_key_conflicts(store: Store) -> None:
     store.configure_queue("q")
     store.configure_queue("guarded", exclusive=True)
     for queue, options in (("q", {"exclusive": True}), ("guarded", {})):
-        with pytest.raises(ConflictError, match="queue .: k"), store.transaction() as tx:
+        with pytest.raises(ConflictError, match="queue (q|guarded): k"), store.transaction() as tx:
             assert tx.id
             with store.transaction() as other:
                 other.queue(queue).add("k", 1, **options)
