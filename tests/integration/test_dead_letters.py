@@ -176,21 +176,22 @@ def test_only_so_many_are_retried_as_was_said_oldest_first(orders: Store) -> Non
 
 def test_a_letter_that_is_retried_beside_a_drain_is_not_removed_by_it_unsent(orders: Store) -> None:
     """The drain has read its chunk; what came back behind it would fall to the removal of that chunk."""
-    dead = MemorySink()
     add(orders, {f"k{n}": "x" for n in range(0, 40, 2)})
-    dead_letter_all(orders, dead)
-    add(orders, {f"k{n}": "y" for n in range(1, 40, 2)})
     retries: list[threading.Thread] = []
+    is_armed = threading.Event()
 
     class Sink(MemorySink):
         def apply(self, operations: Operations) -> Any:
-            if not retries:
+            if is_armed.is_set() and not retries:
                 retries.append(threading.Thread(target=orders.dead_letters.retry, args=("orders",)))
                 retries[0].start()
                 retries[0].join(0.5)  # long enough to do harm, if it could
             return super().apply(operations)
 
     sink = Sink()
+    dead_letter_all(orders, sink)
+    is_armed.set()
+    add(orders, {f"k{n}": "y" for n in range(1, 40, 2)})
     drain(orders, "orders", sink, sink_name="s")
     retries[0].join(60)
     assert orders.dead_letters.count("orders") == 0

@@ -24,7 +24,7 @@ NAMES = """
     ExportQueueError
     ConfigurationError InvalidArgument OptionsDiffer SecretNotFound SinkBindingError SinkConfigurationError UnknownQueue
     EntryError
-    StoreError SchemaVersionError StoreNotCreated StoreReplaced StoreUnavailable
+    StoreError OtherCluster SchemaVersionError StoreNotCreated StoreReplaced StoreUnavailable
     TransactionError AfterCommitFailed AlreadyCommitted ChangeSetTooLarge CommitOutcomeUnknown CommitRefused
     ConflictError RegistrationLost SnapshotTooOld TransactionEnded TransactionTimeout
     LockError LeaseLost LockNotAvailable
