@@ -188,7 +188,7 @@ def test_a_postgresql_that_hangs_is_unavailable_after_the_time_out(
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
     with engine.connect() as connection:
-        assert connection.execute(sa.text("select document from copies")).scalar() == "3"
+        assert connection.execute(sa.text("select document from copies_live")).scalar() == "3"
     sink.close()
 
 
