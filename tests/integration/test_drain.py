@@ -346,10 +346,11 @@ def test_max_dead_counts_over_all_ranges_of_a_drain(orders: Store) -> None:
     add(orders, {f"k{i}": "poison" for i in range(100)})
     per_range = [unit.entries for unit in orders.backlog("orders")]
     assert max(per_range) < 60, "no range alone reaches the limit"
+    sink = PickySink()
     with pytest.raises(TooManyDeadLetters):
-        drain(orders, "orders", PickySink(), max_dead=60)
+        drain(orders, "orders", sink, max_dead=60)
     assert 0 < orders.dead_letters.count("orders") <= 60
-    drain(orders, "orders", PickySink(), max_dead=100)
+    drain(orders, "orders", sink, max_dead=100)
     assert orders.dead_letters.count("orders") == 100
 
 
