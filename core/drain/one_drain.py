@@ -92,8 +92,9 @@ def run_drain(
             except SinkError:
                 raise
             except Exception:
-                with contextlib.suppress(Exception):  # the trouble itself matters more
-                    course.show_again(opened)
+                if any(part.acknowledged for part in course.parts):
+                    with contextlib.suppress(Exception):  # the trouble itself matters more
+                        course.show_again(opened)
                 raise
             course.show_again(opened)  # 6
     except BaseException as error:
@@ -150,6 +151,8 @@ class _Course:
     oldest_left_seconds: float = 0.0
     fence: int = 0
     """The last one that the sink has kept."""
+    shown: int = 0
+    """The one that the sink was known to have kept before this drain."""
     is_fence_noted: bool = False
     first_rejection: str | None = None
 
@@ -202,7 +205,7 @@ class _Course:
     def _show(self, engine: Engine, queue: Queue) -> None:
         """Show the sink a new fence; one that has not kept the highest that is known has lost data."""
         with self.database.read() as work:
-            shown = queries.sinks.shown_fence(work, queue.id, self.request.sink_name)
+            shown = self.shown = queries.sinks.shown_fence(work, queue.id, self.request.sink_name)
         self.fence = admit(
             self.database,
             lambda fence: engine.admit(queue_id=queue.id, store_id=self.store_id, fence=fence, shown=shown),
@@ -221,7 +224,13 @@ class _Course:
 
         :raises SinkLostData: the sink has lost data while it was drained into.
         """
-        if self.queue is None or not any(part.acknowledged for part in self.parts):
+        if self.queue is None:
+            return
+        if not any(part.acknowledged for part in self.parts):
+            if self.is_fence_noted and not self.shown:
+                # the first drain has left nothing that could be lost: the sink may be another one the next time
+                with self.database.begin() as work:
+                    queries.sinks.forget_fence(work, self.queue.id, self.request.sink_name, self.fence)
             return
         try:
             self._show(engine, self.queue)

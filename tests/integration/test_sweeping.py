@@ -86,13 +86,13 @@ def test_the_floor_stays_below_what_is_invalid_and_not_pruned(orders: Store) -> 
 
 
 def test_the_floor_stays_below_a_dead_letter_until_it_is_dropped(orders: Store) -> None:
-    seq = add(orders, anna=1)
-    report = drain(orders, "orders", MemorySink(), exporter=lambda entry: [entry])
+    seq, sink = add(orders, anna=1), MemorySink()
+    report = drain(orders, "orders", sink, exporter=lambda entry: [entry])
     assert report.dead == 1
     assert held(orders) == (seq - 1, "a dead letter")
     orders.dead_letters.retry("orders")
     assert held(orders) == (seq - 1, "queued")
-    drain(orders, "orders", MemorySink(), sink_name="MemorySink", exporter=lambda entry: [entry])
+    drain(orders, "orders", sink, exporter=lambda entry: [entry])
     orders.dead_letters.drop("orders")
     assert held(orders)[0] >= seq
 

@@ -24,3 +24,8 @@ def note_fence(work: Work, queue_id: str, sink: str, fence: int) -> None:
             index_elements=[f.c.queue, f.c.sink], set_={"fence": statement.excluded.fence}, where=higher
         )
     )
+
+
+def forget_fence(work: Work, queue_id: str, sink: str, fence: int) -> None:
+    """Forget a fence, unless a higher one has been noted since."""
+    work.connection.execute(f.delete().where(f.c.queue == queue_id, f.c.sink == sink, f.c.fence == fence))
