@@ -377,7 +377,7 @@ class StoreMachine(WorkingMachine):
 
     def maintain(self, process: int, age: float, keep: tuple[float, float], crash: CrashPlan) -> None:
         now = self.world.now()
-        outcomes, idempotency_keys = keep if self.world.has_clock else (DAY, 30 * DAY)
+        outcomes, idempotency_keys = keep if self.world.has_clock and age < min(keep) else (DAY, 30 * DAY)
         with self.in_process(process, crash) as store:
             forget = self.forget
             self.doubt = [
