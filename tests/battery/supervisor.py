@@ -127,7 +127,9 @@ class Run:
 
     def torment(self) -> None:
         number = self.chance.randrange(len(self.processes))
-        match self.chance.choice(("kill", "stop", "stop", "clock", *(["session"] * 2 if self.is_server else []))):
+        match self.chance.choice(
+            ("kill", "stop", "stop", "clock", "clock", *(["session"] * 2 if self.is_server else []))
+        ):
             case "kill":
                 self.processes[number].kill()
                 self.processes[number].join(30)
