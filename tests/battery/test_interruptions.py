@@ -1,7 +1,7 @@
 """Histories of processes that are interrupted in commits and flushes: SIGINT, and handlers of SIGALRM that raise.
 
 Clients append to lists, and add an entry for each number. After each interruption a client asks for the outcome, and
-compares it with what its participant was told; some send an interrupted flush again (I1-I3, I12).
+compares it with what its participant was told; some go on after an interrupted flush (I1-I3, I12).
 ``EXPORT_QUEUE_SEED`` sets what the processes do and when they are interrupted.
 """
 
@@ -120,7 +120,7 @@ class Client:
                     for slot in self.generator.sample(range(LISTS), 2):
                         self.append(tx, slot, operations)
                         if is_long:
-                            self.flush(tx)
+                            self.flush(tx, slot, operations)
                     self.interrupt_soon()
             finally:
                 self.is_armed = False
@@ -140,13 +140,15 @@ class Client:
         told = {"session": self.number, "begin": begin, "request": request, "operations": noted}
         self.journal.write(**told, asked=answer == "asked", answer=status, end=time.monotonic_ns())
 
-    def flush(self, tx: TransactionContext) -> None:
+    def flush(self, tx: TransactionContext, slot: int, operations: list[Operation]) -> None:
         try:
             tx.flush()
         except (KeyboardInterrupt, TimedOut):
             if self.generator.random() < 0.5:
                 raise
-            tx.flush()  # refused, or the first one was never sent
+            # Refused, or the first one was never sent: else it might arrive behind this one, and undo it.
+            self.append(tx, slot, operations)
+            tx.flush()
 
     def append(self, tx: TransactionContext, slot: int, operations: list[Operation]) -> None:
         table = tx.table("lists")
