@@ -24,11 +24,11 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from tests.battery import plants
+from tests.battery.clocks import DAY, HOUR, MINUTE, SteppingClock
 from tests.battery.journals import LETTERS, Journal, read_journals
 from tests.battery.processes import end_all
 from tests.battery.shared import fork
 from tests.battery.size import HANGS, TRANSACTIONS
-from tests.battery.supervisor import DAY, HOUR, MINUTE
 from tests.battery.ways import Way
 from tests.support.fixtures import Covered
 from tests.support.histories import Append, Operation, ReadList, check_history
@@ -41,8 +41,7 @@ WORKERS, ROWS, LISTS = 3, 2, 3
 LIST_LENGTH = 30
 ROW_LENGTH = 300
 """Transactions of all clients after which they take other rows: these and the lists would grow for ever."""
-CLOCK_STEPS = (10 * MINUTE, 3 * HOUR, 3 * DAY, 40 * DAY)
-"""Milliseconds by which the store's clock goes before or behind the true one, at most."""
+CLOCK_STEPS = (10 * MINUTE, 8 * HOUR, 8 * HOUR, 3 * DAY)
 BETWEEN_STEPS = 0.2
 TIMEOUT = 3600.0
 """Seconds that a transaction may take by the store's clock, which steps under it."""
@@ -99,9 +98,12 @@ class Client:
                 for slot in self.generator.sample(range(LISTS), 2):
                     self.read(tx, slot)
                     self.pause()
+                self.pause()
                 if self.chance(0.5):
                     self.append(tx, slot)
-                    self.pause()
+                else:
+                    self.read(tx, slot)
+                self.pause()
         except ExportQueueError:
             return "refused"
         return "committed"
@@ -167,7 +169,7 @@ class Client:
 
     def pause(self) -> None:
         if self.chance(0.1):
-            time.sleep(self.generator.uniform(0, 0.01))
+            time.sleep(self.generator.choice((0.003, 0.01, 0.1)) * self.generator.random())
 
 
 def run(way: Way, url: str, clock: Clock, path: Path, number: int, seed: int, transactions: int, done: Any) -> None:
@@ -195,6 +197,7 @@ def test_bound_transactions_are_in_the_order_of_the_business_rows_and_snapshot_i
         return time.time_ns() // 1_000_000 + int(offset.value)
 
     chance = random.Random(seed)
+    stepping = SteppingClock(chance, CLOCK_STEPS)
     paths = [tmp_path / f"journal-{number}" for number in range(WORKERS)]
     each, steps = math.ceil(way.part_of(all_ways) / WORKERS), 0
     with way.open(way_url, clock=clock) as store:
@@ -211,8 +214,7 @@ def test_bound_transactions_are_in_the_order_of_the_business_rows_and_snapshot_i
         for process in processes:
             process.start()
         while any(process.is_alive() for process in processes):
-            step = chance.choice(CLOCK_STEPS)
-            offset.value = chance.choice((0, chance.randrange(-step, step)))
+            offset.value = stepping.step()
             if is_server:
                 plants.set_clock(way_url, offset.value)
             steps += 1
