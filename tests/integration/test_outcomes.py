@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -276,6 +277,43 @@ def test_an_interrupted_flush_ends_the_transaction(store: Store, monkeypatch: py
     with pytest.raises(RegistrationLost):
         store.commit(value)
     assert take_snapshot(store.database).excluded == ()
+
+
+def test_what_two_interruptions_in_a_row_leave_open_is_undone_by_the_next_write(sqlite_url: str) -> None:
+    """The second one hits what ends the SQL transaction after the first, and the connection stays as it is."""
+    with Store.open(sqlite_url) as store:
+        store.create()
+        connection = store.database.check_out()
+        raw = connection.driver_connection
+        assert isinstance(raw, sqlite3.Connection)
+        suspended = store.database.dialect.transaction(raw)
+        suspended.__enter__()
+        raw.execute("update xq_store set horizon = 7")
+        with store.transaction() as tx:  # else it would wait for itself
+            tx.table("t").set("a", "n", b"1")
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            raw.execute("select 1")
+        with store.transaction() as tx:
+            assert tx.table("t").get("a", "n") == b"1"
+
+
+def test_a_connection_that_is_closed_in_mid_transaction_locks_nothing_while_a_cursor_of_it_lives(
+    sqlite_url: str,
+) -> None:
+    """The traceback of an interruption may hold one."""
+    with Store.open(sqlite_url) as store:
+        store.create()
+        store.configure_queue("q")
+        connection = store.database.check_out()
+        raw = connection.driver_connection
+        assert isinstance(raw, sqlite3.Connection)
+        raw.execute("begin immediate")
+        cursor = raw.execute("select id from xq_queue union select 'r'")
+        assert cursor.fetchone() is not None
+        raw.close()
+        with store.transaction() as tx:
+            tx.queue("q").add("a", 1)
+        del cursor
 
 
 @pytest.mark.parametrize("can_undo", [True, False], ids=["undone", "left-to-a-participant"])

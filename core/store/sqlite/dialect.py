@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 from uuid import UUID
@@ -38,7 +40,16 @@ from export_queue.core.store.queries.conflict_keys import conflict_error, number
 from export_queue.core.store.registration import HOUR_OF_IDS, IdSource, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.file import LentConnection, StoreConnection, StoreFile, explain, lent, undone
+from export_queue.core.store.sqlite.file import (
+    LentConnection,
+    StoreConnection,
+    StoreFile,
+    explain,
+    is_in_transaction,
+    lent,
+    undone,
+)
+from export_queue.core.store.sqlite.filelock import FileLock
 
 
 class SqliteDialect:
@@ -59,6 +70,8 @@ class SqliteDialect:
         self._clock = clock
         self._lists: tuple[int, tuple[int, ...]] = (0, ())
         """The ids that are excluded for long, and the number that the store had then; of a new store 0 and none."""
+        self._begun: dict[int, tuple[int, StoreConnection, FileLock]] = {}
+        """By thread the transaction that it began last, unless that has ended in order; with the process's id."""
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether the error says that the store's tables are not there."""
@@ -98,7 +111,9 @@ class SqliteDialect:
 
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
-        return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
+        with contextlib.suppress(sqlite3.ProgrammingError):  # closed
+            return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
+        return False
 
     def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
         """Nothing to limit: the only long waits are those for the write lock, which have their own."""
@@ -118,9 +133,11 @@ class SqliteDialect:
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             yield
             return
+        self._end_interrupted()
         lock = self._file.lock()
         if isinstance(raw, StoreConnection):
             raw.write_lock = lock
+            self._begun[threading.get_ident()] = (os.getpid(), raw, lock)
         try:
             with lock:
                 self._file.require_in_place()
@@ -135,7 +152,8 @@ class SqliteDialect:
                         with undone(self._file.path, sqlite3.SQLITE_FULL):
                             raw.execute("commit")
                     except BaseException:
-                        if raw.in_transaction:
+                        # Another transaction's, where this block is ended late, by the garbage collector.
+                        if getattr(raw, "write_lock", lock) is lock and is_in_transaction(raw):
                             raw.execute("rollback")
                         raise
                 finally:
@@ -144,6 +162,22 @@ class SqliteDialect:
         except BaseException:
             lock.free()  # an interruption may have come while the block was being left
             raise
+        self._begun.pop(threading.get_ident(), None)
+
+    def _end_interrupted(self) -> None:
+        """Undo what two interruptions in a row have left: the second one hits what ends the block after the first.
+
+        A thread has one transaction at a time, as each one waits for the write lock.
+        """
+        begun = self._begun.get(threading.get_ident())
+        if begun is None:
+            return
+        process, raw, lock = begun
+        if process == os.getpid():  # else it is the parent's
+            if raw.write_lock is lock and is_in_transaction(raw):
+                raw.close()
+            lock.free()
+        self._begun.pop(threading.get_ident(), None)
 
     def id_source(self, connection: Handle) -> IdSource:
         """SQLite has no sequences."""

@@ -47,9 +47,18 @@ class StoreConnection(sqlite3.Connection):
 
     def close(self) -> None:
         """Close it, which rolls back, and free the lock."""
+        with contextlib.suppress(sqlite3.Error):
+            self.rollback()  # closing does so only once no cursor is left, and an interruption's traceback may hold one
         super().close()
         if self.write_lock is not None:
             self.write_lock.free()
+
+
+def is_in_transaction(raw: sqlite3.Connection) -> bool:
+    """Tell whether a connection has a SQL transaction open; a closed one has none."""
+    with contextlib.suppress(sqlite3.ProgrammingError):
+        return raw.in_transaction
+    return False
 
 
 class StoreFile:
