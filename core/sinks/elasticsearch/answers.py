@@ -41,7 +41,11 @@ ERRORS = ErrorTable(
         ErrorRow("429*", Fate.AGAIN, "the server has no room: only what it refused is sent again, after a pause"),
         ErrorRow("408*", Fate.LATER, "the server was too slow; try again"),
         ErrorRow("5*", Fate.LATER, "a shard is missing, or the server is not well; see its log"),
-        ErrorRow("429 cluster_block_exception", Fate.REFUSED, "a disk is full: free space; entries wait in the queue"),
+        ErrorRow(
+            "429 cluster_block_exception",
+            Fate.LATER,
+            "a disk is full: free space, and the server takes its block off; entries wait in the queue",
+        ),
         ErrorRow("403 cluster_block_exception", Fate.REFUSED, "take the block off the index or the cluster"),
         ErrorRow("400 index_closed_exception", Fate.REFUSED, "open the index"),
         ErrorRow("404*", Fate.REFUSED, "the index or its alias is gone: the next drain sets it up, where it may"),
