@@ -50,7 +50,7 @@ ERRORS = ErrorTable(
         ErrorRow("400 index_closed_exception", Fate.REFUSED, "open the index"),
         ErrorRow("404*", Fate.REFUSED, "the index or its alias is gone: the next drain sets it up, where it may"),
         ErrorRow("401*", Fate.REFUSED, "check user and password, or the API key, of the sink's connection"),
-        ErrorRow("403*", Fate.REFUSED, "grant the user the privileges that this page lists"),
+        ErrorRow("403*", Fate.REFUSED, "grant the user the privileges that docs/sinks/elasticsearch.md lists"),
         ErrorRow("400 media_type_header_exception", Fate.CONFIGURATION, "this sink needs Elasticsearch 8 or 9"),
         ErrorRow("406*", Fate.CONFIGURATION, "this sink needs Elasticsearch 8 or 9"),
         ErrorRow("400*", Fate.REJECTED, "the server cannot take this document or id"),
