@@ -57,24 +57,30 @@ def write_for_ever(url: str, number: Any) -> None:
 
 
 def test_a_backup_beside_a_writer_holds_exactly_what_was_committed_when_it_began(
-    store: Store, sqlite_url: str, tmp_path: Path
+    store: Store, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("export_queue.core.store.sqlite.backup._PAGES", 20)
     told = fork.Value("q", 0)
     writer = fork.Process(target=write_for_ever, args=(sqlite_url, told), daemon=True)
     writer.start()
     try:
-        for n in range(5):
+        for n in range(4):
             before = told.value
             wait_until(lambda before=before: told.value > before + 5, "the writer does not write")  # type: ignore[misc]
             acknowledged = told.value
             target = tmp_path / f"copy{n}.db"
 
-            def wait_for_commit(done: int, total: int) -> None:
+            steps = []
+
+            def wait_for_commit(done: int, total: int, steps: list[int] = steps) -> None:
+                steps.append(done)
+                assert len(steps) < 500, "commits make the copy begin anew, again and again"
                 seen = told.value
                 wait_until(lambda: told.value > seen, "the writer waits for the backup")
 
             size = store.backup(target, on_progress=wait_for_commit)
             meanwhile = told.value
+            assert len(steps) > 1
             assert target.stat().st_size == size
             number, entries = found(target)
             assert acknowledged <= number == entries <= meanwhile
