@@ -559,17 +559,24 @@ def test_another_number_of_answers_than_of_operations_is_no_acknowledgement(make
 
 
 @pytest.mark.parametrize(
-    ("block", "status"), [("read_only_allow_delete", "429"), ("write", "403"), ("read_only", "403")]
+    ("block", "error", "status"),
+    [
+        ("read_only_allow_delete", SinkUnavailable, "429"),
+        ("write", SinkRefused, "403"),
+        ("read_only", SinkRefused, "403"),
+    ],
 )
-def test_a_blocked_index_parks_the_drain_and_blames_no_record(make, name, ask, block, status, no_pauses):
+def test_a_block_of_a_full_disk_is_waited_for_and_one_that_a_person_put_ends_the_drain(
+    make, name, ask, block, error, status, no_pauses
+):
     sink = admit(make())
     sink.apply(puts(b"1"))
     overheard = Overheard(sink)
     ask("PUT", f"/{name}/_settings", {f"index.blocks.{block}": True})
     for document in (b"{}", None):
-        with pytest.raises(SinkRefused, match=f"{status} cluster_block_exception"):
+        with pytest.raises(error, match=f"{status} cluster_block_exception"):
             sink.apply(puts(b"2", seq=7, document=document))
-    assert overheard.sizes == [1, 1], "a full disk is no busy server: nothing is repeated"
+    assert overheard.sizes == [1, 1], "the sink repeats nothing by itself: a full disk stays so for longer"
     ask("PUT", f"/{name}-000001/_settings", {f"index.blocks.{block}": None})
     assert sink.apply(puts(b"2", seq=7)).written == 1
 
@@ -786,12 +793,6 @@ def test_the_client_repeats_no_request_by_itself(stub, reply):
 def test_what_is_not_elasticsearch_is_refused(stub):
     with pytest.raises(SinkConfigurationError, match="not Elasticsearch"):
         admit(ElasticsearchSink(stub(answer("200 OK", b"{}", product=b"")).url))
-
-
-def test_a_data_stream_is_refused(stub):
-    found = b'{".ds-logs-1":{"aliases":{},"mappings":{},"settings":{},"data_stream":"logs"}}'
-    with pytest.raises(SinkConfigurationError, match="data stream"):
-        ElasticsearchSink(stub(answer("200 OK", found)).url, index="logs").apply(puts(b"1"))
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,12 @@ def test_what_is_created_is_fit():
     assert indices.misfits("orders", {name: body}) == []
 
 
+def test_a_data_stream_is_refused():
+    found = {".ds-orders-000001": {"aliases": {}, "mappings": {}, "settings": {}, "data_stream": "orders"}}
+    (problem,) = indices.misfits("orders", found)
+    assert "data stream" in problem
+
+
 @pytest.mark.parametrize("mode", ["time_series", "logsdb"])
 def test_modes_in_which_records_cannot_be_replaced_are_refused(mode):
     name, body = indices.definition("orders")
@@ -111,7 +117,7 @@ def test_an_index_that_wants_a_routing_is_refused():
         (409, "something_else", Meaning.REFUSED),
         (429, "es_rejected_execution_exception", Meaning.BUSY),
         (429, "circuit_breaking_exception", Meaning.BUSY),
-        (429, "cluster_block_exception", Meaning.REFUSED),
+        (429, "cluster_block_exception", Meaning.UNAVAILABLE),
         (403, "cluster_block_exception", Meaning.REFUSED),
         (403, "security_exception", Meaning.REFUSED),
         (404, "index_not_found_exception", Meaning.REFUSED),
