@@ -216,6 +216,20 @@ def test_no_update_is_lost_when_its_conflict_key_has_been_purged(store: Store, s
     assert read(store, "a") == b"older"
 
 
+def test_a_conflict_key_above_a_horizon_that_rises_stays(store: Store, straddling: Any) -> None:
+    holder = begin(store, kind="long")
+    assert holder.id
+    younger, commit_older = straddling()
+    assert younger.table("t").get("a", "n") == b"before"
+    commit_older()
+    assert clean(store).horizon == holder.id
+    younger.table("t").set("a", "n", b"younger")
+    with pytest.raises(ConflictError):
+        commit(younger)
+    opened_by(holder).abort()
+    assert read(store, "a") == b"older"
+
+
 def test_a_staged_version_hides_nothing_and_is_hidden(store: Store) -> None:
     write(store, "a", b"1")
     write(store, "deleted", b"1")

@@ -587,9 +587,10 @@ def test_a_restarted_server_costs_no_transaction(own_server: PostgresServer, lon
 
 
 def test_a_store_that_refuses_the_question_leaves_the_outcome_unknown(
-    held: tuple[Store, psycopg.Connection],
+    held: tuple[Store, psycopg.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that became a standby answers, but decides nothing."""
+    monkeypatch.setattr("export_queue.core.transactions.outcomes.ASKING", Retry(attempts=None, seconds=0.3))
     store, holder = held
     requests: list[UUID] = []
     with in_background(lambda: commit(store, "a", requests)) as (committer,):
