@@ -54,7 +54,7 @@ def run_local_drain(run_dag: Any, connect: Any, folder: Path) -> None:
     run = run_dag(example("local_drain", "local_drain"))
     assert run.state == "success"
     assert run.result("drain")["acknowledged"] == 2
-    rows = sqlite3.connect(folder / "reports.db").execute("SELECT page, visits FROM pages ORDER BY page")
+    rows = sqlite3.connect(folder / "reports.db").execute("SELECT page, visits FROM pages_live ORDER BY page")
     assert rows.fetchall() == [("home", 3), ("search", 1)]
 
 

@@ -109,7 +109,6 @@ def test_a_store_behind_a_pooler_is_described_as_such(connect: Any) -> None:
     described = ExportQueueHook("store").describe()
     assert described.spec.behind_pooler
     with open_store(described) as store:
-        assert not store.database.dialect.pins_connection
         assert "behind_pooler" not in store.database.engine.url.query
 
 

@@ -140,7 +140,8 @@ def test_a_killed_drain_gives_its_leases_back_inside_a_chunk(airflow_store: Any,
         with airflow_store.database.read() as work:
             return bool(holders(work, queue, queue.units()))
 
-    environment = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen([sys.executable, "-P", "-c", TASK], env=environment) as process:
         try:
             wait_until(lambda: (tmp_path / "begun").exists() or process.poll() is not None, "the task does not begin")

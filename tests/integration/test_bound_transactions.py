@@ -48,10 +48,7 @@ def connect(request: pytest.FixtureRequest, store: Store) -> Iterator[Connect]:
     store.configure_table("t")
     engine = sa.create_engine(url)
     with engine.begin() as connection:
-        prefix = (
-            "" if url.get_backend_name() == "sqlite" else "public."
-        )  # which the store's own connections do not search
-        connection.execute(sa.text(f"create table {prefix}business (id text primary key)"))
+        connection.execute(sa.text(f"create table {business_table(store)} (id text primary key)"))
 
     def new() -> Any:
         if request.param == "sqlalchemy":
@@ -74,11 +71,14 @@ def insert(connection: Any, key: str) -> None:
     connection.execute(sa.text(statement) if isinstance(connection, sa.Connection) else statement)
 
 
+def business_table(store: Store) -> str:
+    """The user's table, in a schema that the store's own connections do not search."""
+    return "public.business" if store.database.dialect.name == "postgresql" else "business"
+
+
 def business(store: Store) -> list[str]:
-    # Users' sessions create in the schema that is named like their role.
-    prefix = "export_queue." if store.database.dialect.name == "postgresql" else ""
     with store.database.read() as work:
-        return sorted(work.connection.execute(sa.text(f"select id from {prefix}business")).scalars())
+        return sorted(work.connection.execute(sa.text(f"select id from {business_table(store)}")).scalars())
 
 
 def queued(store: Store) -> int:

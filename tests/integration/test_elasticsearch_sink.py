@@ -806,12 +806,6 @@ def test_what_is_not_elasticsearch_is_refused(stub):
         admit(ElasticsearchSink(stub(answer("200 OK", b"{}", product=b"")).url))
 
 
-def test_a_data_stream_is_refused(stub):
-    found = b'{".ds-logs-1":{"aliases":{},"mappings":{},"settings":{},"data_stream":"logs"}}'
-    with pytest.raises(SinkConfigurationError, match="data stream"):
-        ElasticsearchSink(stub(answer("200 OK", found)).url, index="logs").apply(puts(b"1"))
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -63,7 +63,7 @@ def test_a_column_of_fewer_places_refuses_what_it_would_round(url, make, kind):
     )
     assert (result.written, [one.position for one in result.rejected]) == (len(fit), list(range(len(fit), many)))
     assert "field 'total' is" in result.rejected[0].reason
-    assert {Decimal(str(row[0])) for row in execute(url, "SELECT total FROM orders")} == {
+    assert {Decimal(str(row[0])) for row in execute(url, "SELECT total FROM orders WHERE NOT _deleted")} == {
         Decimal(value.decode().strip('"')) for value in fit
     }
 
@@ -95,5 +95,5 @@ def test_a_time_without_a_zone_is_one_of_utc(url, make):
     zone = {"postgresql": "SET TimeZone = 'UTC'", "mysql": "SET time_zone = '+00:00'"}.get(
         url.partition("+")[0], "SELECT 1"
     )
-    found = execute(url, zone, "SELECT a, b FROM orders ORDER BY id")
+    found = execute(url, zone, "SELECT a, b FROM orders WHERE NOT _deleted ORDER BY id")
     assert [[str(time)[:16] for time in row] for row in found] == [["2026-11-22 10:00"] * 2, ["2026-11-22 01:00"] * 2]

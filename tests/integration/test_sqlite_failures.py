@@ -341,3 +341,21 @@ def test_a_file_that_is_no_database_is_named_with_a_hint(tmp_path: Path, content
         store.create()
     assert str(tmp_path / "store.db") in refused.value.message
     assert refused.value.hint
+
+
+def test_an_interruption_inside_a_statement_reaches_the_caller_and_the_next_one_writes(sqlite_url: str) -> None:
+    """SQLAlchemy closes the connection whose statement was interrupted."""
+    create(sqlite_url)
+    with Store.open(sqlite_url) as store:
+
+        def interrupt(_cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith("INSERT"):
+                event.remove(store.database.engine, "do_execute", interrupt)
+                raise KeyboardInterrupt
+
+        event.listen(store.database.engine, "do_execute", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.configure_table("met", conflict="none")
+        store.configure_table("met", conflict="none")
+        with store.transaction() as tx:
+            tx.table("met").set("a", "b", b"1")

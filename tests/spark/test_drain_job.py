@@ -268,7 +268,7 @@ def test_a_driver_whose_submitter_alone_was_killed_gives_its_leases_back_and_end
         job,
         variables={**MODULES, **passwords},
         parent=[sys.executable, "-P", "-c", TASK],
-        parent_variables={"PYTHONPATH": os.environ["PYTHONPATH"]},
+        parent_variables={name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
     )
     stopped = Stopped(submission, tmp_path, job.drain_id)
     (java,) = children(submission.process.pid)

@@ -71,6 +71,7 @@ class MariaDbServer(Server):
                 str(self._installer),
                 "--no-defaults",
                 f"--datadir={self.folder / 'data'}",
+                f"--tmpdir={self.folder}",  # a server that starts removes the temporary tables of all others
                 "--auth-root-authentication-method=socket",
                 "--skip-test-db",
                 "--skip-name-resolve",
@@ -102,6 +103,7 @@ class MariaDbServer(Server):
     def _command(self) -> list[str]:
         settings = {
             "datadir": str(self.folder / "data"),
+            "tmpdir": str(self.folder),
             "bind-address": HOST,
             "port": str(self.port),
             "socket": str(self.folder / "socket"),

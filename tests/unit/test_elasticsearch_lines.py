@@ -63,6 +63,12 @@ def test_what_is_created_is_fit():
     assert indices.misfits("orders", {name: body}) == []
 
 
+def test_a_data_stream_is_refused():
+    found = {".ds-orders-000001": {"aliases": {}, "mappings": {}, "settings": {}, "data_stream": "orders"}}
+    (problem,) = indices.misfits("orders", found)
+    assert "data stream" in problem
+
+
 @pytest.mark.parametrize("mode", ["time_series", "logsdb"])
 def test_modes_in_which_records_cannot_be_replaced_are_refused(mode):
     name, body = indices.definition("orders")

@@ -135,11 +135,11 @@ class SqliteDialect:
                         with undone(self._file.path, sqlite3.SQLITE_FULL):
                             raw.execute("commit")
                     except BaseException:
-                        if raw.in_transaction:
+                        if not _is_closed(raw) and raw.in_transaction:
                             raw.execute("rollback")
                         raise
                 finally:
-                    if not durable:
+                    if not durable and not _is_closed(raw):
                         raw.execute("pragma synchronous = full")
         except BaseException:
             lock.free()  # an interruption may have come while the block was being left
@@ -530,3 +530,11 @@ def _unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:
     """Read the ids below a bound that are in progress or invalid, ascending."""
     rows = raw.execute(sql.UNFINISHED, (below, below))
     return tuple(row[0] for row in rows)
+
+
+def _is_closed(raw: sqlite3.Connection) -> bool:
+    """Tell whether the connection is closed: SQLAlchemy closes one in whose statement an interruption came."""
+    try:
+        return raw.in_transaction is None
+    except sqlite3.ProgrammingError:
+        return True
