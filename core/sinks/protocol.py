@@ -89,7 +89,7 @@ class Sink(Protocol):
 
 @runtime_checkable
 class ContinuingSink(Protocol):
-    """A sink whose batches may come through another object than the one that was asked to admit the drain."""
+    """A sink that wants to know whose batches come, where another object of it admitted the drain, as on Spark."""
 
     def continue_drain(self, queue_id: str) -> None:
         """Take the batches of a drain that was admitted elsewhere, as by Spark's driver.
