@@ -1,7 +1,9 @@
-"""Fixtures of servers, which the whole run shares, and of stores on them."""
+"""Fixtures of servers, which the whole run shares, of stores on them, and of a disk that is soon full."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -93,6 +95,18 @@ def pgbouncer(postgres_server: PostgresServer) -> PgBouncer:
 def sqlite_url(tmp_path: Path) -> str:
     """The URL of an SQLite file that does not exist yet."""
     return f"sqlite:///{tmp_path / 'store.db'}"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, b"size=2m"):
+        pytest.skip(f"cannot mount a small disk: {os.strerror(ctypes.get_errno())}")
+    yield folder
+    libc.umount2(str(folder).encode(), 2)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
