@@ -32,7 +32,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.retry import Retry
 from export_queue.core.store import Writes, schema
-from export_queue.core.transactions import outcome, take_snapshot
+from export_queue.core.transactions import expire, outcome, take_snapshot
 
 fork = multiprocessing.get_context("fork")
 HELD = 4711
@@ -277,6 +277,34 @@ def test_an_interrupted_flush_ends_the_transaction(store: Store, monkeypatch: py
     with pytest.raises(RegistrationLost):
         store.commit(value)
     assert take_snapshot(store.database).excluded == ()
+
+
+@pytest.mark.parametrize("can_undo", [True, False], ids=["undone", "left-to-a-participant"])
+def test_an_interrupted_abort_of_a_long_transaction_is_made_up_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, can_undo: bool
+) -> None:
+    abort, interruptions, resource = store.database.dialect.abort, [TimedOut()], Resource("file")
+
+    def fail() -> None:
+        raise OSError("the file is locked")
+
+    def interrupted(*arguments: Any, **named: Any) -> None:
+        if interruptions:
+            raise interruptions.pop()
+        abort(*arguments, **named)
+
+    with pytest.raises(TimedOut), store.transaction(long=True) as tx:
+        tx.join(resource)
+        tx.table("t").set("a", "n", b"1")
+        tx.flush()
+        monkeypatch.setattr(store.database.dialect, "abort", interrupted)
+        if not can_undo:
+            monkeypatch.setattr(resource, "rollback", fail)
+        raise KeyError
+    expire(store.database)  # as starts do, and maintenance
+    kept = list(take_snapshot(store.database).excluded)
+    assert [one.id for one in store.kept_invalid()] == kept
+    assert len(kept) == (0 if can_undo else 1)
 
 
 def test_a_flush_that_arrives_behind_its_repetition_changes_nothing(store: Store) -> None:
