@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from tests.integration.test_participants import Resource
 from tests.support.contexts import catalogue_of, opened_by
 from tests.support.cuts import Truth, fill
+from tests.support.fixtures import private_or_skip
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
@@ -507,12 +508,7 @@ def test_an_idempotency_key_whose_commit_is_still_in_flight_is_waited_for(
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[PostgresServer]:
     """A server whose settings a test may change."""
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
+    yield from private_or_skip(PostgresServer)
 
 
 @pytest.fixture

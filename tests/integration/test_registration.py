@@ -669,17 +669,6 @@ def test_a_stricter_default_isolation_is_refused_with_what_to_do(store: Store, s
             take_snapshot(late.database)
 
 
-@pytest.fixture
-def own_server() -> Iterator[PostgresServer]:
-    """A server whose lock table a test may fill: all databases of a server share it."""
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
-
-
 @pytest.mark.postgres
 def test_a_full_lock_table_is_a_clear_transient_error(own_server: PostgresServer) -> None:
     url = own_server.url(own_server.create_database())

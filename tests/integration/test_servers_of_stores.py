@@ -200,17 +200,6 @@ def test_a_session_that_ends_since_its_transaction_was_idle_is_unavailable(store
         work.connection.execute(sa.text("select 1"))
 
 
-@pytest.fixture
-def own_server() -> Iterator[PostgresServer]:
-    """A server of this test alone, which flushes its commits."""
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
-
-
 @pytest.mark.full("a primary and its standby are two more servers")
 def test_a_standby_is_refused_until_it_is_promoted(own_server: PostgresServer) -> None:
     with Store.open(own_server.url()) as store:
