@@ -378,6 +378,24 @@ def test_an_index_that_was_deleted_or_made_anew_is_refused_until_it_is_readmitte
     assert make().apply(puts(b"1")).stale == 1
 
 
+def test_an_index_that_is_readmitted_for_one_queue_is_still_lost_to_another(make, name, ask):
+    def admitted(queue_id: str, fence: int, *, readmit: bool = False) -> ElasticsearchSink:
+        sink = make()
+        sink.admit(queue_id=f"{name}-{queue_id}", store_id="s", fence=fence, readmit=readmit)
+        return sink
+
+    admitted("a", 1).apply(puts(b"1"))
+    admitted("b", 2).apply(puts(b"2"))
+    ask("DELETE", f"/{name}-000001")
+    assert admitted("a", 3, readmit=True).apply(puts(b"1")).written == 1
+    assert admitted("later", 4).apply(puts(b"3")).written == 1
+    for fence in (5, 6):
+        with pytest.raises(SinkLostData, match=f"queue '{name}-b'"):
+            admitted("b", fence).apply(puts(b"2"))
+    assert admitted("b", 7, readmit=True).apply(puts(b"2")).written == 1
+    assert admitted("a", 8).apply(puts(b"1")).stale == 1
+
+
 # One operation that fails must not take others with it
 
 

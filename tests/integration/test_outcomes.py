@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from tests.integration.test_participants import Resource
 from tests.support.contexts import catalogue_of, opened_by
 from tests.support.cuts import Truth, fill
+from tests.support.fixtures import private_or_skip
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
@@ -545,12 +546,7 @@ def test_an_idempotency_key_whose_commit_is_still_in_flight_is_waited_for(
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[PostgresServer]:
     """A server whose settings a test may change."""
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
+    yield from private_or_skip(PostgresServer)
 
 
 @pytest.fixture
@@ -653,9 +649,10 @@ def test_a_restarted_server_costs_no_transaction(own_server: PostgresServer, lon
 
 
 def test_a_store_that_refuses_the_question_leaves_the_outcome_unknown(
-    held: tuple[Store, psycopg.Connection],
+    held: tuple[Store, psycopg.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that became a standby answers, but decides nothing."""
+    monkeypatch.setattr("export_queue.core.transactions.outcomes.ASKING", Retry(attempts=None, seconds=0.3))
     store, holder = held
     requests: list[UUID] = []
     with in_background(lambda: commit(store, "a", requests)) as (committer,):

@@ -41,10 +41,26 @@ def shared_or_skip(kind: type[Kept], name: str = "") -> Kept:
         pytest.skip(str(missing))
 
 
+def private_or_skip(kind: type[Kept]) -> Iterator[Kept]:
+    """Start a server of a fixture's alone, and stop it; skip the test where the machine has none."""
+    try:
+        server = kind()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> PostgresServer:
     """The run's PostgreSQL server: ``host``, ``port``, ``user``, ``password``, ``url(database)``."""
     return shared_or_skip(PostgresServer)
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of one test alone, which flushes its commits."""
+    yield from private_or_skip(PostgresServer)
 
 
 @pytest.fixture
@@ -190,12 +206,7 @@ def without_advisory_locks(url: str) -> None:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """A Redis server of this process alone, since tests empty and configure it; it starts in a moment."""
-    try:
-        server = RedisServer()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
+    yield from private_or_skip(RedisServer)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ ERRORS = ErrorTable(
         ),
         ErrorRow("403 cluster_block_exception", Fate.REFUSED, "take the block off the index or the cluster"),
         ErrorRow("400 index_closed_exception", Fate.REFUSED, "open the index"),
-        ErrorRow("404*", Fate.REFUSED, "the index or its alias is gone: the next drain sets it up, where it may"),
+        ErrorRow("404*", Fate.REFUSED, "the index or its alias is gone: the next drain says what was lost"),
         ErrorRow("401*", Fate.REFUSED, "check user and password, or the API key, of the sink's connection"),
         ErrorRow("403*", Fate.REFUSED, "grant the user the privileges that docs/sinks/elasticsearch.md lists"),
         ErrorRow("400 media_type_header_exception", Fate.CONFIGURATION, "this sink needs Elasticsearch 8 or 9"),
