@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import ClassVar, Literal
 from uuid import UUID
 
@@ -38,7 +39,20 @@ from export_queue.core.store.queries.conflict_keys import conflict_error, number
 from export_queue.core.store.registration import IdSource, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.file import LentConnection, StoreConnection, StoreFile, explain, lent, undone
+from export_queue.core.store.sqlite.backup import back_up
+from export_queue.core.store.sqlite.file import (
+    LOCK_SECONDS,
+    LOG_BYTES,
+    LentConnection,
+    StoreConnection,
+    StoreFile,
+    explain,
+    lent,
+    undone,
+)
+
+_SHRINK_MS = 1000
+"""Milliseconds for which readers that come and go may keep the log from being cut."""
 
 
 class SqliteDialect:
@@ -459,6 +473,25 @@ class SqliteDialect:
 
     def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Nothing: SQLite uses the pages of removed rows again at once."""
+
+    def shrink_log(self, connection: Handle) -> int:
+        """Bring the log into the file and cut it; writers wait in their line meanwhile, for a second at most."""
+        if self._file.log_bytes() <= LOG_BYTES:
+            return 0
+        raw = _raw_of(connection)
+        raw.execute("pragma wal_checkpoint(passive)")  # the long part, beside writers
+        raw.execute(f"pragma busy_timeout = {_SHRINK_MS}")
+        try:
+            with self._file.lock():
+                raw.execute("pragma wal_checkpoint(truncate)")
+        finally:
+            raw.execute(f"pragma busy_timeout = {int(LOCK_SECONDS * 1000)}")
+        left = self._file.log_bytes()
+        return left if left > LOG_BYTES else 0
+
+    def back_up(self, target: Path, on_progress: Callable[[int, int], None]) -> int:
+        """Copy the file as one reading transaction sees it."""
+        return back_up(self._file, target, on_progress)
 
     def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""

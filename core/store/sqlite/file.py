@@ -17,6 +17,8 @@ from export_queue.core.store.sqlite.filelock import FileLock
 
 LOCK_SECONDS = 30.0
 """How long a writer waits for its turn."""
+LOG_BYTES = 16 << 20
+"""The log is cut to this size; without readers it has a quarter of it, and is written from its start again."""
 
 _PASSING = {
     sqlite3.SQLITE_BUSY: "another program holds the file without queueing as this library does: end its transaction",
@@ -85,6 +87,7 @@ class StoreFile:
             if not is_wal and raw.execute("select 1 from sqlite_schema where name = 'xq_store'").fetchone():
                 raw.execute("pragma journal_mode = wal")
             raw.execute("pragma synchronous = full")
+            raw.execute(f"pragma journal_size_limit = {LOG_BYTES}")
         except BaseException:
             raw.close()
             raise
@@ -106,6 +109,13 @@ class StoreFile:
             raw = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
             with contextlib.closing(raw):
                 raw.execute("pragma journal_mode = wal")
+
+    def log_bytes(self) -> int:
+        """Return the size of the log; 0 where there is none."""
+        try:
+            return Path(f"{self.path}-wal").stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def _identity(self) -> tuple[int, int] | None:
         try:

@@ -102,6 +102,10 @@ REGISTER_POINTER = """
     select ?, request, kind, started_ms, deadline_ms, low, owner, client from xq_active where id = ?
 """
 FORGET = "delete from xq_active where owner = ? returning id"
+END_ALL = (
+    "insert or ignore into xq_invalid (id, since_ms) select id, started_ms from xq_active where kind = 'long'",
+    "delete from xq_active",
+)
 LATE = "select id from xq_active where deadline_ms < ? and id = owner order by id"
 MAKE_INVALID = """
     insert or ignore into xq_invalid (id, since_ms)
