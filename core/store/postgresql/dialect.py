@@ -52,6 +52,7 @@ from export_queue.core.store.registration import (
     HOUR_OF_IDS,
     LAG_OF_IDS,
     LOCK_WINDOW,
+    STAYED_MS,
     IdSource,
     Kind,
     Registration,
@@ -193,6 +194,7 @@ class PostgresDialect:
                 "{now}": sql.NOW,
                 "{lock_window}": str(LOCK_WINDOW),
                 "{hour}": str(HOUR_OF_IDS),
+                "{stayed_ms}": str(STAYED_MS),
                 "{lag}": str(LAG_OF_IDS),
             }
             for placeholder, value in values.items():

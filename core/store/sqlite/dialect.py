@@ -38,7 +38,7 @@ from export_queue.core.store.dialect import (
     Writes,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
-from export_queue.core.store.registration import IdSource, Kind, floor_refused
+from export_queue.core.store.registration import HOUR_OF_IDS, STAYED_MS, IdSource, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.backup import back_up
@@ -214,7 +214,8 @@ class SqliteDialect:
         raw.execute(sql.SET_FLOOR, (floor,))
 
     def _draw(self, raw: sqlite3.Connection) -> int:
-        return int(raw.execute(sql.DRAW, (self._clock() * 1_000_000,)).fetchone()[0])
+        arguments = {"now_ms": self._clock(), "hour": HOUR_OF_IDS, "stayed_ms": STAYED_MS}
+        return int(raw.execute(sql.DRAW, arguments).fetchone()[0])
 
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; inside or outside of a SQL transaction."""

@@ -35,7 +35,16 @@ TRIGGERS = (
 )
 KEEPS_FROM_FLOOR = "select 1 from xq_active, xq_clock where last_id < ? limit 1"
 SET_FLOOR = "update xq_clock set last_id = max(last_id, ?)"
-DRAW = "update xq_clock set last_id = max(last_id + 1, ?) returning last_id"
+# Far above the last id the clock may have stepped: while an id is in progress it is followed little by little, unless a
+# run of clean-up has met it there some minutes ago.
+DRAW = """
+    update xq_clock set last_id = case
+        when :now_ms * 1000000 - last_id > :hour and exists (select 1 from xq_active) and not exists (
+            select 1 from xq_low_watermark where at_ms between :now_ms - :hour / 1000000 and :now_ms - :stayed_ms)
+        then last_id + :hour
+        else max(last_id + 1, :now_ms * 1000000) end
+    returning last_id
+"""
 UNFINISHED = "select id from xq_active where id < ? union select id from xq_invalid where id < ? order by 1"
 _SCAN = """
     select row_key, column_key, {value} from xq_cell

@@ -24,8 +24,9 @@ end $body$;
 -- The gate is a session lock that is freed in the same call: one of the SQL transaction would be held over the flush.
 -- registered: by a lock of the SQL transaction, else not at all, as the caller holds the gate.
 -- The next number of a sequence costs less than a number that is set, and may lag the clock by {lag}. A clock that is
--- more than {hour} ahead has stepped, or nothing was drawn for so long: it is followed unless the lock of a registered
--- id would come near the end of the window in which locks are listed.
+-- more than {hour} ahead has stepped, or nothing was drawn for so long. While an id is in progress it is followed by that
+-- much at a time, unless clean-up has met it there before; and not at all where the lock of a registered id would come
+-- near the end of the window in which locks are listed.
 create or replace function {s}.xq_draw_v1(registered boolean, lists boolean, out id bigint, out excluded bigint[])
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -43,6 +44,8 @@ begin
           where v.id <= last and v.id > greatest(last - {lock_window}, 0) and v.id < last + ahead - {lock_window} / 2))
       then
         id := nextval('{s}.xq_id');
+      elsif ahead > {hour} and {s}.xq_any_registered_v1(last) and not {s}.xq_has_clock_stayed_v1() then
+        id := setval('{s}.xq_id', last + {hour});
       else
         id := setval('{s}.xq_id', last + ahead);
       end if;
