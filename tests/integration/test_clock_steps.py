@@ -202,6 +202,7 @@ def test_a_glitch_of_the_clock_takes_no_version_from_a_reader(stepping: Any) -> 
 
 
 @both
+@pytest.mark.full("as many ids as no statement has parameters")
 @pytest.mark.parametrize("number", [70_000])
 def test_snapshots_exclude_any_number_of_ids(store: Store, number: int) -> None:
     """A parameter for each would be more than a statement may have."""

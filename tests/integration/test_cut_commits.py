@@ -138,6 +138,7 @@ def test_a_cut_before_the_commit_leaves_nothing(cutter: Cutter, kind: str, place
 
 
 @few_or_all
+@pytest.mark.full("each cut waits for a time-out; those of commits run anyway")
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.usefixtures("impatient")
 def test_a_step_that_gets_no_answer_ends_and_leaves_nothing(cutter: Cutter, kind: str, places: int) -> None:

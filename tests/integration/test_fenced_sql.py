@@ -44,6 +44,7 @@ class TestPostgresql(OnPostgresql, Plain):
     pass
 
 
+@pytest.mark.full("PostgreSQL and SQLite run anyway")
 class TestMariadb(OnMariadb, Plain):
     pass
 

@@ -298,6 +298,7 @@ class TestPostgresql(OnSql):
         self.at(postgres_url)
 
 
+@pytest.mark.full("connections to PostgreSQL are cut anyway")
 class TestMariadb(OnSql):
     farewell: Mapping[Direction, int] = {"to_server": 13, "to_client": 11}  # the pool's ROLLBACK
 
