@@ -140,6 +140,11 @@ class DrainProcess:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
+    def stop(self) -> None:
+        """Stop the process, and return when all its threads stand still."""
+        self.signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid or 0, os.WUNTRACED)
+
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
         self.process.join(30)
@@ -360,7 +365,7 @@ def test_a_holder_that_was_stopped_past_its_lease_removes_nothing(
     add(orders, {f"k{i}": i for i in range(100)})
     sleeping = drain_process(lease_seconds=1, drain_id="sleeping")
     sleeping.wait_at_gate()
-    sleeping.signal(signal.SIGSTOP)
+    sleeping.stop()
     queue = orders.queue("orders")
     taken: list[Any] = []
 
@@ -386,14 +391,15 @@ def test_a_holder_that_was_stopped_past_its_lease_removes_nothing_even_if_nobody
     add(orders, {f"k{i}": i for i in range(100)})
     sleeping = drain_process(lease_seconds=1)
     sleeping.wait_at_gate()
-    sleeping.signal(signal.SIGSTOP)
-    queue = orders.queue("orders")
+    sleeping.stop()
 
-    def expired() -> bool:
+    def clock() -> int:
         with orders.database.read() as work:
-            return not holders(work, queue, queue.units())
+            return work.now()
 
-    wait_until(expired, "the lease of a stopped holder did not end")
+    # Longer than a lease, and not until its rows have expired: a renewal that the stop has cut may still extend them.
+    stopped = clock()
+    wait_until(lambda: clock() > stopped + 1500, "the clock of the store stands still")
     sleeping.go_on()
     sleeping.signal(signal.SIGCONT)
     assert sleeping.outcome() == "LeaseLost"

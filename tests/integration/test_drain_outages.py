@@ -7,15 +7,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import redis
 import sqlalchemy as sa
+from tests.support.drains import after_chunks
 from tests.support.servers import PostgresServer, RedisServer
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, DrainReport, Progress, drain
+from export_queue.core.drain import DRAIN_RETRY, DrainReport, drain
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Capabilities, MemorySink, Operations, SinkSpec, SqlSink
 
@@ -55,18 +55,6 @@ def cache(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> SinkSpec:
 
 def waiting(store: Store) -> int:
     return sum(unit.entries for unit in store.backlog("orders"))
-
-
-def after_chunks(count: int, act: Callable[[], Any]) -> Callable[[Progress], None]:
-    """Do something once in the middle of a drain."""
-    told: list[Progress] = []
-
-    def tell(progress: Progress) -> None:
-        told.append(progress)
-        if len(told) == count:
-            act()
-
-    return tell
 
 
 def kill(server: RedisServer) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
+from tests.support.drains import after_chunks
 from tests.support.elasticsearch import ElasticsearchServer
 from tests.support.fixtures import OLDER, shared_or_skip
 from tests.support.servers import RedisServer
@@ -18,7 +19,7 @@ from tests.support.shared import exclusive
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, DrainReport, Progress, drain
+from export_queue.core.drain import DRAIN_RETRY, DrainReport, drain
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks import SinkSpec
 
@@ -163,18 +164,6 @@ def elasticsearch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
         block(is_on=False)
         for path in (f"{QUEUE}-000001", f"xq_control/_doc/{QUEUE}", "xq_control/_doc/%2A"):
             server.request("DELETE", f"/{path}")
-
-
-def after_chunks(count: int, act: Callable[[], object]) -> Callable[[Progress], None]:
-    """Do something once in the middle of a drain."""
-    told: list[Progress] = []
-
-    def tell(progress: Progress) -> None:
-        told.append(progress)
-        if len(told) == count:
-            act()
-
-    return tell
 
 
 def waiting(store: Store) -> int:

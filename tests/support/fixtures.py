@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from export_queue.core.client import Store
 
 Kept = TypeVar("Kept", bound=Server)
+Alone = TypeVar("Alone", bound="Server | RedisCluster")
 
 
 Covered = Callable[[str], None]
@@ -41,7 +42,7 @@ def shared_or_skip(kind: type[Kept], name: str = "") -> Kept:
         pytest.skip(str(missing))
 
 
-def private_or_skip(kind: type[Kept]) -> Iterator[Kept]:
+def private_or_skip(kind: type[Alone]) -> Iterator[Alone]:
     """Start a server of a fixture's alone, and stop it; skip the test where the machine has none."""
     try:
         server = kind()
@@ -222,12 +223,7 @@ def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 @pytest.fixture(scope="session")
 def redis_cluster() -> Iterator[RedisCluster]:
     """One Redis Cluster of six processes for the whole session; whoever disturbs it brings it back."""
-    try:
-        cluster = RedisCluster()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with cluster:
-        yield cluster
+    yield from private_or_skip(RedisCluster)
 
 
 OLDER, NEWER = VERSIONS

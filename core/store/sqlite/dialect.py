@@ -164,8 +164,9 @@ class SqliteDialect:
                             raw.execute("rollback")
                         raise
                 finally:
-                    if not durable and not _is_closed(raw):
-                        raw.execute("pragma synchronous = full")
+                    if not durable:
+                        with contextlib.suppress(sqlite3.ProgrammingError):  # closed, as by an interrupted statement
+                            raw.execute("pragma synchronous = full")
         except BaseException:
             lock.free()  # an interruption may have come while the block was being left
             raise
@@ -590,11 +591,3 @@ def _unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:
     """Read the ids below a bound that are in progress or invalid, ascending."""
     rows = raw.execute(sql.UNFINISHED, (below, below))
     return tuple(row[0] for row in rows)
-
-
-def _is_closed(raw: sqlite3.Connection) -> bool:
-    """Tell whether the connection is closed: SQLAlchemy closes one in whose statement an interruption came."""
-    try:
-        return raw.in_transaction is None
-    except sqlite3.ProgrammingError:
-        return True
