@@ -39,8 +39,7 @@ def clean_versions(work: Work, limit: int) -> Page:
             after,
             following,
             horizon=horizon,
-            # The snapshot of the oldest transaction that may still read has at least this id.
-            expired=None if ttl_ms is None else horizon - ttl_ms * 1_000_000,
+            expired=None if ttl_ms is None else (queries.cleanup.expiry_ms(work) - ttl_ms) * 1_000_000,
         )
         if following is None and len(tables) > 1:
             following = _start(number + 1)

@@ -47,6 +47,8 @@ store = _table(
     _id("mask"),
     _text("id_source"),  # 'sequence' or 'clock'
     _id("horizon"),
+    # Cells may be gone whose time to live had ended by then.
+    sa.Column("expiry_ms", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     _id("created_ms"),
     _text("cluster", nullable=True),  # of PostgreSQL servers, in which the numbers in the columns "xid" hold
     # On SQLite another number after each change of the ids that are excluded for long.

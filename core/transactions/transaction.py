@@ -38,6 +38,7 @@ from export_queue.core.store import (
     identity_of,
     new_request,
 )
+from export_queue.core.transactions.ages import aged_from, aged_from_start, require_young
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
 from export_queue.core.transactions.idempotency import (
     as_json,
@@ -289,7 +290,7 @@ class OpenTransaction:
         if found is None:
             found = self._read(self.database.dialect.read_cell, *cell)
         version, value = found
-        return value if version is not None and self._lives(version, ttl_ms) else None
+        return value if self._lives(version, ttl_ms) else None
 
     def read_cells(
         self, table: int, cells: Iterable[tuple[bytes, bytes]], *, ttl_ms: int | None = None
@@ -308,7 +309,10 @@ class OpenTransaction:
                 found[cell] = value
         unknown = [cell for cell in wanted if cell not in found]
         for start in range(0, len(unknown), READ_BLOCK):
-            rows = self._read(self.database.dialect.read_cells, table, unknown[start : start + READ_BLOCK])
+            block = unknown[start : start + READ_BLOCK]
+            rows = self._read(self.database.dialect.read_cells, table, block)
+            if ttl_ms is not None and len(rows) < len(block):
+                self._require_young()
             found |= {(row, column): value for row, column, version, value in rows if self._lives(version, ttl_ms)}
         return {cell: value for cell in wanted if (value := found.get(cell)) is not None}
 
@@ -337,6 +341,8 @@ class OpenTransaction:
         while True:
             self.require_open()
             rows = self._read(scan_versions, table, span, after=after, limit=limit, expired=expired)
+            if expired is not None:
+                self._require_young()
             page = page_of(rows, limit)
             decided = page.decided
             if page.cut is not None:
@@ -352,7 +358,7 @@ class OpenTransaction:
     def _read_stored(self, cell: Cell, ttl_ms: int | None) -> bytes | None:
         """Read one cell as it is stored."""
         version, value = self._read(self.database.dialect.read_cell, *cell)
-        return value if version is not None and self._lives(version, ttl_ms) else None
+        return value if self._lives(version, ttl_ms) else None
 
     def read_versions(self, cell: Cell, *, ttl_ms: int | None = None) -> list[bytes | None]:
         """Read a cell's own versions, one a checkpoint, the newest first, and behind them the committed one.
@@ -367,8 +373,9 @@ class OpenTransaction:
         else:
             committed = self.snapshot
         version, value = self._read(self._read_in, committed, cell)
+        is_alive = self._lives(version, ttl_ms)
         if version is not None:
-            found.append(value if self._lives(version, ttl_ms) else None)
+            found.append(value if is_alive else None)
         return found if self._level is Level.SNAPSHOT_ALL else found[:1]
 
     def _read_staged(self, cell: Cell, ttl_ms: int | None, *, has_buffered: bool) -> list[bytes | None]:
@@ -387,26 +394,32 @@ class OpenTransaction:
     def _read_in(self, connection: Handle, _: AnySnapshot, snapshot: AnySnapshot, cell: Cell) -> Version:
         return self.database.dialect.read_cell(connection, snapshot, *cell)
 
-    def _lives(self, version: int, ttl_ms: int | None) -> bool:
+    def _lives(self, version: int | None, ttl_ms: int | None) -> bool:
+        """Tell whether a version was found that has not outlived its time."""
+        if version is None:
+            if ttl_ms is not None:
+                self._require_young()
+            return False
         return ttl_ms is None or version > self._expired(ttl_ms)
 
     def _expired(self, ttl_ms: int) -> int:
         """The last version that has outlived its time; own ones are younger."""
-        # Ids carry the time at which their transactions began, so a version's age needs no column of its own.
-        return self._aged_from - ttl_ms * 1_000_000
+        return (self._aged_from_ms - ttl_ms) * 1_000_000
+
+    def _require_young(self) -> None:
+        require_young(self.database, self._aged_from_ms)
 
     @cached_property
-    def _aged_from(self) -> int:
-        """The id from which ages count back; only reads of cells that expire need it."""
-        snapshot = self.snapshot
-        if self._value is not None:
-            return self._value.id
-        # A snapshot without an id: it is as old as its clock says, and younger than all that it reaches down to.
+    def _aged_from_ms(self) -> int:
+        """The time from which ages count back; only reads of cells that expire need it."""
+        _ = self.snapshot  # taken
+        if self.kind == "long":
+            return aged_from_start(self.database, self.value.id)
         if self._settled:
             taken_ms = self._session.call(self.database.dialect.now)
         else:
             taken_ms = self._deadline_ms - self._timeout_ms
-        return max(snapshot.low, taken_ms * 1_000_000)
+        return aged_from(self.database, taken_ms=taken_ms)
 
     def _read(
         self,

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from tests.battery import plants
 
 from export_queue.core.client import Store
-from export_queue.core.errors import ConflictError, InvalidArgument
+from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
 from export_queue.core.store import schema
 from export_queue.core.store.creation import MAX_FLOOR
 
@@ -97,6 +97,69 @@ def test_what_is_written_after_a_quiet_time_lives_its_time(stepping: Any, *, ear
         tx.table("sessions").set("anna", "token", b"1")
     with store.transaction(read_only=True) as tx:
         assert tx.table("sessions").get("anna", "token") == b"1"
+
+
+@both
+@pytest.mark.parametrize("long", [False, True])
+def test_a_glitch_of_days_that_ids_followed_ends_no_cells_time_to_live(stepping: Any, *, long: bool) -> None:
+    store, step = stepping
+    store.configure_table("sessions", ttl=DAY // 1000)
+    with store.transaction() as tx:
+        tx.table("sessions").set("anna", "token", b"1")
+    step(5 * DAY)
+    ahead = drawn(store)
+    for hours in (0, 2, 4):
+        step(hours * HOUR)
+        assert drawn(store) > ahead
+        store.maintain()
+        with store.transaction(long=long) as tx:
+            assert tx.table("sessions").get("anna", "token") == b"1"
+            assert [value for _, _, value in tx.table("sessions").scan()] == [b"1"]
+    assert len(cells(store)) == 1
+    for hours in (24, 26, 28):
+        step(hours * HOUR + 60_000)
+        drawn(store)
+        store.maintain()
+        with store.transaction(long=long) as tx:
+            assert tx.table("sessions").get("anna", "token") is None
+    assert cells(store) == []
+
+
+@both
+@pytest.mark.parametrize("read", ["get", "get_many", "scan"])
+def test_a_cell_that_expired_while_the_clock_was_back_never_vanishes_under_its_reader(stepping: Any, read: str) -> None:
+    store, step = stepping
+    store.configure_table("sessions", ttl=DAY // 1000)
+
+    def seen(tx: Any) -> list[bytes]:
+        table = tx.table("sessions")
+        if read == "scan":
+            return [value for _, _, value in table.scan()]
+        if read == "get_many":
+            return list(table.get_many([("anna", "token")]).values())
+        value = table.get("anna", "token")
+        return [] if value is None else [value]
+
+    with store.transaction() as tx:
+        tx.table("sessions").set("anna", "token", b"1")
+    for hours in (44, 48):
+        step(hours * HOUR)
+        drawn(store)
+        store.maintain()
+    assert len(cells(store)) == 1
+    step(2 * HOUR)
+    with store.transaction(read_only=True) as tx:
+        assert seen(tx) == [b"1"]
+        step(49 * HOUR)
+        store.maintain()
+        assert cells(store) == []
+        with pytest.raises(SnapshotTooOld, match="clean-up has deleted what had expired"):
+            seen(tx)
+
+
+def cells(store: Store) -> list[Any]:
+    with store.database.read() as work:
+        return list(work.connection.execute(sa.select(schema.cell)))
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)

@@ -20,6 +20,7 @@ from tests.support.patience import AT_ONCE
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.maintenance import maintain
+from export_queue.core.store.queries import cleanup
 from export_queue.core.transactions import OpenTransaction, Snapshot
 
 Effect = Callable[[Model, Seen], object]
@@ -192,11 +193,24 @@ class CrashingMachine(RuleBasedStateMachine):
             self.model.draw(tx, opened._id, self.world.now())
             if not self.world.has_clock:
                 self.model.active[opened._id].deadline_ms = look(self.watch).active[opened._id].deadline_ms
-        if not tx.ttl_from and "_aged_from" in vars(opened):  # since something was read that expires
-            tx.ttl_from = opened._aged_from
-            youngest = opened._id if opened._value is not None else opened.snapshot.low
-            assert youngest is not None
-            assert not self.world.has_clock or tx.ttl_from == max(youngest, self.world.now() * 1_000_000)
+        if "_aged_from_ms" in vars(opened):  # since something was read that expires
+            self._has_aged(tx, opened)
+
+    def _has_aged(self, tx: Tx, opened: OpenTransaction) -> None:
+        """Note the time from which a transaction counts ages: the same in all its processes, and from its snapshot."""
+        if tx.aged_from_ms is None:
+            tx.aged_from_ms = opened._aged_from_ms
+            if self.world.has_clock:
+                taken_ms = self.world.now() if opened._settled else tx.deadline_ms - tx.timeout_ms
+                began_ms = min(taken_ms, tx.pointers[0] // 1_000_000) if tx.kind == "long" else taken_ms
+                assert tx.aged_from_ms == max(began_ms, self.expiry_ms())
+        assert tx.aged_from_ms == opened._aged_from_ms
+
+    def expiry_ms(self) -> int:
+        """The time by which clean-up may have deleted what had expired."""
+        assert self.watch is not None
+        with self.watch.database.read() as work:
+            return cleanup.expiry_ms(work)
 
     def _has_read(self, tx: Tx, opened: OpenTransaction) -> None:
         """Note the snapshot of a first read, which has no id."""

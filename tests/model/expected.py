@@ -63,8 +63,8 @@ class Tx:
     """Who holds its writes; None for a long one, which is held by the store."""
     request: UUID | None = None
     idempotency_key: tuple[str, int] | None = None
-    ttl_from: int = 0
-    """The id that ages count from."""
+    aged_from_ms: int | None = None
+    """The time that ages count from."""
     pointers: list[int] = field(default_factory=list)
     snapshot: frozenset[int] | None = None
     low: int = 0
@@ -155,7 +155,7 @@ class Model:
         """Read a cell of the snapshot."""
         assert tx.snapshot is not None
         seen = [version for version in self.versions.get(cell, ()) if version in tx.snapshot]
-        if not seen or (cell[0] == "brief" and max(seen) <= tx.ttl_from - self.ttl_ms * 1_000_000):
+        if not seen or (cell[0] == "brief" and max(seen) <= ((tx.aged_from_ms or 0) - self.ttl_ms) * 1_000_000):
             return None
         return self.versions[cell][max(seen)]
 
@@ -206,7 +206,7 @@ class Model:
 
     def start(self, tx: Tx, own: int, now: int) -> None:
         """Take the snapshot and register the id."""
-        tx.pointers, tx.ttl_from = [own], own
+        tx.pointers = [own]
         tx.snapshot = frozenset(self.committed)
         tx.low = min([own, *self.active, *self.invalid])
         tx.deadline_ms = now + tx.timeout_ms

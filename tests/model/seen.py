@@ -24,7 +24,7 @@ from export_queue.core.transactions import Snapshot, take_snapshot
 class Seen:
     """Everything that a store shows at one moment, to its users and in its rows."""
 
-    aged_from: int
+    aged_from_ms: int
     """The id that the ages of the cells were counted back from."""
     cells: dict[Cell, bytes]
     queued: dict[tuple[bytes, int], bytes | None]
@@ -57,7 +57,7 @@ def look(store: Store) -> Seen:
     snapshot = take_snapshot(store.database)
     with store.transaction(read_only=True) as tx:
         cells = {(table, row, column): value for table in CONFLICT for row, column, value in tx.table(table).scan()}
-        aged_from = opened_by(tx)._aged_from
+        aged_from_ms = opened_by(tx)._aged_from_ms
     queued = entries_of(store, snapshot, catalogue_of(store).queue("q"))
 
     with store.database.read() as work:
@@ -69,7 +69,7 @@ def look(store: Store) -> Seen:
         for row in rows(schema.staged_key):
             keys[row.id].add(bytes(row.key))
         return Seen(
-            aged_from=aged_from,
+            aged_from_ms=aged_from_ms,
             cells=cells,
             queued=queued,
             excluded=set(snapshot.excluded),
@@ -105,7 +105,7 @@ def all_rows(work: Work) -> dict[str, list[Any]]:
 
 def differences(model: Model, seen: Seen, store: Store) -> dict[str, tuple[Any, Any]]:
     """Tell where a store differs from a model: what is expected, what is found."""
-    reader = Tx(0, "read", 0, snapshot=frozenset(model.committed), ttl_from=seen.aged_from)
+    reader = Tx(0, "read", 0, snapshot=frozenset(model.committed), aged_from_ms=seen.aged_from_ms)
     staged = {pointer: layer for pointer, layer in model.staged.items() if layer}
     hidden: dict[int, Layer] = defaultdict(Layer)
     for (cell, version), value in seen.versions.items():

@@ -70,6 +70,16 @@ def horizon(work: Reading) -> int:
     return int(work.connection.execute(sa.select(store.c.horizon)).scalar_one())
 
 
+def expiry_ms(work: Reading) -> int:
+    """Read the time to which ages of cells may have counted that clean-up has deleted, in milliseconds."""
+    return int(work.connection.execute(sa.select(store.c.expiry_ms)).scalar_one())
+
+
+def started_ms(work: Reading, transaction: int) -> int | None:
+    """Read when a long transaction began, in milliseconds; None if it has ended."""
+    return work.connection.execute(sa.select(active.c.started_ms).where(active.c.id == transaction)).scalar()
+
+
 def last_watermark(work: Reading) -> int | None:
     """Read when the last low-water mark was recorded, in milliseconds."""
     return work.connection.execute(sa.select(sa.func.max(low_watermark.c.at_ms))).scalar()
@@ -99,6 +109,8 @@ def settled_time(work: Reading, *, gap_ms: int) -> int | None:
 def raise_horizon(work: Work, *, before_ms: int) -> int:
     """Raise the horizon as far as no live snapshot reaches, and return it.
 
+    With it comes the time from which ages count. It stays behind the clock as well: ids may be far ahead of that.
+
     :param before_ms: younger marks do not count: a transaction without an active row may read since then.
     """
     old = low_watermark.c.at_ms <= before_ms
@@ -112,6 +124,9 @@ def raise_horizon(work: Work, *, before_ms: int) -> int:
     if bounds[0] is not None:
         highest = min(bound for bound in bounds if bound is not None)
         work.connection.execute(store.update().where(store.c.horizon < highest).values(horizon=highest))
+        started = work.connection.execute(sa.select(sa.func.min(active.c.started_ms))).scalar()
+        expiry = min(highest // 1_000_000, before_ms, *([] if started is None else [started]))
+        work.connection.execute(store.update().where(store.c.expiry_ms < expiry).values(expiry_ms=expiry))
         newest_old = sa.select(sa.func.max(low_watermark.c.at_ms)).where(old).scalar_subquery()
         work.connection.execute(low_watermark.delete().where(low_watermark.c.at_ms < newest_old))
     return horizon(work)
