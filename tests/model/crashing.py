@@ -191,8 +191,8 @@ class CrashingMachine(RuleBasedStateMachine):
             self.model.draw(tx, opened._id, self.world.now())
             if not self.world.has_clock:
                 self.model.active[opened._id].deadline_ms = look(self.watch).active[opened._id].deadline_ms
-        if not tx.ttl_from and "_aged_from" in vars(opened):  # since something was read that expires
-            tx.ttl_from = opened._aged_from
+        if not tx.ttl_from and "aged_from" in vars(opened):  # since something was read that expires
+            tx.ttl_from = opened.aged_from
             youngest = opened._id if opened._value is not None else opened.snapshot.low
             assert youngest is not None
             assert not self.world.has_clock or tx.ttl_from == max(youngest, self.world.now() * 1_000_000)

@@ -1,0 +1,108 @@
+"""One SQL transaction that writes to a SQLite file, from the queue of writers to its commit."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from types import TracebackType
+
+from export_queue.core.errors import StoreError, StoreUnavailable
+from export_queue.core.store.sqlite.file import StoreConnection, StoreFile, explain
+
+
+class Writing:
+    """Hold the writers' queue and one immediate SQL transaction: committed at the end of a block, rolled back on error.
+
+    No generator: it would cost as much as the statements inside. Whatever an interruption leaves open on the way in or
+    out is in mid-transaction; the connection is closed then, which frees the lock.
+
+    :param durable: whether the commit is flushed.
+    """
+
+    __slots__ = ("_durable", "_file", "_lock", "_raw")
+
+    def __init__(self, file: StoreFile, raw: sqlite3.Connection, *, durable: bool) -> None:
+        self._file = file
+        self._raw = raw
+        self._durable = durable
+        self._lock = file.lock()
+
+    def __enter__(self) -> None:
+        """Wait in line, and begin."""
+        raw = self._raw
+        if isinstance(raw, StoreConnection):
+            raw.write_lock = self._lock
+        self._lock.__enter__()
+        try:
+            self._file.require_in_place()
+            if not self._durable:
+                raw.execute("pragma synchronous = normal")
+            raw.execute("begin immediate")
+        except BaseException as error:
+            self._roll_back()
+            self._raise_undone(error)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commit, or roll back, and let the next writer in."""
+        if error is not None:
+            self._roll_back()
+            self._raise_undone(error)  # no commit has been tried
+            return
+        try:
+            self._raw.execute("commit")
+        except BaseException as failure:
+            self._roll_back()
+            # Where the log had no space for the end of a transaction, no recovery will find one.
+            if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                self._raise_undone(failure)
+            raise
+        self._leave()
+
+    def _roll_back(self) -> None:
+        try:
+            if not _is_closed(self._raw) and self._raw.in_transaction:
+                self._raw.execute("rollback")
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        try:
+            if not self._durable and not _is_closed(self._raw):
+                self._raw.execute("pragma synchronous = full")
+        finally:
+            self._lock.free()
+
+    def _raise_undone(self, error: BaseException) -> None:
+        """Say of an error of the file that nothing has taken effect."""
+        failure: StoreError | None = explain(error, self._file.url) if isinstance(error, sqlite3.Error) else None
+        if failure is None:
+            return
+        if isinstance(failure, StoreUnavailable):
+            failure.sent = False
+        raise failure from error
+
+
+@contextlib.contextmanager
+def savepoint(raw: sqlite3.Connection) -> Iterator[None]:
+    """Leave nothing of a block that fails in a SQL transaction of the user's, whatever the user does with that."""
+    raw.execute("savepoint xq_step")
+    try:
+        yield
+    except BaseException:
+        if not _is_closed(raw) and raw.in_transaction:  # some errors of the file end it
+            raw.execute("rollback to xq_step")
+            raw.execute("release xq_step")
+        raise
+    raw.execute("release xq_step")
+
+
+def _is_closed(raw: sqlite3.Connection) -> bool:
+    """Tell whether the connection is closed: SQLAlchemy closes one in whose statement an interruption came."""
+    try:
+        return raw.in_transaction is None
+    except sqlite3.ProgrammingError:
+        return True
