@@ -27,7 +27,7 @@ LONGEST_SECONDS = 3600.0
 """How long any answer is waited for where nobody says less; maintenance of large tables takes its time."""
 LOOK_SECONDS = 0.1
 """How often a wait looks up: for signals, and at the clock."""
-_BINARY = (1,) * 64
+_BINARY = [1] * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class BoundedConnection(psycopg.Connection[Any]):
                 server.send_prepare(statement.name, statement.text)
                 self._answer(end)
                 self._prepared_names.add(statement.name)
-            server.send_query_prepared(statement.name, values, _BINARY[: len(values)], 1)
+            server.send_query_prepared(statement.name, list(values), _BINARY[: len(values)], 1)
             return self._answer(end)
         except psycopg.Error:
             raise
