@@ -107,7 +107,7 @@ class BoundedConnection(psycopg.Connection[Any]):
             encoding = self.info.encoding
             if answer.error_field(psycopg.pq.DiagnosticField.SQLSTATE) is None:
                 # The words of the driver, not of the server: the connection is broken.
-                raise psycopg.OperationalError(answer.get_error_message(encoding))
+                raise psycopg.OperationalError(answer.error_message.decode(encoding, "replace").strip())
             raise psycopg.errors.error_from_result(answer, encoding=encoding)
         return answer
 
