@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar, Literal
 from uuid import UUID
 
@@ -36,11 +37,15 @@ from export_queue.core.store.dialect import (
     Writes,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
-from export_queue.core.store.registration import HOUR_OF_IDS, IdSource, Kind, floor_refused
+from export_queue.core.store.registration import HOUR_OF_IDS, STAYED_MS, IdSource, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.file import LentConnection, StoreFile, explain, lent
+from export_queue.core.store.sqlite.backup import back_up
+from export_queue.core.store.sqlite.file import LOCK_SECONDS, LOG_BYTES, LentConnection, StoreFile, explain, lent
 from export_queue.core.store.sqlite.writing import Writing, savepoint
+
+_SHRINK_MS = 1000
+"""Milliseconds for which readers that come and go may keep the log from being cut."""
 
 
 class SqliteDialect:
@@ -61,6 +66,8 @@ class SqliteDialect:
         self._clock = clock
         self._lists: tuple[int, tuple[int, ...]] = (0, ())
         """The ids that are excluded for long, and the number that the store had then; of a new store 0 and none."""
+        self._begun: dict[int, Writing] = {}
+        """By thread the transaction that it began last, unless that has ended in order."""
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether the error says that the store's tables are not there."""
@@ -100,7 +107,10 @@ class SqliteDialect:
 
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
-        return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
+        try:
+            return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
+        except sqlite3.ProgrammingError:  # closed
+            return False
 
     is_alive = is_idle
 
@@ -119,7 +129,7 @@ class SqliteDialect:
         raw = _raw_of(connection)
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             return contextlib.nullcontext()
-        return Writing(self._file, raw, durable=durable)
+        return Writing(self._file, raw, self._begun, durable=durable)
 
     def id_source(self, connection: Handle) -> IdSource:
         """SQLite has no sequences."""
@@ -149,7 +159,7 @@ class SqliteDialect:
         raw.execute(sql.SET_FLOOR, (floor,))
 
     def _draw(self, raw: sqlite3.Connection) -> int:
-        arguments = {"wanted": self._clock() * 1_000_000, "hour": HOUR_OF_IDS}
+        arguments = {"now_ms": self._clock(), "hour": HOUR_OF_IDS, "stayed_ms": STAYED_MS}
         return int(raw.execute(sql.DRAW, arguments).fetchone()[0])
 
     def draw(self, connection: Handle) -> int:
@@ -452,6 +462,25 @@ class SqliteDialect:
 
     def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Nothing: SQLite uses the pages of removed rows again at once."""
+
+    def shrink_log(self, connection: Handle) -> int:
+        """Bring the log into the file and cut it; writers wait in their line meanwhile, for a second at most."""
+        if self._file.log_bytes() <= LOG_BYTES:
+            return 0
+        raw = _raw_of(connection)
+        raw.execute("pragma wal_checkpoint(passive)")  # the long part, beside writers
+        raw.execute(f"pragma busy_timeout = {_SHRINK_MS}")
+        try:
+            with self._file.lock():
+                raw.execute("pragma wal_checkpoint(truncate)")
+        finally:
+            raw.execute(f"pragma busy_timeout = {int(LOCK_SECONDS * 1000)}")
+        left = self._file.log_bytes()
+        return left if left > LOG_BYTES else 0
+
+    def back_up(self, target: Path, on_progress: Callable[[int, int], None]) -> int:
+        """Copy the file as one reading transaction sees it."""
+        return back_up(self._file, target, on_progress)
 
     def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""

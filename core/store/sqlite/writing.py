@@ -3,38 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from types import TracebackType
 
 from export_queue.core.errors import StoreError, StoreUnavailable
-from export_queue.core.store.sqlite.file import StoreConnection, StoreFile, explain
+from export_queue.core.store.sqlite.file import StoreConnection, StoreFile, explain, is_in_transaction
 
 
 class Writing:
     """Hold the writers' queue and one immediate SQL transaction: committed at the end of a block, rolled back on error.
 
-    No generator: it would cost as much as the statements inside. Whatever an interruption leaves open on the way in or
-    out is in mid-transaction; the connection is closed then, which frees the lock.
+    No generator: it would cost as much as the statements inside.
 
+    :param begun: by thread the one that it began last, unless that has ended in order. Two interruptions in a row leave
+        such a one, as the second hits what ends the block after the first. A thread has one at a time: each waits for
+        the lock.
     :param durable: whether the commit is flushed.
     """
 
-    __slots__ = ("_durable", "_file", "_lock", "_raw")
+    __slots__ = ("_begun", "_durable", "_file", "_lock", "_process", "_raw")
 
-    def __init__(self, file: StoreFile, raw: sqlite3.Connection, *, durable: bool) -> None:
+    def __init__(
+        self, file: StoreFile, raw: sqlite3.Connection, begun: dict[int, Writing], *, durable: bool = True
+    ) -> None:
         self._file = file
         self._raw = raw
+        self._begun = begun
         self._durable = durable
         self._lock = file.lock()
+        self._process = os.getpid()
 
     def __enter__(self) -> None:
         """Wait in line, and begin."""
-        raw = self._raw
+        raw, thread = self._raw, threading.get_ident()
+        interrupted = self._begun.get(thread)
+        if interrupted is not None:
+            interrupted._end_interrupted()
+            self._begun.pop(thread, None)
         if isinstance(raw, StoreConnection):
             raw.write_lock = self._lock
-        self._lock.__enter__()
+            self._begun[thread] = self
         try:
+            self._lock.__enter__()
             self._file.require_in_place()
             if not self._durable:
                 raw.execute("pragma synchronous = normal")
@@ -64,17 +77,32 @@ class Writing:
 
     def _roll_back(self) -> None:
         try:
-            if not _is_closed(self._raw) and self._raw.in_transaction:
+            if self._has_connection() and is_in_transaction(self._raw):
                 self._raw.execute("rollback")
-        finally:
-            self._leave()
+        except BaseException:
+            self._lock.free()
+            raise
+        self._leave()
 
     def _leave(self) -> None:
         try:
-            if not self._durable and not _is_closed(self._raw):
+            if not self._durable and self._has_connection() and not _is_closed(self._raw):
                 self._raw.execute("pragma synchronous = full")
         finally:
             self._lock.free()
+        if self._begun.get(threading.get_ident()) is self:
+            self._begun.pop(threading.get_ident(), None)
+
+    def _has_connection(self) -> bool:
+        """Tell whether the connection is not another one's, where a block is ended late, by the garbage collector."""
+        return getattr(self._raw, "write_lock", self._lock) is self._lock
+
+    def _end_interrupted(self) -> None:
+        if self._process != os.getpid():
+            return  # it is the parent's
+        if self._has_connection() and is_in_transaction(self._raw):
+            self._raw.close()
+        self._lock.free()
 
     def _raise_undone(self, error: BaseException) -> None:
         """Say of an error of the file that nothing has taken effect."""
@@ -93,7 +121,7 @@ def savepoint(raw: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if not _is_closed(raw) and raw.in_transaction:  # some errors of the file end it
+        if is_in_transaction(raw):  # some errors of the file end it
             raw.execute("rollback to xq_step")
             raw.execute("release xq_step")
         raise
