@@ -25,7 +25,7 @@ PARTS = ("reading", "applying", "removing")
 
 
 def run(quick: bool) -> list[Figure]:
-    records, repeats = (4_000, 2) if quick else (60_000, 5)
+    records, repeats = (1_000, 1) if quick else (60_000, 5)
     figures: list[Figure] = []
     with PostgresServer() as postgres, RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
         stores = {"PostgreSQL": postgres.url(postgres.create_database()), "SQLite": f"sqlite:///{folder}/store.db"}

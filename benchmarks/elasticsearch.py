@@ -31,9 +31,9 @@ _SMALL = b'{"gone":true,"at":1700000000000000001}'
 
 def run(quick: bool) -> list[Figure]:
     with ElasticsearchServer() as server:
-        bench = Bench(server, 2_000 if quick else 40_000)
+        bench = Bench(server, 500 if quick else 40_000)
         try:
-            return bench.compare(2 if quick else 7)
+            return bench.compare(1 if quick else 7)
         finally:
             bench.close()
 

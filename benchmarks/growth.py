@@ -46,7 +46,7 @@ OUTCOMES = {
 
 def run(quick: bool) -> Iterator[Figure]:
     """Measure on both databases."""
-    sizes, repeats, seconds = ((1_000, 30_000), 1, 0.1) if quick else ((100_000, 10_000_000), 15, 0.3)
+    sizes, repeats, seconds = ((300, 6_000), 1, 0.1) if quick else ((100_000, 10_000_000), 15, 0.3)
     with tempfile.TemporaryDirectory() as folder, PostgresServer() as server:
         for database in ("sqlite", "postgresql"):
             clock = no_server if database == "sqlite" else of_server(server.pid)

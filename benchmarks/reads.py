@@ -54,7 +54,7 @@ class Plain(ABC):
 
 def run(quick: bool) -> list[Figure]:
     """Measure on both databases."""
-    rows, repeats = (1_000, 2) if quick else (20_000, 9)
+    rows, repeats = (1_000, 1) if quick else (20_000, 9)
     figures: list[Figure] = []
     keys = [b"order-%08d" % number for number in range(rows)]
     with tempfile.TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ HOUR_MS = 3_600_000
 
 def run(quick: bool) -> list[Figure]:
     """Measure on both databases."""
-    starts, repeats = (20, 2) if quick else (200, 9)
+    starts, repeats = (20, 1) if quick else (200, 9)
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder, PostgresServer() as server:
         urls: dict[str, Callable[[str], str]] = {

@@ -386,13 +386,16 @@ def test_much_that_was_deleted_is_reclaimed(postgres_url: str, monkeypatch: pyte
 
 
 def test_dead_rows_of_many_runs_are_reclaimed_together(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run, and each drain, removes less than would be worth a vacuum."""
+    """Each run, and each drain, removes less than would be worth a vacuum.
+
+    A session tells the server of its dead rows when it ends, and the server counts them some time later.
+    """
     monkeypatch.setattr("export_queue.core.maintenance.cleanup.VACUUM_AFTER", 500)
     monkeypatch.setattr("export_queue.core.drain.one_drain.TIDY_AFTER", 500)
     sink = MemorySink()
     sizes: dict[str, list[int]] = {"xq_cell": [], "xq_entry": []}
-    for _ in range(3):
-        with Store.open(postgres_url) as store:  # a session that ends has told the server of its dead rows
+    for _ in range(10):
+        with Store.open(postgres_url) as store:
             store.create()
             store.configure_queue("q")
             with store.transaction() as tx:
@@ -408,8 +411,10 @@ def test_dead_rows_of_many_runs_are_reclaimed_together(postgres_url: str, monkey
                 for table, found in sizes.items():
                     size = f"select pg_relation_size('export_queue.{table}')"
                     found.append(int(connection.exec_driver_sql(size).scalar() or 0))
+        if all(0 in found[1:] for found in sizes.values()):
+            break
     assert sizes["xq_entry"][0] > 0
-    assert sizes["xq_entry"][-1] == sizes["xq_cell"][-1] == 0
+    assert all(0 in found[1:] for found in sizes.values()), sizes
 
 
 def test_a_clean_up_that_finds_another_one_at_it_leaves_the_work_to_it(postgres_url: str) -> None:

@@ -235,7 +235,12 @@ class PostgresServer(Server):
         import psycopg
 
         kept = self._admin.get(os.getpid())
-        if kept is None or kept.closed:
+        if kept is not None:
+            try:
+                kept.execute(b"SELECT 1")
+            except psycopg.OperationalError:  # a test has killed the server's processes
+                kept = None
+        if kept is None:
             address = {"host": self.host, "port": self.port, "user": self.user, "password": self.password}
             kept = psycopg.connect(dbname="postgres", autocommit=True, connect_timeout=10, **address)  # type: ignore[arg-type]
             self._admin[os.getpid()] = kept
