@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg import waiting
 from psycopg.abc import PQGen
+from psycopg.pq import ExecStatus
 from psycopg.rows import tuple_row
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
 
 Value = TypeVar("Value")
 
@@ -21,6 +27,17 @@ LONGEST_SECONDS = 3600.0
 """How long any answer is waited for where nobody says less; maintenance of large tables takes its time."""
 LOOK_SECONDS = 0.1
 """How often a wait looks up: for signals, and at the clock."""
+_BINARY = [1] * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A statement that a connection prepares once."""
+
+    name: bytes
+    """Of all statements with this name on one connection, the text is the same."""
+    text: bytes
+    """With the server's own placeholders, whose types it finds itself: ``$1``, ``$2``."""
 
 
 class BoundedConnection(psycopg.Connection[Any]):
@@ -34,12 +51,86 @@ class BoundedConnection(psycopg.Connection[Any]):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._prepared_names: set[bytes] = set()
         _all.add(self)
 
     @cached_property
     def single(self) -> psycopg.Cursor[tuple[Any, ...]]:
         """The cursor for statements of one row; making one each time would cost a third of such a call."""
         return self.cursor(binary=True, row_factory=tuple_row)
+
+    def call(self, statement: Prepared, values: Sequence[bytes | None]) -> PGresult:
+        """Run a statement with arguments that are packed already: a cursor looks at each of them anew.
+
+        :param values: the arguments in binary form.
+        :returns: its result, in binary form, once the server has ended the statement's SQL transaction.
+        :raises psycopg.Error: as a cursor raises it; an interruption closes the connection, as in :meth:`wait`.
+        """
+        server = self.pgconn
+        try:
+            end = time.monotonic() + self.answer_seconds
+            if statement.name not in self._prepared_names:
+                server.send_prepare(statement.name, statement.text)
+                self._answer(end)
+                self._prepared_names.add(statement.name)
+            server.send_query_prepared(statement.name, list(values), _BINARY[: len(values)], 1)
+            return self._answer(end)
+        except psycopg.Error:
+            raise
+        except BaseException:
+            server.finish()
+            raise
+
+    def _answer(self, end: float) -> PGresult:
+        server = self.pgconn
+        while server.flush():
+            if self._is_readable(end, select.POLLIN | select.POLLOUT):
+                server.consume_input()
+        answer: PGresult | None = None
+        try:
+            while True:
+                while server.is_busy():
+                    self._is_readable(end, select.POLLIN)
+                    server.consume_input()
+                result = server.get_result()
+                if result is None:
+                    break
+                # All are looked at: a SQL transaction may fail in its end, behind the answer of its statement.
+                if answer is None or answer.status != ExecStatus.FATAL_ERROR:
+                    answer = result
+        except psycopg.Error:
+            if answer is None or answer.status != ExecStatus.FATAL_ERROR:
+                raise  # else the server has said why it has gone
+        if answer is None:
+            raise psycopg.OperationalError("the connection has ended without an answer")
+        if answer.status == ExecStatus.FATAL_ERROR:
+            encoding = self.info.encoding
+            if answer.error_field(psycopg.pq.DiagnosticField.SQLSTATE) is None:
+                # The words of the driver, not of the server: the connection is broken.
+                raise psycopg.OperationalError(answer.error_message.decode(encoding, "replace").strip())
+            raise psycopg.errors.error_from_result(answer, encoding=encoding)
+        return answer
+
+    def has_input(self) -> bool:
+        """Tell whether the server has sent something: to an idle session, nothing but its end."""
+        return bool(self._look(select.POLLIN, 0))
+
+    def _look(self, events: int, seconds: float) -> list[tuple[int, int]]:
+        self._poll.modify(self.pgconn.socket, events)
+        return self._poll.poll(seconds * 1000)
+
+    def _is_readable(self, end: float, events: int) -> bool:
+        while not (ready := self._look(events, LOOK_SECONDS)):
+            if time.monotonic() > end:
+                self.pgconn.finish()
+                raise psycopg.OperationalError(f"the server has not answered for {self.answer_seconds:g} s")
+        return bool(ready[0][1] & ~select.POLLOUT)
+
+    @cached_property
+    def _poll(self) -> select.poll:
+        poll = select.poll()
+        poll.register(self.pgconn.socket)
+        return poll
 
     def wait(self, gen: PQGen[Value], interval: float = LOOK_SECONDS, timeout: float | None = None) -> Value:
         """Wait for the answer to what was sent.

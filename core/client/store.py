@@ -63,6 +63,8 @@ from export_queue.core.transactions import (
 Result = TypeVar("Result")
 
 DEFAULT_SCHEMA = "export_queue"
+_CONFLICTS = Retry()
+"""How a function is run again where nobody says otherwise."""
 
 
 class Store:
@@ -223,9 +225,12 @@ class Store:
         opened = OpenTransaction(
             self.database, kind=kind, settled=settled, timeout=timeout, idempotency_key=idempotency_key, bound=bound
         )
-        with _ending(opened):
+        try:
             yield self._context(opened)
             opened.commit()
+        except BaseException as error:
+            opened.abort(error)
+            raise
 
     def begin(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Begin a long transaction that other processes go on with, and end.
@@ -289,13 +294,16 @@ class Store:
 
         def attempt() -> Result:
             opened = OpenTransaction(self.database, timeout=timeout, idempotency_key=idempotency_key)
-            with _ending(opened):
+            try:
                 result = function(self._context(opened))
                 opened.commit(result)
-                return result
+            except BaseException as error:
+                opened.abort(error)
+                raise
+            return result
 
         try:
-            return (retry or Retry()).call(attempt, worth_repeating=_left_nothing)
+            return (retry or _CONFLICTS).call(attempt, worth_repeating=_left_nothing)
         except AlreadyCommitted as error:
             if error.idempotency_key != idempotency_key:
                 raise
@@ -478,12 +486,3 @@ def _kind(*, long: bool, bound: bool, read: bool) -> OpenKind:
             f"found {' and '.join(asked)} asked for at once"
         )
     return asked[0] if asked else "short"
-
-
-@contextmanager
-def _ending(opened: OpenTransaction) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        opened.abort(error)
-        raise

@@ -168,14 +168,16 @@ class Database:
         :raises StoreError: this process may not use the store.
         """
         self._require_usable()
-        with contextlib.suppress(IndexError):
-            while True:
+        while self._idle:
+            try:
                 connection = self._idle.pop()
-                if self.dialect.is_idle(connection.driver_connection):
-                    self._lent[id(connection)] = threading.get_ident()
-                    return connection
-                connection.invalidate()
-                connection.close()
+            except IndexError:  # another thread has taken it
+                break
+            if self.dialect.is_alive(connection.driver_connection):
+                self._lent[id(connection)] = threading.get_ident()
+                return connection
+            connection.invalidate()
+            connection.close()
         with self._unsent():
             connection = self.engine.raw_connection()
         self._lent[id(connection)] = threading.get_ident()
@@ -203,7 +205,9 @@ class Database:
             connection = self.engine.connect()
         self._lent[id(connection)] = threading.get_ident()
         try:
-            with self.translated(), self.dialect.limited(connection, seconds):
+            if seconds is not None:
+                self.dialect.limit(connection.connection.driver_connection, seconds)
+            with self.translated():
                 yield connection
         except BaseException as error:
             # Giving it back would ask a server that may be gone, or that an interruption has left in mid-statement.
@@ -255,6 +259,9 @@ class Database:
 
     def translate(self, error: BaseException) -> Exception | None:
         """Find this library's error for one of the database; None for all others."""
+        if isinstance(error, StoreReplaced):
+            self.identity = None
+            return None
         if isinstance(error, PoolTimeout):
             return StoreUnavailable(
                 f"store {self.shown_url}: all connections of this process are taken",
@@ -366,8 +373,6 @@ class Translated:
     ) -> None:
         if error is None:
             return
-        if isinstance(error, StoreReplaced):
-            self._database.identity = None
         translated = self._database.translate(error)
         if translated is not None and translated is not error:
             raise translated from getattr(error, "orig", None) or error

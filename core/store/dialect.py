@@ -37,6 +37,7 @@ Cell = tuple[int, bytes, bytes]
 """Table number, row, column."""
 Version = tuple[int | None, bytes | None]
 """Version and value of a cell: None and None if none is visible; with a version, None is a tombstone."""
+NO_VERSION: Version = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +172,11 @@ class StoreDialect(Protocol):
     def is_idle(self, raw: object) -> bool:
         """Tell whether a driver's connection is open and in no SQL transaction, without asking the server."""
 
-    def limited(self, connection: Handle, seconds: float | None) -> AbstractContextManager[None]:
-        """Inside the block, wait no longer than this for each answer; None changes nothing."""
+    def is_alive(self, raw: object) -> bool:
+        """Tell the same of a connection that has been idle: its server may have ended it meanwhile."""
+
+    def limit(self, raw: object, seconds: float) -> None:
+        """Wait no longer than this for each answer on a driver's connection, until it goes back to its pool."""
 
     def now(self, connection: Handle) -> int:
         """Read the store's clock, in milliseconds since the epoch."""
@@ -270,9 +274,10 @@ class StoreDialect(Protocol):
 
     def read_cells(
         self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
-    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
-        """Read many cells of one table, each (row, column); returns row, column, version and value of those found.
+    ) -> list[Version]:
+        """Read many cells of one table, each (row, column), one at least.
 
+        :returns: what :meth:`read_cell` does, in the order of the cells.
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """
 
@@ -286,14 +291,16 @@ class StoreDialect(Protocol):
         after: VersionKey,
         limit: int,
         expired: int | None = None,
+        newest: bool = False,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in the order of row, column and version, tombstones included.
 
-        All versions, not only the newest of each cell: that is the order of the index. Grouping on the server costs
-        several times as much where cells have few versions, as they do when clean-up runs.
+        By default all versions: that is the order of the index. Grouping on the server costs several times as much
+        where cells have few versions, as they do when clean-up runs.
 
         :param after: only what lies behind this row, column and version.
         :param expired: up to this version, and with it, all count as deleted.
+        :param newest: only the newest version of each cell.
         :returns: row, column and value; None is a tombstone.
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
         """

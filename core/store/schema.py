@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 SCHEMA_VERSION = 1
@@ -12,9 +14,9 @@ OLDEST_SCHEMA = 1
 metadata = sa.MetaData()
 
 
-def _table(name: str, *columns: sa.schema.SchemaItem) -> sa.Table:
+def _table(name: str, *columns: sa.schema.SchemaItem, **options: Any) -> sa.Table:
     # Clustered by primary key on SQLite too: every access is by a prefix of it.
-    return sa.Table(name, metadata, *columns, sqlite_with_rowid=False)
+    return sa.Table(name, metadata, *columns, sqlite_with_rowid=False, **options)
 
 
 def _id(name: str, *, primary_key: bool = False, nullable: bool = False) -> sa.Column[int]:
@@ -51,6 +53,8 @@ store = _table(
     sa.Column("expiry_ms", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     _id("created_ms"),
     _text("cluster", nullable=True),  # of PostgreSQL servers, in which the numbers in the columns "xid" hold
+    # On PostgreSQL: changes of the ids that are excluded for long are kept from this SQL transaction on.
+    sa.Column("changes_from", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     # On SQLite another number after each change of the ids that are excluded for long.
     sa.Column("lists", sa.BigInteger, nullable=False, server_default=sa.text("0")),
 )
@@ -101,7 +105,14 @@ table = _table(
     _text("conflict"),
     _id("ttl_ms", nullable=True),
 )
-conflict_key = _table("xq_conflict_key", _bytes("key", primary_key=True), _id("writer"), _xid())
+conflict_key = _table(
+    "xq_conflict_key",
+    _bytes("key", primary_key=True),
+    _id("writer"),
+    _xid(),
+    # Room on each page for the next version of a row, so that its index need not change.
+    postgresql_with={"fillfactor": 70},
+)
 cell = _table(
     "xq_cell",
     _id("table_number", primary_key=True),

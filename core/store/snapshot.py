@@ -34,11 +34,12 @@ class Snapshot:
         return version <= self.read_pointer and version not in self.excluded_set
 
     def sees(self, version: int) -> bool:
-        """Tell whether another transaction's version belongs to this snapshot, by a search: no set is made."""
-        if version > self.read_pointer:
-            return False
-        place = bisect_left(self.excluded, version)
-        return place == len(self.excluded) or self.excluded[place] != version
+        """Tell whether another transaction's version belongs to this snapshot, as a read tells it of thousands."""
+        return version <= self.read_pointer and not self.excludes(version)
+
+    def excludes(self, version: int) -> bool:
+        """Tell whether an id was in progress or invalid; by a search: no set is made."""
+        return _holds(self.excluded, version)
 
     @cached_property
     def low(self) -> int:
@@ -111,6 +112,10 @@ class ServerSnapshot:
     low: int
     origin: str
 
+    def excludes(self, version: int) -> bool:
+        """Tell whether an id is among the excluded ones."""
+        return _holds(self.excluded, version)
+
     def require_origin(self, origin: str) -> None:
         """Check the life of the server that a connection leads to.
 
@@ -130,6 +135,11 @@ class ServerSnapshot:
 
 AnySnapshot: TypeAlias = Snapshot | ServerSnapshot
 """Every read takes one."""
+
+
+def _holds(ascending: tuple[int, ...], number: int) -> bool:
+    place = bisect_left(ascending, number)
+    return place < len(ascending) and ascending[place] == number
 
 
 def too_old(low: int, horizon: int) -> SnapshotTooOld:

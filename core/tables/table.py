@@ -9,7 +9,7 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.store import Span, cell_key, row_key
 from export_queue.core.tables.observed import ObservedColumns, ObserverKind
 from export_queue.core.tables.options import ConflictLevel, TableOptions
-from export_queue.core.transactions import OpenTransaction
+from export_queue.core.transactions import OpenTransaction, read_cell, read_cells, read_versions, scan_cells
 
 MAX_KEY_BYTES = 1024
 
@@ -42,7 +42,7 @@ class Table:
         :param default: returned if there is no value.
         """
         cell = self._options.number, as_key("row", row), as_key("column", column)
-        value = self._transaction.read_cell(cell, ttl_ms=self._options.ttl_ms)
+        value = read_cell(self._transaction, cell, ttl_ms=self._options.ttl_ms)
         return default if value is None else value
 
     def versions(self, row: str | bytes, column: str | bytes) -> list[bytes | None]:
@@ -52,7 +52,7 @@ class Table:
         the newest alone.
         """
         cell = self._options.number, as_key("row", row), as_key("column", column)
-        return self._transaction.read_versions(cell, ttl_ms=self._options.ttl_ms)
+        return read_versions(self._transaction, cell, ttl_ms=self._options.ttl_ms)
 
     def get_many(self, cells: Iterable[tuple[str | bytes, str | bytes]]) -> dict[tuple[bytes, bytes], bytes]:
         """Read many cells at once.
@@ -61,7 +61,7 @@ class Table:
         :returns: the values of those that have one, by row and column as bytes.
         """
         wanted = [(as_key("row", row), as_key("column", column)) for row, column in cells]
-        return self._transaction.read_cells(self._options.number, wanted, ttl_ms=self._options.ttl_ms)
+        return read_cells(self._transaction, self._options.number, wanted, ttl_ms=self._options.ttl_ms)
 
     def scan(
         self,
@@ -87,7 +87,7 @@ class Table:
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit: expected a whole number of cells, found {limit!r}")
         span = _span(start, stop, prefix, columns)
-        return self._transaction.scan_cells(self._options.number, span, ttl_ms=self._options.ttl_ms, limit=limit)
+        return scan_cells(self._transaction, self._options.number, span, ttl_ms=self._options.ttl_ms, limit=limit)
 
     def delete_row(self, row: str | bytes) -> None:
         """Remove all cells of one row that this transaction sees."""
@@ -176,7 +176,7 @@ def as_key(what: str, value: str | bytes) -> bytes:
 
     :raises InvalidArgument: it is empty, too long or neither text nor bytes.
     """
-    key = _bytes(value)
+    key = value if type(value) is bytes else _bytes(value)
     if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:
         size = f"{len(key)} bytes" if isinstance(key, bytes) else type(value).__name__
         raise InvalidArgument(f"{what}: expected text or bytes of 1 to {MAX_KEY_BYTES} bytes, found {size}")

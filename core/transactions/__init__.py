@@ -5,6 +5,7 @@ from export_queue.core.transactions.idempotency import IdempotencyState, idempot
 from export_queue.core.transactions.invalid_ids import expire, expire_if_due, prune
 from export_queue.core.transactions.outcomes import outcome
 from export_queue.core.transactions.participants import Participant
+from export_queue.core.transactions.reads import read_cell, read_cells, read_versions, scan_cells
 from export_queue.core.transactions.sessions import BoundSession
 from export_queue.core.transactions.snapshots import settled_snapshot, take_snapshot
 from export_queue.core.transactions.transaction import OpenKind, OpenTransaction
@@ -28,6 +29,10 @@ __all__ = [
     "idempotency_state",
     "outcome",
     "prune",
+    "read_cell",
+    "read_cells",
+    "read_versions",
+    "scan_cells",
     "settled_snapshot",
     "take_snapshot",
 ]

@@ -24,6 +24,9 @@ class WriteBuffer:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._warned = False
+        self._few = min(self._limits.warn_changes, self._limits.max_changes)
+        """With fewer changes and bytes than these no limit is near."""
+        self._small = min(self._limits.warn_bytes, self._limits.max_bytes)
         self._reset()
 
     def _reset(self) -> None:
@@ -35,6 +38,7 @@ class WriteBuffer:
         self.acknowledged: set[Cell] = set()
         """Notifications that this transaction has worked off."""
         self.bytes = 0
+        self._puts = 0
 
     def __bool__(self) -> bool:
         return bool(self.keys or any(self._layers) or self.entries or self.notifications or self.acknowledged)
@@ -65,6 +69,9 @@ class WriteBuffer:
 
     def _grow(self, size: int) -> None:
         self.bytes += size
+        self._puts += 1
+        if len(self.keys) + self._puts < self._few and self.bytes <= self._small:
+            return  # there are no more changes than that, which are dear to count
         limits = self._limits
         if self.changes >= limits.max_changes or self.bytes > limits.max_bytes:
             raise ChangeSetTooLarge(

@@ -14,6 +14,9 @@ FIRST_PAGE, LARGEST_PAGE = 100, 5000
 PAGE_BYTES = 4 << 20
 """Bytes of values on a later page: its length follows from the values of the page before it."""
 
+MANY_VERSIONS = 4
+"""Versions of a cell from which on the database picks the newest one."""
+
 Found: TypeAlias = tuple[bytes, bytes, bytes]
 """Row, column, value."""
 Stored: TypeAlias = tuple[bytes, bytes, bytes | None]
@@ -34,7 +37,7 @@ class Page:
     decided: list[Stored]
     """The newest version of each cell that lies on the page as a whole."""
     cut: tuple[bytes, bytes] | None
-    """Row and column of the last cell, whose versions may go on behind the page; None on the last page."""
+    """Row and column of the last cell, where the next page begins; None on the last page."""
 
 
 def page_of(rows: Sequence[Stored], limit: int) -> Page:
@@ -50,6 +53,15 @@ def page_of(rows: Sequence[Stored], limit: int) -> Page:
     return Page(newest, (row, column))
 
 
+def newest_of(rows: Sequence[Stored], limit: int) -> Page:
+    """Take a page of which the database has picked the newest version of each cell.
+
+    :param rows: in the order of row and column.
+    :param limit: how many were asked for; fewer are the last page.
+    """
+    return Page(list(rows), None if len(rows) < limit else (rows[-1][0], rows[-1][1]))
+
+
 def first_limit(most: int, cells: int | None) -> tuple[int, int]:
     """Choose how many versions the first page has, and a later one at most.
 
@@ -60,10 +72,20 @@ def first_limit(most: int, cells: int | None) -> tuple[int, int]:
     return min(longest, FIRST_PAGE), longest
 
 
-def next_limit(rows: Sequence[Stored], limit: int, longest: int) -> int:
-    """Choose how many versions the next page has, by the size of the values on this one."""
+def next_page(rows: Sequence[Stored], page: Page, limit: int, longest: int, *, newest: bool) -> tuple[bool, int]:
+    """Choose the next page: whether it has only the newest version of each cell, and how many versions.
+
+    Where cells have many versions the database picks the newest one, which costs more where they have few. So after
+    such a page a short one looks how many there are.
+
+    :param newest: whether this page had only the newest ones.
+    """
+    if newest:
+        return False, min(limit, FIRST_PAGE)
+    has_many = len(rows) >= MANY_VERSIONS * (len(page.decided) + 1)
     size = sum(map(len, filter(None, map(_VALUE, rows))))
-    return max(1, min(longest, limit * PAGE_BYTES // (size + 1)))
+    fitting = max(1, min(longest, limit * PAGE_BYTES // (size + 1)))
+    return has_many, fitting
 
 
 def merged(stored: Iterator[Found], own: Mapping[tuple[bytes, bytes], bytes | None]) -> Iterator[Found]:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -17,38 +17,21 @@ Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
 
 
-class Session(Protocol):
-    """Lends a transaction its connection."""
+class Session:
+    """Lends a transaction its connection, to one thread at a time: a second one would get the first one's answers."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._turn = threading.RLock()
 
     def call(
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
     ) -> Answer:
-        """Run one step of the dialect with these arguments."""
-
-    def drop(self) -> None:
-        """Forget a connection whose answer was lost."""
-
-    def close(self) -> None:
-        """Give everything back."""
-
-
-class OneThread:
-    """A session that refuses a second thread: it would get the answers to the questions of the first."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._lock = threading.RLock()
-        self.drop, self.close = session.drop, session.close
-
-    def call(
-        self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
-    ) -> Answer:
-        """Run one step.
+        """Run one step of the dialect with these arguments.
 
         :raises TransactionError: another thread is in a step.
         """
-        with self.turn():
-            return self._session.call(step, *plain, **named)
+        raise NotImplementedError
 
     def turn(self) -> threading.RLock:
         """Keep all other threads out for a block, which must be entered at once.
@@ -56,59 +39,65 @@ class OneThread:
         :raises TransactionError: another thread is in a step.
         """
         self.require_turn()
-        return self._lock
+        return self._turn
 
     def require_turn(self) -> None:
         """Check that no other thread is in a step.
 
         :raises TransactionError: one is.
         """
-        if not self._lock.acquire(blocking=False):
+        if not self._turn.acquire(blocking=False):
             raise TransactionError(
                 "the transaction is used by two threads at once",
                 hint="give each thread a transaction of its own, or let the threads take turns",
             )
-        self._lock.release()
+        self._turn.release()
+
+    def drop(self) -> None:
+        """Forget connections whose answer was lost."""
 
 
-class PooledSession:
+class PooledSession(Session):
     """Any connection for each step: nothing of a transaction belongs to a connection between two of them.
 
     :param seconds: how long each answer is waited for.
     """
 
     def __init__(self, database: Database, *, seconds: float) -> None:
-        self._database = database
+        super().__init__(database)
         self._seconds = seconds
 
     def call(
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
     ) -> Answer:
         """Run one step."""
-        database = self._database
-        connection = database.check_out()
-        # The driver's own: SQLAlchemy's connection object would cost more than a statement.
-        raw: Handle = connection.driver_connection  # type: ignore[assignment]  # made by the dialect
-        try:
-            with database.translated(), database.dialect.limited(raw, self._seconds):
+        self.require_turn()
+        with self._turn:
+            database = self._database
+            connection = database.check_out()
+            # The driver's own: SQLAlchemy's connection object would cost more than a statement.
+            raw: Handle = connection.driver_connection  # type: ignore[assignment]  # made by the dialect
+            try:
+                database.dialect.limit(raw, self._seconds)
                 return step(raw, *plain, **named)
-        except BaseException as error:
-            is_broken = isinstance(error, StoreUnavailable) or not database.dialect.is_idle(raw)
-            if is_broken or not isinstance(error, Exception):
-                connection.invalidate()  # an answer may still come, and a cancelled call leave a lock to its session
-            raise
-        finally:
-            database.check_in(connection)
+            except BaseException as error:
+                translated = database.translate(error)
+                is_broken = isinstance(translated or error, StoreUnavailable) or not database.dialect.is_idle(raw)
+                if is_broken or not isinstance(error, Exception):
+                    # An answer may still come, and a cancelled call leave a lock to its session.
+                    connection.invalidate()
+                if translated is None or translated is error:
+                    raise
+                raise translated from error
+            finally:
+                database.check_in(connection)
 
     def drop(self) -> None:
         """Close the pool's connections: a cut of one may have cut the others."""
         self._database.forget_connections()
 
-    def close(self) -> None:
-        """Nothing is kept."""
 
-
-class BoundSession:
+class BoundSession(Session):
     """The user's own connection, in the user's own SQL transaction, which the user ends.
 
     :param connection: SQLAlchemy's, its ORM's session, or the driver's, to the store's database.
@@ -117,7 +106,7 @@ class BoundSession:
     """
 
     def __init__(self, database: Database, connection: object, *, store_id: str) -> None:
-        self._database = database
+        super().__init__(database)
         connection = _of_session(connection)
         raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
         if isinstance(connection, sa.Connection) and not connection.in_transaction():
@@ -133,7 +122,7 @@ class BoundSession:
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
     ) -> Answer:
         """Run one step."""
-        with self._database.translated():
+        with self.turn(), self._database.translated():
             return step(self._raw, *plain, **named)
 
     def begin(self) -> contextlib.AbstractContextManager[Work]:
@@ -145,12 +134,6 @@ class BoundSession:
     def _work(self, lent: contextlib.AbstractContextManager[sa.Connection]) -> Iterator[Work]:
         with self._database.translated(), lent as connection:
             yield Work(connection, self._database)
-
-    def drop(self) -> None:
-        """Nothing: the connection is the user's."""
-
-    def close(self) -> None:
-        """Nothing: the connection is the user's."""
 
 
 def _of_session(connection: object) -> object:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 from uuid import UUID
 
 from export_queue.core.errors import (
@@ -31,14 +30,12 @@ from export_queue.core.store import (
     Database,
     Handle,
     Snapshot,
-    Span,
     Version,
-    VersionKey,
     Writes,
     identity_of,
     new_request,
 )
-from export_queue.core.transactions.ages import aged_from, aged_from_start, require_young
+from export_queue.core.transactions.ages import aged_from, aged_from_start
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
 from export_queue.core.transactions.idempotency import (
     as_json,
@@ -49,8 +46,7 @@ from export_queue.core.transactions.idempotency import (
 from export_queue.core.transactions.invalid_ids import expire_if_due
 from export_queue.core.transactions.outcomes import ask_outcome
 from export_queue.core.transactions.participants import Participant, Participants
-from export_queue.core.transactions.scans import LARGEST_PAGE, Found, first_limit, merged, next_limit, page_of
-from export_queue.core.transactions.sessions import BoundSession, OneThread, PooledSession, Session
+from export_queue.core.transactions.sessions import BoundSession, PooledSession, Session
 from export_queue.core.transactions.snapshots import settled_snapshot
 from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
 from export_queue.core.transactions.value import Level, Transaction
@@ -64,10 +60,6 @@ WRITE_ONLY_TRIES = 20
 """How often a commit that never read is repeated when a younger transaction has overtaken it."""
 STAGE_TRIES = 20
 """How often a flush is sent when another process has flushed the same rows meanwhile."""
-READ_BLOCK = 1000
-"""Cells that one statement looks up at most."""
-LAST_VERSION = (1 << 63) - 1
-"""No version of a cell lies behind it."""
 
 OpenKind = Literal["read", "short", "long", "bound"]
 
@@ -108,8 +100,8 @@ class OpenTransaction:
         self.kind: OpenKind = kind
         self.request: UUID = new_request()
         self.idempotency_key = idempotency_key
-        self._session = OneThread(session)
-        self._state = State.NEW
+        self._session = session
+        self._state, self._is_open = State.NEW, True
         self._level = Level.SNAPSHOT
         self._id: int | None = None
         self._snapshot: AnySnapshot | None = None
@@ -153,7 +145,7 @@ class OpenTransaction:
             raise TransactionEnded(
                 f"the transaction belongs to process {self._process}, from which process {os.getpid()} was forked"
             )
-        if self._state not in OPEN:
+        if not self._is_open:
             raise TransactionEnded(f"the transaction has ended: {self._state}")
 
     def _require_writable(self) -> None:
@@ -167,7 +159,7 @@ class OpenTransaction:
 
     def _move(self, state: State) -> None:
         assert state in TRANSITIONS[self._state], f"{self._state} → {state}"
-        self._state = state
+        self._state, self._is_open = state, state in OPEN
 
     @property
     def value(self) -> Transaction:
@@ -275,143 +267,43 @@ class OpenTransaction:
         self._value, self._id, self._deadline_ms = value, value.id, value.deadline_ms
         self._snapshot = value.stored_snapshot
 
-    def read_cell(self, cell: Cell, *, ttl_ms: int | None = None) -> bytes | None:
-        """Read one cell: own writes first, then the snapshot.
+    def first_read(self, cell: Cell) -> Version | None:
+        """Begin with the read of a cell; None if the transaction has begun before."""
+        return self._begin(cell) if self._snapshot is None else None
 
-        :param ttl_ms: versions that are older than this many milliseconds count as deleted.
-        :returns: the value; None if there is none.
-        """
-        self.require_open()
-        if self.buffer:
-            is_own, value = self.buffer.find(cell, self._level)
-            if is_own:
-                return value
-        found = self._begin(cell) if self._snapshot is None else None
-        if found is None:
-            found = self._read(self.database.dialect.read_cell, *cell)
-        version, value = found
-        return value if self._lives(version, ttl_ms) else None
-
-    def read_cells(
-        self, table: int, cells: Iterable[tuple[bytes, bytes]], *, ttl_ms: int | None = None
-    ) -> dict[tuple[bytes, bytes], bytes]:
-        """Read many cells of one table at once.
-
-        :param cells: each row and column.
-        :returns: the values of those that have one.
-        """
-        self.require_open()
-        wanted = list(dict.fromkeys(cells))
-        found: dict[tuple[bytes, bytes], bytes | None] = {}
-        for cell in wanted:
-            is_own, value = self.buffer.find((table, *cell), self._level)
-            if is_own:
-                found[cell] = value
-        unknown = [cell for cell in wanted if cell not in found]
-        for start in range(0, len(unknown), READ_BLOCK):
-            block = unknown[start : start + READ_BLOCK]
-            rows = self._read(self.database.dialect.read_cells, table, block)
-            if ttl_ms is not None and len(rows) < len(block):
-                self._require_young()
-            found |= {(row, column): value for row, column, version, value in rows if self._lives(version, ttl_ms)}
-        return {cell: value for cell in wanted if (value := found.get(cell)) is not None}
-
-    def scan_cells(
-        self, table: int, span: Span, *, ttl_ms: int | None = None, limit: int | None = None, page: int = LARGEST_PAGE
-    ) -> Iterator[Found]:
-        """Read a span in the order of rows and columns, page by page, own writes merged in.
-
-        :param limit: most cells.
-        :param page: versions that one statement reads at most.
-        :returns: row, column and value of each cell that has one.
-        """
-        self.require_open()
-        own = {  # as they are now: a write while the scan runs is not part of it
-            (row, column): value
-            for (number, row, column), value in self.buffer.cells(self._level).items()
-            if number == table and span.holds(row, column)
-        }
-        stored = chain.from_iterable(self._pages(table, span, ttl_ms, *first_limit(page, limit)))
-        return islice(merged(stored, own), limit)
-
-    def _pages(self, table: int, span: Span, ttl_ms: int | None, limit: int, longest: int) -> Iterator[list[Found]]:
-        scan_versions = self.database.dialect.scan_versions
-        after: VersionKey = span.first_row, b"", 0  # before all columns of the first row: no column has an empty name
-        expired = None if ttl_ms is None else self._expired(ttl_ms)
-        while True:
-            self.require_open()
-            rows = self._read(scan_versions, table, span, after=after, limit=limit, expired=expired)
-            if expired is not None:
-                self._require_young()
-            page = page_of(rows, limit)
-            decided = page.decided
-            if page.cut is not None:
-                after = *page.cut, 0  # the next page begins with all versions of the cell
-                if not decided:  # the page is too short for one cell
-                    decided = [(*page.cut, self._read_stored((table, *page.cut), ttl_ms))]
-                    after = *page.cut, LAST_VERSION
-            yield cast("list[Found]", [found for found in decided if found[2] is not None])
-            if page.cut is None:
-                return
-            limit = next_limit(rows, limit, longest)
-
-    def _read_stored(self, cell: Cell, ttl_ms: int | None) -> bytes | None:
-        """Read one cell as it is stored."""
-        version, value = self._read(self.database.dialect.read_cell, *cell)
-        return value if self._lives(version, ttl_ms) else None
-
-    def read_versions(self, cell: Cell, *, ttl_ms: int | None = None) -> list[bytes | None]:
-        """Read a cell's own versions, one a checkpoint, the newest first, and behind them the committed one.
-
-        How many of them there are is the level's to say; None is a delete.
-        """
-        self.require_open()
-        found = list(self.buffer.versions(cell, self._level))
+    def read(
+        self,
+        step: Callable[Concatenate[Handle, AnySnapshot, Arguments], Answer],
+        *plain: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Answer:
+        """Run a step that reads in the snapshot."""
         if self.kind == "long":
-            found += self._read_staged(cell, ttl_ms, has_buffered=bool(found))
-            committed: AnySnapshot = self.value.snapshot
-        else:
-            committed = self.snapshot
-        version, value = self._read(self._read_in, committed, cell)
-        is_alive = self._lives(version, ttl_ms)
-        if version is not None:
-            found.append(value if is_alive else None)
-        return found if self._level is Level.SNAPSHOT_ALL else found[:1]
+            return self._read_staged(step, *plain, **named)
+        return self._session.call(step, self.snapshot, *plain, **named)
 
-    def _read_staged(self, cell: Cell, ttl_ms: int | None, *, has_buffered: bool) -> list[bytes | None]:
-        self._read(_nothing)  # but the write pointers as they are now
-        value = self.value
-        found: list[bytes | None] = []
-        for pointer in reversed(value.stored_snapshot.write_pointers):
-            if has_buffered and pointer == value.write_pointers[-1]:
-                continue
-            snapshot = replace(value.snapshot, write_pointers=(pointer,))
-            version, stored = self._read(self._read_in, snapshot, cell)
-            if version == pointer:
-                found.append(stored if self._lives(version, ttl_ms) else None)
-        return found
+    def _read_staged(
+        self,
+        step: Callable[Concatenate[Handle, AnySnapshot, Arguments], Answer],
+        *plain: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Answer:
+        _ = self.value  # begun
 
-    def _read_in(self, connection: Handle, _: AnySnapshot, snapshot: AnySnapshot, cell: Cell) -> Version:
-        return self.database.dialect.read_cell(connection, snapshot, *cell)
+        def read(connection: Handle) -> Answer:
+            while True:
+                found = step(connection, self.snapshot, *plain, **named)
+                # Afterwards: while the transaction is active its staged rows stay, and the read found them (I4).
+                pointers = self.database.dialect.pointers(connection, self.value.id)
+                if pointers == self.value.write_pointers:
+                    return found
+                self._become(replace(self.value, write_pointers=pointers))  # another process has made a checkpoint
 
-    def _lives(self, version: int | None, ttl_ms: int | None) -> bool:
-        """Tell whether a version was found that has not outlived its time."""
-        if version is None:
-            if ttl_ms is not None:
-                self._require_young()
-            return False
-        return ttl_ms is None or version > self._expired(ttl_ms)
-
-    def _expired(self, ttl_ms: int) -> int:
-        """The last version that has outlived its time; own ones are younger."""
-        return (self._aged_from_ms - ttl_ms) * 1_000_000
-
-    def _require_young(self) -> None:
-        require_young(self.database, self._aged_from_ms)
+        return self._session.call(read)
 
     @cached_property
-    def _aged_from_ms(self) -> int:
-        """The time from which ages count back; only reads of cells that expire need it."""
+    def aged_from_ms(self) -> int:
+        """The time from which ages of versions count back; only reads of cells that expire need it."""
         _ = self.snapshot  # taken
         if self.kind == "long":
             return aged_from_start(self.database, self.value.id)
@@ -420,27 +312,6 @@ class OpenTransaction:
         else:
             taken_ms = self._deadline_ms - self._timeout_ms
         return aged_from(self.database, taken_ms=taken_ms)
-
-    def _read(
-        self,
-        read: Callable[Concatenate[Handle, AnySnapshot, Arguments], Answer],
-        *plain: Arguments.args,
-        **named: Arguments.kwargs,
-    ) -> Answer:
-        if self.kind != "long":
-            return self._session.call(read, self.snapshot, *plain, **named)
-        _ = self.value  # begun
-
-        def step(connection: Handle) -> Answer:
-            while True:
-                found = read(connection, self.snapshot, *plain, **named)
-                # Afterwards: while the transaction is active its staged rows stay, and the read found them (I4).
-                pointers = self.database.dialect.pointers(connection, self.value.id)
-                if pointers == self.value.write_pointers:
-                    return found
-                self._become(replace(self.value, write_pointers=pointers))  # another process has made a checkpoint
-
-        return self._session.call(step)
 
     def write_cell(self, cell: Cell, value: bytes | None, *, conflict_key: bytes | None) -> None:
         """Buffer a write; None is a delete."""
@@ -552,7 +423,8 @@ class OpenTransaction:
         """
         self.require_open()
         try:
-            self.buffer.keys |= self._participants.persist()
+            if self._participants:
+                self.buffer.keys |= self._participants.persist()
             if self._has_nothing_to_commit():
                 return self._end_reading()
             if self.kind == "long":
@@ -662,7 +534,7 @@ class OpenTransaction:
             return  # its own process ends it
         if self._state is State.COMMITTED:
             self._tell_participants(reason)  # an interruption may have come before
-        elif self._state in OPEN or (self._state is State.COMMITTING and self._is_undone(reason)):
+        elif self._is_open or (self._state is State.COMMITTING and self._is_undone(reason)):
             self._undo(reason)
 
     def _is_undone(self, reason: BaseException | None) -> bool:
@@ -698,7 +570,7 @@ class OpenTransaction:
             reason.add_note(f"besides, a participant failed after the commit: {failure}")
 
     def _undo(self, reason: BaseException | None) -> None:
-        if self._state in OPEN and self.kind != "read":
+        if self._is_open and self.kind != "read":
             self.database.counters.aborted(self.kind)
         failed = self._participants.roll_back(reason)
         try:
@@ -742,13 +614,8 @@ class OpenTransaction:
     def _end(self, state: State) -> None:
         self._move(state)
         self.buffer = WriteBuffer(self.database.limits)
-        self._session.close()
 
 
 def _is_verdict(error: BaseException | None) -> bool:
     """Tell whether a step that ended with this error has had no effect, and will have none."""
     return isinstance(error, ExportQueueError) and not (isinstance(error, StoreUnavailable) and error.sent)
-
-
-def _nothing(connection: Handle, snapshot: AnySnapshot) -> None:
-    """Read nothing."""

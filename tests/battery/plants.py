@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -85,7 +86,8 @@ def follow_the_stores_clock(store: Store) -> None:
     dialect = store.database.dialect
     if isinstance(dialect, PostgresDialect):
         own = f"({NOW} + (select ms from {SCHEMA}.battery_clock))"
-        dialect._snapshot = dialect._snapshot.replace(NOW.encode(), own.encode())
+        text = dialect._snapshot.text.replace(NOW.encode(), own.encode())
+        dialect._snapshot = replace(dialect._snapshot, text=text)
 
 
 def set_clock(url: str, milliseconds: int) -> None:

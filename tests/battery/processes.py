@@ -22,7 +22,7 @@ from export_queue.core.errors import ExportQueueError
 from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.store import schema
 from export_queue.core.store.sqlite.dialect import SqliteDialect
-from export_queue.core.transactions import OpenTransaction, expire, take_snapshot
+from export_queue.core.transactions import expire, scan_cells, take_snapshot
 
 JANITOR_PAUSE = 0.01
 PAGE = 3
@@ -65,8 +65,8 @@ def run_client(way: Way, url: str, path: Path, number: int, session: int, seed: 
     """Be a client; the target of a process."""
     generator = random.Random(seed)
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # a traceback for each connection that is cut
-    assert OpenTransaction.scan_cells.__kwdefaults__
-    OpenTransaction.scan_cells.__kwdefaults__["page"] = PAGE
+    assert scan_cells.__kwdefaults__
+    scan_cells.__kwdefaults__["page"] = PAGE
     with way.open(url, number=number, clock=shared.clock) as store:
         pause_before_registering(store)
         plants.follow_the_stores_clock(store)

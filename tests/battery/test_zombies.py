@@ -20,7 +20,14 @@ from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import RegistrationLost, TransactionError, TransactionTimeout
 from export_queue.core.store import Span, schema
 from export_queue.core.store.dialect import Writes
-from export_queue.core.transactions import OpenTransaction, Transaction, expire, take_snapshot
+from export_queue.core.transactions import (
+    OpenTransaction,
+    Transaction,
+    expire,
+    read_cell,
+    scan_cells,
+    take_snapshot,
+)
 
 ROWS = [f"row {i}" for i in range(9)]
 WAIT = 60.0
@@ -154,7 +161,7 @@ def commits_more(z: Zombie) -> None:
 
 
 def travels_on(z: Zombie) -> None:
-    z.elsewhere().read_cell((1, b"x", b"y"))
+    read_cell(z.elsewhere(), (1, b"x", b"y"))
 
 
 STEPS: list[Callable[[Zombie], None]] = [
@@ -227,7 +234,7 @@ def test_a_scan_ends_at_the_page_behind_the_end(begin: Begin, end: Callable[[Zom
     zombie = begin()
     before = held(zombie.others, zombie.id)
     table = zombie.tx.table("rows")._options.number
-    cells = zombie.opened.scan_cells(table, Span(), page=3)
+    cells = scan_cells(zombie.opened, table, Span(), page=3)
     assert [value for _, _, value in (next(cells), next(cells))] == [b"own", b"own"]
     end(zombie)
     with pytest.raises(RegistrationLost):

@@ -16,6 +16,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session
 from tests.conftest import VARIANT
+from tests.integration.test_transactions import wait_past
+from tests.support.contexts import opened_by
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
@@ -25,6 +27,7 @@ from export_queue.core.errors import (
     InvalidArgument,
     RegistrationLost,
     StoreUnavailable,
+    TransactionTimeout,
 )
 from export_queue.core.store import schema
 from export_queue.core.transactions import expire, take_snapshot
@@ -310,6 +313,25 @@ def test_a_conflict_is_raised_and_the_user_rolls_back(store: Store, connect: Con
     assert queued(store) == 0
     assert read(store, "a") == b"other"
     assert take_snapshot(store.database).excluded == ()
+
+
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+def test_a_refused_block_leaves_nothing_in_the_users_transaction_if_that_goes_on(
+    store: Store, connect: Connect
+) -> None:
+    """PostgreSQL lets no SQL transaction go on behind an error."""
+    connection = connect()
+    insert(connection, "a")
+    with (
+        pytest.raises(TransactionTimeout),
+        store.transaction(connection=connection, timeout=0.05) as tx,
+    ):
+        change(tx, "a", reads=True)
+        wait_past(store, opened_by(tx)._deadline_ms)
+    connection.commit()
+    assert business(store) == ["a"]
+    assert queued(store) == 0
+    assert store.outcome(tx.request).status == "refused"
 
 
 def test_an_exception_in_the_block_writes_nothing_of_ours(store: Store, connect: Connect) -> None:

@@ -11,7 +11,7 @@ from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import ConflictError, InvalidArgument, RegistrationLost, TransactionEnded
 from export_queue.core.queue import Range, read_entries
 from export_queue.core.store import Span, schema
-from export_queue.core.transactions import Level, OpenTransaction, expire, prune, take_snapshot
+from export_queue.core.transactions import Level, OpenTransaction, expire, prune, scan_cells, take_snapshot
 
 KINDS = pytest.mark.parametrize("kind", ["short", "long"])
 
@@ -75,7 +75,7 @@ def test_work_that_reads_what_it_changes_may_flush_behind_a_checkpoint(store: St
     tx.level = Level.SNAPSHOT_EXCLUDE_CURRENT
     seen = []
     number = catalogue_of(store).table("t").number
-    for row, _, _ in opened_by(tx).scan_cells(number, Span(), page=1):
+    for row, _, _ in scan_cells(opened_by(tx), number, Span(), page=1):
         seen.append(row)
         put(tx, b"new", row=chr(row[0] + 1))
         tx.flush()

@@ -26,7 +26,7 @@ from export_queue.core.retry import Retry
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import Span, schema
 from export_queue.core.store.queries import cleanup
-from export_queue.core.transactions import expire
+from export_queue.core.transactions import expire, scan_cells
 
 fork = multiprocessing.get_context("fork")
 
@@ -122,7 +122,7 @@ def test_a_scan_does_not_bring_back_what_clean_up_removes_between_its_pages(stor
         with store.transaction(long=True) as tx:
             table = tx.table(name)
             assert table.get("b", "n") is None
-            cells = opened_by(tx).scan_cells(table._options.number, Span(), page=page)
+            cells = scan_cells(opened_by(tx), table._options.number, Span(), page=page)
             found = [next(cells)]
             assert clean(store).versions == 2
             assert [row for row, _, _ in [*found, *cells]] == [b"a", b"c"], name

@@ -27,6 +27,14 @@ def test_creating_twice_keeps_everything(store: Store) -> None:
     assert [queue.id for queue in store.queues()] == ["q"]
 
 
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_pages_of_conflict_keys_have_room_for_the_next_version(store: Store) -> None:
+    """An update in the same page leaves the index as it is."""
+    options = "select reloptions from pg_class where oid = 'export_queue.xq_conflict_key'::regclass"
+    with store.database.read() as work:
+        assert work.connection.exec_driver_sql(options).scalar_one() == ["fillfactor=70"]
+
+
 def test_an_empty_database_says_how_to_create_the_store(store_url: str) -> None:
     with Store.open(store_url) as store, pytest.raises(StoreNotCreated, match="export-queue init"):
         store.queues()

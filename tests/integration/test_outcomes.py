@@ -488,6 +488,36 @@ def test_asked_first_the_late_commit_is_refused(store: Store) -> None:
     assert store.backlog("q") == []
 
 
+def test_a_commit_that_fails_behind_its_answer_has_not_taken_effect(postgres_url: str) -> None:
+    """The function gives its row, and then the SQL transaction does not end well."""
+    with Store.open(postgres_url) as store, connect(postgres_url) as other:
+        store.create()
+        store.configure_queue("q")
+        other.execute(
+            "create function public.refuse() returns trigger language plpgsql as "
+            "$$ begin raise exception using errcode = '40001', message = 'not now'; end $$"
+        )
+        other.execute(
+            "create constraint trigger refuse after insert on export_queue.xq_entry deferrable initially deferred "
+            "for each row execute function public.refuse()"
+        )
+        requests: list[UUID] = []
+        with pytest.raises(CommitRefused):
+            commit(store, "a", requests)
+        assert store.outcome(requests[0]).status == "refused"
+        other.execute("drop trigger refuse on export_queue.xq_entry")
+        commit(store, "b", requests)
+        assert store.outcome(requests[1]).status == "committed"
+
+
+def test_texts_reach_the_store_whatever_the_clients_encoding_is(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store, Store.open(f"{postgres_url}?client_encoding=latin1") as western:
+        store.create()
+        assert western.run(lambda tx: "naïve", idempotency_key="café") == "naïve"
+        assert store.idempotency("café").result == "naïve"
+        assert western.idempotency("café").result == "naïve"
+
+
 def test_many_ask_at_once_and_all_hear_the_same(store: Store) -> None:
     for _ in range(10):
         request = uuid4()

@@ -28,6 +28,7 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionError,
 )
+from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.store import CommitCall, Snapshot, Version, Writes, schema
 from export_queue.core.store.creation import create
 from export_queue.core.store.queries.conflict_keys import row_key
@@ -369,7 +370,7 @@ def test_long_transactions_that_end_and_begin_during_a_first_read_are_seen_right
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind each statement that it sends: the ids that a server's snapshot excludes are of the snapshot's moment."""
-    execute = psycopg.Cursor.execute
+    ways = (psycopg.Cursor, "execute"), (BoundedConnection, "call")
 
     def stage(row: str, value: bytes) -> dict[str, Any]:
         long = store.begin()
@@ -380,19 +381,23 @@ def test_long_transactions_that_end_and_begin_during_a_first_read_are_seen_right
     def read_while_others_work(number: int) -> bool:
         value, begun, sent = b"%d" % number, [stage("ending", b"%d" % number)], 0
 
-        def execute_and_work(cursor: psycopg.Cursor[Any], *arguments: Any, **options: Any) -> psycopg.Cursor[Any]:
-            nonlocal sent
-            executed = execute(cursor, *arguments, **options)
-            sent += 1
-            if sent == number:  # what follows sends statements, too
-                store.run(lambda tx: tx.table("t").set("before", "n", value))
-                store.commit(begun.pop())
-                begun.append(stage("begun", value))
-            return executed
+        def with_work_behind_it(send: Callable[..., Any]) -> Callable[..., Any]:
+            def send_and_work(*arguments: Any, **options: Any) -> Any:
+                nonlocal sent
+                answer = send(*arguments, **options)
+                sent += 1
+                if sent == number:  # what follows sends statements, too
+                    store.run(lambda tx: tx.table("t").set("before", "n", value))
+                    store.commit(begun.pop())
+                    begun.append(stage("begun", value))
+                return answer
+
+            return send_and_work
 
         with store.transaction() as tx:
             with monkeypatch.context() as patched:
-                patched.setattr(psycopg.Cursor, "execute", execute_and_work)
+                for kind, name in ways:
+                    patched.setattr(kind, name, with_work_behind_it(getattr(kind, name)))
                 ending = tx.table("t").get("ending", "n")
             assert tx.table("t").get("ending", "n") == ending
             assert ending != value or tx.table("t").get("before", "n") == value

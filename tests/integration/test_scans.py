@@ -15,6 +15,7 @@ from tests.support.patience import AT_ONCE
 from export_queue.core.client import Store
 from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.store import Span
+from export_queue.core.transactions import scan_cells
 
 _names = itertools.count()
 
@@ -56,7 +57,7 @@ def test_a_scan_reads_its_snapshot_whatever_happens_between_its_pages(
     with store.transaction(long=is_long) as tx:
         table = tx.table(name)
         found = []
-        for cell in opened_by(tx).scan_cells(table._options.number, Span(), page=page):
+        for cell in scan_cells(opened_by(tx), table._options.number, Span(), page=page):
             found.append(cell)
             for act in ["clean up", *meanwhile]:
                 if act == "clean up":

@@ -11,6 +11,7 @@ from tests.support.contexts import opened_by
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument, OptionsDiffer, SnapshotTooOld
 from export_queue.core.store import Span, schema
+from export_queue.core.transactions import scan_cells
 
 Cells = dict[tuple[bytes, bytes], bytes]
 
@@ -75,7 +76,7 @@ def test_reads_of_all_kinds_agree_with_a_dictionary(
         chosen = [x for x in in_order if not columns or x[1] in columns]
         assert [(r, c) for r, c, _ in table.scan(columns=columns)] == chosen
         assert [(r, c) for r, c, _ in table.scan(limit=3)] == in_order[:3]
-        paged = opened_by(tx).scan_cells(table._options.number, Span(), page=2)
+        paged = scan_cells(opened_by(tx), table._options.number, Span(), page=2)
         assert [(r, c) for r, c, _ in paged] == in_order
         everything = [(r, c) for r in (b"a", b"aa", b"b", b"\xff") for c in (b"a", b"aa", b"\xff\xff")]
         assert table.get_many(everything) == {cell: expected[cell] for cell in everything if cell in expected}
@@ -89,7 +90,7 @@ def test_pages_that_end_between_versions_of_a_cell_give_the_newest_one(store: St
     with store.transaction() as tx:
         number = tx.table("t")._options.number
         for page in range(1, 12):
-            found = list(opened_by(tx).scan_cells(number, Span(), page=page))
+            found = list(scan_cells(opened_by(tx), number, Span(), page=page))
             assert found == [(b"a", b"n", b"3"), (b"b", b"o", b"3")], f"pages of {page} versions"
 
 
@@ -119,6 +120,42 @@ def test_pages_of_a_scan_are_as_long_as_their_values_are_small(
     with store.transaction() as tx:
         assert [row for row, _, _ in tx.table("t").scan(limit=limit)] == [b"%03d" % n for n in range(limit or count)]
     assert asked == sizes
+
+
+def test_the_database_picks_the_newest_version_where_cells_have_many(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [(b"%03d" % number, b"n") for number in range(400)]
+    for version in range(6):
+        write(store, "t", [(row, column, b"%d" % version) for row, column in cells])
+    write(store, "t", [(b"007", b"n", None), (b"399", b"n", None)])
+    dialect, read = store.database.dialect, 0
+    read_versions = dialect.scan_versions
+
+    def scan_versions(*arguments, **named):  # type: ignore[no-untyped-def]
+        nonlocal read
+        found = read_versions(*arguments, **named)
+        read += len(found)
+        return found
+
+    monkeypatch.setattr(dialect, "scan_versions", scan_versions)
+    with store.transaction() as tx:
+        write(store, "t", [(row, column, b"later") for row, column in cells])
+        tx.table("t").set("005", "n", b"own")
+        found = {row: value for row, _, value in tx.table("t").scan()}
+    assert found == {row: b"own" if row == b"005" else b"5" for row, _ in cells if row not in (b"007", b"399")}
+    assert read < 600
+
+
+def test_where_cells_have_few_versions_again_all_are_read(store: Store) -> None:
+    for version in range(8):
+        write(store, "t", [(b"%03d" % number, b"n", b"%d" % version) for number in range(50)])
+    write(store, "t", [(b"%03d" % number, b"n", b"once") for number in range(50, 500)])
+    with store.transaction() as tx:
+        found = [value for _, _, value in tx.table("t").scan()]
+        some = list(tx.table("t").scan(limit=120))
+    assert found == [b"7"] * 50 + [b"once"] * 450
+    assert len(some) == 120
 
 
 def test_a_deleted_row_is_gone_with_all_its_columns(store: Store) -> None:

@@ -193,18 +193,18 @@ class CrashingMachine(RuleBasedStateMachine):
             self.model.draw(tx, opened._id, self.world.now())
             if not self.world.has_clock:
                 self.model.active[opened._id].deadline_ms = look(self.watch).active[opened._id].deadline_ms
-        if "_aged_from_ms" in vars(opened):  # since something was read that expires
+        if "aged_from_ms" in vars(opened):  # since something was read that expires
             self._has_aged(tx, opened)
 
     def _has_aged(self, tx: Tx, opened: OpenTransaction) -> None:
         """Note the time from which a transaction counts ages: the same in all its processes, and from its snapshot."""
         if tx.aged_from_ms is None:
-            tx.aged_from_ms = opened._aged_from_ms
+            tx.aged_from_ms = opened.aged_from_ms
             if self.world.has_clock:
                 taken_ms = self.world.now() if opened._settled else tx.deadline_ms - tx.timeout_ms
                 began_ms = min(taken_ms, tx.pointers[0] // 1_000_000) if tx.kind == "long" else taken_ms
                 assert tx.aged_from_ms == max(began_ms, self.expiry_ms())
-        assert tx.aged_from_ms == opened._aged_from_ms
+        assert tx.aged_from_ms == opened.aged_from_ms
 
     def expiry_ms(self) -> int:
         """The time by which clean-up may have deleted what had expired."""

@@ -158,9 +158,16 @@ class MortalSession(BoundedConnection):
     def wait(self, *arguments: Any, **options: Any) -> Any:
         if self.life is None:  # it is being set up
             return super().wait(*arguments, **options)
+        return self._between_moments(super().wait, *arguments, **options)
+
+    def call(self, *arguments: Any) -> Any:
+        return self._between_moments(super().call, *arguments)
+
+    def _between_moments(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        assert self.life is not None
         self.life.moment()
         try:
-            done = super().wait(*arguments, **options)
+            done = ask(*arguments, **options)
         except OperationalError as error:
             self.life.cut(error)
             raise

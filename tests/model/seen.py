@@ -57,7 +57,7 @@ def look(store: Store) -> Seen:
     snapshot = take_snapshot(store.database)
     with store.transaction(read_only=True) as tx:
         cells = {(table, row, column): value for table in CONFLICT for row, column, value in tx.table(table).scan()}
-        aged_from_ms = opened_by(tx)._aged_from_ms
+        aged_from_ms = opened_by(tx).aged_from_ms
     queued = entries_of(store, snapshot, catalogue_of(store).queue("q"))
 
     with store.database.read() as work:

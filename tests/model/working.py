@@ -17,7 +17,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.store import Span
 from export_queue.core.store.queries import cleanup
-from export_queue.core.transactions import Level
+from export_queue.core.transactions import Level, scan_cells
 
 
 class WorkingMachine(CrashingMachine):
@@ -82,7 +82,7 @@ class WorkingMachine(CrashingMachine):
         assert found == wanted[: span.get("limit")]
         options = context.table(table)._options
         paged = []
-        for cell in opened_by(context).scan_cells(options.number, Span(), page=page, ttl_ms=options.ttl_ms):
+        for cell in scan_cells(opened_by(context), options.number, Span(), page=page, ttl_ms=options.ttl_ms):
             paged.append(cell)
             if cleans and not any(process.life.is_cut for process in self.processes):  # the cut is for their sessions
                 self.clean_up(self.watch)

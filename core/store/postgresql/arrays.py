@@ -85,7 +85,14 @@ NO_INTS = IntArray(_EMPTY.pack(0, 0, _INT4))
 NO_BIGINTS = BigintArray(_EMPTY.pack(0, 0, _INT8))
 
 
-class _ArrayDumper(Dumper):
+class Packed(_Array):
+    """Any argument ready to be sent, whose type the server finds by its place."""
+
+    __slots__ = ()
+    oid = 0
+
+
+class _PackedDumper(Dumper):
     format = Format.BINARY
 
     def dump(self, obj: Any) -> bytes:
@@ -93,13 +100,19 @@ class _ArrayDumper(Dumper):
 
 
 _DUMPERS = {
-    kind: type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"oid": kind.oid})
-    for kind in (ByteaArray, IntArray, BigintArray)
+    kind: type(f"{kind.__name__}Dumper", (_PackedDumper,), {"oid": kind.oid})
+    for kind in (ByteaArray, IntArray, BigintArray, Packed)
 }
 
 
+def numbers_of(array: bytes) -> tuple[int, ...]:
+    """Read a ``bigint[]`` that a server has sent."""
+    count = (len(array) - _HEADER.size) // 12
+    return struct.unpack(">" + "iq" * count, array[_HEADER.size :])[1::2] if count > 0 else ()
+
+
 def register_arrays(adapters: AdaptersMap) -> None:
-    """Let a connection take these arrays as arguments.
+    """Let a connection take these as arguments.
 
     :param adapters: the connection's.
     """

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import sqlalchemy as sa
 from psycopg.rows import tuple_row
 
-from export_queue.core.postgresql_connection import BoundedConnection
+from export_queue.core.postgresql_connection import BoundedConnection, Prepared
 from export_queue.core.store.dialect import Handle, Writes
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql.arrays import (
@@ -20,7 +21,14 @@ from export_queue.core.store.postgresql.arrays import (
     BigintArray,
     ByteaArray,
     IntArray,
+    Packed,
 )
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
+INT = struct.Struct(">i")
+BIGINT = struct.Struct(">q")
 
 
 def raw(connection: Handle) -> psycopg.Connection[Any]:
@@ -47,6 +55,29 @@ def one(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> 
     return row
 
 
+def ask(connection: Handle, statement: Prepared, values: Sequence[bytes | None]) -> PGresult:
+    """Run one of the few statements of which short transactions consist; what goes over the wire is packed already.
+
+    :param values: the arguments in binary form.
+    :returns: the answer in binary form.
+    """
+    session = connection if isinstance(connection, BoundedConnection) else raw(connection)
+    try:
+        if isinstance(session, BoundedConnection) and session.prepare_threshold is not None:
+            return session.call(statement, values)
+        # A user's own connection prepares what its user likes, one that leads to a pooler nothing.
+        with psycopg.RawCursor(session) as cursor:
+            packed = [None if value is None else Packed(value) for value in values]
+            answer = cursor.execute(statement.text, packed, binary=True).pgresult
+        assert answer is not None
+        return answer
+    except psycopg.Error as error:
+        translated = errors.translated(error)
+        if translated is None:
+            raise
+        raise translated from error
+
+
 def run(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> None:
     """Run a statement that gives no rows."""
     with Translated(), _cursor(connection) as cursor:
@@ -69,13 +100,9 @@ class Translated:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, psycopg.Error):
-            return
-        refusal = errors.refusal(error)
-        if refusal is None and errors.is_transient(error):
-            refusal = errors.unavailable(error)
-        if refusal is not None:
-            raise refusal from error
+        translated = errors.translated(error) if isinstance(error, psycopg.Error) else None
+        if translated is not None:
+            raise translated from error
 
 
 def cells(notifications: Sequence[tuple[int, bytes, bytes]]) -> tuple[BigintArray, ByteaArray, ByteaArray]:

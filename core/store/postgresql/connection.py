@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -47,19 +45,6 @@ _PINNED = b"""
 _FOUND = b"select pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('synchronous_commit')"
 
 
-@contextlib.contextmanager
-def limited(raw: object, seconds: float | None) -> Iterator[None]:
-    """Wait no longer than this for each answer inside the block; other connections and None change nothing."""
-    if seconds is None or not isinstance(raw, BoundedConnection):
-        yield
-        return
-    before, raw.answer_seconds = raw.answer_seconds, min(seconds, LONGEST_SECONDS)
-    try:
-        yield
-    finally:
-        raw.answer_seconds = before
-
-
 def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[], str] | None = None) -> None:
     """Make an engine's connections bounded, and lend none whose server has already ended it.
 
@@ -94,23 +79,22 @@ def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[
 
     @event.listens_for(engine, "reset")
     def _give_back(raw: BoundedConnection, record: object, state: object) -> None:
+        raw.answer_seconds = LONGEST_SECONDS
         # On a closed connection the pool would log a failure that its user has been told of already.
         if not raw.closed and raw.pgconn.transaction_status != TransactionStatus.IDLE:
             raw.rollback()
 
     @event.listens_for(engine, "checkout")
     def _lend(raw: BoundedConnection, record: object, proxy: object) -> None:
-        if not is_idle(raw):
+        if not is_alive(raw):
             raise sa.exc.InvalidatePoolError
 
 
 def is_idle(raw: BoundedConnection) -> bool:
-    """Tell whether a session is alive and in no SQL transaction.
+    """Tell whether a session is open, as far as is known here, and in no SQL transaction."""
+    return raw.pgconn.transaction_status == TransactionStatus.IDLE  # of a closed one it is unknown
 
-    An idle session has nothing to say but its end, after a restart or a cut; asking the server would cost a trip.
-    """
-    if raw.pgconn.transaction_status != TransactionStatus.IDLE:  # of a closed one it is unknown
-        return False
-    poll = select.poll()
-    poll.register(raw.pgconn.socket, select.POLLIN)
-    return not poll.poll(0)
+
+def is_alive(raw: BoundedConnection) -> bool:
+    """Tell whether an idle session may be lent: its server has not ended it. Asking would cost a trip."""
+    return is_idle(raw) and not raw.has_input()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -23,8 +22,9 @@ from export_queue.core.errors import (
     RegistrationLost,
     StoreUnavailable,
 )
-from export_queue.core.postgresql_connection import BoundedConnection
+from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection, Prepared
 from export_queue.core.store.dialect import (
+    NO_VERSION,
     Begun,
     Cell,
     CommitCall,
@@ -40,13 +40,10 @@ from export_queue.core.store.dialect import (
 from export_queue.core.store.postgresql import calls as calls
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql import statements as sql
-from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray, register_arrays
-from export_queue.core.store.postgresql.connection import (
-    CLIENT_DEFAULTS,
-    bound_connections,
-    is_idle,
-    limited,
-)
+from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray, numbers_of, register_arrays
+from export_queue.core.store.postgresql.calls import BIGINT, INT
+from export_queue.core.store.postgresql.connection import CLIENT_DEFAULTS, bound_connections, is_alive, is_idle
+from export_queue.core.store.postgresql.excluded_ids import ExcludedIds, ServerMoment
 from export_queue.core.store.queries.conflict_keys import entry_key
 from export_queue.core.store.registration import (
     HOUR_OF_IDS,
@@ -61,8 +58,14 @@ from export_queue.core.store.registration import (
 )
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapshot
 
-_SERVER_SNAPSHOT = struct.Struct(">iqq")
-"""How many numbers follow, xmin, xmax: PostgreSQL's ``pg_snapshot`` in its binary form."""
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
+_FIRST_ROW = (0,) * 6
+MOST_CHANGES = 1000
+"""How many changes of the excluded ids are kept at least; a process reads all ids where fewer are."""
+_NO_CELL = (None, None, None)
+_TRUE = b"\1"
 WRITE_ONLY_MS = 60_000
 """How long a transaction that never read stays registered while its commit is on its way, where that takes a row."""
 
@@ -112,16 +115,19 @@ class PostgresDialect:
         self._id_source: IdSource | None = None
         self._origins: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
         """The life of the server that each connection leads to."""
+        self._excluded = ExcludedIds("")
+        """The ids that the last snapshot excluded for long."""
         self._server = self._sql(sql.SERVER)
-        self._read_cell = self._sql(sql.READ_CELL)
-        self._read_cell_up_to = self._sql(sql.READ_CELL_UP_TO)
+        self._read_cell = self._prepared("xq_read", sql.READ_CELL)
+        self._read_cell_up_to = self._prepared("xq_read_up_to", sql.READ_CELL_UP_TO)
+        self._read_cell_by_server = self._prepared("xq_read_by_server", sql.READ_CELL_BY_SERVER)
+        self._read_cell_in_servers = self._prepared("xq_read_in_servers", sql.READ_CELL_IN_SERVERS)
         self._read_cells = self._sql(sql.READ_CELLS)
-        self._read_cell_in_servers = self._sql(sql.READ_CELL_IN_SERVERS)
         self._read_cells_up_to = self._sql(sql.READ_CELLS_UP_TO)
-        self._read_cells_in_servers = self._sql(sql.READ_CELLS_IN_SERVERS)
-        self._snapshot = self._sql(sql.SNAPSHOT)
+        self._read_cells_by_server = self._sql(sql.READ_CELLS_BY_SERVER)
+        self._snapshot = self._prepared("xq_snapshot", sql.SNAPSHOT)
         self._start = self._sql(sql.START)
-        self._commit = self._sql(sql.COMMIT)
+        self._commit = self._prepared("xq_commit", sql.COMMIT)
         self._abort = self._sql(sql.ABORT)
 
     def is_missing_table(self, error: BaseException) -> bool:
@@ -152,9 +158,14 @@ class PostgresDialect:
         """Look at the connection."""
         return isinstance(raw, BoundedConnection) and is_idle(raw)
 
-    def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
+    def is_alive(self, raw: object) -> bool:
+        """Look at the connection, and at what has come in."""
+        return isinstance(raw, BoundedConnection) and is_alive(raw)
+
+    def limit(self, raw: object, seconds: float) -> None:
         """Give each answer a time limit."""
-        return limited(calls.raw(connection), seconds)
+        if isinstance(raw, BoundedConnection):
+            raw.answer_seconds = min(seconds, LONGEST_SECONDS)
 
     @contextlib.contextmanager
     def transaction(self, connection: Handle, *, durable: bool = True) -> Iterator[None]:
@@ -255,6 +266,9 @@ class PostgresDialect:
     def _sql(self, statement: str) -> bytes:
         return statement.format(s=self._s).encode()
 
+    def _prepared(self, name: str, statement: str) -> Prepared:
+        return sql.prepared(name, statement.format(s=self._s))
+
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; nothing stays registered after the SQL transaction."""
         return int(calls.one(connection, self._sql(sql.DRAW))[0])
@@ -295,15 +309,27 @@ class PostgresDialect:
             )
             return Begun(Snapshot(number - 1, excluded), deadline - timeout_ms, number, found)
         origin = self._origin(connection)
-        row = calls.one(connection, self._snapshot, first or (None, None, None))
-        horizon, servers, excluded, now, low, version, value, is_standby = row
-        if is_standby:
-            raise errors.standby()
-        count, _, xmax = _SERVER_SNAPSHOT.unpack_from(servers)
-        xip = struct.unpack_from(f">{count}q", servers, _SERVER_SNAPSHOT.size)
+        known = self._excluded
+        if known.origin != origin:
+            known = ExcludedIds(origin)
+        cell = _NO_CELL if first is None else _packed(first)
+        answer: Any = calls.ask(connection, self._snapshot, (*known.as_of(), *cell)).get_value
         # Before a mark was recorded, all ids below it had ended; the horizon is such a mark.
-        snapshot = ServerSnapshot(xmax, xip, tuple(sorted(excluded)), max(horizon, low or 0), origin)
-        return Begun(snapshot, now, None, None if first is None else (version, value))
+        low, servers, now, is_standby, listed, changes = map(answer, _FIRST_ROW, range(6))
+        if is_standby == _TRUE:
+            raise errors.standby()
+        moment = ServerMoment.unpack(servers)
+        known = known.at(
+            moment, None if listed is None else numbers_of(listed), () if changes is None else numbers_of(changes)
+        )
+        self._excluded = known
+        snapshot = ServerSnapshot(moment.xmax, moment.xip, known.ids, _number(low), origin)
+        found = None
+        if first is not None:
+            found = _version(answer(0, 6), answer(0, 7))
+            if found[0] is not None and snapshot.excludes(found[0]):
+                found = self.read_cell(connection, snapshot, *first)
+        return Begun(snapshot, _number(now), None, found)
 
     def start(
         self,
@@ -347,31 +373,54 @@ class PostgresDialect:
 
     def read_cell(self, connection: Handle, snapshot: AnySnapshot, table: int, row: bytes, column: bytes) -> Version:
         """Read the newest visible version, and the horizon in the same statement."""
+        cell = (BIGINT.pack(table), row, column)
         if isinstance(snapshot, ServerSnapshot):
             snapshot.require_origin(self._origin(connection))
-            statement = self._read_cell_in_servers
+            seen = (BIGINT.pack(snapshot.xmax), BigintArray.of(snapshot.xip).sent)
+            answer = calls.ask(connection, self._read_cell_by_server, cell + seen)
+        elif not snapshot.write_pointers:
+            answer = calls.ask(connection, self._read_cell_up_to, (*cell, BIGINT.pack(snapshot.read_pointer)))
         else:
-            statement = self._read_cell_up_to if snapshot.is_prefix else self._read_cell
-        found = calls.one(connection, statement, (table, row, column, *sql.of_snapshot(snapshot)))
-        horizon, version, value = found
-        snapshot.require_above(horizon)
-        return version, value
+            answer = self._read_exactly(connection, snapshot, cell)
+        version = answer.get_value(0, 1)
+        # The excluded ids are sent only where they matter: there may be thousands.
+        if version is not None and snapshot.excludes(_number(version)):
+            answer = self._read_exactly(connection, snapshot, cell)
+        snapshot.require_above(_number(answer.get_value(0, 0)))
+        return _version(answer.get_value(0, 1), answer.get_value(0, 2))
+
+    def _read_exactly(self, connection: Handle, snapshot: AnySnapshot, cell: tuple[bytes, bytes, bytes]) -> PGresult:
+        excluded = BigintArray.of(snapshot.excluded).sent
+        if isinstance(snapshot, ServerSnapshot):
+            seen = (BIGINT.pack(snapshot.xmax), BigintArray.of(snapshot.xip).sent, excluded)
+            return calls.ask(connection, self._read_cell_in_servers, cell + seen)
+        seen = (BigintArray.of(snapshot.write_pointers).sent, BIGINT.pack(snapshot.read_pointer), excluded)
+        return calls.ask(connection, self._read_cell, cell + seen)
 
     def read_cells(
         self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
-    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
+    ) -> list[Version]:
         """Read many cells in one statement."""
         if isinstance(snapshot, ServerSnapshot):
             snapshot.require_origin(self._origin(connection))
-            statement = self._read_cells_in_servers
+            seen: tuple[Any, ...] = (snapshot.xmax, BigintArray.of(snapshot.xip))
+            statement = self._read_cells_by_server
+        elif snapshot.write_pointers:
+            statement, seen = self._read_cells, sql.of_snapshot(snapshot)
         else:
-            statement = self._read_cells_up_to if snapshot.is_prefix else self._read_cells
+            statement, seen = self._read_cells_up_to, (snapshot.read_pointer,)
         rows, columns = zip(*cells, strict=True)
-        arguments = (ByteaArray.of(rows), ByteaArray.of(columns), table, *sql.of_snapshot(snapshot))
-        found = calls.rows(connection, statement, arguments)
-        if found:
-            snapshot.require_above(found[0][0])
-        return [(row, column, version, value) for _, row, column, version, value in found if version is not None]
+        arguments = (ByteaArray.of(rows), ByteaArray.of(columns), table, *seen)
+        found: list[Version] = [NO_VERSION] * len(cells)
+        answer = calls.rows(connection, statement, arguments)
+        snapshot.require_above(answer[0][0])
+        for _, place, version, value in answer:
+            found[place - 1] = (version, value)
+        if snapshot.excluded:  # not sent, as by read_cell
+            for place, (version, _) in enumerate(found):
+                if version is not None and snapshot.excludes(version):
+                    found[place] = self.read_cell(connection, snapshot, table, *cells[place])
+        return found
 
     def scan_versions(
         self,
@@ -383,11 +432,12 @@ class PostgresDialect:
         after: VersionKey,
         limit: int,
         expired: int | None = None,
+        newest: bool = False,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
         if isinstance(snapshot, ServerSnapshot):
             snapshot.require_origin(self._origin(connection))
-        statement = sql.scan(self._s, span, snapshot, expires=expired is not None)
+        statement = sql.scan(self._s, span, snapshot, expires=expired is not None, newest=newest)
         arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_snapshot(snapshot), limit)
         found = calls.rows(connection, statement, arguments)
         snapshot.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
@@ -442,30 +492,36 @@ class PostgresDialect:
     def _send(
         self, connection: Handle, call: CommitCall, registration: Registration, transaction: int | None
     ) -> Committed:
-        snapshot = call.snapshot
+        snapshot, writes = call.snapshot, call.writes
         servers = snapshot if isinstance(snapshot, ServerSnapshot) else None
         if servers is not None:
             servers.require_origin(self._origin(connection))
-        arguments = (
-            call.store_id,
-            registration,
-            call.request,
-            transaction,
-            BigintArray.of(snapshot.excluded if snapshot else ()),
-            snapshot.low if snapshot else None,
-            servers.xmax if servers else None,
-            BigintArray.of(servers.xip if servers else ()),
-            call.deadline_ms,
-            call.idempotency_key,
-            call.generation,
-            call.result,
-            *calls.columns(call.writes),
-            *calls.cells(call.writes.notifications),
-            *calls.cells(call.writes.acknowledged),
-            call.transaction,
+        # Where the server's snapshot decides, excluded ids matter to notifications alone.
+        needs_excluded = snapshot is not None and (servers is None or writes.acknowledged)
+        texts: tuple[bytes | None, bytes | None] = (None, None)
+        if call.idempotency_key is not None:
+            encoding = calls.raw(connection).info.encoding
+            result = None if call.result is None else call.result.encode(encoding)
+            texts = (call.idempotency_key.encode(encoding), result)
+        columns = (*calls.columns(writes), *calls.cells(writes.notifications), *calls.cells(writes.acknowledged))
+        values = (
+            call.store_id.encode(),
+            registration.encode(),
+            call.request.bytes,
+            None if transaction is None else BIGINT.pack(transaction),
+            BigintArray.of(snapshot.excluded if snapshot is not None and needs_excluded else ()).sent,
+            None if snapshot is None else BIGINT.pack(snapshot.low),
+            None if servers is None else BIGINT.pack(servers.xmax),
+            BigintArray.of(() if servers is None else servers.xip).sent,
+            BIGINT.pack(call.deadline_ms),
+            texts[0],
+            INT.pack(call.generation),
+            texts[1],
+            *[column.sent for column in columns],
+            None if call.transaction is None else BIGINT.pack(call.transaction),
         )
         try:
-            return Committed(int(calls.one(connection, self._commit, arguments)[0]))
+            return Committed(_number(calls.ask(connection, self._commit, values).get_value(0, 0)))
         except AlreadyCommitted as error:
             raise AlreadyCommitted(call.idempotency_key or "", None) from error.__cause__
 
@@ -507,5 +563,23 @@ class PostgresDialect:
         return Swept(*calls.one(connection, self._sql(sql.EXPIRE)))
 
     def prune(self, connection: Handle, *, limit: int) -> Swept:
-        """Delete the rows of invalid transactions and forget their ids."""
-        return Swept(*calls.one(connection, self._sql(sql.PRUNE), (limit,)))
+        """Delete the rows of invalid transactions and forget their ids, and old changes of the ids."""
+        swept = Swept(*calls.one(connection, self._sql(sql.PRUNE), (limit,)))
+        if self._stored_id_source(connection) == "sequence":
+            calls.run(connection, self._sql(sql.FORGET_CHANGES), (MOST_CHANGES,))
+        return swept
+
+
+def _packed(cell: Cell) -> tuple[bytes, bytes, bytes]:
+    """Give a cell as an argument of a prepared statement."""
+    return (BIGINT.pack(cell[0]), cell[1], cell[2])
+
+
+def _number(sent: Any) -> int:
+    """Read a ``bigint`` of an answer."""
+    return int.from_bytes(sent, signed=True)
+
+
+def _version(number: bytes | None, value: bytes | None) -> Version:
+    """Read the version of a cell in an answer."""
+    return NO_VERSION if number is None else (_number(number), value)

@@ -75,6 +75,12 @@ def unavailable(error: BaseException, *, where: str = "the store's database") ->
     return unavailable
 
 
+def translated(error: psycopg.Error) -> ExportQueueError | None:
+    """Turn an error of the functions or of the connection into this library's; None for all others."""
+    found = refusal(error)
+    return unavailable(error) if found is None and is_transient(error) else found
+
+
 def refusal(error: psycopg.Error) -> ExportQueueError | None:
     """Turn an error that the functions raise into one of ours; None if they did not raise it."""
     match error.sqlstate:

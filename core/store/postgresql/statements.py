@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
+from export_queue.core.postgresql_connection import Prepared
 from export_queue.core.store.dialect import Span, VersionKey
 from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot
 
 _VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
 _UP_TO = "version <= %b"  # of a snapshot that is a prefix
-_IN_SERVERS = "xid < %b and xid <> all(%b) and version <> all(%b)"  # of a snapshot of the server's
+_BY_SERVER = "xid < %b and xid <> all(%b)"  # of a snapshot of the server's without excluded ids
+_IN_SERVERS = f"{_BY_SERVER} and version <> all(%b)"
 _WRITES = ", ".join(["%b"] * 10)
 _CELLS = "%b, %b, %b"
 
@@ -41,26 +45,34 @@ START = """
 """
 SNAPSHOT = (
     """
-    select s.horizon, pg_catalog.pg_current_snapshot(), l.ids, """
+    select greatest(s.horizon, (select max(m.low) from {s}.xq_low_watermark m)), pg_catalog.pg_current_snapshot(), """
     + NOW
-    + """, (select max(m.low) from {s}.xq_low_watermark m), c.version, c.value,
-        pg_catalog.pg_is_in_recovery()
-    from (select array(select a.id from {s}.xq_active a where a.kind = 'long' union all
-                       select i.id from {s}.xq_invalid i) as ids offset 0) l
-    cross join {s}.xq_store s
+    + """, pg_catalog.pg_is_in_recovery(),
+        case when %b >= s.changes_from then null
+            else array(select a.id from {s}.xq_active a where a.kind = 'long' union all
+                       select i.id from {s}.xq_invalid i) end,
+        case when (select max(n.xid) from {s}.xq_change n) >= %b
+            then array(select n.change from {s}.xq_change n where n.xid >= %b and (n.xid >= %b or n.xid = any(%b))) end,
+        c.version, c.value
+    from {s}.xq_store s
     left join lateral (
         select e.version, e.value from {s}.xq_cell e
-        where e.table_number = %b and e.row_key = %b and e.column_key = %b and e.version <> all(l.ids)
+        where e.table_number = %b and e.row_key = %b and e.column_key = %b
         order by e.version desc limit 1) c on true
 """
 )
-"""One statement, and so one SQL snapshot: the ids that are excluded from it, and the first cell, belong to it."""
+"""One statement, and so one SQL snapshot, to which belong the ids that are excluded from it and the newest version of
+the first cell. The arguments are those of the snapshot as of which the ids are known, then the cell. It gives all ids
+if they are not known, else those that have come and gone since."""
+FORGET_CHANGES = "select {s}.xq_forget_changes_v1(%b)"
 SERVER = "select stored, cluster, life from {s}.xq_server_v1()"
 ADOPT = (
     "update {s}.xq_cell set xid = 0 where xid <> 0",
     "update {s}.xq_conflict_key set xid = 0 where xid <> 0",
     "update {s}.xq_notification set xid = 0 where xid <> 0",
     "delete from {s}.xq_server_life",
+    "delete from {s}.xq_change",
+    "update {s}.xq_store set changes_from = 0",
     "update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_v1() v)",
 )
 """Every row that is there was there before all SQL transactions of this cluster."""
@@ -70,11 +82,7 @@ CHECKPOINT = "select {s}.xq_checkpoint_v1(%b)"
 TAKE_SNAPSHOT = "select read_pointer, excluded from {s}.xq_take_snapshot_v1()"
 POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
 STAGE = "select {s}.xq_stage_v1(%s, %b, %b, " + _WRITES + ", " + _CELLS + ")"
-COMMIT = (
-    "select {s}.xq_commit_v1(%s, %s, %b, %b, %b, %b, %b, %b, %b, %s, %b, %s, "
-    + ", ".join([_WRITES, _CELLS, _CELLS, "%b"])
-    + ")"
-)
+COMMIT = "select {s}.xq_commit_v1(" + ", ".join([*["%b"] * 12, _WRITES, _CELLS, _CELLS, "%b"]) + ")"
 LOCK_KEYS = "select {s}.xq_lock_keys_v1(%b, %b)"
 EXPIRE = "select ended, failed from {s}.xq_expire_v1()"
 PRUNE = "select ended, failed from {s}.xq_prune_v1(%b)"
@@ -91,27 +99,33 @@ _READ_CELL = """
         order by version desc limit 1) c on true
 """
 READ_CELL, READ_CELL_UP_TO = _READ_CELL.replace("?", _VISIBLE), _READ_CELL.replace("?", _UP_TO)
-READ_CELL_IN_SERVERS = _READ_CELL.replace("?", _IN_SERVERS)
+READ_CELL_IN_SERVERS, READ_CELL_BY_SERVER = _READ_CELL.replace("?", _IN_SERVERS), _READ_CELL.replace("?", _BY_SERVER)
 _READ_CELLS = """
-    select (select horizon from {s}.xq_store), w.r, w.k, c.version, c.value
-    from unnest(%b, %b) as w(r, k)
+    select (select horizon from {s}.xq_store), w.place, c.version, c.value
+    from unnest(%b, %b) with ordinality as w(r, k, place)
     left join lateral (
         select version, value from {s}.xq_cell
         where table_number = %b and row_key = w.r and column_key = w.k and ?
         order by version desc limit 1) c on true
 """
 READ_CELLS, READ_CELLS_UP_TO = _READ_CELLS.replace("?", _VISIBLE), _READ_CELLS.replace("?", _UP_TO)
-READ_CELLS_IN_SERVERS = _READ_CELLS.replace("?", _IN_SERVERS)
+READ_CELLS_BY_SERVER = _READ_CELLS.replace("?", _BY_SERVER)
 HORIZON = "select horizon from {s}.xq_store"
 _SCAN = """
-    select row_key, column_key, {value} from {s}.xq_cell
+    select {pick} row_key, column_key, {value} from {s}.xq_cell
     where table_number = %b and (row_key, column_key, version) > (%b, %b, %b) and {span} and {seen}
-    order by row_key, column_key, version limit %b
+    order by row_key, column_key, version {order} limit %b
 """
 
 
-def scan(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool) -> bytes:
-    """Write the statement that reads the first versions of a span.
+def prepared(name: str, statement: str) -> Prepared:
+    """Give a statement the server's own placeholders, so that it can be prepared under a name."""
+    numbers = itertools.count(1)
+    return Prepared(name.encode(), re.sub("%[bs]", lambda _: f"${next(numbers)}", statement).encode())
+
+
+def scan(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool, newest: bool) -> bytes:
+    """Write the statement that reads the first versions of a span, or only the newest one of each cell.
 
     It takes the arguments of :func:`of_span`, those of :func:`of_snapshot`, and how many versions.
     """
@@ -125,7 +139,10 @@ def scan(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool) -> by
         seen = _IN_SERVERS
     else:
         seen = _UP_TO if snapshot.is_prefix else _VISIBLE
-    return _SCAN.format(s=schema, value=value, span=" and ".join(conditions), seen=seen).encode()
+    pick, order = ("distinct on (row_key, column_key)", "desc") if newest else ("", "")
+    return _SCAN.format(
+        s=schema, pick=pick, value=value, span=" and ".join(conditions), seen=seen, order=order
+    ).encode()
 
 
 def of_snapshot(snapshot: AnySnapshot) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ client whose clock is wrong has its outcomes deleted later, or is told sooner th
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from uuid import UUID
 
@@ -19,13 +19,16 @@ from export_queue.core.store.schema import cleanup as c
 from export_queue.core.store.schema import outcome as o
 
 SUBJECT = "outcomes"
+_VERSION_AND_VARIANT = 0x7 << 76 | 0b10 << 62
+_RANDOM = 0xFFF << 64 | (1 << 62) - 1
+"""The bits of a request that are random."""
 
 
 def new_request() -> UUID:
     """Make the name under which one transaction commits, and its outcome is asked for."""
     milliseconds = time.time_ns() // 1_000_000
-    random = secrets.randbits(74)
-    return UUID(int=milliseconds << 80 | 0x7 << 76 | random >> 62 << 64 | 0b10 << 62 | random & ((1 << 62) - 1))
+    random = int.from_bytes(os.urandom(10))
+    return UUID(int=milliseconds << 80 | random & _RANDOM | _VERSION_AND_VARIANT)
 
 
 def delete_outcomes(work: Work, *, before_ms: int, limit: int) -> int:

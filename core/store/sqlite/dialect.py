@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 from uuid import UUID
@@ -24,6 +22,7 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store.dialect import (
+    NO_VERSION,
     Begun,
     Cell,
     Clock,
@@ -42,18 +41,8 @@ from export_queue.core.store.registration import HOUR_OF_IDS, STAYED_MS, IdSourc
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.backup import back_up
-from export_queue.core.store.sqlite.file import (
-    LOCK_SECONDS,
-    LOG_BYTES,
-    LentConnection,
-    StoreConnection,
-    StoreFile,
-    explain,
-    is_in_transaction,
-    lent,
-    undone,
-)
-from export_queue.core.store.sqlite.filelock import FileLock
+from export_queue.core.store.sqlite.file import LOCK_SECONDS, LOG_BYTES, LentConnection, StoreFile, explain, lent
+from export_queue.core.store.sqlite.writing import Writing, savepoint
 
 _SHRINK_MS = 1000
 """Milliseconds for which readers that come and go may keep the log from being cut."""
@@ -77,8 +66,8 @@ class SqliteDialect:
         self._clock = clock
         self._lists: tuple[int, tuple[int, ...]] = (0, ())
         """The ids that are excluded for long, and the number that the store had then; of a new store 0 and none."""
-        self._begun: dict[int, tuple[int, StoreConnection, FileLock]] = {}
-        """By thread the transaction that it began last, unless that has ended in order; with the process's id."""
+        self._begun: dict[int, Writing] = {}
+        """By thread the transaction that it began last, unless that has ended in order."""
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether the error says that the store's tables are not there."""
@@ -118,74 +107,29 @@ class SqliteDialect:
 
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
-        with contextlib.suppress(sqlite3.ProgrammingError):  # closed
+        try:
             return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
-        return False
+        except sqlite3.ProgrammingError:  # closed
+            return False
 
-    def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
+    is_alive = is_idle
+
+    def limit(self, raw: object, seconds: float) -> None:
         """Nothing to limit: the only long waits are those for the write lock, which have their own."""
-        return contextlib.nullcontext()
 
     def now(self, connection: Handle) -> int:
         """Read the host's clock."""
         return self._clock()
 
-    @contextlib.contextmanager
-    def transaction(self, connection: Handle, *, durable: bool = True) -> Iterator[None]:
+    def transaction(self, connection: Handle, *, durable: bool = True) -> contextlib.AbstractContextManager[None]:
         """Hold the writers' queue and one immediate SQL transaction.
 
         :param durable: whether the commit is flushed; a start need not be.
         """
         raw = _raw_of(connection)
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
-            yield
-            return
-        self._end_interrupted()
-        lock = self._file.lock()
-        if isinstance(raw, StoreConnection):
-            raw.write_lock = lock
-            self._begun[threading.get_ident()] = (os.getpid(), raw, lock)
-        try:
-            with lock:
-                self._file.require_in_place()
-                if not durable:
-                    raw.execute("pragma synchronous = normal")
-                try:
-                    try:
-                        with undone(self._file.path):  # no commit has been tried
-                            raw.execute("begin immediate")
-                            yield
-                        # Where the log had no space for the end of a transaction, no recovery will find one.
-                        with undone(self._file.path, sqlite3.SQLITE_FULL):
-                            raw.execute("commit")
-                    except BaseException:
-                        # Another transaction's, where this block is ended late, by the garbage collector.
-                        if getattr(raw, "write_lock", lock) is lock and is_in_transaction(raw):
-                            raw.execute("rollback")
-                        raise
-                finally:
-                    if not durable:
-                        with contextlib.suppress(sqlite3.ProgrammingError):  # closed, as by an interrupted statement
-                            raw.execute("pragma synchronous = full")
-        except BaseException:
-            lock.free()  # an interruption may have come while the block was being left
-            raise
-        self._begun.pop(threading.get_ident(), None)
-
-    def _end_interrupted(self) -> None:
-        """Undo what two interruptions in a row have left: the second one hits what ends the block after the first.
-
-        A thread has one transaction at a time, as each one waits for the write lock.
-        """
-        begun = self._begun.get(threading.get_ident())
-        if begun is None:
-            return
-        process, raw, lock = begun
-        if process == os.getpid():  # else it is the parent's
-            if raw.write_lock is lock and is_in_transaction(raw):
-                raw.close()
-            lock.free()
-        self._begun.pop(threading.get_ident(), None)
+            return contextlib.nullcontext()
+        return Writing(self._file, raw, self._begun, durable=durable)
 
     def id_source(self, connection: Handle) -> IdSource:
         """SQLite has no sequences."""
@@ -274,7 +218,7 @@ class SqliteDialect:
             _begin(raw)
         with self.transaction(connection, durable=kind == "long"):
             number = self._draw(raw)
-            excluded = _unfinished(raw, number)
+            excluded = self._list_excluded(raw)
             now = self._clock()
             low = excluded[0] if excluded else number
             raw.execute(sql.REGISTER, (number, request.hex, kind, now, now + timeout_ms, low, number, client))
@@ -298,30 +242,35 @@ class SqliteDialect:
         raw = _raw_of(connection)
         last, lists, short = raw.execute(sql.SNAPSHOT).fetchone()
         known = self._lists
+        if known[0] == lists:
+            return Snapshot(last, _with_short(known[1], short))
+        raw.execute("begin")
+        try:
+            last = raw.execute(sql.LAST_ID).fetchone()[0]
+            return Snapshot(last, self._list_excluded(raw))
+        finally:
+            raw.execute("rollback")
+
+    def _list_excluded(self, raw: sqlite3.Connection) -> tuple[int, ...]:
+        """Read the ids that snapshots exclude, ascending, inside of a SQL transaction."""
+        _, lists, short = raw.execute(sql.SNAPSHOT).fetchone()
+        known = self._lists
         if known[0] != lists:
-            raw.execute("begin")
-            try:
-                last, lists, short = raw.execute(sql.SNAPSHOT).fetchone()
-                known = self._lists = (lists, tuple(row[0] for row in raw.execute(sql.EXCLUDED_FOR_LONG)))
-            finally:
-                raw.execute("rollback")
-        excluded = known[1]
-        if short is not None:
-            excluded = tuple(sorted((*excluded, *map(int, short.split(",")))))
-        return Snapshot(last, excluded)
+            known = self._lists = (lists, tuple(row[0] for row in raw.execute(sql.EXCLUDED_FOR_LONG)))
+        return _with_short(known[1], short)
 
     def read_cell(self, connection: Handle, snapshot: AnySnapshot, table: int, row: bytes, column: bytes) -> Version:
         """Read the newest visible version, and the horizon in the same statement."""
         snapshot = _told_by_ids(snapshot)
         raw = _raw_of(connection)
-        arguments = {"table": table, "row": row, "column": column, "pointer": snapshot.read_pointer}
         found = None
         if not snapshot.write_pointers:
-            found = raw.execute(sql.READ_CELL_UP_TO, arguments).fetchone()
+            found = raw.execute(sql.READ_CELL_UP_TO, (table, row, column, snapshot.read_pointer)).fetchone()
         # The excluded ids are sent only where they matter: there may be thousands.
         if snapshot.write_pointers or (found is not None and not snapshot.sees(found[1])):
-            arguments |= {"pointers": f"[{snapshot.write_pointers_text}]", "excluded": f"[{snapshot.excluded_text}]"}
-            found = raw.execute(sql.READ_CELL, arguments).fetchone()
+            arguments = {"table": table, "row": row, "column": column, "pointer": snapshot.read_pointer}
+            seen = {"pointers": f"[{snapshot.write_pointers_text}]", "excluded": f"[{snapshot.excluded_text}]"}
+            found = raw.execute(sql.READ_CELL, arguments | seen).fetchone()
         # Where nothing was found the horizon may be read later: it only grows.
         horizon, version, value = found or (*raw.execute(sql.HORIZON).fetchone(), None, None)
         snapshot.require_above(horizon)
@@ -329,13 +278,27 @@ class SqliteDialect:
 
     def read_cells(
         self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
-    ) -> list[tuple[bytes, bytes, int, bytes | None]]:
-        """Read many cells; in SQLite a statement a cell costs less than one for all."""
-        found = []
-        for row, column in cells:
-            version, value = self.read_cell(connection, snapshot, table, row, column)
-            if version is not None:
-                found.append((row, column, version, value))
+    ) -> list[Version]:
+        """Read many cells; in SQLite a statement a cell costs less than one for all, if all are in one transaction."""
+        snapshot = _told_by_ids(snapshot)
+        raw = _raw_of(connection)
+        found: list[Version] = []
+        is_begun = raw.in_transaction
+        if not is_begun:
+            raw.execute("begin")
+        try:
+            for row, column in cells:
+                version = None
+                if not snapshot.write_pointers:
+                    arguments = (table, row, column, snapshot.read_pointer)
+                    version = raw.execute(sql.READ_VERSION_UP_TO, arguments).fetchone()
+                if snapshot.write_pointers or (version is not None and not snapshot.sees(version[0])):
+                    version = self.read_cell(raw, snapshot, table, row, column)
+                found.append(version or NO_VERSION)
+            snapshot.require_above(raw.execute(sql.HORIZON).fetchone()[0])
+        finally:
+            if not is_begun:
+                raw.execute("rollback")
         return found
 
     def scan_versions(
@@ -348,6 +311,7 @@ class SqliteDialect:
         after: VersionKey,
         limit: int,
         expired: int | None = None,
+        newest: bool = False,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
         snapshot = _told_by_ids(snapshot)
@@ -357,7 +321,7 @@ class SqliteDialect:
         arguments |= {"end": span.end_row, "expired": expired}
         arguments |= dict(zip(("after_row", "after_column", "after_version"), after, strict=True))
         arguments |= {f"column{i}": column for i, column in enumerate(span.columns)}
-        statement = sql.scan(span, is_prefix=snapshot.is_prefix, expires=expired is not None)
+        statement = sql.scan(span, is_prefix=snapshot.is_prefix, expires=expired is not None, newest=newest)
         found = raw.execute(statement, arguments).fetchall()
         snapshot.require_above(raw.execute(sql.HORIZON).fetchone()[0])  # read later it is no smaller
         return found
@@ -402,77 +366,73 @@ class SqliteDialect:
         raw = _raw_of(connection)
         if call.kind == "bound":
             _begin(raw)
-        with self.transaction(connection):
-            decided = raw.execute(sql.OUTCOME, (call.request.hex,)).fetchone()
-            if decided is not None:
-                if decided[0] == "committed":
-                    return Committed(decided[1])
-                raise CommitRefused(f"the commit of request {call.request} was refused before")
-            pointers = self._end_registration(raw, call)
-            transaction = pointers[0]
-            _prove_store(raw, call.store_id, call.writes)
-            raw.execute(sql.COMMITTED, (call.request.hex, transaction, self._clock()))
-            if call.idempotency_key is not None:
-                self._take_idempotency_key(raw, call, transaction)
-            self._take_keys(raw, call, pointers)
-            self._write(raw, transaction, transaction, call.writes)
-            self._notify(raw, call, transaction)
-            if call.kind == "long":
-                self._run_for_each(raw, sql.FORGET_STAGED, pointers)
-            if call.snapshot is not None:
-                call.snapshot.require_above(raw.execute(sql.HORIZON).fetchone()[0])
-            return Committed(transaction)
+            with savepoint(raw):
+                return self._commit(raw, call)
+        with self.transaction(raw):
+            return self._commit(raw, call)
 
-    def _end_registration(self, raw: sqlite3.Connection, call: CommitCall) -> tuple[int, ...]:
-        """Prove that the transaction is in progress and end that; returns its write pointers, its id first."""
+    def _commit(self, raw: sqlite3.Connection, call: CommitCall) -> Committed:
+        execute, executemany, writes, now = raw.execute, raw.executemany, call.writes, self._clock()
+        snapshot = None if call.snapshot is None else _told_by_ids(call.snapshot)
+
+        # 1. The registration ends, or the id is drawn. The last pointer is the writer of keys: each later commit must
+        # have a greater id than any version written here.
         pointers = (self._draw(raw),) if call.transaction is None else self._forget(raw, call.transaction)
-        if not pointers:
+        transaction = pointers[0] if pointers else call.transaction
+
+        # 2. The outcome, before all else, so that a repeated call meets neither the end of its registration, nor its
+        # own writes.
+        if execute(sql.COMMITTED, (call.request.hex, transaction, now)).rowcount == 0:
+            status, decided = execute(sql.OUTCOME, (call.request.hex,)).fetchone()
+            if status == "committed":
+                return Committed(decided)
+            raise CommitRefused(f"the commit of request {call.request} was refused before")
+        if transaction is None or not pointers:
             raise RegistrationLost(f"transaction {call.transaction} is no longer in progress")
-        if call.transaction and raw.execute(sql.IS_INVALID, (call.transaction,)).fetchone() is not None:
-            raise RegistrationLost(f"transaction {call.transaction} has become invalid")
-        now = self._clock()
-        if call.snapshot is not None and now > call.deadline_ms:
-            raise TransactionTimeout(f"transaction {pointers[0]} ran {now - call.deadline_ms} ms past its deadline")
-        return pointers
+        if call.transaction is not None and execute(sql.IS_INVALID, (transaction,)).fetchone() is not None:
+            raise RegistrationLost(f"transaction {transaction} has become invalid")
+
+        # 3. The deadline, by the host's clock.
+        if snapshot is not None and now > call.deadline_ms:
+            raise TransactionTimeout(f"transaction {transaction} ran {now - call.deadline_ms} ms past its deadline")
+        if call.idempotency_key is not None:
+            taken = execute(
+                sql.TAKE_IDEMPOTENCY_KEY, (call.idempotency_key, call.generation, transaction, call.result, now)
+            )
+            if taken.rowcount == 0:
+                raise AlreadyCommitted(call.idempotency_key, None)
+
+        # 4. First committer wins. Without a snapshot it starts here, with an id above all that have committed.
+        keys = writes.keys if call.kind != "long" else _with_staged_keys(raw, writes.keys, pointers)
+        if snapshot is not None:
+            for key in keys:
+                writer = execute(sql.WRITER, (key,)).fetchone()
+                if writer and not snapshot.sees(writer[0]):
+                    named = execute(sql.NAME, {"number": number_of(key)}).fetchone()
+                    raise conflict_error(transaction, key, writer[0], name=named and named[0])
+        if keys:
+            executemany(sql.TAKE_KEY, [(key, pointers[-1]) for key in keys])
+
+        # 5. Cells, entries, notifications.
+        self._write(raw, transaction, transaction, writes)
+        if writes.notifications:
+            executemany(sql.PUT_NOTIFICATION, [(*cell, transaction) for cell in writes.notifications])
+        if writes.acknowledged and snapshot is not None:
+            # Only those that this transaction saw: a notification that an older one sets meanwhile stays.
+            seen = (snapshot.read_pointer, json.dumps(snapshot.excluded))
+            executemany(sql.ACKNOWLEDGE, [(*cell, *seen) for cell in writes.acknowledged])
+        if call.kind == "long":
+            self._run_for_each(raw, sql.FORGET_STAGED, pointers)
+
+        # 6. The store, and the horizon, behind the checks.
+        horizon = _prove_store(raw, call.store_id, writes)
+        if snapshot is not None:
+            snapshot.require_above(horizon)
+        return Committed(transaction)
 
     def _forget(self, raw: sqlite3.Connection, transaction: int) -> tuple[int, ...]:
         rows = raw.execute(sql.FORGET, (transaction,)).fetchall()
         return tuple(sorted(row[0] for row in rows))
-
-    def _take_idempotency_key(self, raw: sqlite3.Connection, call: CommitCall, transaction: int) -> None:
-        taken = raw.execute(
-            sql.TAKE_IDEMPOTENCY_KEY,
-            (call.idempotency_key, call.generation, transaction, call.result, self._clock()),
-        )
-        if taken.rowcount == 0:
-            raise AlreadyCommitted(call.idempotency_key or "", None)
-
-    def _take_keys(self, raw: sqlite3.Connection, call: CommitCall, pointers: tuple[int, ...]) -> None:
-        keys = set(call.writes.keys)
-        if call.kind == "long":
-            for pointer in pointers:
-                keys |= {row[0] for row in raw.execute(sql.STAGED_KEYS, (pointer,))}
-        if not keys:
-            return
-        snapshot = None if call.snapshot is None else _told_by_ids(call.snapshot)
-        for key in sorted(keys):
-            found = raw.execute(sql.WRITER, (key,)).fetchone()
-            # Without a snapshot it starts here, with an id above all that have committed.
-            if found and snapshot is not None and (found[0] > pointers[0] or not snapshot.sees(found[0])):
-                named = raw.execute(sql.NAME, {"number": number_of(key)}).fetchone()
-                raise conflict_error(pointers[0], key, found[0], name=named and named[0])
-            # The last pointer: each later commit must have a greater id than any version written here.
-            raw.execute(sql.TAKE_KEY, (key, pointers[-1]))
-
-    def _notify(self, raw: sqlite3.Connection, call: CommitCall, transaction: int) -> None:
-        writes = call.writes
-        if writes.notifications:
-            raw.executemany(sql.PUT_NOTIFICATION, [(*cell, transaction) for cell in writes.notifications])
-        if writes.acknowledged and call.snapshot is not None:
-            snapshot = _told_by_ids(call.snapshot)
-            # Only those that this transaction saw: a notification that an older one sets meanwhile stays.
-            seen = (snapshot.read_pointer, json.dumps(snapshot.excluded))
-            raw.executemany(sql.ACKNOWLEDGE, [(*cell, *seen) for cell in writes.acknowledged])
 
     def abort(
         self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""
@@ -575,19 +535,25 @@ def _begin(raw: sqlite3.Connection) -> None:
         raw.execute("begin immediate")
 
 
-def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes) -> None:
-    """Prove that rows go into the store that their writer knows, whose numbers are never used again."""
+def _with_staged_keys(raw: sqlite3.Connection, keys: Sequence[bytes], pointers: Sequence[int]) -> Sequence[bytes]:
+    """Add the keys that were staged under write pointers; ascending."""
+    staged = {row[0] for pointer in pointers for row in raw.execute(sql.STAGED_KEYS, (pointer,))}
+    return sorted(staged.union(keys))
+
+
+def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes) -> int:
+    """Prove that rows go into the store that their writer knows, whose numbers are never used again.
+
+    :returns: the horizon.
+    """
     tables = {row[0] for row in (*writes.cells, *writes.notifications, *writes.acknowledged)}
     queues = {entry[0] for entry in writes.entries}
-    if (
-        raw.execute(sql.STORE_ID).fetchone() != (store_id,)
-        or (queues and not queues <= {row[0] for row in raw.execute(sql.QUEUE_NUMBERS)})
-        or (tables and not tables <= {row[0] for row in raw.execute(sql.TABLE_NUMBERS)})
-    ):
+    found, horizon, known = raw.execute(sql.store_proof(len(tables), len(queues)), (*tables, *queues)).fetchone()
+    if found != store_id or known != len(tables) + len(queues):
         raise StoreReplaced
+    return int(horizon)
 
 
-def _unfinished(raw: sqlite3.Connection, below: int) -> tuple[int, ...]:
-    """Read the ids below a bound that are in progress or invalid, ascending."""
-    rows = raw.execute(sql.UNFINISHED, (below, below))
-    return tuple(row[0] for row in rows)
+def _with_short(excluded: tuple[int, ...], short: str | None) -> tuple[int, ...]:
+    """Add the ids of short transactions, with commas between them."""
+    return excluded if short is None else tuple(sorted((*excluded, *map(int, short.split(",")))))

@@ -209,20 +209,3 @@ def lent(raw: sqlite3.Connection) -> Iterator[sa.Connection]:
     engine = sa.create_engine("sqlite://", creator=lambda: LentConnection(raw), poolclass=sa.NullPool)
     with engine.connect() as connection:
         yield connection
-
-
-@contextlib.contextmanager
-def undone(path: str, *codes: int) -> Iterator[None]:
-    """Tell with an error inside the block that nothing has taken effect.
-
-    :param codes: the errors that prove it; any if left out.
-    """
-    try:
-        yield
-    except sqlite3.Error as error:
-        failure = explain(error, f"sqlite:///{path}")
-        if failure is None or (codes and error.sqlite_errorcode not in codes):
-            raise
-        if isinstance(failure, StoreUnavailable):
-            failure.sent = False
-        raise failure from error

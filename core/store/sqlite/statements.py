@@ -9,21 +9,28 @@ _SEEN = """
      or (version <= :pointer and version not in (select value from json_each(:excluded))))
 """
 _UP_TO = "version <= :pointer"  # of a snapshot that is a prefix; half the price
-_READ_CELL = """
+READ_CELL = f"""
     select (select horizon from xq_store), version, value from xq_cell
-    where table_number = :table and row_key = :row and column_key = :column and {seen}
+    where table_number = :table and row_key = :row and column_key = :column and {_SEEN}
     order by version desc limit 1
 """
-READ_CELL, READ_CELL_UP_TO = _READ_CELL.format(seen=_SEEN), _READ_CELL.format(seen=_UP_TO)
+READ_CELL_UP_TO = """
+    select (select horizon from xq_store), version, value from xq_cell
+    where table_number = ? and row_key = ? and column_key = ? and version <= ?
+    order by version desc limit 1
+"""
+READ_VERSION_UP_TO = """
+    select version, value from xq_cell where table_number = ? and row_key = ? and column_key = ? and version <= ?
+    order by version desc limit 1
+"""
 HORIZON = "select horizon from xq_store"
 STORE_ID = "select store_id from xq_store"
-QUEUE_NUMBERS = "select number from xq_queue"
 NAME = "select name from xq_table where number = :number union all select id from xq_queue where number = :number"
-TABLE_NUMBERS = "select number from xq_table"
 # One statement, and so one SQL snapshot. Short ones come with it: each that is registered would change the number.
 SNAPSHOT = """
     select c.last_id, s.lists, (select group_concat(id) from xq_active where kind <> 'long') from xq_clock c, xq_store s
 """
+LAST_ID = "select last_id from xq_clock"
 EXCLUDED_FOR_LONG = "select id from xq_active where kind = 'long' union select id from xq_invalid order by 1"
 # No counter: a store that is restored from a copy may come to a number again, with other ids.
 _CHANGED = "begin update xq_store set lists = random(); end"
@@ -45,24 +52,36 @@ DRAW = """
         else max(last_id + 1, :now_ms * 1000000) end
     returning last_id
 """
-UNFINISHED = "select id from xq_active where id < ? union select id from xq_invalid where id < ? order by 1"
 _SCAN = """
     select row_key, column_key, {value} from xq_cell
     where table_number = :table
       and (row_key, column_key, version) > (:after_row, :after_column, :after_version) and {span} and {seen}
-    order by row_key, column_key, version limit :limit
+    {group} limit :limit
 """
+_ALL_VERSIONS = "order by row_key, column_key, version"
+_NEWEST = "group by row_key, column_key having max(version) order by row_key, column_key"
+"""The other columns are those of the row with the greatest version, as SQLite promises."""
 
 
-def scan(span: Span, *, is_prefix: bool, expires: bool) -> str:
-    """Write the statement that reads the first versions of a span."""
+def scan(span: Span, *, is_prefix: bool, expires: bool, newest: bool) -> str:
+    """Write the statement that reads the first versions of a span, or only the newest one of each cell."""
     conditions = ["true"]
     if span.end_row is not None:
         conditions.append("row_key < :end")
     if span.columns:
         conditions.append(f"column_key in ({', '.join(f':column{i}' for i in range(len(span.columns)))})")
     value = "case when version > :expired then value end" if expires else "value"
-    return _SCAN.format(value=value, span=" and ".join(conditions), seen=_UP_TO if is_prefix else _SEEN)
+    group, seen = _NEWEST if newest else _ALL_VERSIONS, _UP_TO if is_prefix else _SEEN
+    return _SCAN.format(value=value, span=" and ".join(conditions), seen=seen, group=group)
+
+
+def store_proof(tables: int, queues: int) -> str:
+    """Write the statement that reads the store's identity, its horizon, and how many of these numbers it has."""
+    counts = (
+        f"(select count(*) from {table} where number in ({', '.join('?' * numbers)}))"
+        for table, numbers in (("xq_table", tables), ("xq_queue", queues))
+    )
+    return f"select store_id, horizon, {' + '.join(counts)} from xq_store"
 
 
 TAKE_KEY = """
@@ -99,7 +118,7 @@ STAGE_ENTRY = f"""
 """
 OUTCOME = "select status, id from xq_outcome where request = ?"
 REFUSE = "insert or ignore into xq_outcome (request, status, id, decided_ms) values (?, 'refused', null, ?)"
-COMMITTED = "insert into xq_outcome (request, status, id, decided_ms) values (?, 'committed', ?, ?)"
+COMMITTED = "insert or ignore into xq_outcome (request, status, id, decided_ms) values (?, 'committed', ?, ?)"
 POINTERS = "select id from xq_active where owner = ? order by id"
 PRUNABLE = "select id from xq_invalid where left_to is null order by id limit ?"
 REGISTER = """

@@ -222,7 +222,7 @@ declare
   pointers bigint[];
   newest bigint;  -- the last pointer: each later commit must have a greater id than any version written here
   lost text;
-  written bigint;
+  k bytea;
   decided record;
   offender record;
 begin
@@ -281,28 +281,33 @@ begin
       from (select unnest(keys) as k union select s.key from {s}.xq_staged_key s where s.id = any(pointers)) u
       order by u.k);
   end if;
-  if cardinality(keys) > 0 then
-    insert into {s}.xq_conflict_key as o select k.k, newest from unnest(keys) as k(k) order by k.k
-      on conflict on constraint xq_conflict_key_pkey do update set writer = newest, xid = excluded.xid
-      where o.writer < coalesce(started, tx) and case
-        when server_xmax is null then low is null or o.writer < low or o.writer <> all(excluded)
-        else o.xid < server_xmax and o.xid <> all(server_xip) end;
-    get diagnostics written = row_count;
-    if written < cardinality(keys) then
-      select o.key, o.writer into offender from {s}.xq_conflict_key o
-        where o.key = any(keys) and o.writer <> newest and (o.writer > coalesce(started, tx) or case
+  -- Key by key: an update of a row that is there writes less than an insert that finds it. The keys ascend, so that two
+  -- commits cannot deadlock.
+  foreach k in array keys loop
+    loop
+      update {s}.xq_conflict_key o set writer = newest, xid = default
+        where o.key = k and o.writer < coalesce(started, tx) and case
+          when server_xmax is null then low is null or o.writer < low or o.writer <> all(excluded)
+          else o.xid < server_xmax and o.xid <> all(server_xip) end;
+      exit when found;
+      insert into {s}.xq_conflict_key values (k, newest) on conflict do nothing;
+      exit when found;
+      -- Its writer is none that this transaction may follow, unless it came or went between the two.
+      select o.writer into offender from {s}.xq_conflict_key o
+        where o.key = k and (o.writer >= coalesce(started, tx) or case
           when server_xmax is null then low is not null and o.writer >= low and o.writer = any(excluded)
-          else o.xid >= server_xmax or o.xid = any(server_xip) end)
-        limit 1;
-      raise exception using errcode = 'XQ001', message = 'conflict',
-        detail = json_build_object(
-          'key', encode(offender.key, 'hex'), 'writer', offender.writer, 'transaction', tx,
-          -- Behind its first byte, a key holds the number of its table or queue.
-          'name', (select n.name from (select t.name, t.number from {s}.xq_table t
-                                       union all select q.id, q.number from {s}.xq_queue q) n
-                   where n.number = ('x' || encode(substr(offender.key, 2, 8), 'hex'))::bit(64)::bigint))::text;
-    end if;
-  end if;
+          else o.xid >= server_xmax or o.xid = any(server_xip) end);
+      if found then
+        raise exception using errcode = 'XQ001', message = 'conflict',
+          detail = json_build_object(
+            'key', encode(k, 'hex'), 'writer', offender.writer, 'transaction', tx,
+            -- Behind its first byte, a key holds the number of its table or queue.
+            'name', (select n.name from (select t.name, t.number from {s}.xq_table t
+                                         union all select q.id, q.number from {s}.xq_queue q) n
+                     where n.number = ('x' || encode(substr(k, 2, 8), 'hex'))::bit(64)::bigint))::text;
+      end if;
+    end loop;
+  end loop;
 
   -- 5. Cells, entries, notifications. Only a long transaction may have written the same ones before.
   if registration = 'rows' then

@@ -1,0 +1,84 @@
+"""The ids that snapshots of a server exclude for long, as a process knows them; no I/O."""
+
+from __future__ import annotations
+
+import struct
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from export_queue.core.store.postgresql.arrays import BigintArray
+
+_SNAPSHOT = struct.Struct(">iqq")
+"""How many numbers follow, xmin, xmax: PostgreSQL's ``pg_snapshot`` in its binary form."""
+_NUMBER = struct.Struct(">q")
+_AS_OF_NONE = (None, None, None, None, None)
+
+AsOf: TypeAlias = tuple[bytes | None, bytes | None, bytes | None, bytes | None, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMoment:
+    """One snapshot of a server: the SQL transactions that had ended."""
+
+    xmin: int
+    """Every smaller number of a SQL transaction had ended."""
+    xmax: int
+    """The first number that had not been given."""
+    xip: tuple[int, ...]
+    """Numbers between them that were in progress."""
+
+    @classmethod
+    def unpack(cls, sent: bytes) -> ServerMoment:
+        """Read a ``pg_snapshot`` that a server has sent."""
+        count, xmin, xmax = _SNAPSHOT.unpack_from(sent)
+        return cls(xmin, xmax, struct.unpack_from(f">{count}q", sent, _SNAPSHOT.size))
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedIds:
+    """The ids as of one snapshot.
+
+    An id may be there twice, as one of a long transaction and an invalid one.
+    """
+
+    origin: str
+    """The life of the server that gave the snapshot; its numbers say nothing to another one."""
+    moment: ServerMoment | None = None
+    """None if nothing is known."""
+    ids: tuple[int, ...] = ()
+    """Ascending."""
+
+    def as_of(self) -> AsOf:
+        """Return the arguments with which a statement finds what has changed since."""
+        if self.moment is None:
+            return _AS_OF_NONE
+        xmin, xmax = _NUMBER.pack(self.moment.xmin), _NUMBER.pack(self.moment.xmax)
+        return xmin, xmin, xmin, xmax, BigintArray.of(self.moment.xip).sent
+
+    def at(self, moment: ServerMoment, listed: Iterable[int] | None, changes: Iterable[int]) -> ExcludedIds:
+        """Return the ids as of another snapshot.
+
+        :param listed: all of them, if these could not be asked for changes.
+        :param changes: ids that have come since, and those that have gone, less than zero.
+        """
+        if listed is not None:
+            return ExcludedIds(self.origin, moment, tuple(sorted(listed)))
+        return ExcludedIds(self.origin, moment, _changed(self.ids, changes))
+
+
+def _changed(ids: tuple[int, ...], changes: Iterable[int]) -> tuple[int, ...]:
+    net: Counter[int] = Counter()
+    for change in changes:
+        net[abs(change)] += 1 if change > 0 else -1  # in no order: SQL transactions end in another one than they write
+    if not any(net.values()):
+        return ids
+    changed = list(ids)
+    for number, count in net.items():
+        for _ in range(count):
+            insort(changed, number)
+        for _ in range(-count):
+            changed.remove(number)
+    return tuple(changed)

@@ -1,0 +1,129 @@
+"""One SQL transaction that writes to a SQLite file, from the queue of writers to its commit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+
+from export_queue.core.errors import StoreError, StoreUnavailable
+from export_queue.core.store.sqlite.file import StoreConnection, StoreFile, explain, is_in_transaction
+
+
+class Writing:
+    """Hold the writers' queue and one immediate SQL transaction: committed at the end of a block, rolled back on error.
+
+    No generator: it would cost as much as the statements inside.
+
+    :param begun: by thread the one that it began last, unless that has ended in order. Two interruptions in a row leave
+        such a one, as the second hits what ends the block after the first. A thread has one at a time: each waits for
+        the lock.
+    :param durable: whether the commit is flushed.
+    """
+
+    __slots__ = ("_begun", "_durable", "_file", "_lock", "_process", "_raw")
+
+    def __init__(
+        self, file: StoreFile, raw: sqlite3.Connection, begun: dict[int, Writing], *, durable: bool = True
+    ) -> None:
+        self._file = file
+        self._raw = raw
+        self._begun = begun
+        self._durable = durable
+        self._lock = file.lock()
+        self._process = os.getpid()
+
+    def __enter__(self) -> None:
+        """Wait in line, and begin."""
+        raw, thread = self._raw, threading.get_ident()
+        interrupted = self._begun.get(thread)
+        if interrupted is not None:
+            interrupted._end_interrupted()
+            self._begun.pop(thread, None)
+        if isinstance(raw, StoreConnection):
+            raw.write_lock = self._lock
+            self._begun[thread] = self
+        try:
+            self._lock.__enter__()
+            self._file.require_in_place()
+            if not self._durable:
+                raw.execute("pragma synchronous = normal")
+            raw.execute("begin immediate")
+        except BaseException as error:
+            self._roll_back()
+            self._raise_undone(error)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commit, or roll back, and let the next writer in."""
+        if error is not None:
+            self._roll_back()
+            self._raise_undone(error)  # no commit has been tried
+            return
+        try:
+            self._raw.execute("commit")
+        except BaseException as failure:
+            self._roll_back()
+            # Where the log had no space for the end of a transaction, no recovery will find one.
+            if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                self._raise_undone(failure)
+            raise
+        self._leave()
+
+    def _roll_back(self) -> None:
+        try:
+            if self._has_connection() and is_in_transaction(self._raw):
+                self._raw.execute("rollback")
+        except BaseException:
+            self._lock.free()
+            raise
+        self._leave()
+
+    def _leave(self) -> None:
+        try:
+            if not self._durable and self._has_connection():
+                with contextlib.suppress(sqlite3.ProgrammingError):  # closed, as by an interrupted statement
+                    self._raw.execute("pragma synchronous = full")
+        finally:
+            self._lock.free()
+        if self._begun.get(threading.get_ident()) is self:
+            self._begun.pop(threading.get_ident(), None)
+
+    def _has_connection(self) -> bool:
+        """Tell whether the connection is not another one's, where a block is ended late, by the garbage collector."""
+        return getattr(self._raw, "write_lock", self._lock) is self._lock
+
+    def _end_interrupted(self) -> None:
+        if self._process != os.getpid():
+            return  # it is the parent's
+        if self._has_connection() and is_in_transaction(self._raw):
+            self._raw.close()
+        self._lock.free()
+
+    def _raise_undone(self, error: BaseException) -> None:
+        """Say of an error of the file that nothing has taken effect."""
+        failure: StoreError | None = explain(error, self._file.url) if isinstance(error, sqlite3.Error) else None
+        if failure is None:
+            return
+        if isinstance(failure, StoreUnavailable):
+            failure.sent = False
+        raise failure from error
+
+
+@contextlib.contextmanager
+def savepoint(raw: sqlite3.Connection) -> Iterator[None]:
+    """Leave nothing of a block that fails in a SQL transaction of the user's, whatever the user does with that."""
+    raw.execute("savepoint xq_step")
+    try:
+        yield
+    except BaseException:
+        if is_in_transaction(raw):  # some errors of the file end it
+            raw.execute("rollback to xq_step")
+            raw.execute("release xq_step")
+        raise
+    raw.execute("release xq_step")
