@@ -10,10 +10,7 @@ import psycopg
 import sqlalchemy as sa
 from psycopg.rows import tuple_row
 
-from export_queue.core.postgresql_connection import BoundedConnection
-from export_queue.core.store.dialect import Handle, Writes
-from export_queue.core.store.postgresql import errors as errors
-from export_queue.core.store.postgresql.arrays import (
+from export_queue.core.postgresql_arrays import (
     NO_BIGINTS,
     NO_BYTEAS,
     NO_INTS,
@@ -21,6 +18,9 @@ from export_queue.core.store.postgresql.arrays import (
     ByteaArray,
     IntArray,
 )
+from export_queue.core.postgresql_connection import BoundedConnection
+from export_queue.core.store.dialect import Handle, Writes
+from export_queue.core.store.postgresql import errors as errors
 
 
 def raw(connection: Handle) -> psycopg.Connection[Any]:

@@ -22,12 +22,14 @@ from export_queue.core.errors import (
     RegistrationLost,
     StoreUnavailable,
 )
+from export_queue.core.postgresql_arrays import BigintArray, ByteaArray, register_arrays
 from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.store.dialect import (
     Begun,
     Cell,
     CommitCall,
     Committed,
+    EntryKey,
     Handle,
     Outcome,
     Span,
@@ -39,7 +41,6 @@ from export_queue.core.store.dialect import (
 from export_queue.core.store.postgresql import calls as calls
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql import statements as sql
-from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray, register_arrays
 from export_queue.core.store.postgresql.connection import (
     CLIENT_DEFAULTS,
     bound_connections,
@@ -482,11 +483,34 @@ class PostgresDialect:
         calls.run(connection, self._sql(sql.REFUSE), (request,))
         return Outcome(*calls.one(connection, self._sql(sql.OUTCOME), (request,)))
 
-    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
+    def select_entries(
+        self,
+        connection: Handle,
+        queue: int,
+        layout: int,
+        snapshot: Snapshot,
+        *,
+        first: int,
+        end: int,
+        after: EntryKey | None,
+        rows: int,
+    ) -> list[tuple[int, bytes, int, bytes | None]]:
+        """Read in binary form: as text, keys and values would travel as hexadecimal digits."""
+        arguments = [queue, layout, first, end, snapshot.read_pointer, BigintArray.of(snapshot.excluded)]
+        if after is None:
+            return calls.rows(connection, self._sql(sql.ENTRIES), [*arguments, rows])
+        return calls.rows(connection, self._sql(sql.ENTRIES_AFTER), [*arguments, after[0], *after, rows])
+
+    def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
+        """Ask the server how many entries are dead.
+
+        Its count is some seconds late: with the caller's own rows in it, the vacuum only comes earlier.
+        """
+        return removed + int(calls.one(connection, self._sql(sql.DEAD_ENTRIES))[0]) > after
+
+    def tidy_entries(self, connection: Handle) -> None:
         """Vacuum the entries; without the owner's rights the server only warns."""
-        # The server's count is some seconds late: with the caller's own rows in it, the vacuum only comes earlier.
-        if removed + calls.one(connection, self._sql(sql.DEAD_ENTRIES))[0] > after:
-            calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
+        calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
 
     def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""
