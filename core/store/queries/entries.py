@@ -8,12 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.dialect import EntryKey as Key
 from export_queue.core.store.queries.id_lists import visible_ids
 from export_queue.core.store.schema import entry as e
 from export_queue.core.store.snapshot import Snapshot
-
-Key = tuple[int, bytes, int]
-"""Bucket, key, seq: the order of entries."""
 
 _REMOVE_BLOCK = 300
 """Entries per statement where they are removed one by one: 3 parameters each, well below SQLite's limit."""
@@ -22,7 +20,7 @@ _bytes_of = sa.func.length(e.c.key) + sa.func.coalesce(sa.func.length(e.c.value)
 
 
 def visible(work: Reading, snapshot: Snapshot) -> sa.ColumnElement[bool]:
-    """Say which entries a snapshot sees; every read and every removal uses this one predicate."""
+    """Say which entries a snapshot sees: the predicate of every removal, and of every portable read."""
     return visible_ids(work, e.c.seq, snapshot)
 
 
@@ -34,6 +32,11 @@ def select_entries(
     work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, after: Key | None, rows: int
 ) -> list[tuple[int, bytes, int, bytes | None]]:
     """Read visible entries of a bucket interval in the order of their keys, from after a position on."""
+    quick = work.database.dialect.select_entries(
+        work.connection, queue, layout, snapshot, first=first, end=end, after=after, rows=rows
+    )
+    if quick is not None:
+        return quick
     order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
     statement = (
         sa.select(e.c.bucket, e.c.key, e.c.seq, e.c.value)
