@@ -43,15 +43,17 @@ SELECT a.attname, a.atttypid, a.atttypmod, a.attcollation,
            SELECT format_type(i.oid, -1) FROM inner_type i JOIN pg_type d ON d.oid = i.oid WHERE d.typtype <> 'd')
        ELSE format_type(a.atttypid, -1) END AS cast_to,
        c.relkind = 'r' AND NOT (c.relhasrules OR c.relhassubclass OR c.relrowsecurity) AND NOT EXISTS (
-           SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND g.tgtype & 3 = 3) AS is_plain
+           SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND g.tgtype & 3 = 3) AND NOT EXISTS (
+           SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate) AS is_plain
   FROM pg_class c
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
   LEFT JOIN pg_type t ON t.oid = a.atttypid
  WHERE c.oid = to_regclass(:table)
  ORDER BY a.attnum"""
-"""What decides what a table's columns take, which keys are equal, and whether anything but its constraints stands
-between a statement and its rows: rules, policies, other tables, triggers before a row. A text is cast to a column's
-type without its length: as an explicit cast, ``varchar(3)`` would cut where the column refuses; so would a domain."""
+"""What decides what a table's columns take, which keys are equal, and whether anything but constraints that are checked
+at once stands between a statement and its rows: rules, policies, other tables, triggers before a row. A text is cast to
+a column's type without its length: as an explicit cast, ``varchar(3)`` would cut where the column refuses; so would a
+domain."""
 
 SHAPE_SQLITE = "SELECT sql FROM sqlite_master WHERE type = 'table' AND lower(name) = lower(:table)"
 """The same in SQLite."""
@@ -171,7 +173,8 @@ def upsert_values(table: Table) -> str:
 
 
 BY_ARRAY = b"""\
-SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
+SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_memoize = off;
+SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
 """
 """PostgreSQL, for one transaction: a nested loop reads arrays from first to last and looks each key up. So rows are
 locked in the order of their keys."""
@@ -242,7 +245,10 @@ def _arrays(table: Table, columns: Sequence[str] = ()) -> str:
 def _given(table: Table, types: Mapping[str, str]) -> dict[str, str]:
     """Return the value of each column, from its array."""
     casts = {name: f"::{kind}" for name, kind in types.items() if kind != "text" and name not in (RANK, DELETED)}
-    return {name: f"s.{POSTGRESQL.quoted(name)}{casts.get(name, '')}" for name in table.columns}
+    return {
+        name: f"s.{POSTGRESQL.quoted(name)}{casts.get(name, '')}".replace("%", "%%")  # as the driver wants it
+        for name in table.columns
+    }
 
 
 def _at(table: Table, types: Mapping[str, str]) -> str:

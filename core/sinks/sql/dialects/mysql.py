@@ -69,7 +69,7 @@ class MySqlDialect:
     """
 
     name = "mysql"
-    capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
+    capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=4 * mysql_statements.KEY_CHARACTERS, convert=as_literal, encoded=True)
     locks_reads = True
     driver_error: type[Exception] = pymysql.Error

@@ -195,7 +195,7 @@ class PostgresDialect:
         """Run the first statement that can do it, and return how many rows it wrote."""
         driver, written = _driver(connection), 0
         with driver.cursor() as cursor:
-            cursor.execute((statements.BY_ARRAY if table.shape.is_plain else b"") + statements.SAVE)
+            cursor.execute((statements.BY_ARRAY if _merges(connection, table) else b"") + statements.SAVE)
             for way in ways:
                 try:
                     written = cursor.execute(way.encode(), arrays).rowcount

@@ -47,7 +47,7 @@ class SqliteDialect:
     """
 
     name = "sqlite"
-    capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
+    capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=1 << 20, convert=as_native)
     locks_reads = True  # each transaction is the only one that writes
     driver_error: type[Exception] = sqlite3.Error
