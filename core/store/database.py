@@ -289,7 +289,7 @@ class Database:
         self.engine.dispose()
 
     def tidy_beside(self) -> None:
-        """Reclaim the space of removed entries beside what this process does next; :meth:`close` waits for it."""
+        """Reclaim the space of removed entries beside what this process does next."""
         if self._tidying is None or not self._tidying.is_alive():
             self._tidying = threading.Thread(target=self._tidy, name="export-queue-tidying", daemon=True)
             self._tidying.start()
@@ -298,10 +298,14 @@ class Database:
         with contextlib.suppress(Exception), self.connect() as connection:  # nobody waits for it
             self.dialect.tidy_entries(connection)
 
-    def close(self) -> None:
-        """Close all connections, once what was begun beside is done."""
+    def wait_until_tidy(self) -> None:
+        """Wait for what :meth:`tidy_beside` has begun."""
         if self._tidying is not None:
             self._tidying.join(_TIDY_SECONDS)
+
+    def close(self) -> None:
+        """Close all connections, once the space of removed entries is reclaimed, if that was begun."""
+        self.wait_until_tidy()
         self.forget_connections()
         self.dialect.forget_place()
 
