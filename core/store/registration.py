@@ -23,8 +23,11 @@ LOCK_WINDOW = 1 << 51
 read as an id, may be any number."""
 
 HOUR_OF_IDS = 3600 * 1000 * 1_000_000
-"""While an id is registered, none is drawn that lies further above the last one: a step of the clock must not put
-registered ids out of the window."""
+"""While anything is registered, no id is drawn that lies further above the last one, unless the clock has stayed there:
+a step of the clock is followed little by little, and must not put registered ids out of the window of locks."""
+
+STAYED_MS = 10 * 60 * 1000
+"""How long ago, at least, a run of clean-up has met the clock where it has stayed."""
 
 LAG_OF_IDS = 100 * 1_000_000
 """How far the ids of a sequence may lag the clock: the next number costs less than a number that is set."""

@@ -77,7 +77,7 @@ def give_the_store_a_clock_of_its_own(url: str) -> None:
         connection.execute(f"create table {SCHEMA}.battery_clock (ms bigint)".encode())
         connection.execute(f"insert into {SCHEMA}.battery_clock values (0)".encode())
     own = f"({NOW} + (select ms from {SCHEMA}.battery_clock))"
-    _edit(url, "xq_(draw|start|commit|expire)", lambda text: text.replace(NOW, own))
+    _edit(url, "xq_(draw|start|commit|expire|has_clock_stayed)", lambda text: text.replace(NOW, own))
 
 
 def follow_the_stores_clock(store: Store) -> None:

@@ -55,21 +55,65 @@ def drawn(store: Store) -> int:
         return int(tx.id)
 
 
+def settle(store: Store, step: Callable[[int], None], milliseconds: int) -> None:
+    """Step, and let a run of clean-up meet the clock there for some minutes."""
+    step(milliseconds - HOUR // 3)
+    store.maintain()
+    step(milliseconds)
+
+
 @both
-def test_ids_follow_a_step_of_the_clock_only_while_nothing_is_in_progress(stepping: Any) -> None:
+def test_while_a_row_is_in_progress_a_step_of_the_clock_is_followed_little_by_little(stepping: Any) -> None:
+    """A row is excluded from snapshots however far below it lies."""
     store, step = stepping
     with store.transaction() as tx:
+        assert store.run(count) == 1
         own = tx.id
-        step(3 * DAY)
-        assert own < drawn(store) < own + 1000
-        step(HOUR // 2)  # not more than an hour
-        assert drawn(store) > own + (HOUR // 3) * 1_000_000
+        step(5 * HOUR)
+        first = drawn(store)
+        assert own < first < own + 2 * HOUR * 1_000_000
+        assert first < drawn(store) < own + 3 * HOUR * 1_000_000
+        with store.transaction() as other:
+            assert own in other._transaction.value.excluded
+        settle(store, step, 5 * HOUR)
+        assert drawn(store) > own + 4 * HOUR * 1_000_000
         step(0)
     before = drawn(store)
-    step(3 * DAY)
-    assert drawn(store) > before + 2 * DAY * 1_000_000
     step(-3 * DAY)
     assert drawn(store) > before
+
+
+@both
+@pytest.mark.parametrize("early", [False, True])
+def test_what_is_written_after_a_quiet_time_lives_its_time(stepping: Any, *, early: bool) -> None:
+    """A long transaction is open, and nothing but clean-up has come for hours, which looks like a step of the clock."""
+    store, step = stepping
+    store.configure_table("sessions", ttl=1800)
+    store.begin()
+    settle(store, step, 5 * HOUR)
+    with store.transaction() as tx:
+        if early:
+            assert tx.id
+        tx.table("sessions").set("anna", "token", b"1")
+    with store.transaction(read_only=True) as tx:
+        assert tx.table("sessions").get("anna", "token") == b"1"
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_ids_follow_no_step_that_would_hide_a_lock_in_progress(stepping: Any, store_url: str) -> None:
+    store, step = stepping
+    with psycopg.connect(store_url.replace("+psycopg", "")) as connection:
+        with store.transaction(connection=connection) as tx:
+            own = tx.id
+            tx.table("t").set("a", "n", b"1")
+        settle(store, step, 10 * DAY)
+        assert drawn(store) > own + 9 * DAY * 1_000_000
+        settle(store, step, 40 * DAY)
+        last = drawn(store)
+        assert own < last < own + 11 * DAY * 1_000_000
+        with store.transaction() as other:
+            assert own in other._transaction.value.excluded
+    assert drawn(store) > last + 20 * DAY * 1_000_000
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)

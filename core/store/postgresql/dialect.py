@@ -7,6 +7,7 @@ import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -52,6 +53,7 @@ from export_queue.core.store.registration import (
     HOUR_OF_IDS,
     LAG_OF_IDS,
     LOCK_WINDOW,
+    STAYED_MS,
     IdSource,
     Kind,
     Registration,
@@ -193,6 +195,7 @@ class PostgresDialect:
                 "{now}": sql.NOW,
                 "{lock_window}": str(LOCK_WINDOW),
                 "{hour}": str(HOUR_OF_IDS),
+                "{stayed_ms}": str(STAYED_MS),
                 "{lag}": str(LAG_OF_IDS),
             }
             for placeholder, value in values.items():
@@ -511,6 +514,17 @@ class PostgresDialect:
     def tidy_entries(self, connection: Handle) -> None:
         """Vacuum the entries; without the owner's rights the server only warns."""
         calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
+
+    def shrink_log(self, connection: Handle) -> int:
+        """Nothing: the server keeps its log."""
+        return 0
+
+    def back_up(self, target: Path, on_progress: Callable[[int, int], None]) -> int:
+        """Refuse: the server's tools know the rest of the database, too."""
+        raise InvalidArgument(
+            "a store on PostgreSQL is backed up with its database, by pg_basebackup or pg_dump",
+            hint="docs/operations.md says under 'Backups' what a backup needs",
+        )
 
     def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""

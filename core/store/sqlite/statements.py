@@ -35,11 +35,14 @@ TRIGGERS = (
 )
 KEEPS_FROM_FLOOR = "select 1 from xq_active, xq_clock where last_id < ? limit 1"
 SET_FLOOR = "update xq_clock set last_id = max(last_id, ?)"
-# After a gap the clock is followed only where no id is in progress.
+# Far above the last id the clock may have stepped: while an id is in progress it is followed little by little, unless a
+# run of clean-up has met it there some minutes ago.
 DRAW = """
     update xq_clock set last_id = case
-        when :wanted - last_id > :hour and exists (select 1 from xq_active) then last_id + 1
-        else max(last_id + 1, :wanted) end
+        when :now_ms * 1000000 - last_id > :hour and exists (select 1 from xq_active) and not exists (
+            select 1 from xq_low_watermark where at_ms between :now_ms - :hour / 1000000 and :now_ms - :stayed_ms)
+        then last_id + :hour
+        else max(last_id + 1, :now_ms * 1000000) end
     returning last_id
 """
 UNFINISHED = "select id from xq_active where id < ? union select id from xq_invalid where id < ? order by 1"
@@ -108,6 +111,10 @@ REGISTER_POINTER = """
     select ?, request, kind, started_ms, deadline_ms, low, owner, client from xq_active where id = ?
 """
 FORGET = "delete from xq_active where owner = ? returning id"
+END_ALL = (
+    "insert or ignore into xq_invalid (id, since_ms) select id, started_ms from xq_active where kind = 'long'",
+    "delete from xq_active",
+)
 LATE = "select id from xq_active where deadline_ms < ? and id = owner order by id"
 MAKE_INVALID = """
     insert or ignore into xq_invalid (id, since_ms)

@@ -16,6 +16,14 @@ begin
   end if;
 end $body$;
 
+-- Whether a run of clean-up has met the clock where it is now, some minutes ago: it has not stepped a moment ago.
+create or replace function {s}.xq_has_clock_stayed_v1() returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+begin
+  return exists (
+    select 1 from {s}.xq_low_watermark m where m.at_ms between {now} - {hour} / 1000000 and {now} - {stayed_ms});
+end $body$;
+
 -- registration: 'transaction' by a lock of the user's SQL transaction, 'row' by an active row, which any session may
 -- end, 'rows' by one for each write pointer; registration.py chooses.
 -- relaxed: a start need not be durable, only its id never drawn again, which the clock in it sees to. Never inside
