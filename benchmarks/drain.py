@@ -1,6 +1,7 @@
 """A drain against the raw client of its sink writing the same records; and what its parts take alone.
 
-Reading, applying and removing overlap: each by itself, they may take longer than the drain does.
+Reading, applying and removing overlap: each by itself, they may take longer than the drain does. The fixed part is the
+time of a drain of as many units that have next to nothing in them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ from tests.support.servers import PostgresServer, RedisServer
 
 from benchmarks import redis as redis_bench
 from benchmarks import sql as sql_bench
-from benchmarks.measuring import Contestant, Figure, Watch, alternate, rate, speed
+from benchmarks.measuring import (
+    Contestant,
+    Figure,
+    Watch,
+    alternate,
+    median_ratio,
+    processor_note,
+    processor_of_each,
+    rate,
+    speed,
+)
+from benchmarks.processor import ProcessorClock, no_server, of_server
 from export_queue import Operations, RedisSink, Sink, SqlSink, Store, drain, readmit
 from export_queue.core.drain import DrainRequest
 from export_queue.core.queue import Entries, Position, read_entries, remove_span
@@ -22,6 +34,9 @@ from export_queue.core.transactions import take_snapshot
 
 DOCUMENT = b"x" * 100
 PARTS = ("reading", "applying", "removing")
+FEW = 100
+"""Entries of a drain that is nothing but its fixed part; all ten units have some."""
+GOALS = {"PostgreSQL → Redis": 0.3, "PostgreSQL → PostgreSQL": 0.35}
 
 
 def run(quick: bool) -> list[Figure]:
@@ -37,9 +52,16 @@ def run(quick: bool) -> list[Figure]:
                     if kind == "PostgreSQL"
                     else SqlTarget(sql_bench.OnSqlite(Path(folder), records))
                 )
+                server = of_server(postgres.pid) if kind == "PostgreSQL" else no_server
                 for name, target in (("Redis", RedisTarget(redis, records)), (kind, own)):
-                    figures += Bench(store, target, records).compare(f"{kind} → {name}", repeats)
+                    servers = both(server, of_server(redis.pid)) if name == "Redis" else server
+                    figures += Bench(store, target, records).compare(f"{kind} → {name}", repeats, servers)
     return figures
+
+
+def both(one: ProcessorClock, other: ProcessorClock) -> ProcessorClock:
+    """Give the clock of two servers."""
+    return lambda: one() + other()
 
 
 class RedisTarget:
@@ -81,13 +103,27 @@ class Bench:
 
     def __init__(self, store: Store, target: RedisTarget | SqlTarget, records: int) -> None:
         self.store, self.target, self.records = store, target, records
-        self.queue = store.configure_queue(f"bench{next(self.names)}", value="bytes")
+        number = next(self.names)
+        self.queue = store.configure_queue(f"bench{number}", value="bytes")
+        self.few = store.configure_queue(f"few{number}", value="bytes")
 
-    def compare(self, case: str, repeats: int) -> list[Figure]:
+    def compare(self, case: str, repeats: int, server: ProcessorClock) -> list[Figure]:
         parts: dict[str, Contestant] = {"reading": self.reading, "applying": self.applying, "removing": self.removing}
-        seconds = alternate({"drain": self.drain, self.target.baseline: self.target.raw, **parts}, repeats=repeats)
-        note = rate(seconds, "drain", self.records, "entries")
         baseline = self.target.baseline
+        seconds = alternate(
+            {"drain": self.drain, "drain of few": self.drain_few, baseline: self.target.raw, **parts},
+            repeats=repeats,
+            server=server,
+        )
+        note = "; ".join(
+            (
+                rate(seconds, "drain", self.records, "entries"),
+                processor_of_each(seconds, "drain", self.records),
+                processor_note(seconds, "drain", baseline),
+            )
+        )
+        pairs = zip(seconds["drain"], seconds["drain of few"], strict=True)
+        by_entries = [whole - fixed for whole, fixed in pairs]
         against_raw = Figure(
             bench="drain",
             case=case,
@@ -95,7 +131,17 @@ class Bench:
             better="higher",
             baseline=baseline,
             repeats=repeats,
+            goal=GOALS.get(case),
             note=note,
+        )
+        without_fixed = Figure(
+            bench="drain",
+            case=f"{case}: without the fixed part",
+            ratio=median_ratio(seconds[baseline], by_entries),
+            better="higher",
+            baseline=baseline,
+            repeats=repeats,
+            note=f"fixed: {processor_of_each(seconds, 'drain of few', 1)}",
         )
         shares = [
             Figure(
@@ -108,25 +154,35 @@ class Bench:
             )
             for part in PARTS
         ]
-        return [against_raw, *shares]
+        return [against_raw, without_fixed, *shares]
 
     def fill(self) -> None:
-        if self.store.backlog(self.queue.id):
-            return
-        for start in range(0, self.records, 10_000):
+        if not self.store.backlog(self.queue.id):
+            self.add(self.queue.id, self.records)
+
+    def add(self, queue_id: str, entries: int) -> None:
+        for start in range(0, entries, 10_000):
             with self.store.transaction() as tx:
-                writer = tx.queue(self.queue.id)
-                for n in range(start, min(start + 10_000, self.records)):
+                writer = tx.queue(queue_id)
+                for n in range(start, min(start + 10_000, entries)):
                     writer.add(f"customer-{n:09d}", DOCUMENT)
 
     def drain(self, watch: Watch) -> None:
         self.fill()
+        self.drain_all(watch, self.queue.id, self.records)
+
+    def drain_few(self, watch: Watch) -> None:
+        self.add(self.few.id, FEW)
+        self.drain_all(watch, self.few.id, FEW)
+
+    def drain_all(self, watch: Watch, queue_id: str, entries: int) -> None:
         sink = self.target.fresh()
-        readmit(self.store, self.queue.id, sink)  # each is empty, and has the name of the one before
+        readmit(self.store, queue_id, sink)  # each is empty, and has the name of the one before
         with watch.running():
-            report = drain(self.store, self.queue.id, sink, sink_name="bench")
+            report = drain(self.store, queue_id, sink, sink_name="bench")
         sink.close()
-        assert report.acknowledged == self.records
+        self.store.database.wait_until_tidy()  # the next contestant has the server for itself
+        assert report.acknowledged == entries
 
     def reading(self, watch: Watch) -> None:
         self.fill()

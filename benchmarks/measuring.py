@@ -49,16 +49,24 @@ class Watch:
     def __init__(self, server: ProcessorClock = no_server) -> None:
         self._server = server
         self.seconds = 0.0
-        self.processor = 0.0
-        """Processor seconds of this process and of the server."""
+        self.client = 0.0
+        """Processor seconds of this process."""
+        self.server = 0.0
+        """Processor seconds of the server."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        used = time.process_time() + self._server()
+        client, server = time.process_time(), self._server()
         started = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - started
-        self.processor += time.process_time() + self._server() - used
+        self.client += time.process_time() - client
+        self.server += self._server() - server
+
+    @property
+    def processor(self) -> float:
+        """Processor seconds of both."""
+        return self.client + self.server
 
 
 class Taken(dict[str, list[float]]):
@@ -68,6 +76,8 @@ class Taken(dict[str, list[float]]):
         super().__init__()
         self.processor: dict[str, list[float]] = {}
         """Processor seconds of each repeat, of this process and of the server."""
+        self.watches: dict[str, list[Watch]] = {}
+        """The same, apart."""
 
 
 Contestant = Callable[[Watch], None]
@@ -110,12 +120,22 @@ def alternate(
     for name, measured in watches.items():
         taken[name] = [watch.seconds for watch in measured[warm_up:]]
         taken.processor[name] = [watch.processor for watch in measured[warm_up:]]
+        taken.watches[name] = measured[warm_up:]
     return taken
 
 
 def processor_note(taken: Taken, name: str, baseline: str) -> str:
     """Write for people how many times the baseline's processor time a contestant needs."""
     return f"{median_ratio(taken.processor[name], taken.processor[baseline]):.2f} × processor time"
+
+
+def processor_of_each(taken: Taken, name: str, things: int) -> str:
+    """Write for people how many processor microseconds a contestant needs for each thing, client and server apart."""
+    client, server = (
+        statistics.median(getattr(watch, of) for watch in taken.watches[name]) / things * 1e6
+        for of in ("client", "server")
+    )
+    return f"{client:.2f} + {server:.2f} µs"
 
 
 def speed(seconds: Mapping[str, list[float]], name: str, baseline: str) -> float:

@@ -20,7 +20,8 @@ import sqlalchemy as sa
 from tests.support.mariadb import MariaDbServer
 from tests.support.servers import PostgresServer
 
-from benchmarks.measuring import Figure, Watch, alternate, rate, speed
+from benchmarks.measuring import Figure, Watch, alternate, processor_note, processor_of_each, rate, speed
+from benchmarks.processor import ProcessorClock, no_server, of_server
 from export_queue import Operations, Sink, SqlSink
 from export_queue.core.sinks import Claim
 
@@ -59,8 +60,9 @@ class Bench:
 
     kind: str
     url: str
-    goals: ClassVar[dict[tuple[str, str], float]]
-    """By phase and baseline."""
+    goals: ClassVar[dict[tuple[str, Guard, str], float]]
+    """By phase, guard and baseline."""
+    clock: ProcessorClock = staticmethod(no_server)
 
     def __init__(self, records: int) -> None:
         self.ids = [b"customer-%09d" % n for n in range(records)]
@@ -104,9 +106,9 @@ class Bench:
                 self.drop(table)
 
             baselines = self.baselines(phase, guard)
-            seconds = alternate({"sink": own, **baselines}, repeats=repeats)
+            seconds = alternate({"sink": own, **baselines}, repeats=repeats, server=self.clock)
             for name in baselines:
-                goal = self.goals.get((phase, name)) if guard == "seq" else None
+                goal = self.goals.get((phase, guard, name))
                 figures.append(
                     Figure(
                         bench="sql",
@@ -116,7 +118,13 @@ class Bench:
                         goal=goal,
                         baseline=name,
                         repeats=repeats,
-                        note=rate(seconds, "sink", len(self.ids), "records"),
+                        note="; ".join(
+                            (
+                                rate(seconds, "sink", len(self.ids), "records"),
+                                processor_of_each(seconds, "sink", len(self.ids)),
+                                processor_note(seconds, "sink", name),
+                            )
+                        ),
                     )
                 )
         return figures
@@ -124,10 +132,18 @@ class Bench:
 
 class OnPostgresql(Bench):
     kind = "PostgreSQL"
-    goals: ClassVar = {("insert", COPY): 0.55, ("update", COPY): 0.38, ("insert", INSERT_ROWS): 20.0}
+    goals: ClassVar = {
+        ("insert", "seq", COPY): 0.65,
+        ("update", "seq", COPY): 0.5,
+        ("stale", "seq", COPY): 0.95,
+        ("insert", "fence", COPY): 0.75,
+        ("update", "fence", COPY): 0.55,
+        ("insert", "seq", INSERT_ROWS): 3.5,
+    }
 
     def __init__(self, server: PostgresServer, records: int) -> None:
         super().__init__(records)
+        self.clock = of_server(server.pid)
         self.url = server.url()
         self.connection = psycopg.connect(self.url.replace("+psycopg", ""))
 
@@ -183,10 +199,16 @@ class OnPostgresql(Bench):
 
 class OnMariadb(Bench):
     kind = "MariaDB"
-    goals: ClassVar = {}
+    goals: ClassVar = {
+        ("insert", "seq", INSERT): 1.0,
+        ("update", "seq", INSERT): 0.9,
+        ("insert", "fence", INSERT): 1.0,
+        ("update", "fence", INSERT): 0.9,
+    }
 
     def __init__(self, server: MariaDbServer, records: int) -> None:
         super().__init__(records)
+        self.clock = of_server(server.pid)
         self.url = server.url(server.create_database())
         url = sa.make_url(self.url)
         self.connection = pymysql.connect(
@@ -207,9 +229,9 @@ class OnMariadb(Bench):
         with self.connection.cursor() as cursor:
             cursor.execute(f"CREATE TABLE {table} (id varbinary(255) PRIMARY KEY, document longtext{MARKS[guard]})")
             with watch.running():
-                for start in range(0, len(rows), 5_000):
+                for start in range(0, len(rows), 10_000):
                     cursor.executemany(
-                        f"INSERT INTO {table} ({COLUMNS[guard]}) VALUES ({places})", rows[start : start + 5_000]
+                        f"INSERT INTO {table} ({COLUMNS[guard]}) VALUES ({places})", rows[start : start + 10_000]
                     )
                     self.connection.commit()
         self.drop(table)
@@ -217,7 +239,12 @@ class OnMariadb(Bench):
 
 class OnSqlite(Bench):
     kind = "SQLite"
-    goals: ClassVar = {("insert", INSERT): 0.8}
+    goals: ClassVar = {
+        ("insert", "seq", INSERT): 0.85,
+        ("update", "seq", INSERT): 0.75,
+        ("insert", "fence", INSERT): 0.8,
+        ("update", "fence", INSERT): 0.85,
+    }
 
     def __init__(self, folder: Path, records: int) -> None:
         super().__init__(records)
@@ -238,10 +265,10 @@ class OnSqlite(Bench):
         places = ", ".join("?" * len(rows[0]))
         self.connection.execute(f"CREATE TABLE {table} (id text PRIMARY KEY, document text{MARKS[guard]})")
         with watch.running():
-            for start in range(0, len(rows), 5_000):
+            for start in range(0, len(rows), 10_000):
                 self.connection.execute("BEGIN IMMEDIATE")
                 self.connection.executemany(
-                    f"INSERT INTO {table} ({COLUMNS[guard]}) VALUES ({places})", rows[start : start + 5_000]
+                    f"INSERT INTO {table} ({COLUMNS[guard]}) VALUES ({places})", rows[start : start + 10_000]
                 )
                 self.connection.execute("COMMIT")
         self.drop(table)

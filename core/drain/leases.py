@@ -13,6 +13,9 @@ from export_queue.core.errors import ExportQueueError, LeaseLost
 from export_queue.core.locks import Lease, release, renew
 from export_queue.core.store import Database
 
+GROUP_SECONDS = 1.0
+"""How long leases whose ranges are done wait for others to be given back with."""
+
 
 class LeaseKeeper:
     """Renews leases from a thread of its own; a context that gives them back at its end.
@@ -44,6 +47,9 @@ class LeaseKeeper:
         self._clock = clock
         self._wait = wait
         self._valid_until = claimed_at + lease_seconds
+        self._done: list[Lease] = []
+        """Those whose ranges are done."""
+        self._given_back_at = clock()
         self._lost: LeaseLost | None = None
         self._trouble: Exception | None = None
         self._stop = threading.Event()
@@ -75,12 +81,21 @@ class LeaseKeeper:
                 f"the leases of this drain were not renewed for {self._lease_seconds:g} seconds"
             ) from self._trouble
 
-    def give_back(self, lease: Lease) -> None:
-        """Free one range early: others may have it while the rest goes on."""
-        # If the store is away just now, the lease is given back with the others at the end.
+    def give_back(self, leases: Sequence[Lease]) -> None:
+        """Free ranges early: others may have them while the rest goes on.
+
+        Leases are given back together, once a second at most: each time is a transaction. To be called after each
+        chunk, also without any: those of a moment before must not wait for the end of the next range.
+        """
+        self._done += leases
+        if not self._done or self._clock() - self._given_back_at < GROUP_SECONDS:
+            return
+        self._given_back_at = self._clock()
+        # If the store is away just now, the leases are given back the next time, or with the others at the end.
         with self._mutex, contextlib.suppress(ExportQueueError):
-            release(self._database, [lease])
-            self._leases.remove(lease)
+            release(self._database, self._done)
+            self._leases = [lease for lease in self._leases if lease not in self._done]
+            self._done = []
 
     def _renew_until_stopped(self) -> None:
         while not self._wait(self._stop, self._lease_seconds / 3) and self._lost is None:

@@ -115,7 +115,7 @@ class LocalEngine:
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
     ) -> list[RangeReport]:
-        """Drain the ranges in their order; each is given back as soon as it is done."""
+        """Drain the ranges in their order; each is given back soon after it is done."""
         return drain_ranges(
             self.database,
             queue,

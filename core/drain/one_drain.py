@@ -118,8 +118,11 @@ def run_drain(
 def _tidy(database: Database, report: DrainReport) -> None:
     removed = report.acknowledged + report.dead
     if removed:
-        with contextlib.suppress(Exception), database.connect() as connection:  # the drain itself is done
-            database.dialect.tidy_entries(connection, removed=removed, after=TIDY_AFTER)
+        with contextlib.suppress(Exception):  # the drain itself is done
+            with database.connect() as connection:
+                is_untidy = database.dialect.is_untidy(connection, removed=removed, after=TIDY_AFTER)
+            if is_untidy:
+                database.tidy_beside()
 
 
 def _end(database: Database, report: DrainReport, request: DrainRequest) -> None:

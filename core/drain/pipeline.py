@@ -36,7 +36,7 @@ from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
 
 OnChunk = Callable[[Counts], None]
-OnDone = Callable[[Lease], None]
+OnDone = Callable[[Sequence[Lease]], None]
 
 
 def drain_ranges(
@@ -63,7 +63,7 @@ def drain_ranges(
     :param request: parameters of the drain.
     :param check: called before each batch; raises LeaseLost if a lease is known to be lost.
     :param on_chunk: called with the counts of each chunk that has left the queue.
-    :param on_done: called with each lease whose range is done, as soon as it is.
+    :param on_done: called after each chunk with the leases whose ranges are done since.
     :returns: one report a lease, in their order. An error, and an interruption too, is in the reports of the
         ranges that were not done because of it; it is never raised here, so that no counts are lost (I13).
     """
@@ -114,7 +114,8 @@ class _Pipeline:
             at, entries = found
             self.read_out, self.chunks = at, self.chunks + 1
             self.parts[at][self.chunks] = Counts(read=len(entries), left=len(entries))
-            reading = store_thread.submit(self._read, at, entries.position(len(entries) - 1))
+            follows = (at + 1, None) if entries.is_last else (at, entries.position(len(entries) - 1))
+            reading = store_thread.submit(self._read, *follows)
             applied = self.writer.apply(entries, self.senders[at])
             self.removals.append((applied.counts, store_thread.submit(self._remove, at, self.chunks, applied)))
             if len(self.removals) > 1:
@@ -134,10 +135,9 @@ class _Pipeline:
             self.on_chunk(counts)
 
     def _tell_done(self, end: int) -> None:
-        while self.done < end:
-            if self.on_done is not None:
-                self.on_done(self.leases[self.done])
-            self.done += 1
+        if self.on_done is not None:
+            self.on_done(self.leases[self.done : end])
+        self.done = end
 
     def _report(self, trouble: BaseException | None) -> list[RangeReport]:
         reports = []

@@ -20,7 +20,7 @@ class Position:
     seq: int
 
     @property
-    def _sql(self) -> queries.entries.Key:
+    def _sql(self) -> tuple[int, bytes, int]:
         return self.bucket, self.key, self.seq
 
 
@@ -32,6 +32,8 @@ class Entries:
     keys: Sequence[bytes]
     seqs: Sequence[int]
     values: Sequence[bytes | None]
+    is_last: bool = False
+    """Whether nothing follows in what was asked for."""
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -43,7 +45,7 @@ class Entries:
     @property
     def size(self) -> int:
         """Bytes of keys and values."""
-        return sum(map(len, self.keys)) + sum(len(value) for value in self.values if value)
+        return sum(map(len, self.keys)) + sum(map(len, filter(None, self.values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def read_entries(
     :param rows: most entries.
     :param size: about how many bytes of keys and values; at least one entry is returned.
     :param whole_keys: whether all entries of a key belong into one chunk, however many they are.
-    :returns: the chunk; empty at the end.
+    :returns: the chunk; empty at the end, and known to be the last one where fewer entries were found than asked for.
     """
     found = queries.entries.select_entries(
         work,
@@ -86,22 +88,31 @@ def read_entries(
         after=None if after is None else after._sql,
         rows=rows,
     )
-    total, end = 0, len(found)
-    for i, (_, key, _, value) in enumerate(found):
-        total += len(key) + len(value or b"")
-        if total > size and i:
-            end = i
-            break
+    chunk = _chunk(found, is_last=len(found) < rows)
+    end = len(found) if chunk.size <= size else _fitting(found, size)  # as a rule all fit; no need to look at each
     if whole_keys and found and (end < len(found) or end == rows):
-        found = _whole_keys(work, queue, snapshot, found, end)
-    else:
-        found = found[:end]
-    if not found:
-        return Entries((), (), (), ())
-    return Entries(*zip(*found, strict=True))
+        return _chunk(_whole_keys(work, queue, snapshot, found, end))
+    return chunk if end == len(found) else _chunk(found[:end])
 
 
 _Row = tuple[int, bytes, int, bytes | None]
+
+
+def _chunk(rows: Sequence[_Row], *, is_last: bool = False) -> Entries:
+    # not by zip(*rows), which makes an iterator of every row
+    return Entries(
+        [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], [row[3] for row in rows], is_last
+    )
+
+
+def _fitting(rows: Sequence[_Row], size: int) -> int:
+    """Count the first rows whose keys and values have at most so many bytes; at least one."""
+    total = 0
+    for i, (_, key, _, value) in enumerate(rows):
+        total += len(key) + len(value or b"")
+        if total > size and i:
+            return i
+    return len(rows)
 
 
 def _whole_keys(work: Reading, queue: Queue, snapshot: Snapshot, found: list[_Row], end: int) -> list[_Row]:

@@ -112,7 +112,7 @@ def apply_batch(
         return ApplyResult(0, 0)
     if operations.ttls is not None:
         _refuse_ttls(operations, reasons, taken=ttl)
-    if not reasons and _distinct(operations):
+    if not reasons and operations.is_distinct:
         result = write(operations)
         return replace(result, rejected=tuple(sorted(result.rejected, key=attrgetter("position"))))
     rejected = dict(reasons)
@@ -137,7 +137,10 @@ def retarget(operations: Operations, targets: Mapping[str, str]) -> Operations:
 
     Two collections may share a target, and a record is one of the *target*.
     """
-    return replace(operations, collections=[targets.get(name, "") for name in operations.collections])
+    names = operations.collections
+    if names and names.count(names[0]) == len(names):  # as a rule; no need to look at each
+        return replace(operations, collections=[targets.get(names[0], "")] * len(names))
+    return replace(operations, collections=[targets.get(name, "") for name in names])
 
 
 def refuse_seqs(operations: Operations, reasons: Reasons) -> None:
@@ -182,13 +185,6 @@ def refuse_collections(operations: Operations, reasons: Reasons, refusals: Mappi
         for i, name in enumerate(operations.collections):
             if name in refusals:
                 reasons.setdefault(i, refusals[name])
-
-
-def _distinct(operations: Operations) -> bool:
-    collections = operations.collections
-    if collections.count(collections[0]) == len(collections):  # no pair need be made
-        return len(set(operations.ids)) == len(operations)
-    return len(set(zip(operations.collections, operations.ids, strict=True))) == len(operations)
 
 
 def _record(operations: Operations, position: int) -> tuple[str, bytes]:

@@ -65,6 +65,14 @@ class Operations:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def is_distinct(self) -> bool:
+        """Whether no two operations concern one record."""
+        names = self.collections
+        if not names or names.count(names[0]) == len(names):  # as a rule; no pair need be made
+            return len(set(self.ids)) == len(self)
+        return len(set(zip(names, self.ids, strict=True))) == len(self)
+
     def ranks(self) -> list[int]:
         """Order of deliveries at a sink: by seq, and a put above a delete at the same seq (I9)."""
         return [2 * seq + (document is not None) for seq, document in zip(self.seqs, self.documents, strict=True)]
@@ -75,6 +83,10 @@ class Operations:
 
     def slices(self, *, rows: int, size: int) -> Iterator[Operations]:
         """Cut the batch into pieces of at most ``rows`` operations and about ``size`` bytes."""
+        total = sum(map(len, self.ids)) + sum(map(len, filter(None, self.documents)))
+        if 0 < len(self) <= rows and total <= size:  # as a rule; no need to look at each
+            yield self
+            return
         start, weight = 0, 0
         for i, (record, document) in enumerate(zip(self.ids, self.documents, strict=True)):
             cost = len(record) + len(document or b"")
@@ -201,6 +213,8 @@ def collapse(operations: Operations) -> tuple[Operations, list[int]]:
     :raises AmbiguousRecord: two entries put different documents, or for different times, into one record at one
         sequence; its ``positions`` attribute names both operations.
     """
+    if operations.is_distinct:
+        return operations, []  # as a rule; no need to look at each
     best: dict[tuple[str, bytes], int] = {}
     ranks = operations.ranks()
     documents, entries, ttls = operations.documents, operations.entries, operations.ttls

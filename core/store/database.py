@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _MOST_IDLE = 8
 """Connections that stay at hand between transactions; the pool takes back all others."""
+_TIDY_SECONDS = 3600.0
+"""How long the end waits for tidying, as for any answer."""
 MOST_SCHEMA_BYTES = 63
 _ENDED_AT_ONCE = "This connection is closed"
 """The pool's words when the connection in the place of a dead one is dead, too."""
@@ -96,6 +98,7 @@ class Database:
         """Connections in use, by the ``id`` of the object that was lent, and the threads that borrowed them."""
         self._refusal: StoreError | None = None
         """Why this process may not use the store."""
+        self._tidying: threading.Thread | None = None
         forks.follow(self)
 
     @classmethod
@@ -294,8 +297,24 @@ class Database:
                 connection.close()
         self.engine.dispose()
 
+    def tidy_beside(self) -> None:
+        """Reclaim the space of removed entries beside what this process does next."""
+        if self._tidying is None or not self._tidying.is_alive():
+            self._tidying = threading.Thread(target=self._tidy, name="export-queue-tidying", daemon=True)
+            self._tidying.start()
+
+    def _tidy(self) -> None:
+        with contextlib.suppress(Exception), self.connect() as connection:  # nobody waits for it
+            self.dialect.tidy_entries(connection)
+
+    def wait_until_tidy(self) -> None:
+        """Wait for what :meth:`tidy_beside` has begun."""
+        if self._tidying is not None:
+            self._tidying.join(_TIDY_SECONDS)
+
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, once the space of removed entries is reclaimed, if that was begun."""
+        self.wait_until_tidy()
         self.forget_connections()
         self.dialect.forget_place()
 
@@ -314,6 +333,7 @@ class Database:
         forks.leave_to_parent((self._idle, self.engine.pool))
         self._idle = []
         self._lent = {}
+        self._tidying = None
         self.engine.dispose(close=False)
         self.counters = Counters()
         self._refusal = self.dialect.refusal_in_child(self.shown_url)

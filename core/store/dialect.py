@@ -33,6 +33,9 @@ Clock = Callable[[], int]
 
 VersionKey = tuple[bytes, bytes, int]
 """Row, column and version: the order of one table's versions."""
+EntryKey = tuple[int, bytes, int]
+"""Bucket, key, seq: the order of entries."""
+
 Cell = tuple[int, bytes, bytes]
 """Table number, row, column."""
 Version = tuple[int | None, bytes | None]
@@ -346,13 +349,31 @@ class StoreDialect(Protocol):
     def decide(self, connection: Handle, request: UUID) -> Outcome:
         """Tell the outcome of a request; an undecided request is refused from now on."""
 
-    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
-        """Let the database reclaim the space of removed entries, where it does not do so by itself in time.
+    def select_entries(
+        self,
+        connection: Handle,
+        queue: int,
+        layout: int,
+        snapshot: Snapshot,
+        *,
+        first: int,
+        end: int,
+        after: EntryKey | None,
+        rows: int,
+    ) -> list[tuple[int, bytes, int, bytes | None]] | None:
+        """Read entries as :func:`queries.entries.select_entries` does; None where nothing is quicker than that."""
 
-        A drain behind many dead rows reads at half the speed. Needs the owner's rights; without them nothing happens.
+    def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
+        """Tell whether it pays to have the database tidy up; never where it does so by itself in time.
 
         :param removed: entries that the caller has just removed.
         :param after: entries from which on it is worth it, with those that others removed since the last time.
+        """
+
+    def tidy_entries(self, connection: Handle) -> None:
+        """Let the database reclaim the space of removed entries.
+
+        A drain behind many dead rows reads at half the speed. Needs the owner's rights; without them nothing happens.
         """
 
     def shrink_log(self, connection: Handle) -> int:

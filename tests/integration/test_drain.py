@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, DrainReport, Entry, Progress, drain
+from export_queue.core.drain import DRAIN_RETRY, DrainReport, Entry, Progress, drain, pipeline
 from export_queue.core.errors import (
     AmbiguousRecord,
     EntryRejected,
@@ -186,6 +188,43 @@ def test_many_chunks_and_batches_lose_nothing(orders: Store) -> None:
     assert [step.acknowledged for step in told] == sorted(step.acknowledged for step in told)
     assert told[-1] == Progress(1200, 1200, 0)
     assert len(told) > 1200 / 37
+
+
+def test_a_range_that_one_chunk_holds_is_read_once(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    read_entries = pipeline.read_entries
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        found = read_entries(*arguments, **options)
+        reads.append(len(found))
+        return found
+
+    monkeypatch.setattr(pipeline, "read_entries", counted)
+    add(orders, {f"k{i}": i for i in range(200)})
+    sizes = [unit.entries for unit in orders.backlog("orders")]
+    assert drain(orders, "orders", MemorySink()).acknowledged == 200
+    assert reads == sizes
+
+
+def test_a_drain_does_not_wait_for_the_vacuum_behind_it(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever closes the store waits for it."""
+    monkeypatch.setattr("export_queue.core.drain.one_drain.TIDY_AFTER", 100)
+    plain = postgres_url.replace("+psycopg", "")
+    size, waiting_lock = (
+        b"select pg_relation_size('export_queue.xq_entry')",
+        b"select 1 from pg_locks where not granted",
+    )
+    with psycopg.connect(plain) as other, psycopg.connect(plain, autocommit=True) as watcher:
+        with Store.open(postgres_url) as store:
+            store.create()
+            store.configure_queue("orders")
+            add(store, {f"k{i}": i for i in range(200)})
+            other.execute("lock table export_queue.xq_entry in share update exclusive mode")  # as a vacuum does
+            assert drain(store, "orders", MemorySink()).acknowledged == 200
+            wait_until(lambda: watcher.execute(waiting_lock).fetchone(), "no vacuum waits")
+            assert watcher.execute(size).fetchone() != (0,)
+            other.rollback()
+        assert watcher.execute(size).fetchone() == (0,)
 
 
 def test_an_exporter_by_import_path_turns_one_entry_into_many_operations(

@@ -205,7 +205,24 @@ def test_reading_in_chunks_gives_all_entries_once(store: Store, rows: int, size:
                 assert len(chunk) <= rows
                 found += [chunk.position(i) for i in range(len(chunk))]
                 after = found[-1]
+                if chunk.is_last:
+                    assert not read_entries(work, queue, snapshot, unit, after=after, rows=rows, size=size)
+                    break
     assert found == [whole.position(i) for i in range(len(whole))]
+
+
+@pytest.mark.parametrize("whole_keys", [False, True])
+def test_a_chunk_that_was_not_full_knows_that_it_is_the_last(store: Store, whole_keys: bool) -> None:
+    queue = store.configure_queue("q", buckets=1, buckets_per_range=1)
+    for _ in range(2):
+        add(store, *"abc")
+    snapshot = take_snapshot(store.database)
+
+    def read(rows: int, size: int) -> Entries:
+        with store.database.read() as work:
+            return read_entries(work, queue, snapshot, Range(0, 1), rows=rows, size=size, whole_keys=whole_keys)
+
+    assert [read(rows, size).is_last for rows, size in ((7, 1 << 20), (6, 1 << 20), (7, 30))] == [True, False, False]
 
 
 def test_removing_a_span_leaves_what_an_older_transaction_committed_into_it_meanwhile(store: Store) -> None:
@@ -322,6 +339,9 @@ def test_removed_rows_are_reclaimed(postgres_url: str) -> None:
         with store.database.begin() as work:
             remove_span(work, queue, take_snapshot(store.database), found.position(0), found.position(len(found) - 1))
         with store.database.connect() as connection:
-            store.database.dialect.tidy_entries(connection, removed=5000, after=4999)
+            dialect = store.database.dialect
+            assert dialect.is_untidy(connection, removed=5000, after=4999)
+            assert not dialect.is_untidy(connection, removed=0, after=10**9)
+            dialect.tidy_entries(connection)
             size = connection.exec_driver_sql("select pg_relation_size('export_queue.xq_entry')").scalar()
         assert size == 0

@@ -94,6 +94,20 @@ def test_a_store_that_is_away_for_a_moment_loses_no_lease(locks):
 
 
 def test_a_lease_that_was_given_back_is_neither_renewed_nor_given_back_again(locks):
-    with keeper(lease_seconds=60) as held:
-        held.give_back(LEASES[0])
+    clock = Clock()
+    with keeper(lease_seconds=60, clock=clock) as held:
+        clock.now += 1
+        held.give_back([LEASES[0]])
+        assert locks.released == [1]
     assert locks.released == [1, 2]
+
+
+def test_leases_are_given_back_in_groups_and_none_waits_for_the_next_range(locks):
+    clock = Clock()
+    with keeper(lease_seconds=60, clock=clock) as held:
+        held.give_back([LEASES[1]])
+        assert locks.released == [], "a moment ago"
+        clock.now += 1
+        held.give_back([])
+        assert locks.released == [2]
+    assert locks.released == [2, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -181,16 +182,52 @@ def test_columns_are_checked(columns, document):
 documents = st.none() | st.binary(max_size=8) | st.text(max_size=8).map(str.encode)
 
 
-@given(st.lists(st.tuples(st.binary(max_size=24) | st.just(b"good"), documents), max_size=6))
+def as_tuples(rows):
+    """Write rows as people read them: key, values, rank, tombstone mark."""
+    return list(zip(*rows.keys, *rows.values, rows.ranks, rows.deleted, strict=True))
+
+
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=24) | st.just(b"good"), documents), unique_by=lambda pair: pair[0], max_size=6
+    )
+)
 def test_quick_rows_are_those_of_the_careful_way(pairs):
     batch = operations(*((record, 1, document) for record, document in pairs))
     text = Contents.of(None, "text")
     rows, reasons = rows_of(batch, text, LIMITS)
     one_by_one = [rows_of(batch.take([i]), text, LIMITS) for i in range(len(pairs))]
-    assert rows == [row for found, _ in one_by_one for row in found]
+    assert as_tuples(rows) == sorted(row for found, _ in one_by_one for row in as_tuples(found))
+    assert [batch.ids[i] for i in rows.positions] == [key.encode() for key in rows.keys[0]]
     assert reasons == {i: unfit[0] for i, (_, unfit) in enumerate(one_by_one) if unfit}
-    for row in rows:
-        assert "\0" not in row[0] + (row[1] or "")
+    for key, document, *_ in as_tuples(rows):
+        assert "\0" not in key + (document or "")
+
+
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=24) | st.just(b"good"), documents), unique_by=lambda pair: pair[0], max_size=6
+    )
+)
+def test_rows_that_keep_their_bytes_are_those_of_text(pairs):
+    batch = operations(*((record, 1, document) for record, document in pairs))
+    text, encoded = Contents.of(None, "text"), replace(LIMITS, encoded=True)
+    rows, reasons = rows_of(batch, text, encoded)
+    expected, expected_reasons = rows_of(batch, text, LIMITS)
+    decoded = [
+        (key.decode(), None if document is None else document.decode(), *marks)
+        for key, document, *marks in as_tuples(rows)
+    ]
+    assert (decoded, reasons) == (as_tuples(expected), expected_reasons)
+
+
+def test_rows_are_parted_by_rank_and_by_what_becomes_of_them():
+    rows, _ = rows_of(operations((b"b", 1, b"x"), (b"a", 2, None), (b"c", 3, b"y")), Contents.of(None, "text"), LIMITS)
+    table = Table("orders", Contents.of(None, "text"), ranked=False)
+    assert [key for (key,) in zip(*rows.above(3).keys, strict=True)] == ["a", "c"]
+    assert list(zip(*rows.puts().columns(table), strict=True)) == [("b", "x"), ("c", "y")]
+    assert (rows.deletes().keys, rows.deletes().positions) == ((["a"],), [1])
+    assert rows.part(range(1, 3)).positions == [0, 2]
 
 
 FIELDS = {"n": "integer", "t": "text", "j": "json", "b": "boolean"}
@@ -207,7 +244,8 @@ FIELDS = {"n": "integer", "t": "text", "j": "json", "b": "boolean"}
 def test_fields_become_columns(document, textual, native):
     contents = Contents.of(FIELDS, "text")
     for limits, values in ((LIMITS, textual), (Limits(id_bytes=9, convert=as_native), native)):
-        assert rows_of(operations((b"a", 3, document)), contents, limits) == ([("a", *values, 7, False)], {})
+        rows, reasons = rows_of(operations((b"a", 3, document)), contents, limits)
+        assert (as_tuples(rows), reasons) == ([("a", *values, 7, False)], {})
 
 
 @pytest.mark.parametrize(
@@ -216,25 +254,25 @@ def test_fields_become_columns(document, textual, native):
 def test_documents_that_have_no_such_fields_are_unfit(document):
     contents = Contents.of(FIELDS, "text")
     rows, reasons = rows_of(operations((b"a", 3, document)), contents, Limits(id_bytes=9, convert=as_native))
-    assert rows == []
+    assert len(rows) == 0
     assert list(reasons) == [0]
 
 
 def test_a_tombstone_has_no_values():
     rows, _ = rows_of(operations((b"a", 3, None)), Contents.of(FIELDS, "text"), LIMITS)
-    assert rows == [("a", None, None, None, None, 6, True)]
+    assert as_tuples(rows) == [("a", None, None, None, None, 6, True)]
 
 
 def test_the_guard_is_strict_and_writes_every_column():
     table = Table("orders", Contents((Column("n"),), whole=False))
-    for statement in (statements.upsert_values(table), statements.upsert_batch(table)):
+    for statement in (statements.upsert_values(table), statements.upsert_arrays(table, {})):
         assert 'WHERE COALESCE(t."_rank", -1) < excluded."_rank"' in statement
         assert 'SET "n" = excluded."n", "_rank" = excluded."_rank", "_deleted" = excluded."_deleted"' in statement
 
 
 def test_documents_survive_as_json_text():
     rows, _ = rows_of(operations((b"a", 3, orjson.dumps({"j": ["é"]}))), Contents.of({"j": "json"}, "text"), LIMITS)
-    assert orjson.loads(rows[0][1]) == ["é"]
+    assert orjson.loads(rows.values[0][0]) == ["é"]
 
 
 # Numbers

@@ -17,6 +17,7 @@ from export_queue.core.sinks.claims import Claim, needs_higher_fence, overtaken_
 from export_queue.core.sinks.sql import tables
 from export_queue.core.sinks.sql.dialects import KEPT_OUT, Dialect, Poison, TryAgain
 from export_queue.core.sinks.sql.marks import note_rows
+from export_queue.core.sinks.sql.rows import Rows
 
 UNIT_TABLE = "xq_unit"
 
@@ -69,7 +70,7 @@ def write_under(
     connection: Connection,
     dialect: Dialect,
     table: tables.Table,
-    rows: Sequence[tables.Row],
+    rows: Rows,
     *,
     schema: str | None,
     claim: Claim,
@@ -77,7 +78,6 @@ def write_under(
 ) -> int:
     """Write rows if their unit still has this very fence.
 
-    :param rows: with rank and tombstone mark, as for a table that has them.
     :returns: how many rows there are: all of them are written.
     :raises LeaseLost: it has another one.
     :raises Poison: the table does not do what it is told.
@@ -88,12 +88,10 @@ def write_under(
     if connection.execute(held).rowcount != 1:
         found = connection.execute(select(units.c.fence).where(mine)).scalar_one_or_none()
         raise overtaken_error(found, claim, sink)
-    width = len(table.keys)
-    put = [row[:-2] for row in rows if not row[-1]]
-    gone = [row[:width] for row in rows if row[-1]]
-    if (put and dialect.upsert(connection, table, put) != len(put)) or (
-        gone and dialect.delete(connection, table, gone)
+    put, gone = rows.puts(), rows.deletes()
+    if (len(put) and dialect.upsert(connection, table, put) != len(put)) or (
+        len(gone) and dialect.delete(connection, table, gone)
     ):
         raise Poison(KEPT_OUT)
-    note_rows(connection, table, deleted=bool(gone))
+    note_rows(connection, table, deleted=len(gone) > 0)
     return len(rows)

@@ -23,6 +23,7 @@ from export_queue.core.sinks.control import check_loss
 from export_queue.core.sinks.operations import MAX_SEQ
 from export_queue.core.sinks.sql.control_table import LOSSES, TABLES, WHOLE_SINK, control_table
 from export_queue.core.sinks.sql.dialects import Dialect, TryAgain
+from export_queue.core.sinks.sql.rows import mark_row
 from export_queue.core.sinks.sql.tables import RANK, Table
 
 _MARKS = 1 << 32
@@ -106,8 +107,7 @@ def leave_mark(connection: sa.Connection, dialect: Dialect, table: Table) -> int
     if mark is None:
         # odd, as no tombstone's; so high that no record of the key, if there were any, would replace it
         mark = 2 * (MAX_SEQ - secrets.randbelow(_MARKS)) + 1
-        row = (*table.key.mark, *(None for _ in table.contents.columns), mark, True)
-        dialect.upsert(connection, table, [row])
+        dialect.upsert(connection, table, mark_row(table, dialect.limits, mark))
         if connection.execute(sa.select(found_mark(table))).scalar() != mark:
             raise NoMark
     _note(connection, table.schema, table.name, TableRecord(mark, True))

@@ -1,4 +1,4 @@
-"""From operations to the rows of a table (pure)."""
+"""From operations to the rows of a table, as columns (pure)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from export_queue.core.sinks.batch import Reasons
 from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.sql.tables import Column, Contents, Key, Row, Unfit, text_of
+from export_queue.core.sinks.sql.tables import Column, Contents, Key, Table, Unfit, text_of
 from export_queue.core.sinks.sql.values import check_doubles, check_places, fields_of, parsed
 
 
@@ -20,11 +20,65 @@ class Limits:
     """The most bytes that its index takes."""
     convert: Callable[[object, str, Column], Any]
     """How fields become values; see :mod:`export_queue.core.sinks.sql.values`."""
+    encoded: bool = False
+    """Whether texts are handed over as UTF-8, as they came, and not as ``str``."""
 
 
-def rows_of(
-    operations: Operations, contents: Contents, limits: Limits, key: Key | None = None
-) -> tuple[list[Row], Reasons]:
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of distinct keys and sorted by them, as columns of equal length."""
+
+    keys: tuple[Sequence[Any], ...]
+    values: tuple[Sequence[Any], ...]
+    ranks: Sequence[int]
+    deleted: Sequence[bool]
+    positions: Sequence[int]
+    """Which operation of its batch each row was made of."""
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def columns(self, table: Table) -> tuple[Sequence[Any], ...]:
+        """Return the columns of a table, in its order."""
+        own = (*self.keys, *self.values)
+        return (*own, self.ranks, self.deleted) if table.ranked else own
+
+    def part(self, chosen: range) -> Rows:
+        """Return neighbouring rows."""
+        if len(chosen) == len(self):
+            return self
+        return self._each(lambda column: column[chosen.start : chosen.stop])
+
+    def above(self, rank: int) -> Rows:
+        """Return the rows of a higher rank."""
+        if min(self.ranks, default=rank + 1) > rank:  # as a rule; no need to look at each
+            return self
+        return self._take([i for i, own in enumerate(self.ranks) if own > rank])
+
+    def puts(self) -> Rows:
+        """Return the rows of records that are there."""
+        if True not in self.deleted:
+            return self
+        return self._take([i for i, deleted in enumerate(self.deleted) if not deleted])
+
+    def deletes(self) -> Rows:
+        """Return the rows of records that are deleted."""
+        return self._take([i for i, deleted in enumerate(self.deleted) if deleted])
+
+    def _take(self, chosen: Sequence[int]) -> Rows:
+        return self._each(lambda column: [column[i] for i in chosen])
+
+    def _each(self, change: Callable[[Sequence[Any]], Sequence[Any]]) -> Rows:
+        return Rows(
+            tuple(map(change, self.keys)),
+            tuple(map(change, self.values)),
+            change(self.ranks),
+            change(self.deleted),
+            change(self.positions),
+        )
+
+
+def rows_of(operations: Operations, contents: Contents, limits: Limits, key: Key | None = None) -> tuple[Rows, Reasons]:
     """Make the rows of operations.
 
     :param operations: on distinct records of one table.
@@ -32,36 +86,69 @@ def rows_of(
     :returns: the rows that the table can take, and why it cannot take the others, by position.
     """
     key = key or Key()
-    ids, documents, ranks = operations.ids, operations.documents, operations.ranks()
     if key.is_plain and contents.whole and contents.columns[0] == Column(contents.columns[0].name):
-        rows = _plain_rows(ids, documents, ranks, limits, key)
+        rows = _plain_rows(operations, limits, key)
         if rows is not None:
             return rows, {}
-    rows, reasons = [], {}
+    ids, documents, ranks = operations.ids, operations.documents, operations.ranks()
+    found: list[tuple[Any, ...]] = []
+    positions, reasons = [], dict[int, str]()
     for i, document in enumerate(documents):
         try:
             if len(ids[i]) > limits.id_bytes:
                 raise Unfit(f"the id has {len(ids[i])} bytes, at most {limits.id_bytes} are possible")
-            rows.append((*key.values(ids[i]), *_values(document, contents, limits), ranks[i], document is None))
+            found.append((*key.values(ids[i]), *_values(document, contents, limits)))
+            positions.append(i)
         except Unfit as unfit:
             reasons[i] = str(unfit)
-    return rows, reasons
+    width = len(key.columns)
+    order = sorted(range(len(found)), key=[row[:width] for row in found].__getitem__)
+    columns = [[found[i][n] for i in order] for n in range(width + len(contents.columns))]
+    if limits.encoded:
+        columns = [[value.encode() if isinstance(value, str) else value for value in column] for column in columns]
+    positions = [positions[i] for i in order]
+    return Rows(
+        tuple(columns[:width]),
+        tuple(columns[width:]),
+        [ranks[i] for i in positions],
+        [documents[i] is None for i in positions],
+        positions,
+    ), reasons
 
 
-def _plain_rows(
-    ids: Sequence[bytes], documents: Sequence[bytes | None], ranks: Sequence[int], limits: Limits, key: Key
-) -> list[Row] | None:
+def mark_row(table: Table, limits: Limits, rank: int) -> Rows:
+    """Make the sink's own row of a table."""
+    mark = [value.encode() if limits.encoded and isinstance(value, str) else value for value in table.key.mark]
+    return Rows(tuple([value] for value in mark), tuple([None] for _ in table.contents.columns), [rank], [True], [0])
+
+
+def _plain_rows(operations: Operations, limits: Limits, key: Key) -> Rows | None:
     """Make rows of whole documents in one go; None if any of them needs a closer look."""
+    ids: Sequence[Any] = operations.ids
+    documents: Sequence[Any] = operations.documents
     if max(map(len, ids), default=0) > limits.id_bytes:
         return None
-    try:
-        keys = [record.decode() for record in ids]
-        texts = [None if document is None else document.decode() for document in documents]
-    except UnicodeDecodeError:
+    deleted = [document is None for document in documents] if None in documents else [False] * len(ids)
+    for column in (ids, documents):
+        # a break stands between two, which no character can be made across
+        together = b"\n".join(filter(None, column))
+        if b"\0" in together:
+            return None
+        if not together.isascii():
+            try:
+                together.decode()
+            except UnicodeDecodeError:
+                return None
+    if str(key.mark[0]).encode() in ids:
         return None
-    if key.mark[0] in keys or "\0" in "".join(keys) or "\0" in "".join(filter(None, texts)):
-        return None
-    return list(zip(keys, texts, ranks, [text is None for text in texts], strict=True))
+    # in the order of the keys, so that two writers cannot lock each other out; bytes sort as their texts do
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    ranks = operations.ranks()
+    ids, documents = [ids[i] for i in order], [documents[i] for i in order]
+    if not limits.encoded:
+        ids = [record.decode() for record in ids]
+        documents = [None if document is None else document.decode() for document in documents]
+    return Rows((ids,), (documents,), [ranks[i] for i in order], [deleted[i] for i in order], order)
 
 
 def _values(document: bytes | None, contents: Contents, limits: Limits) -> tuple[Any, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 from typing import TypeVar
 
 from sqlalchemy import Connection, inspect
@@ -51,12 +50,11 @@ from export_queue.core.sinks.sql.marks import (
     read_record,
     require_table,
 )
-from export_queue.core.sinks.sql.rows import rows_of
+from export_queue.core.sinks.sql.rows import Rows, rows_of
 from export_queue.core.sinks.sql.statements import CONTROL_TABLE
 from export_queue.core.sinks.sql.tables import (
     Contents,
     Key,
-    Row,
     Table,
     check_template,
     fill_collections,
@@ -67,8 +65,8 @@ from export_queue.core.sinks.sql.tombstones import sweep_table, tables_of
 RETRY = Retry(attempts=5, first_pause=0.02, longest_pause=0.2)
 """How a transaction is repeated that gave way to another one."""
 _Result = TypeVar("_Result")
-_WriteRows = Callable[[Connection, Table, Sequence[Row]], int]
-"""Writes rows of distinct keys, sorted by them, in an open transaction, and counts the rows that were written."""
+_WriteRows = Callable[[Connection, Table, Rows], int]
+"""Writes rows in an open transaction, and counts those that were written."""
 
 
 class _NotCreated(Exception):
@@ -186,7 +184,7 @@ class SqlSink:
     def under(self, claim: Claim) -> ClaimedSink:
         """Return the sink of a claim; see :class:`~export_queue.core.sinks.FencedSink`."""
 
-        def write(connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+        def write(connection: Connection, table: Table, rows: Rows) -> int:
             return write_under(connection, self._dialect, table, rows, schema=self._schema, claim=claim, sink=self)
 
         return ClaimedSink(self, lambda operations: self._apply(operations, write))
@@ -287,8 +285,6 @@ class SqlSink:
             try:
                 table = self._prepare(name)
                 rows, unfit = rows_of(operations, table.contents, self._dialect.limits, self._key)
-                # in the order of the keys, so that two writers cannot lock each other out
-                rows.sort(key=itemgetter(*range(len(table.keys))))
                 written, poison = self._write_rows(write_rows, table, rows)
             except SchemaChanged:
                 self._tables.pop(name, None)
@@ -297,37 +293,33 @@ class SqlSink:
                 if self._marks.pop(name, None) is not None:
                     self._prepare(name)  # says so if the table was lost just now
                 raise
-            if poison:
-                keys = {i: self._key.values(record) for i, record in enumerate(operations.ids) if i not in unfit}
-                unfit |= {i: poison[key] for i, key in keys.items() if key in poison}
-            return written, unfit
+            return written, unfit | poison
 
         try:
             return self._retry.call(attempt, worth_repeating=lambda error: isinstance(error, SchemaChanged))
         except SchemaChanged as error:
             raise SinkUnavailable(f"{self}: {error}, {self._retry.attempts} times") from None
 
-    def _write_rows(self, write_rows: _WriteRows, table: Table, rows: Sequence[Row]) -> tuple[int, dict[Row, str]]:
+    def _write_rows(self, write_rows: _WriteRows, table: Table, rows: Rows) -> tuple[int, Reasons]:
         """Write rows.
 
-        :returns: how many were written, and by its key why a row can never be.
+        :returns: how many were written, and why the others can never be, by the position of their operation.
         """
         written = 0
 
         def attempt(chosen: range) -> str | None:
             nonlocal written
-            part = rows[chosen.start : chosen.stop]
+            part = rows.part(chosen)
             try:
                 written += self._run(lambda connection: write_rows(connection, table, part))
             except Poison as error:
                 return str(error)
             return None
 
-        width = len(table.keys)
-        poison = {rows[i][:width]: reason for i, reason in isolate(len(rows), attempt)}
+        poison = {rows.positions[i]: reason for i, reason in isolate(len(rows), attempt)}
         return written, poison
 
-    def _upsert_above_floor(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+    def _upsert_above_floor(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Write the rows above the floor that are newer than those in the table; until then the floor stays."""
         mark = self._marks[table.name]
         beside = [found_mark(table)] if mark else []
@@ -336,9 +328,8 @@ class SqlSink:
             if mark:
                 check_mark(table, marks[0], mark, sink=str(self))
             if floor:
-                stale = stale_rank(floor)
-                rows = [row for row in rows if row[-2] > stale]
-            if not rows:
+                rows = rows.above(stale_rank(floor))
+            if not len(rows):
                 return 0
             if not mark:
                 note_rows(connection, table, deleted=False)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
 
 CONTROL_TABLE = "xq_control"
-_BATCH = "pg_temp.xq_batch"
 
 SET_LIMITS = """\
 SELECT set_config('lock_timeout', :lock, true),
@@ -35,9 +34,26 @@ SELECT x.name, x.coll
 
 
 SHAPE_POSTGRESQL = """\
-SELECT attname, atttypid, atttypmod, attcollation FROM pg_attribute
- WHERE attrelid = to_regclass(:table) AND attnum > 0 ORDER BY attnum"""
-"""What decides what a table's columns take, and which keys are equal."""
+SELECT a.attname, a.atttypid, a.atttypmod, a.attcollation,
+       CASE t.typtype WHEN 'd' THEN (
+           WITH RECURSIVE inner_type AS (
+               SELECT t.typbasetype AS oid
+               UNION ALL
+               SELECT d.typbasetype FROM inner_type i JOIN pg_type d ON d.oid = i.oid WHERE d.typtype = 'd')
+           SELECT format_type(i.oid, -1) FROM inner_type i JOIN pg_type d ON d.oid = i.oid WHERE d.typtype <> 'd')
+       ELSE format_type(a.atttypid, -1) END AS cast_to,
+       c.relkind = 'r' AND NOT (c.relhasrules OR c.relhassubclass OR c.relrowsecurity) AND NOT EXISTS (
+           SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND g.tgtype & 3 = 3) AND NOT EXISTS (
+           SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate) AS is_plain
+  FROM pg_class c
+  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+  LEFT JOIN pg_type t ON t.oid = a.atttypid
+ WHERE c.oid = to_regclass(:table)
+ ORDER BY a.attnum"""
+"""What decides what a table's columns take, which keys are equal, and whether anything but constraints that are checked
+at once stands between a statement and its rows: rules, policies, other tables, triggers before a row. A text is cast to
+a column's type without its length: as an explicit cast, ``varchar(3)`` would cut where the column refuses; so would a
+domain."""
 
 SHAPE_SQLITE = "SELECT sql FROM sqlite_master WHERE type = 'table' AND lower(name) = lower(:table)"
 """The same in SQLite."""
@@ -78,6 +94,8 @@ POSTGRESQL = Syntax(
     },
     # bytewise: no language may take two ids for one, and sorted batches lock rows in one order
     {"text": 'text COLLATE "C"', "integer": "bigint", "uuid": "uuid", "date": "date"},
+    # each page keeps room for the next versions of its rows: an update that finds it there leaves the index alone
+    options=" WITH (fillfactor = 70)",
 )
 SQLITE = Syntax(
     '"',
@@ -154,36 +172,53 @@ def upsert_values(table: Table) -> str:
     return f"INSERT INTO {SQLITE.name(table)} AS t ({_names(table)})\nVALUES ({places})\n{_on_conflict(table)}"
 
 
-def create_batch(table: Table) -> str:
-    """Return the statement that creates a batch's temporary table.
+BY_ARRAY = b"""\
+SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_memoize = off;
+SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
+"""
+"""PostgreSQL, for one transaction: a nested loop reads arrays from first to last and looks each key up. So rows are
+locked in the order of their keys."""
+SAVE, BACK = b"SAVEPOINT xq", b"ROLLBACK TO SAVEPOINT xq"
 
-    It lives for one transaction: a session that remembered it would remember the types of a table that was changed
-    since, and behind a pooler a session serves many sinks.
+
+def merge_arrays(table: Table, types: Mapping[str, str]) -> str:
+    """Return the guarded upsert of columns given as arrays; a unique violation says that somebody inserted first.
+
+    :param types: to which the text of a column is cast.
     """
+    given = _given(table, types)
+    changes = ", ".join(f"{POSTGRESQL.quoted(name)} = {given[name]}" for name in table.columns[len(table.keys) :])
+    newer = f' AND COALESCE(t."{RANK}", -1) < s."{RANK}"' if table.ranked else ""
     return (
-        f"CREATE TEMP TABLE {_BATCH} ON COMMIT DROP AS\n"
-        f"SELECT {_names(table)} FROM {POSTGRESQL.name(table)} WITH NO DATA"
+        f"MERGE INTO {POSTGRESQL.name(table)} AS t USING {_arrays(table)} ON {_at(table, types)}\n"
+        f"WHEN MATCHED{newer} THEN UPDATE SET {changes}\n"
+        f"WHEN NOT MATCHED THEN INSERT ({_names(table)}) VALUES ({', '.join(given.values())})"
     )
 
 
-def copy_batch(table: Table) -> str:
-    """Return the COPY that fills it."""
-    return f"COPY {_BATCH} ({_names(table)}) FROM STDIN"
-
-
-def upsert_batch(table: Table) -> str:
-    """Return the guarded upsert from it; the batch was copied in the order of its keys, and is read so."""
+def upsert_arrays(table: Table, types: Mapping[str, str]) -> str:
+    """Return the same for whoever inserted first, for tables and for servers that know no MERGE."""
     return (
         f"INSERT INTO {POSTGRESQL.name(table)} AS t ({_names(table)})\n"
-        f"SELECT {_names(table)} FROM {_BATCH}\n{_on_conflict(table)}"
+        f"SELECT {', '.join(_given(table, types).values())} FROM {_arrays(table)}\n{_on_conflict(table)}"
     )
 
 
-def count_batch(table: Table) -> str:
-    """Return the statement that counts the rows of the batch that the table holds as they are or newer."""
-    name, same = POSTGRESQL.name(table), _same_keys(table, "b")
-    newer = f' WHERE t."{RANK}" >= b."{RANK}"' if table.ranked else ""
-    return f"SELECT count(*) FROM {_BATCH} AS b JOIN {name} AS t ON {same}{newer}"
+def count_arrays(table: Table, types: Mapping[str, str]) -> str:
+    """Return the statement that counts the rows that the table holds; of those with ranks, as they are or newer.
+
+    Its arrays are those of the keys, and of the ranks where there are any.
+    """
+    columns = (*table.keys, RANK) if table.ranked else table.keys
+    newer = f' AND t."{RANK}" >= s."{RANK}"' if table.ranked else ""
+    both = f"{POSTGRESQL.name(table)} AS t, {_arrays(table, columns)}"
+    return f"SELECT count(*) FROM {both} WHERE {_at(table, types)}{newer}"
+
+
+def delete_arrays(table: Table, types: Mapping[str, str]) -> str:
+    """Return the delete by keys given as arrays."""
+    name, keys = POSTGRESQL.name(table), _arrays(table, table.keys)
+    return f"DELETE FROM {name} AS t USING {keys} WHERE {_at(table, types)}"
 
 
 def find_value(table: Table) -> str:
@@ -198,23 +233,27 @@ def delete_values(table: Table) -> str:
     return f"DELETE FROM {SQLITE.name(table)} WHERE {' AND '.join(f'{SQLITE.quoted(key)} = ?' for key in table.keys)}"
 
 
-def delete_keys(table: Table) -> tuple[str, str, str, str]:
-    """Return four statements: create a temporary table of keys for one transaction, fill it, delete by it, and count
-    the rows that are left.
-    """
-    quoted = [POSTGRESQL.quoted(key) for key in table.keys]
-    names, name, gone = ", ".join(quoted), POSTGRESQL.name(table), "pg_temp.xq_gone"
-    same = _same_keys(table, "g")
-    return (
-        f"CREATE TEMP TABLE {gone} ON COMMIT DROP AS\nSELECT {names} FROM {name} WITH NO DATA",
-        f"COPY {gone} ({names}) FROM STDIN",
-        f"DELETE FROM {name} AS t USING {gone} AS g WHERE {same}",
-        f"SELECT count(*) FROM {name} AS t JOIN {gone} AS g ON {same}",
-    )
+def _arrays(table: Table, columns: Sequence[str] = ()) -> str:
+    """Return the relation ``s`` that arrays are, one a column."""
+    columns = columns or table.columns
+    kinds = {RANK: "bigint", DELETED: "boolean"}
+    kinds |= {key.name: "bigint" for key in table.key.columns if key.type == "integer"}
+    arrays = ", ".join(f"%b::{kinds.get(name, 'text')}[]" for name in columns)
+    return f"unnest({arrays}) AS s ({', '.join(map(POSTGRESQL.quoted, columns))})"
 
 
-def _same_keys(table: Table, other: str) -> str:
-    return " AND ".join(f"t.{key} = {other}.{key}" for key in map(POSTGRESQL.quoted, table.keys))
+def _given(table: Table, types: Mapping[str, str]) -> dict[str, str]:
+    """Return the value of each column, from its array."""
+    casts = {name: f"::{kind}" for name, kind in types.items() if kind != "text" and name not in (RANK, DELETED)}
+    return {
+        name: f"s.{POSTGRESQL.quoted(name)}{casts.get(name, '')}".replace("%", "%%")  # as the driver wants it
+        for name in table.columns
+    }
+
+
+def _at(table: Table, types: Mapping[str, str]) -> str:
+    given = _given(table, types)
+    return " AND ".join(f"t.{POSTGRESQL.quoted(key)} = {given[key]}" for key in table.keys)
 
 
 def _view(table: Table, syntax: Syntax, last: Sequence[str] = ()) -> str:

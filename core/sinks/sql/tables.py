@@ -14,9 +14,6 @@ import orjson
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks import naming
 
-Row = tuple[Any, ...]
-"""Key (a value or several), a value for each column, rank (int), whether the record is deleted (bool)."""
-
 KEY, RANK, DELETED = "id", "_rank", "_deleted"
 TYPES = ("text", "integer", "real", "numeric", "boolean", "json", "timestamp")
 """Types that a column may be created with."""

@@ -11,10 +11,7 @@ import psycopg
 import sqlalchemy as sa
 from psycopg.rows import tuple_row
 
-from export_queue.core.postgresql_connection import BoundedConnection, Prepared
-from export_queue.core.store.dialect import Handle, Writes
-from export_queue.core.store.postgresql import errors as errors
-from export_queue.core.store.postgresql.arrays import (
+from export_queue.core.postgresql_arrays import (
     NO_BIGINTS,
     NO_BYTEAS,
     NO_INTS,
@@ -23,6 +20,9 @@ from export_queue.core.store.postgresql.arrays import (
     IntArray,
     Packed,
 )
+from export_queue.core.postgresql_connection import BoundedConnection, Prepared
+from export_queue.core.store.dialect import Handle, Writes
+from export_queue.core.store.postgresql import errors as errors
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult

@@ -22,6 +22,7 @@ from export_queue.core.errors import (
     RegistrationLost,
     StoreUnavailable,
 )
+from export_queue.core.postgresql_arrays import BigintArray, ByteaArray, numbers_of, register_arrays
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection, Prepared
 from export_queue.core.store.dialect import (
     NO_VERSION,
@@ -29,6 +30,7 @@ from export_queue.core.store.dialect import (
     Cell,
     CommitCall,
     Committed,
+    EntryKey,
     Handle,
     Outcome,
     Span,
@@ -40,7 +42,6 @@ from export_queue.core.store.dialect import (
 from export_queue.core.store.postgresql import calls as calls
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql import statements as sql
-from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray, numbers_of, register_arrays
 from export_queue.core.store.postgresql.calls import BIGINT, INT
 from export_queue.core.store.postgresql.connection import CLIENT_DEFAULTS, bound_connections, is_alive, is_idle
 from export_queue.core.store.postgresql.excluded_ids import ExcludedIds, ServerMoment
@@ -541,11 +542,34 @@ class PostgresDialect:
         calls.run(connection, self._sql(sql.REFUSE), (request,))
         return Outcome(*calls.one(connection, self._sql(sql.OUTCOME), (request,)))
 
-    def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
+    def select_entries(
+        self,
+        connection: Handle,
+        queue: int,
+        layout: int,
+        snapshot: Snapshot,
+        *,
+        first: int,
+        end: int,
+        after: EntryKey | None,
+        rows: int,
+    ) -> list[tuple[int, bytes, int, bytes | None]]:
+        """Read in binary form: as text, keys and values would travel as hexadecimal digits."""
+        arguments = [queue, layout, first, end, snapshot.read_pointer, BigintArray.of(snapshot.excluded)]
+        if after is None:
+            return calls.rows(connection, self._sql(sql.ENTRIES), [*arguments, rows])
+        return calls.rows(connection, self._sql(sql.ENTRIES_AFTER), [*arguments, after[0], *after, rows])
+
+    def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
+        """Ask the server how many entries are dead.
+
+        Its count is some seconds late: with the caller's own rows in it, the vacuum only comes earlier.
+        """
+        return removed + int(calls.one(connection, self._sql(sql.DEAD_ENTRIES))[0]) > after
+
+    def tidy_entries(self, connection: Handle) -> None:
         """Vacuum the entries; without the owner's rights the server only warns."""
-        # The server's count is some seconds late: with the caller's own rows in it, the vacuum only comes earlier.
-        if removed + calls.one(connection, self._sql(sql.DEAD_ENTRIES))[0] > after:
-            calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
+        calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
 
     def shrink_log(self, connection: Handle) -> int:
         """Nothing: the server keeps its log."""

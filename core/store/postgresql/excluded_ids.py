@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from export_queue.core.store.postgresql.arrays import BigintArray
+from export_queue.core.postgresql_arrays import BigintArray
 
 _SNAPSHOT = struct.Struct(">iqq")
 """How many numbers follow, xmin, xmax: PostgreSQL's ``pg_snapshot`` in its binary form."""

@@ -6,9 +6,9 @@ import itertools
 import re
 from typing import Any
 
+from export_queue.core.postgresql_arrays import BigintArray, ByteaArray
 from export_queue.core.postgresql_connection import Prepared
 from export_queue.core.store.dialect import Span, VersionKey
-from export_queue.core.store.postgresql.arrays import BigintArray, ByteaArray
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot
 
 _VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
@@ -86,6 +86,13 @@ COMMIT = "select {s}.xq_commit_v1(" + ", ".join([*["%b"] * 12, _WRITES, _CELLS, 
 LOCK_KEYS = "select {s}.xq_lock_keys_v1(%b, %b)"
 EXPIRE = "select ended, failed from {s}.xq_expire_v1()"
 PRUNE = "select ended, failed from {s}.xq_prune_v1(%b)"
+_ENTRIES = """
+    select bucket, key, seq, value from {s}.xq_entry
+    where queue_number = %b and layout = %b and bucket >= %b and bucket < %b and seq <= %b and seq <> all(%b) and ?
+    order by bucket, key, seq limit %b
+"""
+ENTRIES = _ENTRIES.replace("?", "true")
+ENTRIES_AFTER = _ENTRIES.replace("?", "bucket >= %b and (bucket, key, seq) > (%b, %b, %b)")
 DEAD_ENTRIES = "select pg_catalog.pg_stat_get_dead_tuples('{s}.xq_entry'::regclass)"
 VACUUM_ENTRIES = "vacuum (index_cleanup on) {s}.xq_entry"
 ABORT = "select {s}.xq_abort_v1(%s, %b, %b, %s)"

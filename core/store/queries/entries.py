@@ -8,12 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.dialect import EntryKey
 from export_queue.core.store.queries.id_lists import visible_ids
 from export_queue.core.store.schema import entry as e
 from export_queue.core.store.snapshot import Snapshot
-
-Key = tuple[int, bytes, int]
-"""Bucket, key, seq: the order of entries."""
 
 _REMOVE_BLOCK = 300
 """Entries per statement where they are removed one by one: 3 parameters each, well below SQLite's limit."""
@@ -22,7 +20,7 @@ _bytes_of = sa.func.length(e.c.key) + sa.func.coalesce(sa.func.length(e.c.value)
 
 
 def visible(work: Reading, snapshot: Snapshot) -> sa.ColumnElement[bool]:
-    """Say which entries a snapshot sees; every read and every removal uses this one predicate."""
+    """Say which entries a snapshot sees: the predicate of every removal, and of every portable read."""
     return visible_ids(work, e.c.seq, snapshot)
 
 
@@ -31,9 +29,22 @@ def _of(queue: int, layout: int) -> sa.ColumnElement[bool]:
 
 
 def select_entries(
-    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, after: Key | None, rows: int
+    work: Reading,
+    queue: int,
+    layout: int,
+    snapshot: Snapshot,
+    *,
+    first: int,
+    end: int,
+    after: EntryKey | None,
+    rows: int,
 ) -> list[tuple[int, bytes, int, bytes | None]]:
     """Read visible entries of a bucket interval in the order of their keys, from after a position on."""
+    quick = work.database.dialect.select_entries(
+        work.connection, queue, layout, snapshot, first=first, end=end, after=after, rows=rows
+    )
+    if quick is not None:
+        return quick
     order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
     statement = (
         sa.select(e.c.bucket, e.c.key, e.c.seq, e.c.value)
@@ -49,7 +60,7 @@ def select_entries(
     return list(cursor.fetchall())
 
 
-def delete_span(work: Work, queue: int, layout: int, snapshot: Snapshot, first: Key, last: Key) -> int:
+def delete_span(work: Work, queue: int, layout: int, snapshot: Snapshot, first: EntryKey, last: EntryKey) -> int:
     """Remove the entries that the snapshot sees between two positions, both included."""
     order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
     statement = e.delete().where(
@@ -63,7 +74,7 @@ def delete_span(work: Work, queue: int, layout: int, snapshot: Snapshot, first: 
     return work.connection.execute(statement).rowcount
 
 
-def delete_entries(work: Work, queue: int, layout: int, keys: Sequence[Key]) -> int:
+def delete_entries(work: Work, queue: int, layout: int, keys: Sequence[EntryKey]) -> int:
     """Remove entries one by one."""
     removed = 0
     order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
@@ -73,7 +84,7 @@ def delete_entries(work: Work, queue: int, layout: int, keys: Sequence[Key]) -> 
     return removed
 
 
-def _key(key: Key) -> Any:
+def _key(key: EntryKey) -> Any:
     return sa.tuple_(
         sa.literal(key[0], sa.Integer), sa.literal(key[1], sa.LargeBinary), sa.literal(key[2], sa.BigInteger)
     )

@@ -29,8 +29,8 @@ from export_queue.core.sinks.sql.dialects.protocol import (
     give_password,
     judged,
 )
-from export_queue.core.sinks.sql.rows import Limits
-from export_queue.core.sinks.sql.tables import DELETED, RANK, Row, Table
+from export_queue.core.sinks.sql.rows import Limits, Rows
+from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
 from export_queue.core.sinks.sql.values import as_python
 
 ERRORS = ErrorTable(
@@ -46,6 +46,9 @@ ERRORS = ErrorTable(
         ErrorRow("*", Fate.REFUSED, "rights, a missing table: the database's own words say what"),
     ],
 )
+Row = tuple[Any, ...]
+"""Key (a value or several), and for a table that has them a value for each column, rank and tombstone mark."""
+
 _KEY_CHARACTERS = 450
 _AT_ONCE = 400
 """Parameters of one statement that reads; some databases take no more than a thousand."""
@@ -150,8 +153,11 @@ class GenericDialect:
             return []
         return ["the database does not enforce the primary key"]
 
-    def upsert(self, connection: sa.Connection, table: Table, rows: Sequence[Row]) -> int:
+    def upsert(self, connection: sa.Connection, table: Table, rows: Rows) -> int:
         """Change the rows that are there, insert the others."""
+        return self._upsert(connection, table, list(zip(*rows.columns(table), strict=True)))
+
+    def _upsert(self, connection: sa.Connection, table: Table, rows: Sequence[Row]) -> int:
         described, width = _described(table), len(table.keys)
         known = _ranks(connection, described, table, rows)
         newer = [row for row in rows if row[:width] in known and (not table.ranked or known[row[:width]] < row[-2])]
@@ -177,19 +183,21 @@ class GenericDialect:
             names = table.columns
             connection.execute(sa.insert(described), [dict(zip(names, row, strict=True)) for row in missing])
             # few databases say how many rows several inserts have made
-            written += self.held(connection, table, missing)
+            written += len(missing) - len(_older(_ranks(connection, described, table, missing), table, missing))
         return written
 
-    def held(self, connection: sa.Connection, table: Table, rows: Sequence[Row]) -> int:
+    def held(self, connection: sa.Connection, table: Table, rows: Rows) -> int:
         """Read the rows."""
-        return len(rows) - len(_older(_ranks(connection, _described(table), table, rows), table, rows))
+        wanted = list(zip(*rows.columns(table), strict=True))
+        return len(wanted) - len(_older(_ranks(connection, _described(table), table, wanted), table, wanted))
 
-    def delete(self, connection: sa.Connection, table: Table, keys: Sequence[Row]) -> int:
+    def delete(self, connection: sa.Connection, table: Table, rows: Rows) -> int:
         """Delete row by row."""
         described, places = _described(table), [f"at_{key}" for key in table.keys]
+        keys = list(zip(*rows.keys, strict=True))
         gone = sa.delete(described).where(*_at(described, table))
         connection.execute(gone, [dict(zip(places, key, strict=True)) for key in keys])
-        return self.held(connection, table, keys)
+        return len(_ranks(connection, described, table, keys))
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by the classes that every driver has; an ambiguous error is tried again, a few times."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pymysql
-from pymysql.converters import escape_string
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError
@@ -24,8 +23,8 @@ from export_queue.core.sinks.sql.dialects.protocol import (
     require_shape,
 )
 from export_queue.core.sinks.sql.fitting import merging
-from export_queue.core.sinks.sql.rows import Limits
-from export_queue.core.sinks.sql.tables import Row, Table
+from export_queue.core.sinks.sql.rows import Limits, Rows
+from export_queue.core.sinks.sql.tables import Table
 from export_queue.core.sinks.sql.values import as_literal
 
 ERRORS = ErrorTable(
@@ -75,8 +74,8 @@ class MySqlDialect:
     """
 
     name = "mysql"
-    capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
-    limits = Limits(id_bytes=4 * mysql_statements.KEY_CHARACTERS, convert=as_literal)
+    capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
+    limits = Limits(id_bytes=4 * mysql_statements.KEY_CHARACTERS, convert=as_literal, encoded=True)
     locks_reads = True
     driver_error: type[Exception] = pymysql.Error
 
@@ -185,7 +184,7 @@ class MySqlDialect:
             problems.append(f"the primary key takes only the beginning of {', '.join(cut)}")
         return problems
 
-    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+    def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Send the rows in their order, which is the order in which their locks are taken."""
         driver: Any = connection.connection.driver_connection
         syntax = _syntax(connection)
@@ -193,34 +192,34 @@ class MySqlDialect:
         tail = mysql_statements.where_newer(table, syntax).encode()
         longest = connection.info["packet"] - len(head) - len(tail) - _SLACK
         written = 0
-        for part in _parts(rows, longest):
+        for part in _parts(rows.columns(table), longest):
             changed = driver.query(head + b",\n".join(part) + tail)
             written += _written(changed, driver._result.message, len(part))
         require_shape(self, connection, table)
-        # a row that is what it was before does not count as written
-        return written if table.ranked else self.held(connection, table, rows)
+        # a row that is what it was before does not count, and none is kept out without an error
+        return written if table.ranked else len(rows)
 
-    def held(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+    def held(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Read the rows."""
-        width = len(table.keys)
-        rank = {_spelled(row[:width]): row[-2] if table.ranked else 0 for row in rows}
-        found = self._read(connection, table, [row[:width] for row in rows])
+        keys = map(_spelled, zip(*rows.keys, strict=True))
+        rank = dict(zip(keys, rows.ranks, strict=True)) if table.ranked else {}
+        found = self._read(connection, table, rows)
         return sum(known is not None and known >= rank.get(_spelled(key), 0) for *key, known in found)
 
-    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> int:
+    def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Send the keys in their order."""
         driver: Any = connection.connection.driver_connection
         head = mysql_statements.delete_from(table, _syntax(connection)).encode()
         gone = 0
-        for part in _parts(keys, connection.info["packet"] - len(head) - _SLACK):
+        for part in _parts(rows.keys, connection.info["packet"] - len(head) - _SLACK):
             gone += driver.query(head + b",\n".join(part) + b")")
         require_shape(self, connection, table)
-        return len(list(self._read(connection, table, keys))) if gone < len(keys) else 0
+        return len(list(self._read(connection, table, rows))) if gone < len(rows) else 0
 
-    def _read(self, connection: Connection, table: Table, keys: Sequence[Row]) -> Iterator[Sequence[Any]]:
+    def _read(self, connection: Connection, table: Table, rows: Rows) -> Iterator[Sequence[Any]]:
         """Read the rows of keys: their keys, and their ranks, or 0 where a table has none."""
         head = mysql_statements.select_keys(table, _syntax(connection))
-        for part in _parts(keys, connection.info["packet"] - len(head) - _SLACK):
+        for part in _parts(rows.keys, connection.info["packet"] - len(head) - _SLACK):
             yield from connection.exec_driver_sql((head + b",\n".join(part).decode() + ")").replace("%", "%%"))
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
@@ -241,30 +240,49 @@ def _is_uuid(table: Table, name: str) -> bool:
     return any(key.name == name and key.type in ("uuid", "date") for key in table.key.columns)
 
 
-def _parts(rows: Sequence[Row], longest: int) -> Iterator[list[bytes]]:
+def _parts(columns: Sequence[Sequence[Any]], longest: int) -> Iterator[list[bytes]]:
     """Write rows as SQL, in parts that are statements of a good size, and none that the server refuses."""
-    part, size = list[bytes](), 0
-    for row in rows:
-        one = f"({','.join(map(_literal, row))})".encode()
-        if len(one) > longest:
-            raise Poison(
-                f"the row takes {len(one)} bytes, more than max_allowed_packet of the server leaves: {longest}"
-            )
-        if part and size + len(one) > min(longest, _STATEMENT_BYTES):
-            yield part
-            part, size = [], 0
-        part.append(one)
-        size += len(one) + 2
-    if part:
-        yield part
+    form = b"(" + b",".join([b"%s"] * len(columns)) + b")"
+    rows = [form % row for row in zip(*map(_literals, columns), strict=True)]
+    sizes = list(map(len, rows))
+    if max(sizes) > longest:
+        raise Poison(f"the row takes {max(sizes)} bytes, more than max_allowed_packet of the server leaves: {longest}")
+    limit, start, size = min(longest, _STATEMENT_BYTES), 0, 0
+    for i, one in enumerate(sizes):
+        if i > start and size + one > limit:
+            yield rows[start:i]
+            start, size = i, 0
+        size += one + 2
+    yield rows[start:]
 
 
-def _literal(value: Any) -> str:
+def _literals(column: Sequence[Any]) -> Sequence[bytes]:
+    """Write the values of a column as SQL."""
+    kinds = set(map(type, column))
+    if kinds == {bytes}:
+        return [b"'%s'" % text for text in _escaped(column)]
+    if kinds == {bytes, type(None)}:
+        texts = _escaped([value or b"" for value in column])
+        return [b"NULL" if value is None else b"'%s'" % text for value, text in zip(column, texts, strict=True)]
+    if kinds <= {int, bool}:
+        return [b"%d" % number for number in column]
+    return [_literal(value) for value in column]
+
+
+def _literal(value: Any) -> bytes:
     if value is None:
-        return "NULL"
-    if isinstance(value, str):
-        return f"'{escape_string(value)}'"
-    return str(int(value)) if isinstance(value, bool) else repr(value)
+        return b"NULL"
+    if isinstance(value, bytes):
+        return b"'%s'" % _escaped([value])[0]
+    return b"%d" % value if isinstance(value, int) else repr(value).encode()
+
+
+def _escaped(texts: Sequence[bytes]) -> Sequence[bytes]:
+    """Escape texts of UTF-8 without NUL, in one go: most have nothing to escape."""
+    together = b"\0".join(texts)
+    if b"\\" not in together and b"'" not in together:
+        return texts
+    return together.replace(b"\\", b"\\\\").replace(b"'", b"\\'").split(b"\0")
 
 
 def _spelled(key: Sequence[Any]) -> tuple[str, ...]:

@@ -1,14 +1,16 @@
-"""PostgreSQL: COPY into a temporary table, then one guarded upsert from it."""
+"""PostgreSQL: columns as arrays, and one guarded MERGE of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 
 from export_queue.core.errors import ExportQueueError
+from export_queue.core.postgresql_arrays import BigintArray, BooleanArray, TextArray
 from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
@@ -22,12 +24,18 @@ from export_queue.core.sinks.sql.dialects.protocol import (
     require_shape,
 )
 from export_queue.core.sinks.sql.fitting import merging
-from export_queue.core.sinks.sql.rows import Limits
-from export_queue.core.sinks.sql.tables import Row, Table
+from export_queue.core.sinks.sql.rows import Limits, Rows
+from export_queue.core.sinks.sql.tables import Table
 from export_queue.core.sinks.sql.values import as_text
 
 _GRACE_SECONDS = 5.0
 """Seconds after a statement's time limit at which the server counts as hanging."""
+_FIRST_MERGE = 150000
+"""The first server that knows MERGE."""
+_NEXT_WAY = (psycopg.errors.UniqueViolation, psycopg.errors.FeatureNotSupported)
+"""Errors after which the next statement may do it; servers that only speak the protocol may know no MERGE."""
+_KINDS: Mapping[type, Any] = {int: BigintArray, bool: BooleanArray}
+"""Arrays of what is no text; no column of theirs has a null."""
 
 ERRORS = ErrorTable(
     "PostgreSQL",
@@ -55,6 +63,17 @@ ERRORS = ErrorTable(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A table as it was looked at."""
+
+    columns: tuple[tuple[Any, ...], ...]
+    types: Mapping[str, str]
+    """Of each column, to which its text is cast."""
+    is_plain: bool
+    """Whether nothing but constraints stands between a statement and the table's rows."""
+
+
 class PostgresDialect:
     """A database of a PostgreSQL server.
 
@@ -65,7 +84,7 @@ class PostgresDialect:
 
     name = "postgresql"
     capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
-    limits = Limits(id_bytes=2600, convert=as_text)  # a row of a B-tree has 2704 bytes at most
+    limits = Limits(id_bytes=2600, convert=as_text, encoded=True)  # a row of a B-tree has 2704 bytes at most
     locks_reads = True
     driver_error: type[Exception] = psycopg.Error
 
@@ -127,10 +146,13 @@ class PostgresDialect:
         """Return the statements that give a table the columns that it lacks."""
         return statements.add_columns(table, statements.POSTGRESQL, missing)
 
-    def shape(self, connection: Connection, table: Table) -> Any:
-        """Read the columns and their collations; rows go by the primary key alone."""
+    def shape(self, connection: Connection, table: Table) -> Shape:
+        """Read the columns, their types and collations, and what else may stand between a statement and its rows."""
         name = statements.POSTGRESQL.name(table)
-        return connection.execute(text(statements.SHAPE_POSTGRESQL), {"table": name}).all()
+        rows = connection.execute(text(statements.SHAPE_POSTGRESQL), {"table": name}).all()
+        return Shape(
+            tuple(map(tuple, rows)), {row.attname: row.cast_to for row in rows}, all(row.is_plain for row in rows)
+        )
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
         """Look at the collations of the key."""
@@ -138,25 +160,56 @@ class PostgresDialect:
         found = connection.execute(text(statements.MERGING_COLLATION_POSTGRESQL), {"table": name})
         return merging(table, {row.attname: row.collname for row in found})
 
-    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
-        """Copy the rows in their order, which is the order in which their locks are taken."""
-        create, copy = statements.create_batch(table), statements.copy_batch(table)
-        written = _copy_and_run(connection, rows, create, copy, statements.upsert_batch(table))
+    def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
+        """Give the rows in their order, which is the order in which their locks are taken.
+
+        MERGE costs less than ``ON CONFLICT``, which inserts before it looks. Two statements may both find a key
+        missing: the one whose insert comes second is repeated in the other way.
+        """
+        types = table.shape.types
+        ways = [statements.upsert_arrays(table, types)]
+        if _merges(connection, table):
+            ways.insert(0, statements.merge_arrays(table, types))
+        return self._write(connection, table, _arrays(rows.columns(table)), *ways)
+
+    def held(self, connection: Connection, table: Table, rows: Rows) -> int:
+        """Compare the table with the rows, unless its shape says enough.
+
+        What a MERGE does not write into a plain table is not newer: nothing else keeps a row out without an error. Rows
+        are counted all the same after a statement for other tables, whose triggers, policies and partitions may.
+        """
+        if _merges(connection, table):
+            return len(rows)
+        columns = (*rows.keys, rows.ranks) if table.ranked else rows.keys
+        with _driver(connection).cursor() as cursor:
+            cursor.execute(statements.count_arrays(table, table.shape.types).encode(), _arrays(columns))
+            ((count,),) = cursor.fetchall()
+        return int(count)
+
+    def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
+        """Delete by the keys."""
+        delete = statements.delete_arrays(table, table.shape.types)
+        gone = self._write(connection, table, _arrays(rows.keys), delete)
+        return 0 if gone == len(rows) or table.shape.is_plain else self.held(connection, table, rows)
+
+    def _write(self, connection: Connection, table: Table, arrays: Sequence[Any], *ways: str) -> int:
+        """Run the first statement that can do it, and return how many rows it wrote."""
+        driver, written = _driver(connection), 0
+        with driver.cursor() as cursor:
+            cursor.execute((statements.BY_ARRAY if _merges(connection, table) else b"") + statements.SAVE)
+            for way in ways:
+                try:
+                    written = cursor.execute(way.encode(), arrays).rowcount
+                    break
+                except psycopg.Error as error:
+                    if driver.closed:
+                        raise
+                    cursor.execute(statements.BACK)
+                    if way == ways[-1] or not isinstance(error, _NEXT_WAY):
+                        require_shape(self, connection, table)  # a type that was changed is no fault of a row
+                        raise
         require_shape(self, connection, table)
         return written
-
-    def held(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
-        """Compare the table with the batch, which is still there."""
-        return int(connection.exec_driver_sql(statements.count_batch(table)).scalar_one())
-
-    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> int:
-        """Copy the keys, and delete their rows."""
-        create, copy, delete, left = statements.delete_keys(table)
-        gone = _copy_and_run(connection, keys, create, copy, delete)
-        require_shape(self, connection, table)
-        if gone == len(keys):
-            return 0
-        return int(connection.exec_driver_sql(left).scalar_one())
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by SQLSTATE; without one the connection failed."""
@@ -167,17 +220,23 @@ class PostgresDialect:
         return judged(ERRORS.find(code or _without_code(error)), words, self.server)
 
 
-def _copy_and_run(connection: Connection, rows: Sequence[Row], create: str, copy_in: str, run: str) -> int:
-    """Make a temporary table, copy rows into it, and run a statement that reads it."""
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
-    with driver.cursor() as cursor:
-        cursor.execute(create.encode())
-        with cursor.copy(copy_in.encode()) as copy:
-            for row in rows:
-                copy.write_row(row)
-        cursor.execute(run.encode())
-        return cursor.rowcount
+def _driver(connection: Connection) -> psycopg.Connection[Any]:
+    found = connection.connection.driver_connection
+    assert isinstance(found, psycopg.Connection)
+    return found
+
+
+def _merges(connection: Connection, table: Table) -> bool:
+    """Tell whether MERGE does what ``ON CONFLICT`` does, and counts as exactly.
+
+    A row that a trigger keeps out counts as written in some releases, rules are refused, and rows of inherited tables
+    would be found.
+    """
+    return bool(table.shape.is_plain) and _driver(connection).info.server_version >= _FIRST_MERGE
+
+
+def _arrays(columns: Sequence[Sequence[Any]]) -> list[Any]:
+    return [_KINDS.get(type(column[0]), TextArray).of(column) for column in columns]
 
 
 def _without_code(error: Exception) -> str:

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, Engine, event
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.sinks.error_table import ErrorRow, Fate
 from export_queue.core.sinks.protocol import Capabilities
-from export_queue.core.sinks.sql.rows import Limits
-from export_queue.core.sinks.sql.tables import Row, Table
+from export_queue.core.sinks.sql.rows import Limits, Rows
+from export_queue.core.sinks.sql.tables import Table
 
 Password = str | Callable[[], str] | None
 """A password, or a function that finds it, called at each new connection."""
@@ -101,19 +101,19 @@ class Dialect(Protocol):
     def problems(self, connection: Connection, table: Table) -> list[str]:
         """Find problems of a table that only this kind of database has; the transaction is rolled back."""
 
-    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
-        """Write rows, of distinct keys and sorted by them, where they are newer; return how many were.
+    def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
+        """Write rows where they are newer; return how many were.
 
         Into a table without ranks all of them are written.
 
         :raises SchemaChanged: the table has another shape than its description says.
         """
 
-    def held(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+    def held(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Count the rows that the table holds as they are or newer, in the transaction that has just written them."""
 
-    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> int:
-        """Delete the rows of keys, sorted and at least one, from a table without ranks; return how many are left.
+    def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
+        """Delete rows, at least one, by their keys from a table without ranks; return how many are left.
 
         :raises SchemaChanged: as of :meth:`upsert`.
         """

@@ -15,8 +15,8 @@ from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects.protocol import Poison, TryAgain, judged, require_shape
 from export_queue.core.sinks.sql.fitting import merging
-from export_queue.core.sinks.sql.rows import Limits
-from export_queue.core.sinks.sql.tables import Row, Table
+from export_queue.core.sinks.sql.rows import Limits, Rows
+from export_queue.core.sinks.sql.tables import Table
 from export_queue.core.sinks.sql.values import as_native
 
 ERRORS = ErrorTable(
@@ -47,7 +47,7 @@ class SqliteDialect:
     """
 
     name = "sqlite"
-    capabilities = Capabilities(batch_rows=5000, batch_bytes=8 << 20, binary_ids=False)
+    capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=1 << 20, convert=as_native)
     locks_reads = True  # each transaction is the only one that writes
     driver_error: type[Exception] = sqlite3.Error
@@ -113,31 +113,33 @@ class SqliteDialect:
         found = connection.execute(text(statements.MERGING_COLLATION_SQLITE), {"table": table.name})
         return merging(table, {row.name: row.coll for row in found})
 
-    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+    def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Run one prepared statement for all rows."""
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
-        written = driver.executemany(statements.upsert_values(table), rows).rowcount
+        columns = rows.columns(table)
+        if table.ranked:
+            # the driver looks for an adapter of every bool
+            columns = (*columns[:-1], list(map(int, rows.deleted)))
+        written = driver.executemany(statements.upsert_values(table), zip(*columns, strict=True)).rowcount
         require_shape(self, connection, table)
         return written
 
-    def held(self, connection: Connection, table: Table, rows: Sequence[Row]) -> int:
+    def held(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Look at each row."""
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
-        find, width = statements.find_value(table), len(table.keys)
-        ranks = slice(-2, -1) if table.ranked else slice(0, 0)
-        return sum(driver.execute(find, (*row[:width], *row[ranks])).fetchone() is not None for row in rows)
+        find, ranks = statements.find_value(table), (rows.ranks,) if table.ranked else ()
+        wanted = zip(*rows.keys, *ranks, strict=True)
+        return sum(driver.execute(find, one).fetchone() is not None for one in wanted)
 
-    def delete(self, connection: Connection, table: Table, keys: Sequence[Row]) -> int:
+    def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Run one prepared statement for all keys."""
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
-        gone = driver.executemany(statements.delete_values(table), keys).rowcount
+        gone = driver.executemany(statements.delete_values(table), zip(*rows.keys, strict=True)).rowcount
         require_shape(self, connection, table)
-        if gone == len(keys):
-            return 0
-        return self.held(connection, table, keys)
+        return 0 if gone == len(rows) else self.held(connection, table, rows)
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Judge by SQLite's error code."""

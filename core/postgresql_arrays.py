@@ -1,4 +1,4 @@
-"""Arrays as PostgreSQL's binary protocol has them.
+"""Arrays as PostgreSQL's binary protocol has them; the store and the SQL sink share them.
 
 psycopg finds the type of each item of a list anew, which costs more than the rest of a commit's client side, and gives
 arrays of small and of large numbers different types, and so different prepared statements.
@@ -14,12 +14,15 @@ import psycopg
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
-_BYTEA, _INT4, _INT8 = 17, 23, 20
+_BOOL, _BYTEA, _INT8, _INT4, _TEXT = 16, 17, 20, 23, 25
 _HEADER = struct.Struct(">iiIii")
 """Dimensions, whether it holds null, the items' type, how many there are, the first one's number."""
 _EMPTY = struct.Struct(">iiI")
 _LENGTH = struct.Struct(">i")
 _NULL = _LENGTH.pack(-1)
+_LENGTHS = [_LENGTH.pack(length) for length in range(4096)]
+"""Of short items, which most are."""
+_FALSE, _TRUE = _LENGTH.pack(1) + b"\0", _LENGTH.pack(1) + b"\1"
 
 
 class _Array:
@@ -48,6 +51,42 @@ class ByteaArray(_Array):
             else:
                 parts += (_LENGTH.pack(len(item)), item)
         return cls(b"".join(parts))
+
+
+class TextArray(_Array):
+    """``text[]``, of texts that are encoded already."""
+
+    __slots__ = ()
+    oid = 1009
+
+    @classmethod
+    def of(cls, items: Sequence[bytes | None]) -> TextArray:
+        """Take texts in UTF-8; None is null."""
+        has_null = None in items
+        known = [item or b"" for item in items] if has_null else items
+        sizes = list(map(len, known))  # type: ignore[arg-type]
+        if max(sizes, default=0) < len(_LENGTHS):
+            heads = [_LENGTHS[size] for size in sizes]
+        else:
+            heads = list(map(_LENGTH.pack, sizes))
+        if has_null:
+            heads = [_NULL if item is None else head for item, head in zip(items, heads, strict=True)]
+        parts: list[Any] = [_HEADER.pack(1, has_null, _TEXT, len(items), 1)] * (1 + 2 * len(items))
+        parts[1::2], parts[2::2] = heads, known
+        return cls(b"".join(parts))
+
+
+class BooleanArray(_Array):
+    """``boolean[]``."""
+
+    __slots__ = ()
+    oid = 1000
+
+    @classmethod
+    def of(cls, items: Sequence[bool]) -> BooleanArray:
+        """Take truth values."""
+        sent = b"".join([_TRUE if item else _FALSE for item in items])
+        return cls(_HEADER.pack(1, 0, _BOOL, len(items), 1) + sent)
 
 
 class IntArray(_Array):
@@ -101,7 +140,7 @@ class _PackedDumper(Dumper):
 
 _DUMPERS = {
     kind: type(f"{kind.__name__}Dumper", (_PackedDumper,), {"oid": kind.oid})
-    for kind in (ByteaArray, IntArray, BigintArray, Packed)
+    for kind in (BigintArray, BooleanArray, ByteaArray, IntArray, Packed, TextArray)
 }
 
 
