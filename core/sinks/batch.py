@@ -137,7 +137,10 @@ def retarget(operations: Operations, targets: Mapping[str, str]) -> Operations:
 
     Two collections may share a target, and a record is one of the *target*.
     """
-    return replace(operations, collections=[targets.get(name, "") for name in operations.collections])
+    names = operations.collections
+    if names and names.count(names[0]) == len(names):  # as a rule; no need to look at each
+        return replace(operations, collections=[targets.get(names[0], "")] * len(names))
+    return replace(operations, collections=[targets.get(name, "") for name in names])
 
 
 def refuse_seqs(operations: Operations, reasons: Reasons) -> None:

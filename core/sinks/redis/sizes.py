@@ -11,6 +11,7 @@ from collections.abc import Callable
 from export_queue.core.errors import SinkRefused
 from export_queue.core.sinks.batch import Reasons
 from export_queue.core.sinks.operations import Operations
+from export_queue.core.sinks.redis.packing import word_of
 from export_queue.core.sinks.redis.servers import Servers
 from export_queue.core.sinks.redis.targets import Target
 
@@ -32,7 +33,7 @@ def refuse_long(servers: Callable[[], Servers], target: Target, operations: Oper
     for i, (record, document) in enumerate(zip(operations.ids, operations.documents, strict=True)):
         if len(record) + len(document or b"") <= SURE or i in reasons:
             continue
-        (key,) = target.locate(operations.take([i])).keys
+        key = word_of(target.locate(operations.take([i])).keys[0])
         longest = max(len(key), target.longest_part(record, document))
         if longest > SURE and not _takes(servers(), key, longest):
             reasons[i] = f"{longest} bytes in one piece are more than the server takes (proto-max-bulk-len)"
