@@ -11,6 +11,7 @@ what is measured; or a long transaction is open from the beginning, so that no v
 from __future__ import annotations
 
 import contextlib
+import statistics
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -22,7 +23,8 @@ from tests.support.servers import PostgresServer
 from benchmarks.clients import repeating, run_clients
 from benchmarks.commit import READ, WRITE, prepare_store, read_and_write, transactions, vacuum, write
 from benchmarks.measuring import Figure, median_ratio, shuffled
-from benchmarks.outbox import ROWS, STATUS, VALUE, all_keys
+from benchmarks.outbox import ROWS, VALUE, all_keys, status_of
+from benchmarks.processor import ProcessorClock, no_server, of_server
 from export_queue import MemorySink, Store, drain
 from export_queue.core.maintenance import Patience, maintain
 
@@ -47,6 +49,7 @@ def run(quick: bool) -> Iterator[Figure]:
     sizes, repeats, seconds = ((1_000, 30_000), 1, 0.1) if quick else ((100_000, 10_000_000), 15, 0.3)
     with tempfile.TemporaryDirectory() as folder, PostgresServer() as server:
         for database in ("sqlite", "postgresql"):
+            clock = no_server if database == "sqlite" else of_server(server.pid)
             for condition in (CLEANED, HELD):
                 with contextlib.ExitStack() as stack:
                     young, old = (
@@ -57,7 +60,7 @@ def run(quick: bool) -> Iterator[Figure]:
                     )
                     for url, rows in zip((young, old), sizes, strict=True):
                         stack.enter_context(gone_through(url, rows, condition))
-                    yield from _compare(database, condition, young, old, sizes, repeats, seconds)
+                    yield from _compare(database, condition, young, old, sizes, repeats, seconds, clock)
 
 
 def clean_up(url: str) -> None:
@@ -94,21 +97,30 @@ def _pass(store: Store, sink: MemorySink, cells: int) -> None:
         with store.transaction() as tx:
             table, queue = tx.table("business"), tx.queue("outbox")
             for key in keys[start : start + CELLS_A_COMMIT]:
-                table.set(key, "status", STATUS)
+                table.set(key, "status", status_of(start))
                 queue.add(key, VALUE)
     drain(store, "outbox", sink, sink_name="memory")
 
 
 def _compare(
-    database: str, condition: str, young: str, old: str, sizes: tuple[int, int], repeats: int, seconds: float
+    database: str,
+    condition: str,
+    young: str,
+    old: str,
+    sizes: tuple[int, int],
+    repeats: int,
+    seconds: float,
+    clock: ProcessorClock,
 ) -> Iterator[Figure]:
     for name, work in {WRITE: write, READ: read_and_write}.items():
         medians: dict[str, list[float]] = {young: [], old: []}
+        processor: dict[str, list[float]] = {young: [], old: []}
         for url in shuffled((young, old), repeats=repeats):
             beside = repeating(partial(clean_up, url), pause=0.1) if condition == CLEANED else contextlib.nullcontext()
             with beside:
-                taken = run_clients(partial(transactions, url, work), clients=1, seconds=seconds)
-            medians[url].append(sorted(taken)[len(taken) // 2])
+                ran = run_clients(partial(transactions, url, work), clients=1, seconds=seconds, server=clock)
+            medians[url].append(statistics.median(ran.seconds))
+            processor[url].append(ran.processor)
         yield Figure(
             bench="growth",
             case=f"{database}, {condition}, {name}: {sizes[1]:,} rows gone through",
@@ -117,4 +129,6 @@ def _compare(
             goal=FLAT,
             baseline=f"{sizes[0]:,} rows gone through",
             repeats=repeats,
+            # With that of clean-up, where it runs in the server.
+            note=f"{median_ratio(processor[old], processor[young]):.2f} × processor time",
         )

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
+from benchmarks.processor import ProcessorClock, no_server
+
 Name = TypeVar("Name")
 
 
@@ -39,15 +41,33 @@ class Figure:
 
 
 class Watch:
-    """Measures the part of a contestant's work that counts."""
+    """Measures the part of a contestant's work that counts.
 
-    seconds = 0.0
+    :param server: the clock of the server that works for it.
+    """
+
+    def __init__(self, server: ProcessorClock = no_server) -> None:
+        self._server = server
+        self.seconds = 0.0
+        self.processor = 0.0
+        """Processor seconds of this process and of the server."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
+        used = time.process_time() + self._server()
         started = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - started
+        self.processor += time.process_time() + self._server() - used
+
+
+class Taken(dict[str, list[float]]):
+    """Seconds of each repeat, by name of the contestant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processor: dict[str, list[float]] = {}
+        """Processor seconds of each repeat, of this process and of the server."""
 
 
 Contestant = Callable[[Watch], None]
@@ -67,20 +87,35 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(own / other for own, other in zip(ours, theirs, strict=True))
 
 
-def alternate(contestants: Mapping[str, Contestant], *, repeats: int, warm_up: bool = True) -> dict[str, list[float]]:
+def alternate(
+    contestants: Mapping[str, Contestant],
+    *,
+    repeats: int,
+    warm_up: bool = True,
+    server: ProcessorClock = no_server,
+) -> Taken:
     """Let each contestant run once a repeat, in another order each time.
 
     :param contestants: by name; each measures itself with the watch it is given.
     :param repeats: how often.
     :param warm_up: whether a first round does not count.
-    :returns: seconds of each repeat, by name.
+    :param server: the clock of the server that works for them.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    watches: dict[str, list[Watch]] = {name: [] for name in contestants}
     for name in shuffled(contestants, repeats=repeats + warm_up):
-        watch = Watch()
+        watch = Watch(server)
         contestants[name](watch)
-        seconds[name].append(watch.seconds)
-    return {name: taken[warm_up:] for name, taken in seconds.items()}
+        watches[name].append(watch)
+    taken = Taken()
+    for name, measured in watches.items():
+        taken[name] = [watch.seconds for watch in measured[warm_up:]]
+        taken.processor[name] = [watch.processor for watch in measured[warm_up:]]
+    return taken
+
+
+def processor_note(taken: Taken, name: str, baseline: str) -> str:
+    """Write for people how many times the baseline's processor time a contestant needs."""
+    return f"{median_ratio(taken.processor[name], taken.processor[baseline]):.2f} × processor time"
 
 
 def speed(seconds: Mapping[str, list[float]], name: str, baseline: str) -> float:

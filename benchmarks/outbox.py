@@ -20,8 +20,6 @@ ROWS = 10_000
 """Rows of the business table, all there from the beginning."""
 VALUE = {"status": "paid", "total": 1234, "note": "x" * 60}
 """What an entry of the outbox, and of a queue, carries."""
-STATUS = b"paid" * 20
-"""What a row of the business table, and a cell, carries."""
 
 _SQLITE = (
     "create table if not exists business (id text primary key, status blob)",
@@ -37,6 +35,11 @@ _UPSERT = "insert into business values ({p}, {p}) on conflict (id) do update set
 _APPEND = "insert into outbox (key, value) values ({p}, {p})"
 
 
+def status_of(number: int) -> bytes:
+    """Return what a row of the business table, or a cell, carries: SQLite writes no page whose bytes stay the same."""
+    return b"paid" * 20 + b"%016d" % number
+
+
 def key_of(number: int) -> str:
     """Spread numbers over the keys of the business table."""
     return f"order-{number * 7919 % ROWS}"
@@ -49,7 +52,7 @@ def all_keys() -> Sequence[str]:
 
 def create(url: str) -> None:
     """Create the two tables and fill the business table."""
-    rows = [(key, STATUS) for key in all_keys()]
+    rows = [(key, status_of(0)) for key in all_keys()]
     if url.startswith("sqlite"):
         with contextlib.closing(sqlite3.connect(_path(url), isolation_level=None)) as connection:
             for table in _SQLITE:
@@ -84,7 +87,7 @@ def _on_sqlite(url: str, reads: bool) -> Iterator[Step]:
             execute("begin immediate")
             if reads:
                 execute(read, (key,)).fetchone()
-            execute(upsert, (key, STATUS))
+            execute(upsert, (key, status_of(number)))
             execute(append, (key, orjson.dumps(VALUE).decode()))
             execute("commit")
 
@@ -100,7 +103,7 @@ def _on_postgres(url: str, reads: bool) -> Iterator[Step]:
             key = key_of(number)
             if reads:
                 cursor.execute(read, (key,)).fetchone()
-            cursor.execute(upsert, (key, STATUS))
+            cursor.execute(upsert, (key, status_of(number)))
             cursor.execute(append, (key, orjson.dumps(VALUE).decode()))
             connection.commit()
 

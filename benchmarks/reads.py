@@ -20,12 +20,16 @@ import psycopg
 from tests.support.servers import PostgresServer
 
 from benchmarks.commit import vacuum
-from benchmarks.measuring import Figure, Watch, alternate, speed
+from benchmarks.measuring import Figure, Watch, alternate, processor_note, speed
+from benchmarks.processor import ProcessorClock, no_server, of_server
 from export_queue import Store, TransactionContext
 
 COLUMN = b"status"
 VALUE = b"paid" * 20
-GOALS = {"get": 1.3, "scan": 0.5}
+GOALS = {
+    "sqlite": {"get": 1.4, "get_many": 0.4, "scan": 0.5, "scan, 10 versions": 0.2},
+    "postgresql": {"get": 1.1, "get_many": 0.6, "scan": 0.5, "scan, 10 versions": 0.2},
+}
 BLOCK = 500
 """Cells that one ``get_many`` and one statement of its baseline read."""
 
@@ -56,15 +60,17 @@ def run(quick: bool) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.db"
         with _on_sqlite(path, keys) as plain:
-            figures += _measure("sqlite", f"sqlite:///{path}", plain, keys, repeats)
+            figures += _measure("sqlite", f"sqlite:///{path}", plain, keys, repeats, no_server)
     with PostgresServer() as server:
         url = server.url(server.create_database())
         with _on_postgres(url, keys) as plain:
-            figures += _measure("postgresql", url, plain, keys, repeats)
+            figures += _measure("postgresql", url, plain, keys, repeats, of_server(server.pid))
     return figures
 
 
-def _measure(database: str, url: str, plain: Plain, keys: list[bytes], repeats: int) -> list[Figure]:
+def _measure(
+    database: str, url: str, plain: Plain, keys: list[bytes], repeats: int, clock: ProcessorClock
+) -> list[Figure]:
     figures = []
     with Store.open(url) as store:
         store.create()
@@ -76,7 +82,7 @@ def _measure(database: str, url: str, plain: Plain, keys: list[bytes], repeats: 
         for versions, table in tables.items():
             with store.transaction() as tx:
                 tx.table(table).get(keys[0], COLUMN)
-                figures += _compare(database, tx, table, versions, plain, keys, repeats)
+                figures += _compare(database, tx, table, versions, plain, keys, repeats, clock)
     return figures
 
 
@@ -88,7 +94,14 @@ def _write(store: Store, table: str, keys: list[bytes]) -> None:
 
 
 def _compare(
-    database: str, tx: TransactionContext, name: str, versions: int, plain: Plain, keys: list[bytes], repeats: int
+    database: str,
+    tx: TransactionContext,
+    name: str,
+    versions: int,
+    plain: Plain,
+    keys: list[bytes],
+    repeats: int,
+    clock: ProcessorClock,
 ) -> list[Figure]:
     table = tx.table(name)
     some = keys[:: max(1, len(keys) // 2_000)]  # spread over the whole table
@@ -128,6 +141,7 @@ def _compare(
         {"get": get, "plain get": select, "get_many": get_many, "plain get_many": select_many}
         | {"scan": scan, "plain scan": select_all},
         repeats=repeats,
+        server=clock,
     )
     baselines = {
         "get": "SELECT by primary key",
@@ -138,15 +152,17 @@ def _compare(
     for what, baseline in baselines.items():
         faster = speed(seconds, what, f"plain {what}")
         times = what == "get"  # compared as times, the others as speeds
+        case = what if versions == 1 else f"{what}, {versions} versions"
         figures.append(
             Figure(
                 bench="reads",
-                case=f"{database}, {what}{'' if versions == 1 else f', {versions} versions'}",
+                case=f"{database}, {case}",
                 ratio=1 / faster if times else faster,
                 better="lower" if times else "higher",
-                goal=GOALS.get(what) if versions == 1 else None,
+                goal=GOALS[database].get(case),
                 baseline=baseline,
                 repeats=repeats,
+                note=processor_note(seconds, what, f"plain {what}"),
             )
         )
     return figures

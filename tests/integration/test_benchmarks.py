@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from benchmarks.outbox import ROWS, create, key_of, outbox
+from benchmarks.processor import of_server
 from tests.support.elasticsearch import ElasticsearchServer
 from tests.support.mariadb import MariaDbServer
 from tests.support.servers import PostgresServer
@@ -25,6 +30,28 @@ def test_there_are_benchmarks() -> None:
 
 def test_the_page_has_a_place_for_every_benchmark() -> None:
     assert sorted(re.findall(r"<!-- figures of (\w+) -->", PAGE)) == NAMES
+
+
+def test_the_outbox_changes_its_row_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    create(f"sqlite:///{path}")
+    found = set()
+    with outbox(f"sqlite:///{path}") as step, sqlite3.connect(path) as reader:
+        for number in (5, 5 + ROWS, 5 + 2 * ROWS):
+            step(number)
+            found |= {*reader.execute("select status from business where id = ?", (key_of(5),))}
+    assert len(found) == 3
+
+
+def test_the_processor_time_of_a_server_is_that_of_its_processes() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        clock = of_server(os.getpid())
+        before, limit = clock(), time.monotonic() + 60
+        while clock() - before < 0.02 and time.monotonic() < limit:
+            time.sleep(0.005)
+        used = clock() - before
+        child.kill()
+    assert used >= 0.02
 
 
 @pytest.mark.full("a benchmark starts its own servers and takes up to half a minute")
