@@ -51,14 +51,18 @@ class Watch:
         self.seconds = 0.0
         self.processor = 0.0
         """Processor seconds of this process and of the server."""
+        self.client = 0.0
+        """Of these, this process's."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        used = time.process_time() + self._server()
+        own, others = time.process_time(), self._server()
         started = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - started
-        self.processor += time.process_time() + self._server() - used
+        own, others = time.process_time() - own, self._server() - others
+        self.client += own
+        self.processor += own + others
 
 
 class Taken(dict[str, list[float]]):
@@ -68,6 +72,8 @@ class Taken(dict[str, list[float]]):
         super().__init__()
         self.processor: dict[str, list[float]] = {}
         """Processor seconds of each repeat, of this process and of the server."""
+        self.client: dict[str, list[float]] = {}
+        """Of these, this process's."""
 
 
 Contestant = Callable[[Watch], None]
@@ -110,12 +116,19 @@ def alternate(
     for name, measured in watches.items():
         taken[name] = [watch.seconds for watch in measured[warm_up:]]
         taken.processor[name] = [watch.processor for watch in measured[warm_up:]]
+        taken.client[name] = [watch.client for watch in measured[warm_up:]]
     return taken
 
 
 def processor_note(taken: Taken, name: str, baseline: str) -> str:
     """Write for people how many times the baseline's processor time a contestant needs."""
     return f"{median_ratio(taken.processor[name], taken.processor[baseline]):.2f} × processor time"
+
+
+def processor_each(taken: Taken, name: str, things: int) -> str:
+    """Write for people the processor time of client and server for one of many things."""
+    client, both = statistics.median(taken.client[name]), statistics.median(taken.processor[name])
+    return f"{client / things * 1e6:.2f} + {max(0.0, both - client) / things * 1e6:.2f} µs"
 
 
 def speed(seconds: Mapping[str, list[float]], name: str, baseline: str) -> float:

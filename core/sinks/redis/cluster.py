@@ -86,6 +86,8 @@ end
 return shown
 """
 """Raises the fence of a primary. Key: the hash of its incarnation. Argument: 20 digits. Returns the fence."""
+_RECORDS_AT_ONCE = 1000
+"""Records of one call: a node serves nobody else while its script runs."""
 _SWEPT_AT_ONCE = 500
 """Hashes of which a page is swept in one go."""
 log = logging.getLogger("export_queue.sweep")
@@ -203,15 +205,16 @@ class Cluster:
         """
         records, ranks = self._target.locate(operations), pack_words(rank_texts(operations.ranks()))
         groups = layout.group_by_slot(list(map(word_of, records.keys)), self._target.hashes + b"{%b}")
-        steps = {name: _step(self._target, records, ranks, name, group) for name, group in groups.items()}
-        found = self._call(SCRIPT, steps)
         written, rejected = 0, []
-        for name, group in groups.items():
-            for i, outcome in zip(group, found[name], strict=True):
-                if isinstance(outcome, bytes):
-                    rejected.append(wrong_type(i, records.keys[i], outcome))
-                else:
-                    written += outcome
+        for start in range(0, max(map(len, groups.values())), _RECORDS_AT_ONCE):
+            parts = {name: group[start : start + _RECORDS_AT_ONCE] for name, group in groups.items()}
+            steps = {name: _step(self._target, records, ranks, name, part) for name, part in parts.items() if part}
+            for name, outcomes in self._call(SCRIPT, steps).items():
+                for i, outcome in zip(parts[name], outcomes, strict=True):
+                    if isinstance(outcome, bytes):
+                        rejected.append(wrong_type(i, records.keys[i], outcome))
+                    else:
+                        written += outcome
         return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
 
     def sweep(self, floor: int) -> int:

@@ -50,9 +50,9 @@ def heads_of(words: Sequence[bytes]) -> list[bytes]:
     return [b"\r\n$%d\r\n" % length for length in lengths]
 
 
-def word_of(packed: bytes) -> bytes:
-    """Return a word as it was before it was packed."""
-    return packed.split(b"\r\n", 2)[2]
+def word_of(part: bytes) -> bytes:
+    """Return a packed word as it was before."""
+    return part.split(b"\r\n", 2)[2]
 
 
 def packed(*words: bytes | str) -> Packed:
