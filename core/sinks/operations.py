@@ -67,7 +67,7 @@ class Operations:
 
     def ranks(self) -> list[int]:
         """Order of deliveries at a sink: by seq, and a put above a delete at the same seq (I9)."""
-        if None not in self.documents:  # as a rule; no need to look at each
+        if all(self.documents):  # as a rule; no need to look at each
             return [2 * seq + 1 for seq in self.seqs]
         return [2 * seq + (document is not None) for seq, document in zip(self.seqs, self.documents, strict=True)]
 

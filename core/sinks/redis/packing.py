@@ -45,9 +45,10 @@ def pack_words(words: Sequence[bytes]) -> list[bytes]:
 def heads_of(words: Sequence[bytes]) -> list[bytes]:
     """Return what stands before each word of a column: large words are not copied only to be packed."""
     lengths = list(map(len, words))
-    if max(lengths, default=0) < len(_HEADS):
+    try:
         return [_HEADS[length] for length in lengths]
-    return [b"\r\n$%d\r\n" % length for length in lengths]
+    except IndexError:  # a long one
+        return [b"\r\n$%d\r\n" % length for length in lengths]
 
 
 def word_of(part: bytes) -> bytes:

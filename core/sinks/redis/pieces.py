@@ -54,15 +54,16 @@ class Batch:
     def cut(self) -> list[range]:
         """Return the positions of each piece."""
         ids, documents = self._operations.ids, self._operations.documents
-        known = [document or b"" for document in documents] if None in documents else cast(Sequence[bytes], documents)
-        ends = list(accumulate(map(add, map(len, ids), map(len, known))))
-        found: list[range] = []
+        found = documents if all(documents) else [document or b"" for document in documents]
+        lengths = map(len, cast(Sequence[bytes], found))
+        ends = list(accumulate(map(add, map(len, ids), lengths)))
+        parts: list[range] = []
         start, before = 0, 0
         while start < len(ends):
             end = min(start + ROWS, max(start + 1, bisect_right(ends, before + BYTES)), len(ends))
-            found.append(range(start, end))
+            parts.append(range(start, end))
             start, before = end, ends[end - 1]
-        return found
+        return parts
 
     def halves(self, part: range) -> list[range]:
         """Cut a piece in two between shards, so that each meets fewer others; one of one shard stays whole."""
@@ -212,7 +213,7 @@ class RankedPiece(Piece):
 
 def _all_newer(offered: Sequence[bytes], known: Sequence[bytes | None]) -> bool:
     """Tell whether every record is newer than the server's: as a rule so, and told without a look at each."""
-    if None in known:
+    if not all(known):
         return not any(known)
     return all(map(lt, cast(Sequence[bytes], known), offered))
 

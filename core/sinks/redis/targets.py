@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
-from export_queue.core.sinks.batch import Reasons, refuse_lengths
+from export_queue.core.sinks.batch import Reasons
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import Rejection
 from export_queue.core.sinks.redis.fields import fields_of
-from export_queue.core.sinks.redis.layout import MAX_BYTES, RESERVED, keys_of, packed_keys_of
+from export_queue.core.sinks.redis.layout import RESERVED, keys_of, packed_keys_of
 from export_queue.core.sinks.redis.packing import Packed, joined, pack_words, packed, with_pairs, with_words, word_of
 
 Kind = Literal["string", "hash", "set"]
@@ -81,8 +81,7 @@ class StringTarget:
     hashes = b"xq:rank:"
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
-        """Refuse records that are too long, and keys that are the sink's own."""
-        refuse_lengths(operations, reasons, id_bytes=MAX_BYTES // 2, document_bytes=MAX_BYTES)
+        """Refuse keys that are the sink's own."""
         _refuse_reserved(operations.collections, operations.ids, reasons)
 
     def locate(self, operations: Operations) -> Records:
@@ -101,7 +100,7 @@ class StringTarget:
     def writes(self, records: Records, positions: Sequence[int]) -> list[Packed]:
         """One MSET for the puts, one UNLINK for the deletes, a SET for each put with a time to live."""
         keys, documents = records.keys, records.documents
-        if len(positions) == len(keys) and None not in documents and records.ttls is None:  # no need to look at each
+        if len(positions) == len(keys) and records.ttls is None and all(documents):  # no need to look at each
             return [with_pairs(_MSET, keys, cast(Sequence[bytes], documents))]
         put: list[int] = []
         gone: list[bytes] = []
@@ -160,7 +159,6 @@ class SetTarget:
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
         """Refuse ids that name no member, keys that are the sink's own, and members that are to expire."""
-        refuse_lengths(operations, reasons, id_bytes=MAX_BYTES // 2, document_bytes=MAX_BYTES)
         _refuse_reserved(operations.collections, operations.ids, reasons)
         for i, ttl in enumerate(operations.ttls or ()):
             if ttl is not None:
