@@ -12,6 +12,7 @@ from tests.support.servers import RedisServer
 
 from export_queue.core.errors import LeaseLost, SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks import Claim, Operations, RedisSink
+from export_queue.core.sinks.redis import pieces
 from export_queue.core.testing import FencedConformance
 
 MINE = Claim("q/1/0", 7)
@@ -138,7 +139,8 @@ def test_a_queue_that_was_drained_with_the_other_guard_is_refused(make, first, s
     make(guard=first).admit(queue_id="q", store_id="s", fence=1), "what is refused leaves nothing"
 
 
-def test_a_batch_that_memory_refuses_is_not_written_in_part(make, redis_client):
+def test_a_piece_that_memory_refuses_is_not_written_in_part(make, redis_client, monkeypatch):
+    monkeypatch.setattr(pieces, "BYTES", 1 << 30)
     sink = claimed(make(key="k:{id}"))
     redis_client.config_set("maxmemory", "1mb")
     try:

@@ -1,4 +1,4 @@
-"""Parts of a command that are longer than Redis takes, or its server (``proto-max-bulk-len``): found before they are sent.
+"""Parts of commands that are longer than Redis or a server takes (``proto-max-bulk-len``): found before they are sent.
 
 A server that is sent one hangs up: nothing would tell which record of a batch is to blame. The limit is told by no
 command that every user may give; but a bit beyond it is refused by ``GETBIT``, whatever the key holds.
