@@ -96,7 +96,8 @@ class SinkBindingError(ConfigurationError):
 
     default_hint = (
         "two drains into different sinks would split the data; "
-        "re-bind the queue explicitly, or add to a second queue in the same transaction"
+        "where the sink has moved, store.rebind(queue_id, sink_name) binds the queue to it (docs/drains.md); "
+        "to feed both, add to a second queue in the same transaction, or drain into a composite sink"
     )
 
 

@@ -1,6 +1,14 @@
-"""``export-queue init`` and ``adopt``: creating a store, and moving one."""
+"""``export-queue init``, ``backup`` and ``adopt``: creating a store, copying and moving one."""
 
 from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from export_queue.core.cli.console import BehindPooler, Password, Schema, Url, app, open_store
 
@@ -9,10 +17,44 @@ from export_queue.core.cli.console import BehindPooler, Password, Schema, Url, a
 def adopt(
     store: Url, password: Password = None, schema: Schema = "export_queue", behind_pooler: BehindPooler = False
 ) -> None:
-    """Let a store that was restored into another cluster of servers live there; nothing else may use it meanwhile."""
+    """Let a store that was restored live where it is, in another cluster of servers too.
+
+    Transactions that were in progress at the backup end. Nothing else may use the store meanwhile.
+    """
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         opened.adopt()
-        print(f"store {opened.id} lives in this cluster now")
+        print(f"store {opened.id} lives here now")
+
+
+@app.command()
+def backup(
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="the new file, which must not exist")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+) -> None:
+    """Copy a SQLite store into a new file, while others use the store; of PostgreSQL, use pg_basebackup or pg_dump.
+
+    The copy holds exactly what is committed when it begins. A copy of the store's files by other programs may hold half
+    a transaction, or none of the last ones.
+    """
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        size = opened.backup(target, on_progress=_telling(5.0))
+        print(f"store {opened.id} is copied to {target}: {size} bytes")
+
+
+def _telling(seconds: float) -> Callable[[int, int], None]:
+    """Make a function that prints progress, so many seconds apart."""
+    told = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= seconds:
+            told = time.monotonic()
+            print(f"{done >> 20} of {total >> 20} MiB", file=sys.stderr, flush=True)
+
+    return tell
 
 
 @app.command()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 from uuid import UUID
@@ -135,11 +137,26 @@ class Store:
         create(self.database, floor=floor)
 
     def adopt(self) -> None:
-        """Let a store that was restored into another cluster of PostgreSQL servers live there.
+        """Let a store that was restored live where it is: in another cluster of PostgreSQL servers, too.
 
-        Nothing else may use the store meanwhile. In its own cluster, and on SQLite, it changes nothing.
+        Transactions that were in progress at the backup end. Nothing else may use the store meanwhile.
         """
         adopt(self.database)
+
+    def backup(self, target: str | PathLike[str], *, on_progress: Callable[[int, int], None] | None = None) -> int:
+        """Copy a SQLite store into a new file: exactly what is committed when the copy begins.
+
+        Transactions go on meanwhile. The file gets its name once it is whole and on the disk.
+
+        :param target: the new file; it must not exist.
+        :param on_progress: told, again and again, how many bytes are copied, and of how many.
+        :returns: the bytes of the copy.
+        :raises InvalidArgument: the store is on PostgreSQL, whose own tools copy it.
+        :raises StoreError: the file exists, or cannot be written.
+        """
+        if self.database.dialect.is_file:
+            _ = self.identity
+        return self.database.dialect.back_up(Path(target).absolute(), on_progress or (lambda done, total: None))
 
     @property
     def id(self) -> str:

@@ -10,17 +10,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from export_queue.core.errors import InvalidArgument
+from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.core.maintenance import conflict_keys, idempotency_keys, invalid, outcomes, records, versions
 from export_queue.core.maintenance.horizon import raise_horizon, record_low_watermark
 from export_queue.core.maintenance.pages import CleanPage
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import MAX_SHORT_SECONDS, expire
+
+log = logging.getLogger("export_queue.maintenance")
 
 DAY = 24 * 3600.0
 VACUUM_AFTER = 20_000
@@ -189,3 +192,12 @@ class _Turn:
         deleted = {table: self.deleted[subject] for subject, table in _TABLES.items()}
         with contextlib.suppress(Exception):  # the work itself is done
             queries.cleanup.vacuum(self._database, deleted, after=VACUUM_AFTER)
+        with contextlib.suppress(ExportQueueError), self._database.connect() as connection:
+            kept = self._database.dialect.shrink_log(connection)
+            if kept:
+                log.warning(
+                    "the log beside %s has %d MiB and cannot be cut: a program reads in a SQL transaction that it does"
+                    " not end",
+                    self._database.shown_url,
+                    kept >> 20,
+                )

@@ -17,9 +17,8 @@ def prune_invalid(database: Database, limit: int) -> int:
     """
     pruned = 0
     while pruned < limit:
-        most = min(MOST_PRUNED, limit - pruned)
-        done = prune(database, limit=most)
+        done = prune(database, limit=min(MOST_PRUNED, limit - pruned))
         pruned += done
-        if done < most:
+        if not done:  # fewer than were asked for may be left, or cannot be pruned: the others still can
             break
     return pruned

@@ -29,7 +29,14 @@ from export_queue.core.sinks.operations import (
     collapse,
     document_bytes,
 )
-from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink, SweepableSink
+from export_queue.core.sinks.protocol import (
+    ApplyResult,
+    Capabilities,
+    ContinuingSink,
+    Rejection,
+    Sink,
+    SweepableSink,
+)
 from export_queue.core.sinks.spec import SinkSpec, opened_sink
 
 if TYPE_CHECKING:
@@ -44,6 +51,7 @@ __all__ = [
     "Claim",
     "ClaimedSink",
     "CompositeSink",
+    "ContinuingSink",
     "ControlRecord",
     "Delete",
     "ElasticsearchSink",

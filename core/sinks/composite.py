@@ -10,7 +10,14 @@ from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, Sink, SweepableSink
+from export_queue.core.sinks.protocol import (
+    ApplyResult,
+    Capabilities,
+    ContinuingSink,
+    Rejection,
+    Sink,
+    SweepableSink,
+)
 
 log = logging.getLogger("export_queue.sweep")
 
@@ -47,6 +54,12 @@ class CompositeSink:
         """Ask all parts; see :class:`~export_queue.core.sinks.Sink`."""
         for _, sink in self._parts:
             sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown, readmit=readmit)
+
+    def continue_drain(self, queue_id: str) -> None:
+        """Tell all parts; see :class:`~export_queue.core.sinks.ContinuingSink`."""
+        for _, sink in self._parts:
+            if isinstance(sink, ContinuingSink):
+                sink.continue_drain(queue_id)
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch to all parts; see :class:`~export_queue.core.sinks.Sink`.

@@ -74,6 +74,21 @@ def check_owner(
     return ControlRecord(store_id, fence)
 
 
+def check_loss(lost_at: int, since: int | None, *, what: str, queue_id: str, sink: str) -> None:
+    """Decide whether a queue may write to something that was lost, and readmitted for another queue.
+
+    :param lost_at: the fence of that readmission; 0 where nothing was lost.
+    :param since: the fence at which the queue itself began, or was readmitted last; None where it begins now.
+    :param what: the table or index.
+    :raises SinkLostData: the queue may have lost records there, and nobody has said that they came again.
+    """
+    if since is not None and lost_at > since:
+        raise SinkLostData(
+            f"{what} of {sink} was lost, and was readmitted for another queue: records of queue {queue_id!r} that it"
+            " held are gone, too"
+        )
+
+
 def register_store(found: FloorRecord, *, store_id: str, sink: str) -> FloorRecord:
     """Decide whether a store may be among those that feed a sink.
 

@@ -88,6 +88,17 @@ class Sink(Protocol):
 
 
 @runtime_checkable
+class ContinuingSink(Protocol):
+    """A sink that wants to know whose batches come, where another object of it admitted the drain, as on Spark."""
+
+    def continue_drain(self, queue_id: str) -> None:
+        """Take the batches of a drain that was admitted elsewhere, as by Spark's driver.
+
+        :param queue_id: the queue that is drained.
+        """
+
+
+@runtime_checkable
 class SweepableSink(Sink, Protocol):
     """A sink that can forget tombstones; one without ``sweep`` keeps them for ever."""
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated
 from export_queue.core.retry import Retry
-from export_queue.core.store import schema, views
+from export_queue.core.store import queries, schema, views
 from export_queue.core.store.database import Database, Identity, Reading, Work, prefix_of, schema_of
 from export_queue.core.store.registration import LOCK_WINDOW, IdSource
 
@@ -122,9 +122,13 @@ def check(work: Reading) -> Identity:
 
 
 def adopt(database: Database) -> Identity:
-    """Let a store that was copied into another cluster of servers live there; nothing else may use it meanwhile."""
+    """Let a store that was restored, perhaps into another cluster of servers, live there; nothing else may use it.
+
+    Transactions that were in progress at its backup end: what they did later is lost, and half of them must not commit.
+    """
     with database.begin() as work:
         database.dialect.adopt(work.connection)
+        queries.invalid.end_all(work)
         return check(work)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_IDLE = 8
 """Connections that stay at hand between transactions; the pool takes back all others."""
+MOST_SCHEMA_BYTES = 63
 _ENDED_AT_ONCE = "This connection is closed"
 """The pool's words when the connection in the place of a dead one is dead, too."""
 
@@ -135,6 +136,7 @@ class Database:
             engine, dialect = open_engine(parsed, file), SqliteDialect(file, clock or _host_clock)
             return cls(engine, dialect, shown_url=shown, client=client, limits=limits)
         if backend in ("postgresql", "postgres"):
+            _check_schema(schema)
             try:
                 from export_queue.core.store.postgresql.dialect import PostgresDialect
                 from export_queue.core.store.postgresql.dialect import open_engine as open_postgres
@@ -308,6 +310,17 @@ class Database:
         self.engine.dispose(close=False)
         self.counters = Counters()
         self._refusal = self.dialect.refusal_in_child(self.shown_url)
+
+
+def _check_schema(name: str) -> None:
+    """Check the name of a schema; the server would cut a longer one, which may be that of another store then.
+
+    :raises InvalidArgument: the message says what is allowed.
+    """
+    if not 0 < len(name.encode()) <= MOST_SCHEMA_BYTES or any(character in name for character in "'%\x00"):
+        raise InvalidArgument(
+            f"schema: expected a name of 1 to {MOST_SCHEMA_BYTES} bytes without ' and %, found {name[:100]!r}"
+        )
 
 
 def _read_url(url: str, password: str | None) -> sa.URL:

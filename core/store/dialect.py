@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 from uuid import UUID
 
@@ -345,6 +346,20 @@ class StoreDialect(Protocol):
 
         :param removed: entries that the caller has just removed.
         :param after: entries from which on it is worth it, with those that others removed since the last time.
+        """
+
+    def shrink_log(self, connection: Handle) -> int:
+        """Cut a log that readers have made grow, where the database does not do so by itself in time.
+
+        :returns: the bytes of a log that could not be cut, since somebody still reads what was before; else 0.
+        """
+
+    def back_up(self, target: Path, on_progress: Callable[[int, int], None]) -> int:
+        """Copy everything that is committed at this moment into a new file, and return its bytes.
+
+        :param on_progress: told, again and again, how many bytes are copied, and of how many.
+        :raises InvalidArgument: the database has tools of its own for that.
+        :raises StoreError: the file exists, or cannot be written.
         """
 
     def expire(self, connection: Handle) -> Swept:

@@ -23,8 +23,8 @@ LOCK_WINDOW = 1 << 51
 read as an id, may be any number."""
 
 HOUR_OF_IDS = 3600 * 1000 * 1_000_000
-"""While an id is registered, none is drawn that lies further above the last one: a step of the clock must not put
-registered ids out of the window."""
+"""A clock that is further above the last id is followed only after a look at the locks: a step of the clock must not
+put registered ids out of the window."""
 
 LAG_OF_IDS = 100 * 1_000_000
 """How far the ids of a sequence may lag the clock: the next number costs less than a number that is set."""

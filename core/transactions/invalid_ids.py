@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import time
 
+import sqlalchemy as sa
+
+from export_queue.core.errors import StoreUnavailable
 from export_queue.core.store import Database, Swept
 
 log = logging.getLogger("export_queue.transactions")
@@ -19,10 +22,7 @@ def expire(database: Database, *, seconds: float | None = None) -> int:
     :param seconds: how long the answer is waited for; an hour.
     """
     with database.connect(seconds=seconds) as connection:
-        for transaction in list(database.left_behind):
-            database.dialect.abort(connection, kind="long", transaction=transaction)
-            database.left_behind.discard(transaction)
-        return _told(database.dialect.expire(connection))
+        return _expire(database, connection)
 
 
 def expire_if_due(database: Database, *, seconds: float) -> None:
@@ -30,7 +30,21 @@ def expire_if_due(database: Database, *, seconds: float) -> None:
     now = time.monotonic()
     if now - database.expired_at > EXPIRE_SECONDS:
         database.expired_at = now
-        expire(database, seconds=seconds)
+        with database.connect(seconds=seconds) as connection:
+            try:
+                _expire(database, connection)
+            except StoreUnavailable as error:
+                if error.sent:
+                    raise
+                # A full disk, or a writer that stands still: a transaction that only reads may well start.
+                log.warning("transactions past their deadline could not be ended, which is tried again: %s", error)
+
+
+def _expire(database: Database, connection: sa.Connection) -> int:
+    for transaction in list(database.left_behind):
+        database.dialect.abort(connection, kind="long", transaction=transaction)
+        database.left_behind.discard(transaction)
+    return _told(database.dialect.expire(connection))
 
 
 def prune(database: Database, *, limit: int = 1000) -> int:

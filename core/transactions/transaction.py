@@ -717,14 +717,14 @@ class OpenTransaction:
                 self._session.call(abort, kind=kind, transaction=number)
                 return
             self._session.call(abort, kind=kind, transaction=number, kept=kept, left_to=left_to)
-        except ExportQueueError:
+        except BaseException as error:  # an interruption, too
             self._session.drop()  # a lock of its server session goes with it, and does not stay with the pool
             if kind == "long":
                 self.database.left_behind.add(number)
-                if not failed:
-                    raise
             if failed:  # on a new connection: nothing else will ever make the id invalid for good
                 self._session.call(abort, kind=kind, transaction=number, kept=kept, left_to=left_to)
+            if not isinstance(error, ExportQueueError) or (kind == "long" and not failed):
+                raise
 
     def _end(self, state: State) -> None:
         self._move(state)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.locks import holders
@@ -148,7 +148,8 @@ def test_a_killed_task_leaves_no_process_and_loses_nothing(
     first = operator()
     thread = threading.Thread(target=execute, args=(first,))
     thread.start()
-    wait_until(lambda: (tmp_path / "started").exists() or bool(outcome), "the task does not start")
+    started = tmp_path / "started"
+    wait_until(lambda: started.exists() or bool(outcome), "the task does not start", seconds=3 * PATIENCE)
     assert not outcome
     assert owned_processes()
     first.on_kill()

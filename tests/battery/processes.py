@@ -8,18 +8,21 @@ import random
 import time
 from pathlib import Path
 
+import sqlalchemy as sa
 from tests.battery import plants
 from tests.battery.journals import Journal
 from tests.battery.shared import Shared
 from tests.battery.ways import Way
 from tests.battery.wills import Heir
 from tests.battery.workload import Client
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.maintenance import Patience, maintain
+from export_queue.core.store import schema
 from export_queue.core.store.sqlite.dialect import SqliteDialect
-from export_queue.core.transactions import OpenTransaction, expire
+from export_queue.core.transactions import OpenTransaction, expire, take_snapshot
 
 JANITOR_PAUSE = 0.01
 PAGE = 3
@@ -42,6 +45,20 @@ def clean_up(store: Store, *, thoroughly: bool = True) -> int:
     patience = Patience(seconds=SNAPSHOT_AGE, between_calls=0)
     # No outcome may go, whatever the clock says: the run asks for all of them at its end.
     return maintain(store.database, patience=patience, keep_outcomes=FOR_GOOD).pruned
+
+
+def end_all(store: Store) -> None:
+    """Let time out what is in progress, and wait until the store has forgotten it; nobody may be at work."""
+
+    def is_settled() -> bool:
+        for kept in store.kept_invalid():  # an interruption has hit a participant's roll-back
+            store.forget_invalid(kept.id)
+        clean_up(store)
+        return not take_snapshot(store.database).excluded
+
+    with store.database.begin() as work:
+        work.connection.execute(sa.update(schema.active).values(deadline_ms=1))
+    wait_until(is_settled, "an id stays in progress")
 
 
 def run_client(way: Way, url: str, path: Path, number: int, session: int, seed: int, shared: Shared) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 from tests.battery import plants
+from tests.battery.clocks import DAY, HOUR, MINUTE, SteppingClock
 from tests.battery.journals import Journal, Told, ask_for_the_dead, read_journals
 from tests.battery.processes import clean_up, run_client, run_janitor
 from tests.battery.shared import STAGES, Shared, configure, fork
@@ -32,10 +33,7 @@ EVENT_EVERY = 40
 STALLED_SECONDS = 120
 """Nothing at all has ended for so long: something hangs, whatever the machine."""
 STOPS = (0.01, 0.1, 0.1, 0.5, 1.0)
-MINUTE, HOUR, DAY = 60_000, 3_600_000, 24 * 3_600_000
 CLOCK_STEPS = (2000, 2000, 2000, 10 * MINUTE, 3 * HOUR, 3 * DAY)
-"""Milliseconds by which the store's clock goes before or behind the server's, at most."""
-AFTER_ALL_STEPS = 2 * CLOCK_STEPS[-1] + WRITE_ONLY_MS
 
 
 class Run:
@@ -47,6 +45,7 @@ class Run:
     def __init__(self, way: Way, url: str, folder: Path, seed: int) -> None:
         self.way, self.url, self.folder = way, url, folder
         self.chance = random.Random(seed)
+        self.clock = SteppingClock(self.chance, CLOCK_STEPS)
         self.shared = Shared.create(folder, CLIENTS)
         self.journals = [folder / f"journal-{number}" for number in range(CLIENTS + JANITORS)]
         self.sessions = 0
@@ -127,7 +126,9 @@ class Run:
 
     def torment(self) -> None:
         number = self.chance.randrange(len(self.processes))
-        match self.chance.choice(("kill", "stop", "stop", "clock", *(["session"] * 2 if self.is_server else []))):
+        match self.chance.choice(
+            ("kill", "stop", "stop", "clock", "clock", *(["session"] * 2 if self.is_server else []))
+        ):
             case "kill":
                 self.processes[number].kill()
                 self.processes[number].join(30)
@@ -143,8 +144,7 @@ class Run:
             case "session":
                 self.events["server sessions ended"] += self.end_session()
             case "clock":
-                step = self.chance.choice(CLOCK_STEPS)
-                self.set_clock(self.chance.randrange(-step, step))
+                self.set_clock(self.clock.step())
                 self.events["clock steps"] += 1
 
     def resume(self, now: float) -> None:
@@ -198,7 +198,7 @@ class Run:
 
     def settle(self) -> None:
         """Ask for the last requests of the dead, wait until nothing is in progress, and read everything once more."""
-        self.set_clock(AFTER_ALL_STEPS)  # what dead clients registered has timed out
+        self.set_clock(self.clock.highest + DAY + WRITE_ONLY_MS)  # what dead clients registered has timed out
         with self.way.open(self.url, clock=self.shared.clock) as store:
             plants.follow_the_stores_clock(store)
             for path in self.journals:

@@ -282,6 +282,20 @@ with Store.open(sys.argv[1]) as store:
     subprocess.run([sys.executable, "-P", "-c", program, postgres_url], check=True, timeout=60)
 
 
+@pytest.mark.parametrize("kind", [psycopg.ClientCursor, psycopg.RawCursor])
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_a_connection_that_makes_cursors_of_another_kind_carries_a_transaction(
+    store: Store, store_url: str, kind: Any
+) -> None:
+    """Django's bind in the client."""
+    store.configure_queue("q")
+    with psycopg.connect(store_url.replace("+psycopg", ""), cursor_factory=kind) as connection:
+        connection.execute("select 1")
+        with store.transaction(connection=connection) as tx:
+            change(tx, "a", reads=True)
+    assert queued(store) == 1
+
+
 @on_postgresql
 def test_a_conflict_is_raised_and_the_user_rolls_back(store: Store, connect: Connect) -> None:
     """In SQLite nothing can overlap a bound transaction."""

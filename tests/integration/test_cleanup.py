@@ -61,6 +61,13 @@ def rows(store: Store, table: sa.Table) -> list[Any]:
         return list(work.connection.execute(sa.select(table)))
 
 
+def age_marks(store: Store, *, seconds: int) -> None:
+    """Let the low-water marks look as if they had been recorded earlier."""
+    with store.database.begin() as work:
+        mark = schema.low_watermark.c.at_ms
+        work.connection.execute(schema.low_watermark.update().values(at_ms=mark - 1000 * seconds))
+
+
 def horizon(store: Store) -> int:
     with store.database.read() as work:
         return cleanup.horizon(work)
@@ -86,8 +93,7 @@ def test_nothing_goes_before_the_longest_short_transaction_has_passed(store: Sto
     write(store, "a", b"2")
     report = clean(store, age=3600.0)
     assert (report.versions, report.conflict_keys, report.horizon) == (0, 0, 0)
-    with store.database.begin() as work:  # the mark of an hour ago
-        work.connection.execute(schema.low_watermark.update().values(at_ms=schema.low_watermark.c.at_ms - 3_600_000))
+    age_marks(store, seconds=3600)
     assert clean(store, age=3600.0).versions == 1
     assert len(rows(store, schema.low_watermark)) == 2  # the one that was used, and a new one
 
@@ -125,6 +131,8 @@ def test_a_scan_does_not_bring_back_what_clean_up_removes_between_its_pages(stor
 def test_a_short_snapshot_keeps_every_version_that_it_sees(store: Store) -> None:
     write(store, "a", b"1")
     write(store, "b", b"1")
+    clean(store)
+    age_marks(store, seconds=60)
     with store.transaction() as tx:
         assert tx.table("t").get("a", "n") == b"1"
         for value in (b"2", b"3"):
@@ -213,6 +221,20 @@ def test_no_update_is_lost_when_its_conflict_key_has_been_purged(store: Store, s
     younger.table("t").set("a", "n", b"younger")
     with pytest.raises((SnapshotTooOld, ConflictError)):
         commit(younger)
+    assert read(store, "a") == b"older"
+
+
+def test_a_conflict_key_above_a_horizon_that_rises_stays(store: Store, straddling: Any) -> None:
+    holder = begin(store, kind="long")
+    assert holder.id
+    younger, commit_older = straddling()
+    assert younger.table("t").get("a", "n") == b"before"
+    commit_older()
+    assert clean(store).horizon == holder.id
+    younger.table("t").set("a", "n", b"younger")
+    with pytest.raises(ConflictError):
+        commit(younger)
+    opened_by(holder).abort()
     assert read(store, "a") == b"older"
 
 

@@ -56,20 +56,53 @@ def drawn(store: Store) -> int:
 
 
 @both
-def test_ids_follow_a_step_of_the_clock_only_while_nothing_is_in_progress(stepping: Any) -> None:
+def test_ids_follow_a_step_of_the_clock_although_a_row_is_in_progress(stepping: Any) -> None:
+    """A row is excluded from snapshots however far below it lies."""
     store, step = stepping
     with store.transaction() as tx:
+        assert store.run(count) == 1
         own = tx.id
-        step(3 * DAY)
-        assert own < drawn(store) < own + 1000
-        step(HOUR // 2)  # not more than an hour
-        assert drawn(store) > own + (HOUR // 3) * 1_000_000
+        step(40 * DAY)
+        assert drawn(store) > own + 39 * DAY * 1_000_000
+        with store.transaction() as other:
+            assert own in other._transaction.value.excluded
         step(0)
     before = drawn(store)
-    step(3 * DAY)
-    assert drawn(store) > before + 2 * DAY * 1_000_000
     step(-3 * DAY)
     assert drawn(store) > before
+
+
+@both
+@pytest.mark.parametrize("early", [False, True])
+def test_what_is_written_after_a_quiet_time_lives_its_time(stepping: Any, *, early: bool) -> None:
+    """A long transaction is open, and nothing has drawn an id for hours, which looks like a step of the clock."""
+    store, step = stepping
+    store.configure_table("sessions", ttl=1800)
+    store.begin()
+    step(5 * HOUR)
+    with store.transaction() as tx:
+        if early:
+            assert tx.id
+        tx.table("sessions").set("anna", "token", b"1")
+    with store.transaction(read_only=True) as tx:
+        assert tx.table("sessions").get("anna", "token") == b"1"
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_ids_follow_no_step_that_would_hide_a_lock_in_progress(stepping: Any, store_url: str) -> None:
+    store, step = stepping
+    with psycopg.connect(store_url.replace("+psycopg", "")) as connection:
+        with store.transaction(connection=connection) as tx:
+            own = tx.id
+            tx.table("t").set("a", "n", b"1")
+        step(10 * DAY)
+        assert drawn(store) > own + 9 * DAY * 1_000_000
+        step(40 * DAY)
+        last = drawn(store)
+        assert own < last < own + 11 * DAY * 1_000_000
+        with store.transaction() as other:
+            assert own in other._transaction.value.excluded
+    assert drawn(store) > last + 20 * DAY * 1_000_000
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)

@@ -10,8 +10,9 @@ from tests.support.command_line import run_cli
 from tests.support.contexts import begin, opened_by
 
 from export_queue.core.client import Store
-from export_queue.core.errors import OtherCluster, SnapshotTooOld
+from export_queue.core.errors import OtherCluster, RegistrationLost, SnapshotTooOld
 from export_queue.core.store import schema
+from export_queue.core.transactions import take_snapshot
 
 locks_only = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 FAR = 1 << 40
@@ -41,11 +42,23 @@ def test_a_store_from_another_cluster_is_refused_until_it_is_adopted(store: Stor
         _ = opened.id
     with pytest.raises(OtherCluster):  # opened before it was moved
         store.run(count)
-    assert "lives in this cluster" in run_cli("adopt", url=store_url)
+    assert "lives here" in run_cli("adopt", url=store_url)
     assert store.run(count) == 2
     with Store.open(store_url) as opened:
         opened.adopt()  # changes nothing
         assert opened.run(count) == 3
+
+
+def test_where_a_store_is_adopted_transactions_of_its_backup_end(store: Store) -> None:
+    begun = store.begin()
+    with store.resume(begun) as tx:
+        tx.table("t").set("a", "n", b"half")
+    store.adopt()
+    with pytest.raises(RegistrationLost):
+        store.commit(begun)
+    assert store.run(count) == 1
+    store.maintain()
+    assert take_snapshot(store.database).excluded == ()
 
 
 @locks_only

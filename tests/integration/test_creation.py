@@ -174,6 +174,22 @@ def test_the_owner_of_a_schema_creates_without_rights_on_the_database(postgres_u
 
 
 @pytest.mark.postgres
+def test_a_database_that_checks_functions_strictly_takes_a_store(postgres_url: str) -> None:
+    name = sa.make_url(postgres_url).database
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as admin:
+        admin.execute(f"alter database \"{name}\" set plpgsql.extra_errors = 'all'".encode())
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.run(lambda tx: tx.table("t").set("a", "n", b"1"))
+
+
+@pytest.mark.parametrize("name", ["o'neil", "a%b", "", "x" * 64])
+def test_a_schema_that_cannot_be_named_everywhere_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"^schema: expected"):
+        Store.open("postgresql+psycopg://u@127.0.0.1:1/d", schema=name)
+
+
+@pytest.mark.postgres
 @pytest.mark.parametrize("source", ["sequence", "clock"])
 def test_many_create_at_once_beside_a_store_that_works(postgres_url: str, source: Literal["sequence", "clock"]) -> None:
     def create_often() -> None:

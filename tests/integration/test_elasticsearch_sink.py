@@ -453,6 +453,24 @@ def test_an_index_that_was_deleted_or_made_anew_is_refused_until_it_is_readmitte
     assert make().apply(puts(b"1")).stale == 1
 
 
+def test_an_index_that_is_readmitted_for_one_queue_is_still_lost_to_another(make, name, ask):
+    def admitted(queue_id: str, fence: int, *, readmit: bool = False) -> ElasticsearchSink:
+        sink = make()
+        sink.admit(queue_id=f"{name}-{queue_id}", store_id="s", fence=fence, readmit=readmit)
+        return sink
+
+    admitted("a", 1).apply(puts(b"1"))
+    admitted("b", 2).apply(puts(b"2"))
+    ask("DELETE", f"/{name}-000001")
+    assert admitted("a", 3, readmit=True).apply(puts(b"1")).written == 1
+    assert admitted("later", 4).apply(puts(b"3")).written == 1
+    for fence in (5, 6):
+        with pytest.raises(SinkLostData, match=f"queue '{name}-b'"):
+            admitted("b", fence).apply(puts(b"2"))
+    assert admitted("b", 7, readmit=True).apply(puts(b"2")).written == 1
+    assert admitted("a", 8).apply(puts(b"1")).stale == 1
+
+
 # One operation that fails must not take others with it
 
 
@@ -635,17 +653,24 @@ def test_another_number_of_answers_than_of_operations_is_no_acknowledgement(make
 
 
 @pytest.mark.parametrize(
-    ("block", "status"), [("read_only_allow_delete", "429"), ("write", "403"), ("read_only", "403")]
+    ("block", "error", "status"),
+    [
+        ("read_only_allow_delete", SinkUnavailable, "429"),
+        ("write", SinkRefused, "403"),
+        ("read_only", SinkRefused, "403"),
+    ],
 )
-def test_a_blocked_index_parks_the_drain_and_blames_no_record(make, name, ask, block, status, no_pauses):
+def test_a_block_of_a_full_disk_is_waited_for_and_one_that_a_person_put_ends_the_drain(
+    make, name, ask, block, error, status, no_pauses
+):
     sink = admit(make())
     sink.apply(puts(b"1"))
     overheard = Overheard(sink)
     ask("PUT", f"/{name}/_settings", {f"index.blocks.{block}": True})
     for document in (b"{}", None):
-        with pytest.raises(SinkRefused, match=f"{status} cluster_block_exception"):
+        with pytest.raises(error, match=f"{status} cluster_block_exception"):
             sink.apply(puts(b"2", seq=7, document=document))
-    assert overheard.sizes == [1, 1], "a full disk is no busy server: nothing is repeated"
+    assert overheard.sizes == [1, 1], "the sink repeats nothing by itself: a full disk stays so for longer"
     ask("PUT", f"/{name}-000001/_settings", {f"index.blocks.{block}": None})
     assert sink.apply(puts(b"2", seq=7)).written == 1
 

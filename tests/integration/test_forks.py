@@ -6,11 +6,7 @@ import contextlib
 import fcntl
 import multiprocessing
 import os
-import pickle
-import random
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,12 +14,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.fixtures import Covered
-from tests.support.histories import Append, HistoryTransaction, Operation, ReadList, check_history
 from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import ConflictError, StoreError, TransactionEnded
+from export_queue.core.errors import StoreError, TransactionEnded
 from export_queue.core.store.sqlite.filelock import FileLock
 
 fork = multiprocessing.get_context("fork")
@@ -228,107 +222,3 @@ def test_the_open_connection_of_a_parent_is_not_the_childs(postgres_url: str) ->
             with forked(lambda: answers.put(str(Path(f"/proc/self/fd/{own}").readlink()))):
                 assert answers.get(timeout=PATIENCE) == os.devnull
             assert store.queues() == []
-
-
-LISTS = 4
-
-
-class Recorder:
-    """A client that appends to lists and reads them, and notes what it did and saw."""
-
-    def __init__(self, store: Store, session: int, folder: Path) -> None:
-        self._store = store
-        self._session = session
-        self._path = folder / f"{session}.history"
-        self._random = random.Random(session)
-        self.done = 0
-
-    def run(self, *, until: Callable[[], bool]) -> None:
-        while not until():
-            self.step()
-
-    def step(self) -> None:
-        value = self._session * 1_000_000 + self.done
-        operations: list[Operation] = []
-        begin, end = time.monotonic_ns(), None
-        status = "ok"
-        try:
-            with self._store.transaction() as tx:
-                for name in self._random.sample([f"l{i}" for i in range(LISTS)], 2):
-                    seen = tuple(map(int, (tx.table("lists").get(name, "v") or b"").split()))
-                    operations.append(ReadList(name, seen))
-                if self._random.random() < 0.7:
-                    tx.table("lists").set(name, "v", b" ".join(b"%d" % v for v in (*seen, value)))
-                    operations.append(Append(name, value))
-            end = time.monotonic_ns()
-        except ConflictError:
-            status = "aborted"
-        told = HistoryTransaction(
-            session=str(self._session),
-            operations=operations,
-            status=status,  # type: ignore[arg-type]  # one of two
-            begin=begin,
-            end=end,
-        )
-        with self._path.open("ab") as file:
-            pickle.dump(told, file)
-        self.done += 1
-
-
-def read_history(folder: Path) -> Iterator[HistoryTransaction]:
-    for path in sorted(folder.glob("*.history")):
-        with path.open("rb") as file, contextlib.suppress(EOFError):
-            while True:
-                yield pickle.load(file)
-
-
-@pytest.mark.parametrize(
-    ("forked_children", "steps"),
-    [
-        pytest.param(4, 15, id="short"),
-        pytest.param(60, 100, id="long", marks=pytest.mark.full("thousands of transactions in sixty children")),
-    ],
-)
-def test_the_history_of_parents_and_their_forked_children_is_snapshot_isolation(
-    store: Store, tmp_path: Path, forked_children: int, steps: int, covered: Covered
-) -> None:
-    """The parent's threads go on while children begin with the parent's store; one child in four is a parent itself."""
-    with store.transaction() as tx:
-        tx.table("lists").get("l0", "v")
-    stop = threading.Event()
-    recorders = [Recorder(store, session, tmp_path) for session in (1, 2)]
-    threads = [threading.Thread(target=r.run, kwargs={"until": stop.is_set}) for r in recorders]
-
-    def be_child(session: int) -> None:
-        recorder = Recorder(store, session, tmp_path)
-        with contextlib.suppress(StoreError):  # SQLite: the fork met a connection in use for longer than it waits
-            recorder.run(until=lambda: recorder.done >= steps)
-            if session % 4 == 0:
-                with forked(lambda: be_child(session + 1000)) as grandchild:
-                    recorder.run(until=lambda: recorder.done >= 2 * steps)
-                    grandchild.join(PATIENCE)
-
-    for thread in threads:
-        thread.start()
-    children = []
-    try:
-        for number in range(forked_children):
-            before = recorders[0].done
-            child = fork.Process(target=be_child, args=(10 + number,))
-            child.start()
-            children.append(child)
-            wait_until(lambda: recorders[0].done > before + 2, "the fork has stopped the parent's commits")  # noqa: B023
-        for child in children:
-            child.join(PATIENCE)
-            assert child.exitcode == 0
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(PATIENCE)
-        for child in children:
-            child.kill()
-    verdict = check_history(read_history(tmp_path))
-    assert not verdict.anomalies, str(verdict)
-    assert {int(path.stem) for path in tmp_path.glob("*.history")} >= {1, 2}
-    assert sum(path.stem not in ("1", "2") for path in tmp_path.glob("*.history")) >= forked_children / 2
-    covered(f"{verdict.committed} transactions committed, {len(list(tmp_path.glob('*.history')))} processes")

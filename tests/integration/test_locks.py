@@ -229,10 +229,10 @@ def counted_statements(store: Store) -> Iterator[list[str]]:
 def test_more_units_than_a_statement_has_parameters_are_claimed_renewed_and_given_back(store: Store) -> None:
     """SQLite takes 32 766 parameters, PostgreSQL 65 535."""
     queue = store.configure_queue("wide", buckets=70_000, buckets_per_range=1)
-    leases = claim(store.database, queue, queue.units(), owner=ANNA, lease_seconds=60)
-    renew(store.database, leases, lease_seconds=60)
+    leases = claim(store.database, queue, queue.units(), owner=ANNA, lease_seconds=3600)
+    renew(store.database, leases, lease_seconds=3600)
     release(store.database, leases[::2])
-    assert len(claim(store.database, queue, queue.units(), owner=BERT, lease_seconds=60)) == 35_000
+    assert len(claim(store.database, queue, queue.units(), owner=BERT, lease_seconds=3600)) == 35_000
 
 
 @pytest.mark.parametrize("store_url", ["postgresql-clock"], indirect=True)

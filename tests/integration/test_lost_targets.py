@@ -20,7 +20,7 @@ from tests.support.sql_targets import admit, puts
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain, readmit
-from export_queue.core.errors import SinkConfigurationError, SinkLostData
+from export_queue.core.errors import SinkBelongsToAnother, SinkConfigurationError, SinkLostData
 from export_queue.core.sinks import CompositeSink, MemorySink, RedisSink, SinkSpec, SqlSink
 
 
@@ -91,6 +91,52 @@ def test_a_table_that_lost_its_rows_is_refused_until_it_is_readmitted(orders: St
         ("a",), ("b",), ("c",)
     ]  # fmt: skip
     sink.close()
+
+
+@pytest.mark.parametrize("table", ["{collection}", "copies"])
+def test_a_table_that_is_readmitted_for_one_queue_is_still_lost_to_another(orders: Store, url: str, table: str):
+    orders.configure_queue("bills", buckets=1)
+    tables = ["copies"] if table == "copies" else ["orders", "bills"]
+
+    def bring(queue: str) -> int:
+        with orders.transaction() as tx:
+            tx.queue(queue).add("a", {"of": queue})
+        return drain(orders, queue, sink, sink_name="copies").acknowledged
+
+    sink = SqlSink(url, table=table)
+    bring("orders")
+    bring("bills")
+    execute(url, *(f"DROP VIEW {name}_live" for name in tables), *(f"DROP TABLE {name}" for name in tables))
+    readmit(orders, "orders", sink)
+    assert bring("orders") == 1
+    orders.configure_queue("later", buckets=1)
+    assert bring("later") == 1, "a queue that was not there cannot have lost anything"
+    for _ in range(2):
+        with pytest.raises(SinkLostData, match="queue 'bills'"):
+            bring("bills")
+    sink.close()
+    sink = SqlSink(url, table=table)  # as in Spark's executors, which admit nothing
+    sink.continue_drain("bills")
+    with pytest.raises(SinkLostData, match="queue 'bills'"):
+        sink.apply(puts(b"a", collection="bills"))
+    readmit(orders, "bills", sink)
+    assert bring("bills") == 3
+    assert bring("orders") == 1
+    sink.close()
+
+
+def test_a_readmission_of_a_store_that_the_sink_refuses_forgets_nothing(orders: Store, tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/copies.db"
+    add(orders, "a")
+    drain(orders, "orders", SinkSpec("sql", {"url": url}, name="copies"))
+    execute(url, "DROP VIEW orders_live", "DROP TABLE orders")
+    with Store.open(f"sqlite:///{tmp_path}/other.db") as other:
+        other.create()
+        other.configure_queue("orders", buckets=1)
+        with pytest.raises(SinkBelongsToAnother):
+            readmit(other, "orders", SinkSpec("sql", {"url": url}))
+    with pytest.raises(SinkLostData, match="is gone"):
+        drain(orders, "orders", SinkSpec("sql", {"url": url}, name="copies"))
 
 
 def test_a_table_that_is_emptied_during_a_drain_is_refused_by_the_next_batch(orders: Store, url: str):

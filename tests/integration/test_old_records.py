@@ -42,6 +42,26 @@ def test_reports_of_drains_are_kept_for_a_month_and_those_of_idle_drains_for_a_d
     assert maintain(store.database, keep_reports=24 * 3600).drain_reports == 3
 
 
+def test_a_drain_reads_no_report_of_an_earlier_one(store: Store) -> None:
+    store.configure_queue("orders", buckets=4, buckets_per_range=4)
+    sink, seen = MemorySink(), list[str]()
+
+    def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        seen.append(statement)
+
+    sa.event.listen(store.database.engine, "before_cursor_execute", note)
+    try:
+        for key in ("a", None, "b"):
+            if key:
+                with store.transaction() as tx:
+                    tx.queue("orders").add(key, 1)
+            drain(store, "orders", sink)
+    finally:
+        sa.event.remove(store.database.engine, "before_cursor_execute", note)
+    about_reports = [statement for statement in seen if schema.drain_report.name in statement]
+    assert [statement.split()[0] for statement in about_reports] == ["INSERT"] * 3
+
+
 def no_exporter(entry: Entry) -> list[Put]:
     raise ValueError("refused")
 

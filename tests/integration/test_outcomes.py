@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 from tests.integration.test_participants import Resource
 from tests.support.contexts import catalogue_of, opened_by
 from tests.support.cuts import Truth, fill
+from tests.support.fixtures import private_or_skip
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
@@ -31,7 +33,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.retry import Retry
 from export_queue.core.store import Writes, schema
-from export_queue.core.transactions import outcome, take_snapshot
+from export_queue.core.transactions import expire, outcome, take_snapshot
 
 fork = multiprocessing.get_context("fork")
 HELD = 4711
@@ -278,6 +280,71 @@ def test_an_interrupted_flush_ends_the_transaction(store: Store, monkeypatch: py
     assert take_snapshot(store.database).excluded == ()
 
 
+def test_what_two_interruptions_in_a_row_leave_open_is_undone_by_the_next_write(sqlite_url: str) -> None:
+    """The second one hits what ends the SQL transaction after the first, and the connection stays as it is."""
+    with Store.open(sqlite_url) as store:
+        store.create()
+        connection = store.database.check_out()
+        raw = connection.driver_connection
+        assert isinstance(raw, sqlite3.Connection)
+        suspended = store.database.dialect.transaction(raw)
+        suspended.__enter__()
+        raw.execute("update xq_store set horizon = 7")
+        with store.transaction() as tx:  # else it would wait for itself
+            tx.table("t").set("a", "n", b"1")
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            raw.execute("select 1")
+        with store.transaction() as tx:
+            assert tx.table("t").get("a", "n") == b"1"
+
+
+def test_a_connection_that_is_closed_in_mid_transaction_locks_nothing_while_a_cursor_of_it_lives(
+    sqlite_url: str,
+) -> None:
+    """The traceback of an interruption may hold one."""
+    with Store.open(sqlite_url) as store:
+        store.create()
+        store.configure_queue("q")
+        connection = store.database.check_out()
+        raw = connection.driver_connection
+        assert isinstance(raw, sqlite3.Connection)
+        raw.execute("begin immediate")
+        cursor = raw.execute("select id from xq_queue union select 'r'")
+        assert cursor.fetchone() is not None
+        raw.close()
+        with store.transaction() as tx:
+            tx.queue("q").add("a", 1)
+        del cursor
+
+
+@pytest.mark.parametrize("can_undo", [True, False], ids=["undone", "left-to-a-participant"])
+def test_an_interrupted_abort_of_a_long_transaction_is_made_up_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, can_undo: bool
+) -> None:
+    abort, interruptions, resource = store.database.dialect.abort, [TimedOut()], Resource("file")
+
+    def fail() -> None:
+        raise OSError("the file is locked")
+
+    def interrupted(*arguments: Any, **named: Any) -> None:
+        if interruptions:
+            raise interruptions.pop()
+        abort(*arguments, **named)
+
+    with pytest.raises(TimedOut), store.transaction(long=True) as tx:
+        tx.join(resource)
+        tx.table("t").set("a", "n", b"1")
+        tx.flush()
+        monkeypatch.setattr(store.database.dialect, "abort", interrupted)
+        if not can_undo:
+            monkeypatch.setattr(resource, "rollback", fail)
+        raise KeyError
+    expire(store.database)  # as starts do, and maintenance
+    kept = list(take_snapshot(store.database).excluded)
+    assert [one.id for one in store.kept_invalid()] == kept
+    assert len(kept) == (0 if can_undo else 1)
+
+
 def test_a_flush_that_arrives_behind_its_repetition_changes_nothing(store: Store) -> None:
     """Also where a checkpoint has been made meanwhile; a flush that is still awaited draws another number."""
     store.configure_queue("q")
@@ -479,12 +546,7 @@ def test_an_idempotency_key_whose_commit_is_still_in_flight_is_waited_for(
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[PostgresServer]:
     """A server whose settings a test may change."""
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
+    yield from private_or_skip(PostgresServer)
 
 
 @pytest.fixture
@@ -587,9 +649,10 @@ def test_a_restarted_server_costs_no_transaction(own_server: PostgresServer, lon
 
 
 def test_a_store_that_refuses_the_question_leaves_the_outcome_unknown(
-    held: tuple[Store, psycopg.Connection],
+    held: tuple[Store, psycopg.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that became a standby answers, but decides nothing."""
+    monkeypatch.setattr("export_queue.core.transactions.outcomes.ASKING", Retry(attempts=None, seconds=0.3))
     store, holder = held
     requests: list[UUID] = []
     with in_background(lambda: commit(store, "a", requests)) as (committer,):

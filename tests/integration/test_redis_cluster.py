@@ -18,7 +18,7 @@ from tests.support.redis_records import Make, admit, making, member_id, members,
 
 from export_queue.core.client import Store
 from export_queue.core.drain import Progress, drain
-from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec
 from export_queue.core.sinks.redis import cluster as cluster_module
 from export_queue.core.testing import SinkConformance
@@ -139,13 +139,13 @@ def test_one_node_that_may_forget_any_key_is_enough_to_refuse(make, redis_cluste
         redis_cluster.ask(node, "CONFIG SET", "maxmemory-policy", "noeviction")
 
 
-def test_a_full_node_refuses_and_no_record_is_half_applied(make, redis_cluster, client):
+def test_a_full_node_is_unavailable_and_no_record_is_half_applied(make, redis_cluster, client):
     sink = make()
     sink.apply(many(seq=1))
     node = redis_cluster.primary_of(key_slot(b"orders:1"))
     redis_cluster.ask(node, "CONFIG SET", "maxmemory", "1mb")
     try:
-        with pytest.raises(SinkRefused, match="OOM"):
+        with pytest.raises(SinkUnavailable, match="OOM"):
             sink.apply(many(seq=2))
     finally:
         redis_cluster.ask(node, "CONFIG SET", "maxmemory", "0")

@@ -216,12 +216,12 @@ def test_a_hash_is_as_long_as_its_longest_field(make, redis_client, configured):
     assert (result.written, [one.position for one in result.rejected]) == (1, [1])
 
 
-def test_a_full_server_refuses_and_nothing_is_half_applied(make, redis_client, configured):
+def test_a_full_server_is_unavailable_and_nothing_is_half_applied(make, redis_client, configured):
     sink = admit(make())
     sink.apply(puts(b"1", seq=1, document=b"old"))
     configured("maxmemory", str(redis_client.info("memory")["used_memory"] + 100_000))
     big = Operations(["o"] * 40, [b"%d" % n for n in range(40)], [b"x" * 20_000] * 40, [5] * 40, range(40))
-    with pytest.raises(SinkRefused, match="OOM"):
+    with pytest.raises(SinkUnavailable, match="OOM"):
         for _ in range(10):
             sink.apply(big)
             big = Operations(

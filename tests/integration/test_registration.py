@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -363,6 +364,48 @@ def test_a_start_below_the_horizon_is_refused_and_leaves_no_id(store: Store) -> 
     assert excluded(store) == ()
 
 
+@all_ways
+def test_long_transactions_that_end_and_begin_during_a_first_read_are_seen_right(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind each statement that it sends: the ids that a server's snapshot excludes are of the snapshot's moment."""
+    execute = psycopg.Cursor.execute
+
+    def stage(row: str, value: bytes) -> dict[str, Any]:
+        long = store.begin()
+        with store.resume(long) as tx:
+            tx.table("t").set(row, "n", value)
+        return long
+
+    def read_while_others_work(number: int) -> bool:
+        value, begun, sent = b"%d" % number, [stage("ending", b"%d" % number)], 0
+
+        def execute_and_work(cursor: psycopg.Cursor[Any], *arguments: Any, **options: Any) -> psycopg.Cursor[Any]:
+            nonlocal sent
+            executed = execute(cursor, *arguments, **options)
+            sent += 1
+            if sent == number:  # what follows sends statements, too
+                store.run(lambda tx: tx.table("t").set("before", "n", value))
+                store.commit(begun.pop())
+                begun.append(stage("begun", value))
+            return executed
+
+        with store.transaction() as tx:
+            with monkeypatch.context() as patched:
+                patched.setattr(psycopg.Cursor, "execute", execute_and_work)
+                ending = tx.table("t").get("ending", "n")
+            assert tx.table("t").get("ending", "n") == ending
+            assert ending != value or tx.table("t").get("before", "n") == value
+            assert tx.table("t").get("begun", "n") is None
+        store.abort(begun.pop())
+        return sent >= number
+
+    assert read_while_others_work(1)
+    for number in itertools.count(2):
+        if not read_while_others_work(number):
+            break
+
+
 # --- sessions -------------------------------------------------------------------------------------------------------
 
 
@@ -624,17 +667,6 @@ def test_a_stricter_default_isolation_is_refused_with_what_to_do(store: Store, s
                 tx.table("t").set("a", "n", b"1")
         with pytest.raises(ConfigurationError):
             take_snapshot(late.database)
-
-
-@pytest.fixture
-def own_server() -> Iterator[PostgresServer]:
-    """A server whose lock table a test may fill: all databases of a server share it."""
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
 
 
 @pytest.mark.postgres

@@ -39,6 +39,7 @@ UNCHECKED = (
     "pg_try_advisory_lock(integer)",
 )
 """Functions that fit calls in the store better than the server's own, which take arguments of other types."""
+PINNED = "search_path=pg_catalog, pg_temp"
 
 
 def connect(url: str, **options: Any) -> psycopg.Connection[Any]:
@@ -97,6 +98,18 @@ def test_no_function_of_another_role_is_called(store: Store, store_kind: str, st
                 assert mallory.execute("select distinct name from public.loot").fetchall() == []
         finally:
             admin.execute(f"drop owned by {role}; drop role {role}".encode())
+
+
+def test_every_function_pins_its_search_path(store: Store, store_url: str) -> None:
+    with connect(store_url) as connection:
+        found = connection.execute(
+            """
+            select p.oid::regprocedure::text, array_to_string(p.proconfig, chr(10))
+            from pg_proc p join pg_namespace n on n.oid = p.pronamespace where n.nspname = 'export_queue'
+            """
+        ).fetchall()
+    assert found
+    assert [name for name, settings in found if PINNED not in (settings or "").split("\n")] == []
 
 
 def shadow(mallory: psycopg.Connection[Any], *, with_operators: bool) -> None:
@@ -185,17 +198,6 @@ def test_a_session_that_ends_since_its_transaction_was_idle_is_unavailable(store
         there = "select 1 from pg_stat_activity where pid = %s"
         wait_until(lambda: watcher.execute(there, (pid,)).fetchone() is None, "the session does not end")
         work.connection.execute(sa.text("select 1"))
-
-
-@pytest.fixture
-def own_server() -> Iterator[PostgresServer]:
-    """A server of this test alone, which flushes its commits."""
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
 
 
 @pytest.mark.full("a primary and its standby are two more servers")

@@ -116,7 +116,7 @@ def test_a_server_with_too_few_replicas_is_unavailable(client, sink):
     assert sink.apply(puts(seq=2)) == ApplyResult(50, 0)
 
 
-def test_a_server_that_cannot_save_refuses(server, client, sink):
+def test_a_server_that_cannot_save_is_unavailable(server, client, sink):
     folder = server.folder / "gone"
     folder.mkdir()
     client.config_set("dir", str(folder))
@@ -124,7 +124,7 @@ def test_a_server_that_cannot_save_refuses(server, client, sink):
     shutil.rmtree(folder)
     client.bgsave()
     wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "it could save")
-    with pytest.raises(SinkRefused, match="MISCONF"):
+    with pytest.raises(SinkUnavailable, match="MISCONF"):
         sink.apply(puts(seq=2))
     client.config_set("save", "")
     assert documents(client) == {b"old"}

@@ -226,6 +226,27 @@ def test_a_server_that_takes_no_writes_for_now_is_unavailable(own_url, make):
     assert "CREATE TABLE" in caught.value.hint
 
 
+@pytest.mark.full("a server of its own, whose table space is filled")
+def test_a_full_table_is_unavailable_until_it_has_room(make):
+    limits = {"innodb-file-per-table": "0", "innodb-data-file-path": "ibdata1:12M:autoextend:max:16M"}
+    with MariaDbServer(limits) as server:
+        url = server.url(server.create_database())
+        sink = admit(make(url))
+        execute(url, "CREATE TABLE ballast (n int PRIMARY KEY, t longtext)")
+        rows = iter(range(1000))
+        with pytest.raises(pymysql.Error, match="is full"), connect(url) as other, other.cursor() as cursor:
+            while True:
+                cursor.execute("INSERT INTO ballast VALUES (%s, repeat('x', 100000))", (next(rows),))
+                other.commit()
+        with pytest.raises(SinkUnavailable, match="1114"):
+            for n in range(100):  # the last pages of a table may have some room
+                sink.apply(puts(b"%d" % n, document=b"x" * 100_000))
+        server.stop()
+        server.settings["innodb-data-file-path"] = "ibdata1:12M:autoextend:max:64M"
+        server.start()
+        assert sink.apply(puts(b"%d" % n, document=b"x" * 100_000)).written == 1
+
+
 def test_a_server_that_is_not_there_and_a_wrong_password_are_told_without_it(mariadb_url, make):
     wrong = make_url(mariadb_url).set(password=SECRET).render_as_string(hide_password=False)
     away = f"mysql://me:{SECRET}@127.0.0.1:{free_port()}/x"

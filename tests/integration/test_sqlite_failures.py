@@ -222,18 +222,6 @@ def test_a_full_database_refuses_and_says_where_space_is_missing(sqlite_url: str
         assert rows_of(store, "b") == (1, 1)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of two megabytes."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, b"size=2m"):
-        pytest.skip(f"cannot mount a small disk: {os.strerror(ctypes.get_errno())}")
-    yield folder
-    libc.umount2(str(folder).encode(), 2)
-
-
 @pytest.mark.parametrize("kind", ["write_only", "short", "long"])
 def test_a_full_disk_loses_nothing_that_was_committed(small_disk: Path, kind: str) -> None:
     url = f"sqlite:///{small_disk / 'store.db'}"
@@ -272,6 +260,67 @@ def test_a_full_disk_loses_nothing_that_was_committed(small_disk: Path, kind: st
         assert visible(store, name) == (0, 0)
         with store.database.read() as work:
             assert work.connection.exec_driver_sql("pragma integrity_check").scalar() == "ok"
+
+
+def test_a_long_transaction_whose_abort_meets_a_full_disk_is_aborted_at_the_first_start_with_room(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export_queue.core.transactions.invalid_ids.EXPIRE_SECONDS", 0)
+    url, ballast = f"sqlite:///{small_disk / 'store.db'}", small_disk / "ballast"
+    create(url)
+    with Store.open(url) as store:
+        commit(store, "short", "before", lambda request: None, lambda: None)
+        with pytest.raises(KeyError) as caught, store.transaction(long=True) as tx:
+            fill(tx, "a")
+            tx.queue("q").add("big", "x" * 100_000)
+            transaction = int(tx.to_json()["id"])  # and stages it
+            free = os.statvfs(small_disk)
+            ballast.write_bytes(b"x" * free.f_bavail * free.f_bsize)
+            raise KeyError
+        assert any("tried again at a later start" in note for note in caught.value.__notes__)
+        assert visible(store, "before") == (1, 1), "a full disk keeps nobody from reading"
+        assert take_snapshot(store.database).excluded == (transaction,)
+        ballast.unlink()
+        assert visible(store, "before") == (1, 1)
+        assert take_snapshot(store.database).excluded == ()
+        assert rows_of(store, "a") == (0, 0)
+
+
+@pytest.mark.parametrize("ended_by", ["commits", "maintenance"])
+def test_a_log_that_a_foreign_reader_made_grow_is_cut_once_it_is_gone(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ended_by: str
+) -> None:
+    for module in ("file", "dialect"):
+        monkeypatch.setattr(f"export_queue.core.store.sqlite.{module}.LOG_BYTES", 5 << 20)
+    monkeypatch.setattr("export_queue.core.store.sqlite.dialect._SHRINK_MS", 1)
+    create(sqlite_url)
+    log = tmp_path / "store.db-wal"
+
+    def write(count: int) -> None:
+        for _ in range(count):
+            with store.transaction() as tx:
+                tx.queue("q").add("k", "x" * 900_000)
+
+    with Store.open(sqlite_url) as store:
+        write(12)
+        assert log.stat().st_size < 6 << 20
+        reader = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+        reader.execute("begin")
+        reader.execute("select count(*) from xq_entry").fetchone()
+        write(12)
+        assert log.stat().st_size > 10 << 20
+        store.maintain()
+        (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert f"{tmp_path}/store.db has " in warning
+        assert "reads" in warning
+        reader.execute("rollback")
+        reader.close()
+        if ended_by == "commits":
+            write(3)
+        else:
+            store.maintain()
+        assert log.stat().st_size <= 5 << 20
+        assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("kind", ["write_only", "short", "long", "keyed"])

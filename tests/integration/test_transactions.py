@@ -105,6 +105,7 @@ def test_a_row_that_is_written_again_since_the_first_read_conflicts(store: Store
     assert read(store, "a") == b"3"
 
 
+@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)  # whose ids come from no row
 def test_a_read_registers_nothing_and_a_commit_draws_the_id(store: Store) -> None:
     with store.transaction() as tx:
         assert tx.table("t").get("a", "n") is None

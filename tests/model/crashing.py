@@ -61,6 +61,7 @@ class CrashingMachine(RuleBasedStateMachine):
     def open(self) -> None:
         self.world.reset()
         self.watch = self.world.open()
+        self.watch.database.expired_at = math.inf
         self.model = Model(ttl_ms=int(self.world.ttl * 1000))
         self.handles: dict[int, Any] = {}
         self.snapshots: list[tuple[Any, frozenset[int]]] = []

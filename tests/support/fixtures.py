@@ -1,7 +1,9 @@
-"""Fixtures of servers, which the whole run shares, and of stores on them."""
+"""Fixtures of servers, which the whole run shares, of stores on them, and of a disk that is soon full."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -39,10 +41,26 @@ def shared_or_skip(kind: type[Kept], name: str = "") -> Kept:
         pytest.skip(str(missing))
 
 
+def private_or_skip(kind: type[Kept]) -> Iterator[Kept]:
+    """Start a server of a fixture's alone, and stop it; skip the test where the machine has none."""
+    try:
+        server = kind()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> PostgresServer:
     """The run's PostgreSQL server: ``host``, ``port``, ``user``, ``password``, ``url(database)``."""
     return shared_or_skip(PostgresServer)
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of one test alone, which flushes its commits."""
+    yield from private_or_skip(PostgresServer)
 
 
 @pytest.fixture
@@ -77,6 +95,18 @@ def pgbouncer(postgres_server: PostgresServer) -> PgBouncer:
 def sqlite_url(tmp_path: Path) -> str:
     """The URL of an SQLite file that does not exist yet."""
     return f"sqlite:///{tmp_path / 'store.db'}"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, b"size=2m"):
+        pytest.skip(f"cannot mount a small disk: {os.strerror(ctypes.get_errno())}")
+    yield folder
+    libc.umount2(str(folder).encode(), 2)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -176,12 +206,7 @@ def without_advisory_locks(url: str) -> None:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """A Redis server of this process alone, since tests empty and configure it; it starts in a moment."""
-    try:
-        server = RedisServer()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
+    yield from private_or_skip(RedisServer)
 
 
 @pytest.fixture

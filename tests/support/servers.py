@@ -7,6 +7,7 @@ its folder removed, when its ``with`` block ends; should the thread that started
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import pwd
 import secrets
@@ -21,8 +22,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import quote
+
+if TYPE_CHECKING:
+    import psycopg
 
 HOST = "127.0.0.1"
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -227,11 +231,27 @@ class PostgresServer(Server):
         self._execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def _execute(self, statement: str) -> None:
+        """Run a statement on one connection, which stays open: most tests have a database of their own."""
         import psycopg
 
-        address = {"host": self.host, "port": self.port, "user": self.user, "password": self.password}
-        with psycopg.connect(dbname="postgres", autocommit=True, connect_timeout=10, **address) as connection:  # type: ignore[arg-type]
-            connection.execute(statement.encode())
+        kept = self._admin.get(os.getpid())
+        if kept is None or kept.closed:
+            address = {"host": self.host, "port": self.port, "user": self.user, "password": self.password}
+            kept = psycopg.connect(dbname="postgres", autocommit=True, connect_timeout=10, **address)  # type: ignore[arg-type]
+            self._admin[os.getpid()] = kept
+        kept.execute(statement.encode())
+
+    def stop(self) -> None:
+        """Stop the server and keep its data."""
+        kept = self._admin.pop(os.getpid(), None)
+        if kept is not None:
+            kept.close()
+        super().stop()
+
+    @functools.cached_property
+    def _admin(self) -> dict[int, psycopg.Connection[Any]]:
+        """The connection of each process: a forked one has a copy that is not its own."""
+        return {}
 
     def _prepare(self) -> None:
         secret = self.folder / "password"

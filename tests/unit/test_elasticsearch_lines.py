@@ -117,7 +117,7 @@ def test_an_index_that_wants_a_routing_is_refused():
         (409, "something_else", Meaning.REFUSED),
         (429, "es_rejected_execution_exception", Meaning.BUSY),
         (429, "circuit_breaking_exception", Meaning.BUSY),
-        (429, "cluster_block_exception", Meaning.REFUSED),
+        (429, "cluster_block_exception", Meaning.UNAVAILABLE),
         (403, "cluster_block_exception", Meaning.REFUSED),
         (403, "security_exception", Meaning.REFUSED),
         (404, "index_not_found_exception", Meaning.REFUSED),

@@ -51,8 +51,8 @@ def test_the_table_reads_well():
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (redis.exceptions.OutOfMemoryError("command not allowed"), SinkRefused, "OOM"),
-        (redis.ResponseError("MISCONF cannot save"), SinkRefused, "MISCONF"),
+        (redis.exceptions.OutOfMemoryError("command not allowed"), SinkUnavailable, "OOM"),
+        (redis.ResponseError("MISCONF cannot save"), SinkUnavailable, "MISCONF"),
         (redis.ResponseError("NOREPLICAS not enough"), SinkUnavailable, "NOREPLICAS"),
         (redis.BusyLoadingError("loading"), SinkUnavailable, "LOADING"),
         (redis.AuthenticationError("invalid password"), SinkRefused, "AUTH"),

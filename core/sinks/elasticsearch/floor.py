@@ -83,6 +83,10 @@ class Floor:
         self._read_at = float("-inf")
         return found.floor.floor
 
+    def whole_record(self) -> WholeRecord:
+        """Return what is known of the whole cluster."""
+        return self._get()[0]
+
     def known_indices(self) -> Mapping[str, str]:
         """Return the identities of all indices that were written to, by alias."""
         return self._get()[0].known
@@ -94,9 +98,18 @@ class Floor:
         """
         return self._change(lambda found: replace(found, known={alias: identity, **found.known})).known[alias]
 
-    def forget_index(self, alias: str) -> None:
-        """Forget the index behind an alias."""
-        self._change(lambda found: replace(found, known={k: v for k, v in found.known.items() if k != alias}))
+    def forget_index(self, alias: str, *, fence: int) -> None:
+        """Forget the index behind an alias that was lost, and note the loss: other queues may have written to it, too.
+
+        :param fence: of the queue that goes on with the sink as it is.
+        """
+        self._change(
+            lambda found: replace(
+                found,
+                known={name: identity for name, identity in found.known.items() if name != alias},
+                lost={**found.lost, alias: fence},
+            )
+        )
 
     def _change_floor(self, decide: Callable[[FloorRecord], FloorRecord]) -> WholeRecord:
         return self._change(

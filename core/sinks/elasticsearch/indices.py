@@ -38,7 +38,9 @@ _CONTROL_MAPPING = {
         "store_id": {"type": "keyword"},
         "fence": {"type": "long"},
         "floor": {"type": "long"},
+        "since": {"type": "long"},
         "indices": {"type": "object", "enabled": False},
+        "lost": {"type": "object", "enabled": False},
     },
 }
 
@@ -150,9 +152,17 @@ def read_control(source: Mapping[str, Any]) -> ControlRecord:
     return ControlRecord(str(source["store_id"]), int(source["fence"]))
 
 
-def write_control(record: ControlRecord) -> dict[str, Any]:
-    """Return the document of a control record."""
-    return {"store_id": record.store_id, "fence": record.fence}
+def read_since(source: Mapping[str, Any]) -> int:
+    """Read from a control record's document the fence of the queue's first drain, or of its last readmission."""
+    return int(source.get("since", 0))
+
+
+def write_control(record: ControlRecord, since: int) -> dict[str, Any]:
+    """Return the document of a control record.
+
+    :param since: the fence of the queue's first drain, or of its last readmission.
+    """
+    return {"store_id": record.store_id, "fence": record.fence, "since": since}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +174,14 @@ class WholeRecord:
     """The longest timeout of all sinks, in milliseconds."""
     known: Mapping[str, str] = field(default_factory=dict)
     """The identity of the index behind each alias that was written to."""
+    lost: Mapping[str, int] = field(default_factory=dict)
+    """By alias whose index was lost, the fence of the queue that was readmitted then."""
 
 
 def read_whole(source: Mapping[str, Any]) -> WholeRecord:
     """Read the record of the whole cluster from its document."""
     floor = FloorRecord(frozenset(source["store_id"]), int(source["floor"]))
-    return WholeRecord(floor, int(source["fence"]), source.get("indices", {}))
+    return WholeRecord(floor, int(source["fence"]), source.get("indices", {}), source.get("lost", {}))
 
 
 def write_whole(record: WholeRecord) -> dict[str, Any]:
@@ -179,6 +191,7 @@ def write_whole(record: WholeRecord) -> dict[str, Any]:
         "fence": record.longest_ms,
         "floor": record.floor.floor,
         "indices": dict(record.known),
+        "lost": dict(record.lost),
     }
 
 

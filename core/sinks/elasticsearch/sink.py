@@ -11,7 +11,7 @@ from urllib.parse import quote
 from export_queue.core.errors import SinkConfigurationError, SinkLostData, SinkRefused, SinkUnavailable
 from export_queue.core.references import has_password
 from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
-from export_queue.core.sinks.control import check_owner, stale_rank
+from export_queue.core.sinks.control import check_loss, check_owner, stale_rank
 from export_queue.core.sinks.elasticsearch import indices, lines, tombstones
 from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Meaning, items_of, whole
 from export_queue.core.sinks.elasticsearch.connection import CLIENT_OPTIONS, Connection, PutOff, Secret
@@ -36,6 +36,10 @@ class _Request:
     operations: Operations
     positions: Sequence[int]
     """Of the operations, in their batch."""
+
+
+def _control_path(queue_id: str) -> str:
+    return f"/{indices.CONTROL}/_doc/{quote(queue_id, safe='')}"
 
 
 class ElasticsearchSink:
@@ -84,6 +88,8 @@ class ElasticsearchSink:
         self._create = create_indices
         self._ready: set[str] = set()
         self._proven: set[str] = set()
+        self._queue_id: str | None = None
+        """The queue whose drain is at work; None where a sink is used without a drain."""
         # so that the server's own answer comes before the time-out
         self._patience = f"{int(timeout * 500)}ms"
         self._connection = Connection(
@@ -94,28 +100,28 @@ class ElasticsearchSink:
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         self._proven.clear()  # each drain proves the indices anew
+        self._queue_id = queue_id
         if shown and self._look(indices.CONTROL) is None:  # nothing is created where all is lost
             check_owner(None, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown)
         self._ensure(indices.CONTROL, indices.control_definition())
-        if readmit:
-            self._forget_lost()
-        path = f"/{indices.CONTROL}/_doc/{quote(queue_id, safe='')}"
+        path = _control_path(queue_id)
 
         def record() -> None:
-            status, answer = self._connection.ask("GET", path)
-            if status not in (200, 404):
-                raise unreadable(whole(status, answer), f"{self}, {indices.CONTROL}")
-            found, guard = None, {"op_type": "create"}
-            if status == 200:
-                found = indices.read_control(answer["_source"])
-                guard = {"if_seq_no": str(answer["_seq_no"]), "if_primary_term": str(answer["_primary_term"])}
+            source, guard = self._read_control(queue_id)
+            found = indices.read_control(source) if source is not None else None
             wanted = check_owner(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown)
-            self._prove_first(queue_id)
+            known_since = indices.read_since(source) if source is not None else fence
+            since = fence if readmit else known_since
+            if readmit:
+                self._forget_lost(fence)
+            else:
+                self._prove_first(queue_id)
             self._floor.register_store(store_id)
-            if wanted == found:
+            if wanted == found and since == known_since:
                 return
             params = {**guard, "timeout": self._patience}
-            status, answer = self._connection.ask("PUT", path, params=params, body=indices.write_control(wanted))
+            body = indices.write_control(wanted, since)
+            status, answer = self._connection.ask("PUT", path, params=params, body=body)
             if status in (200, 201):
                 return
             outcome = whole(status, answer)
@@ -124,6 +130,12 @@ class ElasticsearchSink:
             raise PutOff(SinkUnavailable(f"{self}: the control record of queue {queue_id!r} changes all the time"))
 
         self._connection.repeat(record)
+        if readmit:
+            self._prove_first(queue_id)
+
+    def continue_drain(self, queue_id: str) -> None:
+        """Take the batches of a queue; see :class:`~export_queue.core.sinks.ContinuingSink`."""
+        self._queue_id = queue_id
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
@@ -303,20 +315,41 @@ class ElasticsearchSink:
     def _prove_first(self, queue_id: str) -> None:
         """Prove, before a drain reads, the index that it will write to as far as that is known by now."""
         alias = indices.fill_collections(self._template, [queue_id])[0].get(queue_id)
-        if alias is not None and (alias == self._template or alias in self._floor.known_indices()):
+        if alias is None:
+            return
+        record = self._floor.whole_record()
+        if alias == self._template or alias in record.known or alias in record.lost:
             self._prepare(alias)
 
-    def _forget_lost(self) -> None:
-        """Forget the indices that were written to and are not there any more as they were."""
+    def _read_control(self, queue_id: str) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:
+        """Read a queue's control record, and on what condition it may be replaced."""
+        status, answer = self._connection.ask("GET", _control_path(queue_id))
+        if status == 200:
+            guard = {"if_seq_no": str(answer["_seq_no"]), "if_primary_term": str(answer["_primary_term"])}
+            return answer["_source"], guard
+        if status == 404:
+            return None, {"op_type": "create"}
+        raise unreadable(whole(status, answer), f"{self}, {indices.CONTROL}")
+
+    def _forget_lost(self, fence: int) -> None:
+        """Forget the indices that were written to and are not there any more as they were.
+
+        :param fence: of the queue that goes on without what they held.
+        """
         for alias, identity in self._floor.known_indices().items():
             if indices.may_name(self._template, alias) and self._identity(alias) != identity:
-                self._floor.forget_index(alias)
+                self._floor.forget_index(alias, fence=fence)
 
     def _prepare(self, alias: str) -> None:
         """Make sure, once, that an alias is there and can hold the guarantees; once a drain, that it lost nothing."""
         if alias in self._proven:
             return
-        known = self._floor.known_indices().get(alias)
+        record = self._floor.whole_record()
+        known, lost_at = record.known.get(alias), record.lost.get(alias)
+        if lost_at is not None and self._queue_id is not None:
+            source, _ = self._read_control(self._queue_id)
+            since = None if source is None else indices.read_since(source)
+            check_loss(lost_at, since, what=f"the index behind {alias!r}", queue_id=self._queue_id, sink=str(self))
         if alias not in self._ready:
             if known is None:
                 self._ensure(alias, indices.definition(alias))

@@ -10,7 +10,7 @@ import orjson
 
 from export_queue.core.sinks.control import stale_rank
 from export_queue.core.sinks.elasticsearch import indices
-from export_queue.core.sinks.elasticsearch.answers import whole
+from export_queue.core.sinks.elasticsearch.answers import Meaning, whole
 from export_queue.core.sinks.elasticsearch.connection import Connection
 
 PAGE = 1000
@@ -88,9 +88,10 @@ def _remove(connection: Connection, index: str, hits: Sequence[Mapping[str, Any]
     items = _ask(connection, "POST", f"/{index}/_bulk", params=params, body=b"".join(lines))["items"]
     answers = [answer for item in items for answer in item.values()]
     for answer in answers:
-        # 404: another sweep was there; 409: it was put again; 429: the server is busy, the next sweep removes it
-        if answer["status"] not in (200, 404, 409, 429):
-            raise whole(answer["status"], answer).explain(f"{connection}, {index}")
+        outcome = whole(answer["status"], answer)
+        # 404: another sweep was there; 409: it was put again; a busy server: the next sweep removes it
+        if outcome.status not in (200, 404, 409) and outcome.meaning is not Meaning.BUSY:
+            raise outcome.explain(f"{connection}, {index}")
     return sum(answer["status"] == 200 for answer in answers)
 
 

@@ -49,15 +49,17 @@ ERRORS = ErrorTable(
         ErrorRow("ASK", Fate.LATER, "a slot is being moved to another node; try again"),
         ErrorRow("CLUSTERDOWN", Fate.LATER, "the cluster is not complete; try again"),
         ErrorRow("NOSCRIPT", Fate.LATER, "the server has lost its scripts just now; try again"),
+        ErrorRow(
+            "OOM", Fate.LATER, "the server's memory is full: raise maxmemory or free some; entries wait in the queue"
+        ),
+        ErrorRow(
+            "MISCONF",
+            Fate.LATER,
+            "the server cannot save: make room on its disk, see its log; entries wait in the queue",
+        ),
         ErrorRow("AUTH", Fate.REFUSED, "check user and password of the sink's connection"),
         ErrorRow("NOAUTH", Fate.REFUSED, "give the sink's connection a password"),
         ErrorRow("NOPERM", Fate.REFUSED, "grant the user the sink's commands and keys, those that begin with xq: too"),
-        ErrorRow(
-            "OOM",
-            Fate.REFUSED,
-            "the server's memory is full: raise maxmemory or free some; entries wait in the queue",
-        ),
-        ErrorRow("MISCONF", Fate.REFUSED, "the server cannot save to its disk and takes no writes until it can"),
         ErrorRow("*", Fate.REFUSED, "the server's own words say what it did not like"),
     ],
 )

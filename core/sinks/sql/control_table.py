@@ -35,6 +35,8 @@ WHOLE_SINK = "*"
 """Stands for all queues; no queue has this id."""
 TABLES = "/"
 """Begins the name of a table's row; no queue's id does."""
+LOSSES = "//"
+"""Begins the name of the row that a lost table leaves when it is readmitted."""
 
 
 @cache
@@ -46,7 +48,8 @@ def control_table(schema: str | None) -> Table:
         Column("queue_id", Unicode(450), primary_key=True),
         Column("store_id", Unicode(450), nullable=False),
         Column("fence", BigInteger, nullable=False),
-        Column("floor", BigInteger, nullable=False, server_default="0"),  # of the whole sink's own row
+        # of the whole sink's row; in a queue's row the fence of its first drain, or of its last readmission
+        Column("floor", BigInteger, nullable=False, server_default="0"),
         schema=schema,
     )
 
@@ -60,6 +63,7 @@ def admit(
     fence: int,
     sink: str,
     shown: int,
+    readmit: bool,
     locks_reads: bool,
 ) -> None:
     """Check a queue's control record and bring it up to date.
@@ -75,15 +79,16 @@ def admit(
         row = connection.execute(select(table).where(mine).with_for_update()).one_or_none()
         found = None if row is None else ControlRecord(row.store_id, row.fence)
         wanted = control.check_owner(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, shown=shown)
-        if found is None:
+        since = fence if row is None or readmit else row.floor
+        if row is None or found is None:
             try:
-                connection.execute(insert(table).values(queue_id=queue_id, store_id=store_id, fence=fence, floor=0))
+                connection.execute(insert(table).values(queue_id=queue_id, store_id=store_id, fence=fence, floor=since))
             except IntegrityError as error:
                 raise TryAgain(f"another drain of {queue_id!r} was the first one") from error
-        elif wanted != found:
+        elif wanted != found or since != row.floor:
             # again as a condition: not every database locks a row that is read
             raised = update(table).where(mine, table.c.fence == found.fence, table.c.store_id == store_id)
-            if connection.execute(raised.values(fence=fence)).rowcount == 0:
+            if connection.execute(raised.values(fence=fence, floor=since)).rowcount == 0:
                 raise TryAgain(f"another drain of {queue_id!r} began at the same moment")
         control.register_store(_floor_record(connection, schema, floor), store_id=store_id, sink=sink)
 

@@ -19,8 +19,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from export_queue.core.errors import SinkLostData
+from export_queue.core.sinks.control import check_loss
 from export_queue.core.sinks.operations import MAX_SEQ
-from export_queue.core.sinks.sql.control_table import TABLES, WHOLE_SINK, control_table
+from export_queue.core.sinks.sql.control_table import LOSSES, TABLES, WHOLE_SINK, control_table
 from export_queue.core.sinks.sql.dialects import Dialect, TryAgain
 from export_queue.core.sinks.sql.tables import RANK, Table
 
@@ -49,7 +50,11 @@ def known_tables(connection: sa.Connection, schema: str | None, *, template: str
     control = control_table(schema)
     head, hole, tail = template.partition("{collection}")
     pattern = re.compile(re.escape(head) + (".+" if hole else "") + re.escape(tail), re.IGNORECASE)
-    rows = connection.execute(sa.select(control.c.queue_id).where(control.c.queue_id.like(f"{TABLES}%"))).scalars()
+    rows = connection.execute(
+        sa.select(control.c.queue_id).where(
+            control.c.queue_id.like(f"{TABLES}%"), control.c.queue_id.not_like(f"{LOSSES}%")
+        )
+    ).scalars()
     return sorted(name for row in rows if pattern.fullmatch(name := row.removeprefix(TABLES)))
 
 
@@ -60,9 +65,31 @@ def read_record(connection: sa.Connection, schema: str | None, name: str) -> Tab
     return None if row is None else TableRecord(row.fence, bool(row.floor))
 
 
-def forget(connection: sa.Connection, schema: str | None, name: str) -> None:
-    """Remove the record of a table."""
-    connection.execute(sa.delete(control_table(schema)).where(_of(schema, name)))
+def forget(connection: sa.Connection, schema: str | None, name: str, *, fence: int) -> None:
+    """Remove the record of a table that was lost, and note the loss: other queues may have written to it, too.
+
+    :param fence: of the queue that goes on with the sink as it is.
+    """
+    control = control_table(schema)
+    connection.execute(sa.delete(control).where(_of(schema, name)))
+    connection.execute(sa.delete(control).where(control.c.queue_id == LOSSES + name))
+    values = {"queue_id": LOSSES + name, "store_id": WHOLE_SINK, "fence": fence, "floor": 0}
+    try:
+        connection.execute(sa.insert(control).values(values))
+    except IntegrityError as error:
+        raise TryAgain(f"table {name!r} is readmitted by another process") from error
+
+
+def check_losses(connection: sa.Connection, schema: str | None, name: str, *, queue_id: str, sink: str) -> None:
+    """Make sure that a queue has lost nothing in a table that another queue was readmitted with.
+
+    :raises SinkLostData: it may have.
+    """
+    control = control_table(schema)
+    lost_at = connection.execute(sa.select(control.c.fence).where(control.c.queue_id == LOSSES + name)).scalar()
+    if lost_at:
+        since = connection.execute(sa.select(control.c.floor).where(control.c.queue_id == queue_id)).scalar()
+        check_loss(lost_at, since, what=f"table {name!r}", queue_id=queue_id, sink=sink)
 
 
 def leave_mark(connection: sa.Connection, dialect: Dialect, table: Table) -> int:

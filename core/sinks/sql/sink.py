@@ -39,6 +39,7 @@ from export_queue.core.sinks.sql.dialects import (
 from export_queue.core.sinks.sql.fitting import measured, misfits
 from export_queue.core.sinks.sql.marks import (
     NoMark,
+    check_losses,
     check_mark,
     forget,
     found_mark,
@@ -124,6 +125,8 @@ class SqlSink:
         self._dialect = open_dialect(url, password, timeout)
         self._engine = self._dialect.engine()
         self._ready: set[str] = set()
+        self._queue_id: str | None = None
+        """The queue whose drain is at work; None where a sink is used without a drain."""
         self._marks: dict[str, int] = {}
         """Of the tables that are proven, the rank of each one's mark; 0 where it has none."""
         self._tables: dict[str, Table] = {}
@@ -138,15 +141,17 @@ class SqlSink:
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Check the database and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         self._marks.clear()  # each drain proves the tables anew
-        if shown:  # nothing is created where all is lost
+        self._queue_id = queue_id
+        if shown or readmit:  # nothing is created where all is lost, nor forgotten for a store that is refused
             found = self._ask(lambda connection: read_control(connection, schema=self._schema, queue_id=queue_id))
             check_owner(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown)
         self._prepare_control()
         if readmit:
-            self._forget_lost()
+            self._forget_lost(fence)
         if self._is_fenced:
             self._ensure(UNIT_TABLE, lambda connection: [create_units(connection, self._schema)])
-        self._prove_first(queue_id)
+        if not readmit:
+            self._prove_first(queue_id)
         self._ask(
             lambda connection: admit(
                 connection,
@@ -156,9 +161,16 @@ class SqlSink:
                 fence=fence,
                 sink=str(self),
                 shown=shown,
+                readmit=readmit,
                 locks_reads=self._dialect.locks_reads,
             )
         )
+        if readmit:
+            self._prove_first(queue_id)
+
+    def continue_drain(self, queue_id: str) -> None:
+        """Take the batches of a queue; see :class:`~export_queue.core.sinks.ContinuingSink`."""
+        self._queue_id = queue_id
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
@@ -354,13 +366,24 @@ class SqlSink:
         """Prove, before a drain reads, the table that it will write to as far as that is known by now."""
         tables, _ = fill_collections(self._template, [queue_id], fold=self._folds_names())
         name = tables.get(queue_id)
-        if name is not None and (
-            name == self._template or self._ask(lambda connection: read_record(connection, self._schema, name))
-        ):
+        if name is None:
+            return
+        self._check_losses(name)
+        if name == self._template or self._ask(lambda connection: read_record(connection, self._schema, name)):
             self._prepare(name)
 
-    def _forget_lost(self) -> None:
-        """Forget the tables that were set up and are not there any more as they were."""
+    def _check_losses(self, name: str) -> None:
+        """Make sure that the queue has lost nothing in a table that was readmitted for another queue."""
+        if (queue_id := self._queue_id) is not None:
+            self._ask(
+                lambda connection: check_losses(connection, self._schema, name, queue_id=queue_id, sink=str(self))
+            )
+
+    def _forget_lost(self, fence: int) -> None:
+        """Forget the tables that were set up and are not there any more as they were.
+
+        :param fence: of the queue that goes on without what they held.
+        """
 
         def forget_lost(connection: Connection) -> None:
             for name in known_tables(connection, self._schema, template=self._template):
@@ -369,7 +392,7 @@ class SqlSink:
                     if record is not None:
                         prove(connection, self._named(name), record, sink=str(self))
                 except SinkLostData:
-                    forget(connection, self._schema, name)
+                    forget(connection, self._schema, name, fence=fence)
 
         self._ask(forget_lost)
 
@@ -378,10 +401,13 @@ class SqlSink:
         if name in self._marks and name in self._tables:
             return self._tables[name]
         self._prepare_control()
+        self._check_losses(name)
         record = self._ask(lambda connection: read_record(connection, self._schema, name))
         if record is not None:
             self._ask(lambda connection: require_table(connection, self._named(name), sink=str(self)))
-        table = self._tables.get(name) or self._fit(name, is_known=record is not None)
+        table = self._tables.get(name)
+        if table is None or record is None:  # one that was there before may have been lost and readmitted
+            table = self._fit(name, is_known=record is not None)
         if record is not None:
             self._ask(lambda connection: prove(connection, table, record, sink=str(self)))
         self._marks[name] = self._set_up(table) if record is None else record.mark

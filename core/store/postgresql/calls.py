@@ -32,8 +32,8 @@ def raw(connection: Handle) -> psycopg.Connection[Any]:
 
 def rows(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """Run a statement and fetch all of its rows, in binary form."""
-    with Translated(), raw(connection).cursor(binary=True, row_factory=tuple_row) as cursor:
-        return cursor.execute(statement, arguments).fetchall()
+    with Translated(), _cursor(connection) as cursor:
+        return cursor.execute(statement, arguments, binary=True).fetchall()
 
 
 def one(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> tuple[Any, ...]:
@@ -49,8 +49,13 @@ def one(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> 
 
 def run(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> None:
     """Run a statement that gives no rows."""
-    with Translated():
-        raw(connection).execute(statement, arguments)
+    with Translated(), _cursor(connection) as cursor:
+        cursor.execute(statement, arguments)
+
+
+def _cursor(connection: Handle) -> psycopg.Cursor[tuple[Any, ...]]:
+    """Make a cursor of the driver's plain kind: a user's connection may make others (Django's binds in the client)."""
+    return psycopg.Cursor(raw(connection), row_factory=tuple_row)
 
 
 class Translated:

@@ -7,6 +7,7 @@ import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -487,6 +488,17 @@ class PostgresDialect:
         # The server's count is some seconds late: with the caller's own rows in it, the vacuum only comes earlier.
         if removed + calls.one(connection, self._sql(sql.DEAD_ENTRIES))[0] > after:
             calls.run(connection, self._sql(sql.VACUUM_ENTRIES))
+
+    def shrink_log(self, connection: Handle) -> int:
+        """Nothing: the server keeps its log."""
+        return 0
+
+    def back_up(self, target: Path, on_progress: Callable[[int, int], None]) -> int:
+        """Refuse: the server's tools know the rest of the database, too."""
+        raise InvalidArgument(
+            "a store on PostgreSQL is backed up with its database, by pg_basebackup or pg_dump",
+            hint="docs/operations.md says under 'Backups' what a backup needs",
+        )
 
     def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a commit in flight keeps its row."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
-from export_queue.core.store.schema import invalid
+from export_queue.core.store.schema import active, invalid
 
 
 def invalid_ids(work: Reading) -> frozenset[int]:
@@ -41,3 +41,12 @@ def forget_invalid(work: Work, transaction: int) -> bool:
         sa.update(invalid).where(invalid.c.id == transaction, invalid.c.left_to.is_not(None)).values(left_to=None)
     )
     return done.rowcount > 0
+
+
+def end_all(work: Work) -> None:
+    """End all transactions with an active row; what long ones staged is deleted by the next clean-up."""
+    staged = sa.select(active.c.id, sa.literal(work.now()), sa.null()).where(
+        active.c.kind == "long", active.c.id.not_in(sa.select(invalid.c.id))
+    )
+    work.connection.execute(invalid.insert().from_select(["id", "since_ms", "left_to"], staged))
+    work.connection.execute(active.delete())

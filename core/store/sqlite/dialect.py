@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import ClassVar, Literal
 from uuid import UUID
 
@@ -35,10 +38,25 @@ from export_queue.core.store.dialect import (
     Writes,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
-from export_queue.core.store.registration import HOUR_OF_IDS, IdSource, Kind, floor_refused
+from export_queue.core.store.registration import IdSource, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.file import LentConnection, StoreConnection, StoreFile, explain, lent, undone
+from export_queue.core.store.sqlite.backup import back_up
+from export_queue.core.store.sqlite.file import (
+    LOCK_SECONDS,
+    LOG_BYTES,
+    LentConnection,
+    StoreConnection,
+    StoreFile,
+    explain,
+    is_in_transaction,
+    lent,
+    undone,
+)
+from export_queue.core.store.sqlite.filelock import FileLock
+
+_SHRINK_MS = 1000
+"""Milliseconds for which readers that come and go may keep the log from being cut."""
 
 
 class SqliteDialect:
@@ -59,6 +77,8 @@ class SqliteDialect:
         self._clock = clock
         self._lists: tuple[int, tuple[int, ...]] = (0, ())
         """The ids that are excluded for long, and the number that the store had then; of a new store 0 and none."""
+        self._begun: dict[int, tuple[int, StoreConnection, FileLock]] = {}
+        """By thread the transaction that it began last, unless that has ended in order; with the process's id."""
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether the error says that the store's tables are not there."""
@@ -98,7 +118,9 @@ class SqliteDialect:
 
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
-        return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
+        with contextlib.suppress(sqlite3.ProgrammingError):  # closed
+            return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
+        return False
 
     def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
         """Nothing to limit: the only long waits are those for the write lock, which have their own."""
@@ -118,9 +140,11 @@ class SqliteDialect:
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             yield
             return
+        self._end_interrupted()
         lock = self._file.lock()
         if isinstance(raw, StoreConnection):
             raw.write_lock = lock
+            self._begun[threading.get_ident()] = (os.getpid(), raw, lock)
         try:
             with lock:
                 self._file.require_in_place()
@@ -135,7 +159,8 @@ class SqliteDialect:
                         with undone(self._file.path, sqlite3.SQLITE_FULL):
                             raw.execute("commit")
                     except BaseException:
-                        if not _is_closed(raw) and raw.in_transaction:
+                        # Another transaction's, where this block is ended late, by the garbage collector.
+                        if getattr(raw, "write_lock", lock) is lock and is_in_transaction(raw):
                             raw.execute("rollback")
                         raise
                 finally:
@@ -144,6 +169,22 @@ class SqliteDialect:
         except BaseException:
             lock.free()  # an interruption may have come while the block was being left
             raise
+        self._begun.pop(threading.get_ident(), None)
+
+    def _end_interrupted(self) -> None:
+        """Undo what two interruptions in a row have left: the second one hits what ends the block after the first.
+
+        A thread has one transaction at a time, as each one waits for the write lock.
+        """
+        begun = self._begun.get(threading.get_ident())
+        if begun is None:
+            return
+        process, raw, lock = begun
+        if process == os.getpid():  # else it is the parent's
+            if raw.write_lock is lock and is_in_transaction(raw):
+                raw.close()
+            lock.free()
+        self._begun.pop(threading.get_ident(), None)
 
     def id_source(self, connection: Handle) -> IdSource:
         """SQLite has no sequences."""
@@ -173,8 +214,7 @@ class SqliteDialect:
         raw.execute(sql.SET_FLOOR, (floor,))
 
     def _draw(self, raw: sqlite3.Connection) -> int:
-        arguments = {"wanted": self._clock() * 1_000_000, "hour": HOUR_OF_IDS}
-        return int(raw.execute(sql.DRAW, arguments).fetchone()[0])
+        return int(raw.execute(sql.DRAW, (self._clock() * 1_000_000,)).fetchone()[0])
 
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; inside or outside of a SQL transaction."""
@@ -460,6 +500,25 @@ class SqliteDialect:
 
     def tidy_entries(self, connection: Handle, *, removed: int, after: int) -> None:
         """Nothing: SQLite uses the pages of removed rows again at once."""
+
+    def shrink_log(self, connection: Handle) -> int:
+        """Bring the log into the file and cut it; writers wait in their line meanwhile, for a second at most."""
+        if self._file.log_bytes() <= LOG_BYTES:
+            return 0
+        raw = _raw_of(connection)
+        raw.execute("pragma wal_checkpoint(passive)")  # the long part, beside writers
+        raw.execute(f"pragma busy_timeout = {_SHRINK_MS}")
+        try:
+            with self._file.lock():
+                raw.execute("pragma wal_checkpoint(truncate)")
+        finally:
+            raw.execute(f"pragma busy_timeout = {int(LOCK_SECONDS * 1000)}")
+        left = self._file.log_bytes()
+        return left if left > LOG_BYTES else 0
+
+    def back_up(self, target: Path, on_progress: Callable[[int, int], None]) -> int:
+        """Copy the file as one reading transaction sees it."""
+        return back_up(self._file, target, on_progress)
 
     def expire(self, connection: Handle) -> Swept:
         """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""

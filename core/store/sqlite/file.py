@@ -17,6 +17,8 @@ from export_queue.core.store.sqlite.filelock import FileLock
 
 LOCK_SECONDS = 30.0
 """How long a writer waits for its turn."""
+LOG_BYTES = 16 << 20
+"""The log is cut to this size; without readers it has a quarter of it, and is written from its start again."""
 
 _PASSING = {
     sqlite3.SQLITE_BUSY: "another program holds the file without queueing as this library does: end its transaction",
@@ -47,9 +49,18 @@ class StoreConnection(sqlite3.Connection):
 
     def close(self) -> None:
         """Close it, which rolls back, and free the lock."""
+        with contextlib.suppress(sqlite3.Error):
+            self.rollback()  # closing does so only once no cursor is left, and an interruption's traceback may hold one
         super().close()
         if self.write_lock is not None:
             self.write_lock.free()
+
+
+def is_in_transaction(raw: sqlite3.Connection) -> bool:
+    """Tell whether a connection has a SQL transaction open; a closed one has none."""
+    with contextlib.suppress(sqlite3.ProgrammingError):
+        return raw.in_transaction
+    return False
 
 
 class StoreFile:
@@ -85,6 +96,7 @@ class StoreFile:
             if not is_wal and raw.execute("select 1 from sqlite_schema where name = 'xq_store'").fetchone():
                 raw.execute("pragma journal_mode = wal")
             raw.execute("pragma synchronous = full")
+            raw.execute(f"pragma journal_size_limit = {LOG_BYTES}")
         except BaseException:
             raw.close()
             raise
@@ -106,6 +118,13 @@ class StoreFile:
             raw = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
             with contextlib.closing(raw):
                 raw.execute("pragma journal_mode = wal")
+
+    def log_bytes(self) -> int:
+        """Return the size of the log; 0 where there is none."""
+        try:
+            return Path(f"{self.path}-wal").stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def _identity(self) -> tuple[int, int] | None:
         try:

@@ -23,6 +23,7 @@ class FileLock:
         self._path = path
         self._seconds = seconds
         self._file: _SideFile | None = None
+        self._turn: _Turn | None = None
 
     def __enter__(self) -> FileLock:
         try:
@@ -43,7 +44,7 @@ class FileLock:
 
     def _wait_in_line(self, file: _SideFile) -> None:
         # A blocking flock cannot be given a time limit, so a thread waits in it. Polling would have one, but no line.
-        turn = _Turn(file)
+        turn = self._turn = _Turn(file)
         self._file = None  # until it has come the turn's own
         try:
             turn.start()
@@ -69,7 +70,9 @@ class FileLock:
         self.free()
 
     def free(self) -> None:
-        """Free the lock; again is harmless."""
+        """Free the lock, and leave the line; again is harmless."""
+        if self._turn is not None:
+            self._turn.give_up()
         file = self._file
         if file is not None:
             file.free()

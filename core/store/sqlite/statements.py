@@ -35,13 +35,7 @@ TRIGGERS = (
 )
 KEEPS_FROM_FLOOR = "select 1 from xq_active, xq_clock where last_id < ? limit 1"
 SET_FLOOR = "update xq_clock set last_id = max(last_id, ?)"
-# After a gap the clock is followed only where no id is in progress.
-DRAW = """
-    update xq_clock set last_id = case
-        when :wanted - last_id > :hour and exists (select 1 from xq_active) then last_id + 1
-        else max(last_id + 1, :wanted) end
-    returning last_id
-"""
+DRAW = "update xq_clock set last_id = max(last_id + 1, ?) returning last_id"
 UNFINISHED = "select id from xq_active where id < ? union select id from xq_invalid where id < ? order by 1"
 _SCAN = """
     select row_key, column_key, {value} from xq_cell
@@ -108,6 +102,10 @@ REGISTER_POINTER = """
     select ?, request, kind, started_ms, deadline_ms, low, owner, client from xq_active where id = ?
 """
 FORGET = "delete from xq_active where owner = ? returning id"
+END_ALL = (
+    "insert or ignore into xq_invalid (id, since_ms) select id, started_ms from xq_active where kind = 'long'",
+    "delete from xq_active",
+)
 LATE = "select id from xq_active where deadline_ms < ? and id = owner order by id"
 MAKE_INVALID = """
     insert or ignore into xq_invalid (id, since_ms)

@@ -171,13 +171,15 @@ class Applier:
         return finished
 
     def wait(self, condition: Callable[[], bool], seconds: float = 60) -> None:
-        """Wait for a condition, but not for a process that has failed."""
-        limit = time.monotonic() + seconds
+        """Wait for a condition, but neither for a process that has failed nor for one that stands still."""
+        done, limit = -1, 0.0
         while not condition():
+            if self._done.value != done:
+                done, limit = self._done.value, time.monotonic() + seconds
             process = self._process
             alive = process is not None and process.is_alive()
             assert alive or condition(), "the applier failed; see its output"
-            assert time.monotonic() < limit, f"the applier has made {self._done.value} batches in {seconds} s"
+            assert time.monotonic() < limit, f"the applier stands still after {done} batches, for {seconds} s"
             time.sleep(0.001)
 
     def _run(self) -> None:

@@ -38,7 +38,12 @@ ERRORS = ErrorTable(
             Fate.LATER,
             "the server stops, has ended an idle session, or packets were lost",
         ),
-        ErrorRow("1021, 1040, 1180, 1203, 1226", Fate.LATER, "the server lacks disk, memory or connections"),
+        ErrorRow(
+            "3, 20, 1021, 1026, 1030, 1114, 1180",
+            Fate.LATER,
+            "a disk or a table is full, or the disk fails: make room, see the server's log; entries wait in the queue",
+        ),
+        ErrorRow("5, 1037, 1038, 1040, 1041, 1203, 1206, 1226", Fate.LATER, "the server lacks memory or connections"),
         ErrorRow("1205, 1317, 1969, 3024", Fate.LATER, "a lock or a statement took longer than the sink's timeout"),
         ErrorRow("1290, 1792, 1836", Fate.LATER, "the server became a replica: connect to the new primary"),
         ErrorRow("3100, 3101", Fate.LATER, "a member of the group did not agree; try again"),

@@ -28,7 +28,7 @@ ERRORS = ErrorTable(
         ErrorRow("SQLITE_CANTOPEN*", Fate.LATER, "the file cannot be opened: see folder and rights"),
         ErrorRow("SQLITE_PROTOCOL", Fate.LATER, "a race for the file's locks; try again"),
         ErrorRow("SQLITE_NOMEM", Fate.LATER, "this process lacks memory"),
-        ErrorRow("SQLITE_FULL", Fate.REFUSED, "the disk is full: make room; entries wait in the queue"),
+        ErrorRow("SQLITE_FULL", Fate.LATER, "the disk is full: make room; entries wait in the queue"),
         ErrorRow("SQLITE_READONLY*", Fate.REFUSED, "the file or its folder may not be written by this user"),
         ErrorRow("SQLITE_CONSTRAINT*", Fate.REJECTED, "a constraint of the table"),
         ErrorRow("SQLITE_MISMATCH", Fate.REJECTED, "data that the column does not take"),

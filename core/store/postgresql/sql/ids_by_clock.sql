@@ -3,14 +3,10 @@
 -- Draws an id and lists the ids that its snapshot excludes. The clock stays locked to the end of the SQL transaction,
 -- in which the caller adds the active row: a later start finds that row, or the transaction finished, and no later
 -- start commits before the list is complete. So a start is a short SQL transaction of its own.
--- A clock that is more than {hour} ahead may have stepped: it is followed only while nothing is in progress.
 create or replace function {s}.xq_draw_v1(registered boolean, lists boolean, out id bigint, out excluded bigint[])
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
-  update {s}.xq_clock set last_id = case
-      when {now} * 1000000 - last_id > {hour} and exists (select 1 from {s}.xq_active) then last_id + 1
-      else greatest(last_id + 1, {now} * 1000000) end
-    returning last_id into id;
+  update {s}.xq_clock set last_id = greatest(last_id + 1, {now} * 1000000) returning last_id into id;
   if lists then
     excluded := {s}.xq_unfinished_v1(id);
   end if;

@@ -24,8 +24,8 @@ end $body$;
 -- The gate is a session lock that is freed in the same call: one of the SQL transaction would be held over the flush.
 -- registered: by a lock of the SQL transaction, else not at all, as the caller holds the gate.
 -- The next number of a sequence costs less than a number that is set, and may lag the clock by {lag}. A clock that is
--- more than {hour} ahead may have stepped: it is followed only while nothing is registered, or else registered ids
--- might leave the window in which their locks are listed.
+-- more than {hour} ahead has stepped, or nothing was drawn for so long: it is followed unless the lock of a registered
+-- id would come near the end of the window in which locks are listed.
 create or replace function {s}.xq_draw_v1(registered boolean, lists boolean, out id bigint, out excluded bigint[])
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -38,7 +38,10 @@ begin
     loop
       last := coalesce(pg_sequence_last_value('{s}.xq_id'), 0);
       ahead := {now} * 1000000 - last;
-      if ahead < {lag} or (ahead > {hour} and {s}.xq_any_registered_v1(last)) then
+      if ahead < {lag} or (ahead > {hour} and exists (
+          select 1 from {s}.xq_locked_id v
+          where v.id <= last and v.id > greatest(last - {lock_window}, 0) and v.id < last + ahead - {lock_window} / 2))
+      then
         id := nextval('{s}.xq_id');
       else
         id := setval('{s}.xq_id', last + ahead);
@@ -93,7 +96,7 @@ declare
   listed bigint[];
   active bigint[];
   invalid bigint[];
-  found bigint[];
+  unfinished bigint[];
 begin
   listed := array(
     select v.id from {s}.xq_locked_id v
@@ -105,11 +108,11 @@ begin
          array(select a.id from {s}.xq_active a where a.id < below),
          array(select i.id from {s}.xq_invalid i where i.id < below)
     into listed, active, invalid;
-  found := listed || active || invalid;
-  if cardinality(found) > 1 then
-    found := array(select distinct f.id from unnest(found) as f(id) order by 1);
+  unfinished := listed || active || invalid;
+  if cardinality(unfinished) > 1 then
+    unfinished := array(select distinct u.id from unnest(unfinished) as u(id) order by 1);
   end if;
-  return found;
+  return unfinished;
 end $body$;
 
 create or replace function {s}.xq_take_snapshot_v1(out read_pointer bigint, out excluded bigint[])
