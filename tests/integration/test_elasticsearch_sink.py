@@ -343,6 +343,7 @@ def test_a_batch_counts_as_failed_once_none_of_its_requests_is_under_way(make):
 
 
 def test_two_requests_whose_password_has_changed_are_both_sent_again(make, elasticsearch_server, monkeypatch):
+    monkeypatch.setattr(floor_module, "FLOOR_SECONDS", 1000.0)  # nothing but the two requests is asked
     password = elasticsearch_server.password
     sink = admit(make(password=lambda: password))
     sink.apply(puts(b"1"))
