@@ -1,26 +1,38 @@
 """The Elasticsearch sink against the server's own bulk of the same documents, and against the client's helper.
 
-The raw way sends the same bytes without a version. Ours is compared with what does the same without a guard: new
-documents with new ones, overwritten ones and stale ones with overwritten ones, tombstones with small documents over
-large ones.
+The raw way sends the same bytes without a version, one request at a time. Ours is compared with what does the same
+without a guard: new documents with new ones, overwritten ones and stale ones with overwritten ones, tombstones with
+small documents over large ones. Processor time is that of client and server for a document.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import elastic_transport
 from elasticsearch import Elasticsearch, helpers
 from tests.support.elasticsearch import ElasticsearchServer
 
-from benchmarks.measuring import Figure, Watch, alternate, median_ratio, rate, speed
+from benchmarks.measuring import (
+    Contestant,
+    Figure,
+    Taken,
+    Watch,
+    alternate,
+    median_ratio,
+    processor_of_each,
+    rate,
+    speed,
+)
+from benchmarks.processor import of_server
 from export_queue import ElasticsearchSink, Operations
 from export_queue.core.sinks.elasticsearch.indices import definition
 
 RAW, HELPER = "raw bulk with ids", "streaming_bulk"
 BATCH = 1000
+"""Documents of a request of the other contestants."""
+GOAL, HELPER_GOAL, CLIENT_GOAL = 1.0, 2.0, 1 / 7
 ALIAS = "records"
 _HEADERS = {
     "accept": "application/vnd.elasticsearch+json; compatible-with=8",
@@ -47,7 +59,7 @@ class Transport(elastic_transport.Transport):
 
 
 class Bench:
-    """Documents of about a hundred bytes, a thousand a request."""
+    """Documents of about a hundred bytes."""
 
     def __init__(self, server: ElasticsearchServer, records: int) -> None:
         self.server, self.records = server, records
@@ -58,7 +70,6 @@ class Bench:
         login = (server.user, server.password)
         self.client = Elasticsearch(server.url, basic_auth=login, max_retries=0, transport_class=Transport)
         self.sink = ElasticsearchSink(server.url, *login, index=ALIAS)
-        self.cpu: dict[str, list[float]] = {}
 
     def close(self) -> None:
         self.sink.close()
@@ -68,48 +79,49 @@ class Bench:
         figures: list[Figure] = []
         phases = (("new", False, 1), ("overwritten", True, 2), ("stale", True, 1))
         for phase, existing, seq in phases:
-            contestants = {
+            contestants: dict[str, Contestant] = {
                 "sink": lambda watch, e=existing, s=seq: self.by_sink(watch, e, s, self.documents),
                 RAW: lambda watch, e=existing: self.by_hand(watch, e, self.documents),
             }
             if phase == "new":
                 contestants[HELPER] = self.by_helper
-                self.cpu = {}
-            seconds = alternate(contestants, repeats=repeats)
-            figures.append(self.figure(phase, seconds, RAW, 0.93))
+            taken = self.measure(contestants, repeats)
+            figures.append(self.figure(phase, taken, RAW, GOAL))
             if phase == "new":
-                figures.append(self.figure(phase, seconds, HELPER, 2.3))
-                figures.append(self.cpu_figure(repeats))
+                figures.append(self.figure(phase, taken, HELPER, HELPER_GOAL))
+                figures.append(self.client_figure(taken))
         contestants = {
             "sink": lambda watch: self.by_sink(watch, True, 2, [None] * self.records),
             RAW: lambda watch: self.by_hand(watch, True, [_SMALL] * self.records),
         }
-        figures.append(self.figure("tombstones over documents", alternate(contestants, repeats=repeats), RAW, 0.93))
+        figures.append(self.figure("tombstones over documents", self.measure(contestants, repeats), RAW, GOAL))
         return figures
 
-    def figure(self, case: str, seconds: dict[str, list[float]], baseline: str, goal: float) -> Figure:
+    def measure(self, contestants: dict[str, Contestant], repeats: int) -> Taken:
+        return alternate(contestants, repeats=repeats, server=of_server(self.server.pid))
+
+    def figure(self, case: str, taken: Taken, baseline: str, goal: float) -> Figure:
+        own, others = (processor_of_each(taken, name, self.records) for name in ("sink", baseline))
         return Figure(
             bench="elasticsearch",
             case=case,
-            ratio=speed(seconds, "sink", baseline),
+            ratio=speed(taken, "sink", baseline),
             better="higher",
             goal=goal,
             baseline=baseline,
-            repeats=len(seconds["sink"]),
-            note=rate(seconds, "sink", self.records, "documents"),
+            repeats=len(taken["sink"]),
+            note=f"{rate(taken, 'sink', self.records, 'documents')}; processor time {own}, {baseline} {others}",
         )
 
-    def cpu_figure(self, repeats: int) -> Figure:
-        ours, theirs = (self.cpu[name][1:] for name in ("sink", HELPER))  # the first round warms up
+    def client_figure(self, taken: Taken) -> Figure:
         return Figure(
             bench="elasticsearch",
             case="new, processor time of the client a document",
-            ratio=median_ratio(ours, theirs),
+            ratio=median_ratio(*([watch.client for watch in taken.watches[name]] for name in ("sink", HELPER))),
             better="lower",
-            goal=1 / 6,
+            goal=CLIENT_GOAL,
             baseline=HELPER,
-            repeats=repeats,
-            note=f"{min(ours) / self.records * 1e6:.1f} µs",
+            repeats=len(taken["sink"]),
         )
 
     def by_sink(self, watch: Watch, existing: bool, seq: int, documents: Sequence[bytes | None]) -> None:
@@ -118,11 +130,13 @@ class Bench:
         if existing:
             self.deliver(1, self.documents)
             self.settle()
-        self.measure(watch, "sink", lambda: self.deliver(seq, documents))
+        with watch.running():
+            self.deliver(seq, documents)
 
     def deliver(self, seq: int, documents: Sequence[bytes | None]) -> None:
-        for start in range(0, self.records, BATCH):
-            ids = self.ids[start : start + BATCH]
+        rows = self.sink.capabilities.batch_rows
+        for start in range(0, self.records, rows):
+            ids = self.ids[start : start + rows]
             n = len(ids)
             self.sink.apply(Operations(["c"] * n, ids, documents[start : start + n], [seq] * n, range(n)))
 
@@ -131,7 +145,8 @@ class Bench:
         if existing:
             self.send(self.documents)
             self.settle()
-        self.measure(watch, RAW, lambda: self.send(documents))
+        with watch.running():
+            self.send(documents)
 
     def send(self, documents: Sequence[bytes]) -> None:
         for start in range(0, self.records, BATCH):
@@ -148,17 +163,9 @@ class Bench:
             for record, document in zip(self.ids, self.documents, strict=True)
         )
 
-        def stream() -> None:
+        with watch.running():
             for ok, _ in helpers.streaming_bulk(self.client, actions, chunk_size=BATCH):
                 assert ok
-
-        self.measure(watch, HELPER, stream)
-
-    def measure(self, watch: Watch, name: str, work: Callable[[], None]) -> None:
-        begun = time.process_time()
-        with watch.running():
-            work()
-        self.cpu.setdefault(name, []).append(time.process_time() - begun)
 
     def empty(self) -> None:
         """Begin with the index as the sink makes it."""

@@ -75,11 +75,17 @@ class Operations:
 
     def ranks(self) -> list[int]:
         """Order of deliveries at a sink: by seq, and a put above a delete at the same seq (I9)."""
+        if all(self.documents):  # as a rule; no need to look at each
+            return [2 * seq + 1 for seq in self.seqs]
         return [2 * seq + (document is not None) for seq, document in zip(self.seqs, self.documents, strict=True)]
 
     def take(self, positions: Sequence[int]) -> Operations:
         """Pick operations by position."""
         return Operations(*([column[i] for i in positions] for column in self._columns()))
+
+    def cut(self, start: int, end: int) -> Operations:
+        """Pick neighbours, from one position up to another one."""
+        return Operations(*(column[start:end] for column in self._columns()))
 
     def slices(self, *, rows: int, size: int) -> Iterator[Operations]:
         """Cut the batch into pieces of at most ``rows`` operations and about ``size`` bytes."""
@@ -91,14 +97,14 @@ class Operations:
         for i, (record, document) in enumerate(zip(self.ids, self.documents, strict=True)):
             cost = len(record) + len(document or b"")
             if i > start and (i - start >= rows or weight + cost > size):
-                yield Operations(*(column[start:i] for column in self._columns()))
+                yield self.cut(start, i)
                 start, weight = i, 0
             weight += cost
         if start == 0:
             if len(self):
                 yield self
         else:
-            yield Operations(*(column[start:] for column in self._columns()))
+            yield self.cut(start, len(self))
 
     def _columns(self) -> tuple[Sequence[Any], ...]:
         columns = (self.collections, self.ids, self.documents, self.seqs, self.entries)

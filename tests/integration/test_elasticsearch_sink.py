@@ -286,6 +286,82 @@ def test_a_control_record_that_changes_meanwhile_is_read_again(make, name):
         sink.admit(queue_id=name, store_id="s", fence=5)
 
 
+# Several requests at once
+
+
+def test_two_requests_of_a_batch_are_under_way_at_once_and_their_answers_find_their_operations(make, name, ask):
+    sink = make(index=f"{name}-{{collection}}")
+    sink.apply(puts(b"0005", b"1500", seq=9, document=None, collection="a"))
+    barrier, bulk = threading.Barrier(2), sink._connection.ask
+    meet = iter([True, True])
+
+    def ask_together(method: str, path: str, **arguments: Any) -> tuple[int, Any]:
+        if path.endswith("/_bulk") and next(meet, False):
+            barrier.wait(60)  # breaks where one waits for the answer of the other
+        return bulk(method, path, **arguments)
+
+    sink._connection.ask = ask_together
+    ids = [b"%04d" % n for n in range(2500)]
+    documents = [b'{"n":"no number"}' if n in (7, 2400) else b'{"n":%d}' % n for n in range(2500)]
+    collections = ["ab"[n % 500 == 499] for n in range(2500)]
+    result = sink.apply(Operations(collections, ids, documents, [5] * 2500, range(2500)))
+    assert (result.written, result.stale, rejected(result)) == (2496, 2, [7, 2400])
+    ask("POST", f"/{name}-*/_refresh")
+    assert ask("GET", f"/{name}-a/_count")["count"] == 2491
+    assert ask("GET", f"/{name}-b/_count")["count"] == 5
+
+
+def test_a_batch_counts_as_failed_once_none_of_its_requests_is_under_way(make):
+    sink = make()
+    sink.apply(puts(b"1"))
+    bulk, numbers = sink._connection.ask, itertools.count(1)
+    other_began = threading.Event()
+    begun, ended = [], []
+
+    def fail_the_first(method: str, path: str, **arguments: Any) -> tuple[int, Any]:
+        if not path.endswith("/_bulk"):
+            return bulk(method, path, **arguments)
+        operations = len(arguments["body"].splitlines()) // 2
+        if next(numbers) == 1:
+            assert other_began.wait(60)
+            raise SinkUnavailable("the connection broke")
+        begun.append(operations)
+        other_began.set()
+        time.sleep(0.05)  # not a wait: the batch must not end meanwhile
+        answer = bulk(method, path, **arguments)
+        ended.append(operations)
+        return answer
+
+    sink._connection.ask = fail_the_first
+    many = puts(*(b"%d" % n for n in range(2, 9502)))
+    with pytest.raises(SinkUnavailable, match="broke"):
+        sink.apply(many)
+    assert len(ended) == len(begun) >= 1
+    del sink._connection.ask
+    again = sink.apply(many)
+    assert (again.stale, again.written + again.stale) == (sum(ended), 9500), "what was written then is stale now"
+
+
+def test_two_requests_whose_password_has_changed_are_both_sent_again(make, elasticsearch_server, monkeypatch):
+    monkeypatch.setattr(floor_module, "FLOOR_SECONDS", 1000.0)  # nothing but the two requests is asked
+    password = elasticsearch_server.password
+    sink = admit(make(password=lambda: password))
+    sink.apply(puts(b"1"))
+    sink.close()
+    password, send, barrier = "old", sink._connection._send, threading.Barrier(2)
+
+    def meet_refused(*request: Any) -> tuple[int, Any]:
+        nonlocal password
+        answer = send(*request)
+        if answer[0] == 401:
+            barrier.wait(60)
+            password = elasticsearch_server.password
+        return answer
+
+    monkeypatch.setattr(sink._connection, "_send", meet_refused)
+    assert sink.apply(puts(*(b"%d" % n for n in range(2, 1600)))).written == 1598
+
+
 # Targets that cannot hold the guarantees
 
 
@@ -497,7 +573,8 @@ def test_collections_that_no_index_can_be_called_are_rejected(make, name):
 # Requests that are too large, busy servers, answers that do not fit
 
 
-def test_a_request_that_is_too_large_is_cut_in_pieces(make, name, ask):
+def test_a_request_that_is_too_large_is_cut_in_pieces(make, name, ask, monkeypatch):
+    monkeypatch.setattr(sink_module, "REQUEST_BYTES", 1 << 30)
     sink = make()
     overheard = Overheard(sink)
     text = b'{"t":"%b"}' % (b"x" * 1_000_000)

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from tests.support.redis_records import Make, hashes, making, member_id, members, puts, strings
+from tests.support.redis_records import Make, before, hashes, making, member_id, members, puts, strings
 from tests.support.servers import RedisServer
 
 from export_queue.core.errors import LeaseLost, SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks import Claim, Operations, RedisSink
-from export_queue.core.sinks.redis.connection import Connection
+from export_queue.core.sinks.redis import pieces
 from export_queue.core.testing import FencedConformance
 
 MINE = Claim("q/1/0", 7)
@@ -91,19 +91,10 @@ def test_a_put_has_its_own_time_to_live_or_none(make, redis_client, target):
     assert redis_client.ttl("k:1") == -1
 
 
-def test_a_claim_between_look_and_write_keeps_the_batch_out(make, redis_client, monkeypatch):
+def test_a_claim_between_look_and_write_keeps_the_batch_out(make, redis_client):
     """The younger drain comes when the fence has been compared, and before the records are written."""
     sink, younger = claimed(make(key="k:{id}")), make(key="k:{id}")
-    exchange = Connection.exchange
-    met: list[bytes] = []
-
-    def meet(self: Connection, commands: Any, **how: Any) -> Any:
-        if not met and commands[0] == ("MULTI",) and self is sink._connection:
-            met.append(b"now")
-            younger.claim([Claim(MINE.unit, 8)])
-        return exchange(self, commands, **how)
-
-    monkeypatch.setattr(Connection, "exchange", meet)
+    met = before(sink, "MULTI", lambda: younger.claim([Claim(MINE.unit, 8)]))
     with pytest.raises(LeaseLost, match="taken over"):
         sink.under(MINE).apply(puts(b"1", b"2"))
     assert met
@@ -121,18 +112,9 @@ def test_a_set_that_is_no_set_is_rejected_alone(make, redis_client):
     assert sink.under(MINE).apply(puts(b"0/b")).written == 1
 
 
-def test_a_key_that_ceases_to_be_a_set_at_the_last_moment_is_rejected(make, redis_client, monkeypatch):
+def test_a_key_that_ceases_to_be_a_set_at_the_last_moment_is_rejected(make, redis_client):
     sink = claimed(make(key="by:{id}", target="set"))
-    exchange = Connection.exchange
-    met: list[bytes] = []
-
-    def meet(self: Connection, commands: Any, **how: Any) -> Any:
-        if not met and commands[0] == ("MULTI",):
-            met.append(b"now")
-            redis_client.set("by:1", "a string")
-        return exchange(self, commands, **how)
-
-    monkeypatch.setattr(Connection, "exchange", meet)
+    before(sink, "MULTI", lambda: redis_client.set("by:1", "a string"))
     result = sink.under(MINE).apply(puts(b"0/a", b"1/b"))
     assert (result.written, [rejection.position for rejection in result.rejected]) == (1, [1])
 
@@ -157,7 +139,8 @@ def test_a_queue_that_was_drained_with_the_other_guard_is_refused(make, first, s
     make(guard=first).admit(queue_id="q", store_id="s", fence=1), "what is refused leaves nothing"
 
 
-def test_a_batch_that_memory_refuses_is_not_written_in_part(make, redis_client):
+def test_a_piece_that_memory_refuses_is_not_written_in_part(make, redis_client, monkeypatch):
+    monkeypatch.setattr(pieces, "BYTES", 1 << 30)
     sink = claimed(make(key="k:{id}"))
     redis_client.config_set("maxmemory", "1mb")
     try:
@@ -172,20 +155,18 @@ def test_a_batch_that_memory_refuses_is_not_written_in_part(make, redis_client):
 
 def test_an_answer_that_was_lost_leaves_a_batch_that_may_be_repeated(make, redis_client, monkeypatch):
     sink = claimed(make(key="k:{id}"))
-    exchange = Connection.exchange
-    lost: list[Any] = []
+    send, connection = sink._connection.send, sink._connection
 
-    def lose(self: Connection, commands: Any, **how: Any) -> Any:
-        answer = exchange(self, commands, **how)
-        if not lost and commands[-1] == ("EXEC",):
-            lost.append(answer)
-            self.close()
+    def lose(commands: Any) -> None:
+        send(commands)
+        if commands[-1] == ("EXEC",):
+            connection.receive_all(len(commands))
             raise SinkUnavailable("the answer was lost")
-        return answer
 
-    monkeypatch.setattr(Connection, "exchange", lose)
+    monkeypatch.setattr(connection, "send", lose)
     with pytest.raises(SinkUnavailable):
         sink.under(MINE).apply(puts(b"1"))
+    monkeypatch.undo()
     assert sink.under(MINE).apply(puts(b"1")).written == 1
     assert redis_client.get("k:1") == b"x"
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
-from tests.support.redis_records import Make, admit, making, puts
+from tests.support.redis_records import Make, admit, before, making, puts
 from tests.support.servers import RedisServer
 
 from export_queue.core.errors import SinkBelongsToAnother, SinkRefused
-from export_queue.core.sinks import RedisSink
 from export_queue.core.sinks.redis import tombstones
 
 
@@ -30,24 +29,11 @@ def ranks(client: redis.Redis) -> dict[bytes, int]:
     }
 
 
-def before(sink: RedisSink, verb: str, act: Callable[[], Any]) -> None:
-    """Do something once, between two exchanges of a sink: right before the one that begins with a command."""
-    exchange, pending = sink._connection.exchange, [act]
-
-    def exchange_after(commands: Any) -> Any:
-        if commands[0][0] == verb and pending:
-            pending.pop()()
-        return exchange(commands)
-
-    sink._connection.exchange = exchange_after  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize("target", ["string", "set"])
 def test_a_sweep_right_before_a_batch_is_seen_by_it(make, redis_client, target):
     sink, sweeper = admit(make(target=target)), admit(make(target=target))
     sink.apply(puts(b"1/a", seq=20, document=None))
-    swept: list[int] = []
-    before(sink, "WATCH", lambda: swept.append(sweeper.sweep(store_id="s", floor=25)))
+    swept = before(sink, "WATCH", lambda: sweeper.sweep(store_id="s", floor=25))
     result = sink.apply(puts(b"1/a", seq=15))
     assert (result.written, result.stale, swept) == (0, 1, [1])
     assert ranks(redis_client) == {}
@@ -66,14 +52,14 @@ def test_a_batch_that_has_read_the_floor_is_not_executed_once_it_has_risen(make,
 def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(make, redis_client):
     sink, sweeper = admit(make()), admit(make())
     sink.apply(puts(b"1", seq=20, document=None))
-    exchange = sweeper._connection.exchange
+    send = sweeper._connection.send
 
-    def put_before_the_delete(commands: Any) -> Any:
+    def put_before_the_delete(commands: Any) -> None:
         if commands[0][0] == "MULTI" and commands[1][0] == "HDEL":
             assert sink.apply(puts(b"1", seq=30)).written <= 1
-        return exchange(commands)
+        send(commands)
 
-    sweeper._connection.exchange = put_before_the_delete  # type: ignore[method-assign]
+    sweeper._connection.send = put_before_the_delete  # type: ignore[method-assign]
     assert sweeper.sweep(store_id="s", floor=25) == 0
     assert ranks(redis_client) == {b"orders:1": 61}
     assert redis_client.get("orders:1") == b"x"
@@ -101,15 +87,15 @@ def test_pages_are_small_and_a_sweep_that_meets_writers_goes_on(make, redis_clie
     ids = [b"%d" % n for n in range(2000)]
     for start in range(0, 2000, 500):
         sink.apply(puts(*ids[start : start + 500], seq=20, document=None))
-    exchange, asked = sink._connection.exchange, []
+    send, asked = sink._connection.send, []
 
-    def disturbed(commands: Any) -> Any:
+    def disturbed(commands: Any) -> None:
         asked.append(commands)
         if len(asked) % 10 == 0:
             other.apply(puts(b"other%d" % len(asked), seq=30))
-        return exchange(commands)
+        send(commands)
 
-    sink._connection.exchange = disturbed  # type: ignore[method-assign]
+    sink._connection.send = disturbed  # type: ignore[method-assign]
     assert sink.sweep(store_id="s", floor=25) == 2000
     assert max(len(command) for commands in asked for command in commands) < 300
     assert set(ranks(redis_client).values()) == {61}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -49,6 +49,24 @@ def admit(sink: RedisSink) -> RedisSink:
     """Let a queue of a store drain into a sink."""
     sink.admit(queue_id="q", store_id="s", fence=1)
     return sink
+
+
+def before(sink: RedisSink, verb: str, act: Callable[[], object], *, times: int = 1) -> list[object]:
+    """Do something right before a sink sends commands of which the first has this verb.
+
+    :param times: how often at most.
+    :returns: what was returned, as it comes.
+    """
+    send, done = sink._connection.send, list[object]()
+
+    def act_and_send(commands: Sequence[Any]) -> None:
+        if commands[0][0] == verb and len(done) < times:
+            done.append(None)  # before it is done: what is done here may send, too
+            done[-1] = act()
+        send(commands)
+
+    sink._connection.send = act_and_send  # type: ignore[method-assign]
+    return done
 
 
 def member_id(name: bytes) -> bytes:

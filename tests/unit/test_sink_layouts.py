@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.queue import bucket
 from export_queue.core.sinks import MAX_SEQ, Operations
 from export_queue.core.sinks.json_texts import numbers_in, texts_of
 from export_queue.core.sinks.redis import layout
+from export_queue.core.sinks.redis.packing import word_of
 from export_queue.core.sinks.redis.targets import TARGETS
 from export_queue.core.sinks.sql import statements, tables
 from export_queue.core.sinks.sql.rows import Limits, rows_of
@@ -39,14 +39,6 @@ def test_ranks_as_text_are_ordered_as_numbers(one, other):
     first, second = layout.rank_texts([one, other])
     assert (first < second) == (one < other)
     assert len(first) == len(second) == 20
-
-
-@given(st.lists(st.binary(max_size=12), unique=True), st.integers(1, 1009))
-def test_a_record_is_in_the_shard_of_its_bucket(ids, shards):
-    groups = layout.group_by_shard(ids, shards, b"xq:rank:%d")
-    assert {ids[i]: name for name, group in groups.items() for i in group} == {
-        record: b"xq:rank:%d" % bucket(record, shards) for record in ids
-    }
 
 
 @pytest.mark.parametrize(
@@ -104,12 +96,16 @@ def test_a_template_that_is_taken_gives_each_record_a_key_of_its_own(template, r
     filled, _ = layout.fill_collections(layout.check_template(template), [name for name, _ in records])
     keys = layout.keys_of([filled[name] for name, _ in records], [record.encode() for _, record in records])
     assert len(set(keys)) == len(records)
+    packed = layout.packed_keys_of([filled[name] for name, _ in records], [record.encode() for _, record in records])
+    assert list(map(word_of, packed)) == keys
 
 
 def test_a_template_without_collection_takes_any():
     filled, refused = layout.fill_collections("k:{id}:v", ["a:b", ""])
     assert (set(filled.values()), refused) == ({"k:{id}:v"}, {})
     assert layout.keys_of(["k:{id}:v", "{id}"], [b"\xff", b"{id}"]) == [b"k:\xff:v", b"{id}"]
+    alike = layout.packed_keys_of(["k:{id}:v"] * 2, [b"\xff", b"longer"])
+    assert list(map(word_of, alike)) == [b"k:\xff:v", b"k:longer:v"]
 
 
 @pytest.mark.parametrize(
@@ -129,15 +125,9 @@ def test_records_that_cannot_be_are_refused(target, template, record, reason):
 
 
 def test_members_keep_slashes_and_their_ranks_stand_under_key_nul_member():
-    records = TARGETS["set"].place(operations((b"12/a/b", 1, b"")), 1)
-    assert (records.keys, records.members, records.fields) == ([b"c:12"], [b"a/b"], [b"c:12\0a/b"])
-
-
-def test_halves_have_every_record_once():
-    records = TARGETS["string"].place(operations(*((b"%d" % n, 1, b"") for n in range(50))), 7)
-    first, second = records.halves()
-    assert sorted(i for half in (first, second) for group in half.shards.values() for i in group) == list(range(50))
-    assert not first.shards.keys() & second.shards.keys()
+    records = TARGETS["set"].locate(operations((b"12/a/b", 1, b"")))
+    columns = (records.keys, records.members, records.fields)
+    assert [[word_of(word) for word in column] for column in columns] == [[b"c:12"], [b"a/b"], [b"c:12\0a/b"]]
 
 
 # SQL

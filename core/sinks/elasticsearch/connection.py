@@ -93,9 +93,10 @@ class Connection:
         :raises SinkUnavailable: no answer came; whether the request took effect is not known.
         :raises SinkConfigurationError: what answers is not Elasticsearch.
         """
-        status, answer = self._send(method, path, params, body)
-        if status == 401 and self._renew():  # nothing of it took effect
-            status, answer = self._send(method, path, params, body)
+        client = self._opened()
+        status, answer = self._send(client, method, path, params, body)
+        if status == 401 and self._renew(client):  # nothing of it took effect
+            status, answer = self._send(self._opened(), method, path, params, body)
         return status, answer
 
     def repeat(self, step: Callable[[], Result]) -> Result:
@@ -115,12 +116,19 @@ class Connection:
         if client is not None:
             client.close()
 
-    def _send(self, method: str, path: str, params: Mapping[str, str] | None, body: Any) -> tuple[int, Any]:
+    def _send(
+        self,
+        client: elasticsearch.Elasticsearch,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        body: Any,
+    ) -> tuple[int, Any]:
         headers = _BULK_HEADERS if isinstance(body, bytes) else _HEADERS
         if body is None:
             headers = {"accept": _JSON}
         try:
-            response = self._opened().perform_request(method, path, params=params, headers=headers, body=body)
+            response = client.perform_request(method, path, params=params, headers=headers, body=body)
         except elasticsearch.UnsupportedProductError:
             raise self._foreign() from None
         except elasticsearch.ApiError as error:
@@ -141,14 +149,18 @@ class Connection:
                 self._client = self._open()
             return self._client
 
-    def _renew(self) -> bool:
-        """Look the secrets up again, and go on with them if they have changed."""
+    def _renew(self, refused: elasticsearch.Elasticsearch) -> bool:
+        """Look the secrets up again, and go on with them if they have changed.
+
+        :param refused: the client whose secrets the server refused.
+        """
         with self._lock:
+            if self._client is not refused:
+                return True  # another thread was refused, too, and was here before
             if not self._secrets.find():
                 return False
-            old, self._client = self._client, self._open()
-        if old is not None:
-            old.close()
+            self._client = self._open()
+        refused.close()
         return True
 
     def _foreign(self) -> SinkConfigurationError:

@@ -9,6 +9,7 @@ as much again for delays in the network and the server, and only then removes to
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from urllib.parse import quote
@@ -40,16 +41,18 @@ class Floor:
     def __init__(self, connection: Connection, *, timeout: float) -> None:
         self._connection = connection
         self._timeout_ms = int(timeout * 1000)
+        self._lock = threading.Lock()
         self._known = 0
         self._read_at = float("-inf")
 
     def read(self) -> int:
-        """Return the floor as it was a moment ago."""
-        if self._connection.retry.clock() - self._read_at > FLOOR_SECONDS:
-            begun = self._connection.retry.clock()
-            self._known = self._get()[0].floor.floor
-            self._read_at = begun
-        return self._known
+        """Return the floor as it was a moment ago; any thread may ask."""
+        with self._lock:  # of two readings at once the older one could pass for the newer one
+            if self._connection.retry.clock() - self._read_at > FLOOR_SECONDS:
+                begun = self._connection.retry.clock()
+                self._known = self._get()[0].floor.floor
+                self._read_at = begun
+            return self._known
 
     def require(self, floor: int) -> None:
         """Make sure, right before a request of a batch, that the floor is still the one that the batch goes by.

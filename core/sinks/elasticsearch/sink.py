@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -17,8 +19,23 @@ from export_queue.core.sinks.elasticsearch.floor import Floor, unreadable
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 
+REQUESTS_AT_ONCE = 2
+"""How many requests of one batch are under way: while the server is at work on one, the next one is packed and sent."""
+REQUEST_ROWS = 1000
+REQUEST_BYTES = 1 << 20
+"""Bytes of ids and documents of a request; a single larger operation is sent alone."""
 _STATUS = "errors,items.*.status,items.*.error.type"
 _REASONS = f"{_STATUS},items.*.error.reason,items.*.error.caused_by.reason"
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Operations on distinct records that are sent together."""
+
+    alias: str
+    operations: Operations
+    positions: Sequence[int]
+    """Of the operations, in their batch."""
 
 
 def _control_path(queue_id: str) -> str:
@@ -40,7 +57,7 @@ class ElasticsearchSink:
     :raises SinkConfigurationError: an option is not valid.
     """
 
-    capabilities = Capabilities(batch_rows=2000, batch_bytes=1 << 20, binary_ids=False)
+    capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
 
     def __init__(
         self,
@@ -163,7 +180,7 @@ class ElasticsearchSink:
         self._connection.close()
 
     def _write(self, operations: Operations) -> ApplyResult:
-        """Write operations on distinct records above the floor, in one request an index."""
+        """Write operations on distinct records above the floor."""
         for alias in sorted(set(operations.collections)):
             self._prepare(alias)
         floor = self._floor.read()
@@ -178,23 +195,37 @@ class ElasticsearchSink:
 
     def _write_above(self, operations: Operations, floor: int) -> ApplyResult:
         """Write operations that all are above the floor."""
-        by_alias: dict[str, list[int]] = {}
-        for i, alias in enumerate(operations.collections):
-            by_alias.setdefault(alias, []).append(i)
+        requests = list(_requests(operations))
         written, rejected = 0, list[Rejection]()
-        for alias, positions in sorted(by_alias.items()):
-            part = operations if len(by_alias) == 1 else operations.take(positions)
-            answers = self._settle(alias, lines.lines_of(part), floor)
+        for request, answers in zip(requests, self._settle_all(requests, floor), strict=True):
             if answers.count(DONE) == len(answers):
                 written += len(answers)
                 continue
-            for i, answer in zip(positions, answers, strict=True):
+            for i, answer in zip(request.positions, answers, strict=True):
                 if answer.meaning is Meaning.WRITTEN:
                     written += 1
                 elif answer.meaning is not Meaning.STALE:
                     rejected.append(Rejection(i, str(answer)))
         rejected.sort(key=lambda rejection: rejection.position)
         return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
+
+    def _settle_all(self, requests: Sequence[_Request], floor: int) -> list[list[Answer]]:
+        """Settle requests, of which some are under way at once: their records are distinct, so any order will do."""
+
+        def settle(request: _Request) -> list[Answer]:
+            return self._settle(request.alias, lines.lines_of(request.operations), floor)
+
+        if len(requests) == 1:
+            return [settle(requests[0])]
+        # Leaving the block waits for the threads: when a batch counts as failed, nothing of it is on its way.
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="export-queue-bulk") as threads:
+            under_way = [threads.submit(settle, request) for request in requests]
+            try:
+                return [one.result() for one in under_way]
+            except BaseException:
+                for one in under_way:
+                    one.cancel()
+                raise
 
     def _settle(self, alias: str, wanted: Sequence[bytes], floor: int, reasons: bool = False) -> list[Answer]:
         """Send operations until each of them is written, stale or refused for ever."""
@@ -395,3 +426,16 @@ class ElasticsearchSink:
 
     def __repr__(self) -> str:
         return f"<ElasticsearchSink {self._connection} {self._template}>"
+
+
+def _requests(operations: Operations) -> Iterator[_Request]:
+    """Cut a batch into requests."""
+    by_alias: dict[str, list[int]] = {}
+    for i, alias in enumerate(operations.collections):
+        by_alias.setdefault(alias, []).append(i)
+    for alias, positions in sorted(by_alias.items()):
+        part = operations if len(by_alias) == 1 else operations.take(positions)
+        start = 0
+        for piece in part.slices(rows=REQUEST_ROWS, size=REQUEST_BYTES):
+            yield _Request(alias, piece, positions[start : start + len(piece)])
+            start += len(piece)

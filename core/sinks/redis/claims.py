@@ -11,21 +11,20 @@ Values travel in native commands, never through a script, which would copy each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.claims import Claim, needs_higher_fence, overtaken_error
-from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.protocol import ApplyResult, Rejection
-from export_queue.core.sinks.redis.connection import Ask, pack
-from export_queue.core.sinks.redis.errors import Collision, code_of, explain, until_undisturbed
-from export_queue.core.sinks.redis.layout import CONTROL, Command
-from export_queue.core.sinks.redis.targets import Target, fitting
+from export_queue.core.sinks.redis.connection import Ask
+from export_queue.core.sinks.redis.errors import Collision, until_undisturbed
+from export_queue.core.sinks.redis.layout import CONTROL
+from export_queue.core.sinks.redis.pieces import Batch, Piece
+from export_queue.core.sinks.redis.targets import Target
 
 GUARD = "guard"
 """Field of a queue's control record: ``fence``; one that lacks it is of a sink with the guard ``seq``."""
 _FENCE = "fence"
-_NO_TYPES: Mapping[bytes, bytes] = {}
 
 
 def check_queue(guard: bytes | None, *, is_known: bool, is_fenced: bool, queue_id: str, sink: object) -> None:
@@ -88,61 +87,38 @@ def claim_units(ask: Ask, claims: Sequence[Claim], sink: object) -> None:
     until_undisturbed(claim_all, f"{sink}: the fences of {len(claims)} units change all the time")
 
 
-def write_under(ask: Ask, target: Target, operations: Operations, claim: Claim, sink: object) -> ApplyResult:
-    """Write operations on distinct records, if their unit still has this very fence.
+class ClaimedPiece(Piece):
+    """A piece that is written if its unit still has the fence of a claim.
 
-    :raises LeaseLost: it has another one.
+    :param claim: the claim.
+    :param sink: for messages.
     """
-    batch, key = _Batch(target, operations), _key(claim.unit)
 
-    def write() -> ApplyResult:
-        checked = batch.checked
-        # a batch that needs no look at the keys is packed while the server looks up the fence
-        meanwhile = None if checked else batch.fill
-        _, (fence,), *types = ask(
-            ("WATCH", key), ("HMGET", key, _FENCE), *(("TYPE", one) for one in checked), meanwhile=meanwhile
-        )
-        if (found := _number(fence)) != claim.fence:
-            ask(("UNWATCH",))
-            raise overtaken_error(found, claim, sink)
-        if checked:
-            batch.fill(dict(zip(checked, types, strict=True)))
-        *_, answers = ask(*batch.commands, packed=batch.packed)
-        if answers is None:
-            raise Collision  # a drain claims the unit; perhaps this one, once more
-        errors = [answer for answer in answers if isinstance(answer, Exception)]
-        if any(code_of(error) != "WRONGTYPE" for error in errors):
-            raise explain(errors[0], str(sink))
-        if errors:
-            raise Collision  # a key became something else just now: the next try sees it
-        return ApplyResult(batch.written, 0, batch.rejected)
+    def __init__(self, batch: Batch, part: range, target: Target, *, claim: Claim, sink: object) -> None:
+        super().__init__(batch, part, target)
+        self._claim = claim
+        self._sink = sink
+        key = _key(claim.unit)
+        self.reads = [("WATCH", key), ("HMGET", key, _FENCE), *self.look_at_types]
 
-    return until_undisturbed(write, f"{sink}: all tries of one batch met other writers of its records")
+    def pack(self) -> None:
+        """Make the transaction as if all keys had the right types."""
+        self._write(range(len(self)))
 
+    def judge(self, replies: Sequence[Any]) -> None:
+        """Compare the fence, and leave out what cannot be written.
 
-class _Batch:
-    """The transaction that writes a batch, as far as it can be made before the server has answered."""
-
-    def __init__(self, target: Target, operations: Operations) -> None:
-        self._target = target
-        self._records = target.locate(operations)
-        self.checked = target.checked_keys(self._records)
-        self.commands: list[Command] = []
-        self.packed: list[bytes] = []
-        self.written = 0
-        self.rejected: tuple[Rejection, ...] = ()
-
-    def fill(self, types: Mapping[bytes, bytes] = _NO_TYPES) -> None:
-        """Make the transaction; again, if the types of keys have changed.
-
-        :param types: of the keys that were checked.
+        :raises LeaseLost: the unit has another fence.
         """
-        if self.commands and not types:
-            return
-        positions, self.rejected = fitting(self._records, types)
+        _, (fence,), *types = replies
+        if (found := _number(fence)) != self._claim.fence:
+            raise overtaken_error(found, self._claim, self._sink)
+        if wrong := self.reject(types):
+            self._write([i for i, key in enumerate(self.records.keys) if key not in wrong])
+
+    def _write(self, positions: Sequence[int]) -> None:
+        self.fill(positions)
         self.written = len(positions)
-        self.commands = [("MULTI",), *self._target.writes(self._records, positions), ("EXEC",)]
-        self.packed = pack(self.commands)
 
 
 def _key(unit: str) -> str:

@@ -23,8 +23,9 @@ from export_queue.core.sinks.redis.connection import Connection, Reply
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.floor import stale_text
 from export_queue.core.sinks.redis.incarnation import Incarnations
-from export_queue.core.sinks.redis.layout import Command, rank_texts
+from export_queue.core.sinks.redis.layout import rank_texts
 from export_queue.core.sinks.redis.nodes import Nodes, exchange_all
+from export_queue.core.sinks.redis.packing import Command, Packed, Sendable, joined, pack_words, packed, word_of
 from export_queue.core.sinks.redis.replicas import wait_for_replicas
 from export_queue.core.sinks.redis.servers import agree_on_shards, check_server
 from export_queue.core.sinks.redis.targets import Records, Target, wrong_type
@@ -85,6 +86,8 @@ end
 return shown
 """
 """Raises the fence of a primary. Key: the hash of its incarnation. Argument: 20 digits. Returns the fence."""
+_RECORDS_AT_ONCE = 1000
+"""Records of one call: a node serves nobody else while its script runs."""
 _SWEPT_AT_ONCE = 500
 """Hashes of which a page is swept in one go."""
 log = logging.getLogger("export_queue.sweep")
@@ -142,10 +145,10 @@ class Cluster:
         )
         self.is_known = True
 
-    def ask(self, key: bytes, *commands: Command, **how: Any) -> list[Reply]:
+    def ask(self, key: bytes, *commands: Command) -> list[Reply]:
         """Send commands to the primary that serves a key."""
         with self._watched():
-            return self._nodes.at(key).ask_all(*commands, **how)
+            return self._nodes.at(key).ask_all(*commands)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -168,13 +171,13 @@ class Cluster:
         """Leave a fence in all primaries."""
         digits = rank_texts([fence])[0]
         for _, key, answer in self._ask_primaries(
-            lambda key: (("SCRIPT", "LOAD", SHOW_SCRIPT), (*_call(SHOW_SCRIPT), b"1", key, digits))
+            lambda key: (("SCRIPT", "LOAD", SHOW_SCRIPT), joined([_call(SHOW_SCRIPT), packed("1", key, digits)]))
         ):
             self._incarnations.note(key, int(answer))
         return ("incarnations", self._incarnations.to_text())
 
     def _ask_primaries(
-        self, commands: Callable[[bytes], Sequence[Command]]
+        self, commands: Callable[[bytes], Sequence[Sendable]]
     ) -> Iterator[tuple[Connection, bytes, Reply]]:
         """Send commands to all primaries.
 
@@ -200,16 +203,18 @@ class Cluster:
         :raises SinkLostData: a node has lost what it had; nothing of the batch counts.
         :raises SinkUnavailable: a node is away, or slots were moved for too long; parts may be written.
         """
-        records = self._target.place(operations, None)
-        steps = {name: _step(self._target, records, name, group) for name, group in records.shards.items()}
-        found = self._call(SCRIPT, steps)
+        records, ranks = self._target.locate(operations), pack_words(rank_texts(operations.ranks()))
+        groups = layout.group_by_slot(list(map(word_of, records.keys)), self._target.hashes + b"{%b}")
         written, rejected = 0, []
-        for name, group in records.shards.items():
-            for i, outcome in zip(group, found[name], strict=True):
-                if isinstance(outcome, bytes):
-                    rejected.append(wrong_type(i, records.keys[i], outcome))
-                else:
-                    written += outcome
+        for start in range(0, max(map(len, groups.values())), _RECORDS_AT_ONCE):
+            parts = {name: group[start : start + _RECORDS_AT_ONCE] for name, group in groups.items()}
+            steps = {name: _step(self._target, records, ranks, name, part) for name, part in parts.items() if part}
+            for name, outcomes in self._call(SCRIPT, steps).items():
+                for i, outcome in zip(parts[name], outcomes, strict=True):
+                    if isinstance(outcome, bytes):
+                        rejected.append(wrong_type(i, records.keys[i], outcome))
+                    else:
+                        written += outcome
         return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
 
     def sweep(self, floor: int) -> int:
@@ -223,7 +228,7 @@ class Cluster:
         for start in range(0, len(names), _SWEPT_AT_ONCE):
             cursors = dict.fromkeys(names[start : start + _SWEPT_AT_ONCE], b"0")
             while cursors:
-                pages = {name: (b"1", name, stale, cursor) for name, cursor in cursors.items()}
+                pages = {name: packed("1", name, stale, cursor) for name, cursor in cursors.items()}
                 answers = self._call(SWEEP_SCRIPT, pages)
                 removed += sum(count for _, count in answers.values())
                 cursors = {name: cursor for name, (cursor, _) in answers.items() if cursor != b"0"}
@@ -243,7 +248,7 @@ class Cluster:
         """Close the connections to all nodes."""
         self._nodes.close()
 
-    def _call(self, script: bytes, calls: Mapping[bytes, Command]) -> dict[bytes, Any]:
+    def _call(self, script: bytes, calls: Mapping[bytes, Packed]) -> dict[bytes, Any]:
         """Call a script many times, each at the node that serves its key, again where that is another one by now.
 
         :param calls: number of keys, keys and arguments of each call, by one of its keys.
@@ -268,7 +273,7 @@ class Cluster:
         return answers
 
     def _call_once(
-        self, script: bytes, left: dict[bytes, Command], answers: dict[bytes, Any]
+        self, script: bytes, left: dict[bytes, Packed], answers: dict[bytes, Any]
     ) -> ExportQueueError | None:
         """Make the calls that are left, and move those that were answered to the answers.
 
@@ -282,11 +287,11 @@ class Cluster:
         for key in left:
             by_node.setdefault(self._nodes.at(key), []).append(key)
         control_keys = self._control_keys()
-        commands: dict[Connection, list[Command]] = {}
+        commands: dict[Connection, list[Sendable]] = {}
         for node, keys in by_node.items():
             control = control_keys[node]
             looks = (self._incarnations.leave(control), self._incarnations.look(control))
-            commands[node] = [*looks, load, *((*call, *left[key]) for key in keys)]
+            commands[node] = [*looks, load, *(joined([call, left[key]]) for key in keys)]
         replies = exchange_all(commands)
         moved: ExportQueueError | None = None
         failure: ExportQueueError | None = None
@@ -307,16 +312,18 @@ class Cluster:
         return moved
 
 
-def _call(script: bytes) -> Command:
-    return ("EVALSHA", hashlib.sha1(script, usedforsecurity=False).hexdigest())
+def _call(script: bytes) -> Packed:
+    return packed("EVALSHA", hashlib.sha1(script, usedforsecurity=False).hexdigest())
 
 
-def _step(target: Target, records: Records, name: bytes, group: Sequence[int]) -> Command:
-    keys = dict.fromkeys(records.keys[i] for i in group)
-    arguments: list[bytes | str] = []
+def _step(target: Target, records: Records, ranks: Sequence[bytes], name: bytes, group: Sequence[int]) -> Packed:
+    keys = list(dict.fromkeys(records.keys[i] for i in group))
+    found = [packed(b"%d" % (1 + len(keys)), name), Packed(len(keys), keys, 0)]
+    (only,) = pack_words([target.only])
     for i in group:
         commands = target.writes(records, [i])
-        arguments += (records.fields[i], records.ranks[i], target.only, records.keys[i], b"%d" % len(commands))
+        (count,) = pack_words([b"%d" % len(commands)])
+        found.append(Packed(5, (records.fields[i], ranks[i], only, records.keys[i], count), 0))
         for command in commands:
-            arguments += (b"%d" % len(command), *command)
-    return (b"%d" % (1 + len(keys)), name, *keys, *arguments)
+            found += (packed(b"%d" % command.words), command)
+    return joined(found)

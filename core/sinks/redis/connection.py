@@ -4,78 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import redis
-from hiredis import pack_command
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.redis.errors import explain
-from export_queue.core.sinks.redis.layout import Command
+from export_queue.core.sinks.redis.packing import Sendable, pack
 
 Reply = Any
 Ask = Callable[..., list[Reply]]
 """Sends commands that must not fail to one server, and returns their replies."""
-
-_MANY = 64
-"""Parts from which a command is packed here: the C packer takes twice the time for it."""
-_HEADS = [b"$%d\r\n" % length for length in range(4096)]
-"""The head of a part, by the part's length."""
-_PIECE = 1 << 16
-"""Bytes that are sent at once, about: in blocks of memory that are used again and again. To fill a new large one costs
-several times as much, and the server reads the first piece while others are sent."""
-_pack_whole = cast(Callable[[Command], bytes], pack_command)
-
-
-def pack(commands: Sequence[Command]) -> list[bytes]:
-    """Write commands in Redis's protocol.
-
-    :returns: the pieces to send, in their order; one piece if the commands are small.
-    """
-    pieces: list[bytes] = []
-    small: list[bytes] = []
-    size = 0
-    for command in commands:
-        if len(command) < _MANY and sum(map(len, command)) < _PIECE:
-            packed = [_pack_whole(command)]
-            length = len(packed[0])
-        else:
-            packed, length = _pack_many(command)
-        small += packed
-        size += length
-        if size > _PIECE:
-            pieces += _joined(small, size)
-            small, size = [], 0
-    if size:
-        pieces += _joined(small, size)
-    return pieces
-
-
-def _joined(parts: Sequence[bytes], size: int) -> list[bytes]:
-    """Join parts to pieces of about the size of one."""
-    step = len(parts) * _PIECE // size + 1
-    return [b"".join(parts[start : start + step]) for start in range(0, len(parts), step)]
-
-
-def _pack_many(command: Command) -> tuple[list[bytes], int]:
-    """Pack a command of many or large parts; returns the pieces to join, and about how many bytes these are."""
-    verb, *others = command
-    # as a rule only the verb is text; to look at each of thousands of parts would cost as much as to pack them
-    rest = [_raw(part) for part in others] if str in set(map(type, others)) else cast(list[bytes], others)
-    parts = [_raw(verb), *rest]
-    packed = [b"\r\n"] * (3 * len(parts) + 1)
-    packed[0] = b"*%d\r\n" % len(parts)
-    lengths = list(map(len, parts))
-    packed[1::3] = [_HEADS[length] if length < 4096 else b"$%d\r\n" % length for length in lengths]
-    packed[2::3] = parts
-    return packed, sum(lengths) + 8 * len(parts)
-
-
-def _raw(part: bytes | str) -> bytes:
-    return part.encode() if isinstance(part, str) else part
 
 
 class Connection:
@@ -112,31 +54,20 @@ class Connection:
         except (TypeError, redis.RedisError) as error:
             raise SinkConfigurationError(f"Redis at {server}: {error}") from None
 
-    def exchange(
-        self,
-        commands: Sequence[Command],
-        *,
-        packed: Sequence[bytes] | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> list[Reply]:
+    def exchange(self, commands: Sequence[Sendable]) -> list[Reply]:
         """Send commands in one go and read their replies.
 
-        :param packed: the commands, where they were packed before.
-        :param meanwhile: called while the server is at work on them.
         :returns: one reply a command; a server's error stands in its place.
         :raises SinkUnavailable: the connection broke; whether the commands took effect is not known.
         :raises SinkRefused: the server refuses user or password.
         """
-        self.send(commands, packed)
-        if meanwhile is not None:
-            with self._explained():
-                meanwhile()
+        self.send(commands)
         return self.receive(len(commands))
 
-    def send(self, commands: Sequence[Command], packed: Sequence[bytes] | None = None) -> None:
+    def send(self, commands: Sequence[Sendable]) -> None:
         """Send commands in one go; their replies are to be read by :meth:`receive`."""
         with self._explained():
-            self._connection.send_packed_command(pack(commands) if packed is None else packed)
+            self._connection.send_packed_command(pack(commands))
 
     def receive(self, count: int) -> list[Reply]:
         """Read the replies to commands that were sent."""
@@ -147,6 +78,18 @@ class Connection:
                     replies.append(self._connection.read_response())
                 except redis.ResponseError as error:
                     replies.append(error)
+        return replies
+
+    def receive_all(self, count: int) -> list[Reply]:
+        """Read the replies to commands of which none may fail.
+
+        :raises ExportQueueError: the server answered one of them with an error; the connection is closed.
+        """
+        replies = self.receive(count)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                self.close()  # also ends a WATCH or a MULTI
+                raise explain(reply, self.server) from reply
         return replies
 
     @contextmanager
@@ -170,18 +113,10 @@ class Connection:
             raise explain(reply, self.server) from reply
         return reply
 
-    def ask_all(self, *commands: Command, **how: Any) -> list[Reply]:
-        """Send commands of which none may fail, and return their replies.
-
-        :param how: further arguments of :meth:`exchange`.
-        :raises ExportQueueError: the server answered one of them with an error; the connection is closed.
-        """
-        replies = self.exchange(commands, **how)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                self.close()  # also ends a WATCH or a MULTI
-                raise explain(reply, self.server) from reply
-        return replies
+    def ask_all(self, *commands: Sendable) -> list[Reply]:
+        """Send commands of which none may fail, and return their replies; see :meth:`receive_all`."""
+        self.send(commands)
+        return self.receive_all(len(commands))
 
     def close(self) -> None:
         """Close the connection; the next use opens it again."""

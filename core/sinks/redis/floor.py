@@ -13,7 +13,8 @@ from export_queue.core.sinks import control
 from export_queue.core.sinks.control import FloorRecord, stale_rank
 from export_queue.core.sinks.redis.connection import Ask
 from export_queue.core.sinks.redis.errors import Collision, until_undisturbed
-from export_queue.core.sinks.redis.layout import CONTROL, Command, rank_texts
+from export_queue.core.sinks.redis.layout import CONTROL, rank_texts
+from export_queue.core.sinks.redis.packing import Command
 
 READ_FLOOR: Command = ("HGET", CONTROL, "floor")
 

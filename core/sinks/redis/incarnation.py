@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 
 from export_queue.core.errors import SinkLostData
-from export_queue.core.sinks.redis.layout import Command
+from export_queue.core.sinks.redis.packing import Command
 
 
 class Incarnations:

@@ -32,10 +32,8 @@ from string import Formatter
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.queue import buckets_of
 from export_queue.core.sinks.control import ControlRecord
-
-Command = tuple[bytes | str, ...]
+from export_queue.core.sinks.redis.packing import Command, pack_words
 
 RESERVED = b"xq:"
 """The beginning of the sink's own keys; no key of a user has it."""
@@ -113,30 +111,23 @@ def keys_of(templates: Sequence[str], ids: Sequence[bytes]) -> list[bytes]:
     :param templates: of each record, with nothing but ``{id}`` left.
     :param ids: the texts that take the place of ``{id}``.
     """
-    affixes: dict[str, tuple[bytes, bytes]] = {}
-    for template in set(templates):
-        before, _, after = template.partition("{id}")
-        affixes[template] = before.encode(), after.encode()
-    if len(affixes) == 1:
-        ((head, tail),) = affixes.values()
-        return [head + record + tail for record in ids]
+    affixes = {template: _affixes(template) for template in set(templates)}
     return [affixes[t][0] + record + affixes[t][1] for t, record in zip(templates, ids, strict=True)]
 
 
-def group_by_shard(ids: Sequence[bytes], shards: int, name: bytes) -> dict[bytes, Sequence[int]]:
-    """Return the positions of the records of each shard, by the hash that holds their ranks.
+def packed_keys_of(templates: Sequence[str], ids: Sequence[bytes]) -> list[bytes]:
+    """Return the key of each record, packed; see :func:`keys_of`."""
+    if templates.count(templates[0]) < len(templates):
+        return pack_words(keys_of(templates, ids))
+    before, after = _affixes(templates[0])
+    extra, lengths = len(before) + len(after), list(map(len, ids))
+    heads = {length: b"\r\n$%d\r\n%b" % (length + extra, before) for length in set(lengths)}
+    return [heads[length] + record + after for length, record in zip(lengths, ids, strict=True)]
 
-    :param ids: of the records.
-    :param shards: how many there are.
-    :param name: of the hashes, with a ``%d`` for the shard.
-    """
-    found = buckets_of(ids, shards)
-    if found and found.count(found[0]) == len(found):  # a drain reads bucket by bucket
-        return {name % found[0]: range(len(ids))}
-    groups: dict[int, list[int]] = {}
-    for i, shard in enumerate(found):
-        groups.setdefault(shard, []).append(i)
-    return {name % shard: positions for shard, positions in groups.items()}
+
+def _affixes(template: str) -> tuple[bytes, bytes]:
+    before, _, after = template.partition("{id}")
+    return before.encode(), after.encode()
 
 
 def group_by_slot(keys: Sequence[bytes], name: bytes) -> dict[bytes, Sequence[int]]:
@@ -184,7 +175,8 @@ def key_in_slot(name: bytes, slot: int) -> bytes:
 
 def rank_texts(ranks: Sequence[int]) -> list[bytes]:
     """Write ranks so that text order is their order."""
-    return [b"%020d" % rank for rank in ranks]
+    texts = {rank: b"%020d" % rank for rank in set(ranks)}  # those of one transaction are equal
+    return [texts[rank] for rank in ranks]
 
 
 def control_key(queue_id: str) -> bytes:

@@ -10,7 +10,7 @@ from redis.crc import key_slot
 
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks.redis.connection import Connection, Reply
-from export_queue.core.sinks.redis.layout import Command
+from export_queue.core.sinks.redis.packing import Sendable
 
 
 class Nodes:
@@ -101,7 +101,7 @@ class Nodes:
             node.close()
 
 
-def exchange_all(commands: Mapping[Connection, Sequence[Command]]) -> dict[Connection, list[Reply]]:
+def exchange_all(commands: Mapping[Connection, Sequence[Sendable]]) -> dict[Connection, list[Reply]]:
     """Send each server its commands before any reply is read, so that they work at the same time.
 
     :raises SinkUnavailable: a connection broke; which commands took effect is not known, at other servers neither.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import explain
-from export_queue.core.sinks.redis.layout import Command
 from export_queue.core.sinks.redis.nodes import exchange_all
+from export_queue.core.sinks.redis.packing import Command
 
 
 def wait_for_replicas(keys: Mapping[Connection, bytes], *, wanted: int, seconds: float) -> None:

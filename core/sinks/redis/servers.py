@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks.operations import Operations
@@ -13,7 +13,7 @@ from export_queue.core.sinks.protocol import ApplyResult
 from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.connection import Connection, Reply
 from export_queue.core.sinks.redis.incarnation import Incarnations
-from export_queue.core.sinks.redis.layout import Command
+from export_queue.core.sinks.redis.packing import Command
 
 log = logging.getLogger("export_queue.sinks")
 
@@ -31,11 +31,8 @@ class Servers(Protocol):
         :raises SinkLostData: a server has lost what it had.
         """
 
-    def ask(self, key: bytes, *commands: Command, **how: Any) -> list[Reply]:
-        """Send commands that must not fail to the server of a key, and return their replies.
-
-        :param how: further arguments of the connection's ``exchange``.
-        """
+    def ask(self, key: bytes, *commands: Command) -> list[Reply]:
+        """Send commands that must not fail to the server of a key, and return their replies."""
 
     def prove(self, control_key: bytes, *, readmit: bool) -> None:
         """Compare incarnations and fences of all servers with those that a control record has noted.

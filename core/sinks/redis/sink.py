@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
@@ -15,13 +15,13 @@ from export_queue.core.sinks.control import ControlRecord, check_owner
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities
 from export_queue.core.sinks.redis import layout
-from export_queue.core.sinks.redis.claims import GUARD, agree_on_guard, check_queue, claim_units, write_under
+from export_queue.core.sinks.redis.claims import GUARD, agree_on_guard, check_queue, claim_units
 from export_queue.core.sinks.redis.cluster import Cluster
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import Collision, until_undisturbed
 from export_queue.core.sinks.redis.floor import raise_floor, register_store
 from export_queue.core.sinks.redis.incarnation import Incarnations
-from export_queue.core.sinks.redis.layout import Command
+from export_queue.core.sinks.redis.packing import Command
 from export_queue.core.sinks.redis.servers import Servers, check_server
 from export_queue.core.sinks.redis.single import SingleServer
 from export_queue.core.sinks.redis.sizes import refuse_long
@@ -53,7 +53,7 @@ class RedisSink:
     :raises SinkConfigurationError: an option is not valid.
     """
 
-    capabilities = Capabilities(batch_rows=1000, batch_bytes=1 << 20, ttl=True)
+    capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, ttl=True)
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class RedisSink:
         return self._prepare().write(operations)
 
     def _write_under(self, claim: Claim, operations: Operations) -> ApplyResult:
-        return write_under(partial(self._prepare().ask, layout.CONTROL), self._target, operations, claim, self)
+        return cast(SingleServer, self._prepare()).write_under(claim, operations)  # no cluster has this guard
 
     def _wait(self) -> None:
         """Wait for replicas, where that is asked for."""

@@ -1,4 +1,4 @@
-"""Parts of a command that are longer than a server takes (``proto-max-bulk-len``): found before they are sent.
+"""Parts of commands that are longer than Redis or a server takes (``proto-max-bulk-len``): found before they are sent.
 
 A server that is sent one hangs up: nothing would tell which record of a batch is to blame. The limit is told by no
 command that every user may give; but a bit beyond it is refused by ``GETBIT``, whatever the key holds.
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from export_queue.core.errors import SinkRefused
-from export_queue.core.sinks.batch import Reasons
+from export_queue.core.sinks.batch import Reasons, refuse_lengths
 from export_queue.core.sinks.operations import Operations
+from export_queue.core.sinks.redis.layout import MAX_BYTES
+from export_queue.core.sinks.redis.packing import word_of
 from export_queue.core.sinks.redis.servers import Servers
 from export_queue.core.sinks.redis.targets import Target
 
@@ -29,10 +31,11 @@ def refuse_long(servers: Callable[[], Servers], target: Target, operations: Oper
     longest_document = max(map(len, filter(None, operations.documents)), default=0)
     if longest_document + max(map(len, operations.ids), default=0) <= SURE:
         return
+    refuse_lengths(operations, reasons, id_bytes=MAX_BYTES // 2, document_bytes=MAX_BYTES)
     for i, (record, document) in enumerate(zip(operations.ids, operations.documents, strict=True)):
         if len(record) + len(document or b"") <= SURE or i in reasons:
             continue
-        (key,) = target.locate(operations.take([i])).keys
+        key = word_of(target.locate(operations.take([i])).keys[0])
         longest = max(len(key), target.longest_part(record, document))
         if longest > SURE and not _takes(servers(), key, longest):
             reasons[i] = f"{longest} bytes in one piece are more than the server takes (proto-max-bulk-len)"

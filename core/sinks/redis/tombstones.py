@@ -8,7 +8,7 @@ from typing import Any
 
 from export_queue.core.sinks.redis.connection import Ask
 from export_queue.core.sinks.redis.errors import Collision, until_undisturbed
-from export_queue.core.sinks.redis.layout import Command
+from export_queue.core.sinks.redis.packing import Command
 
 PAGE = 500
 """Fields of a hash that are looked at in one go, about."""

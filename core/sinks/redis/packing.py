@@ -1,0 +1,104 @@
+"""Commands in Redis's protocol, packed column by column (pure).
+
+A packed word begins with the line break of the word before. So a column of packed words is joined as it is, and a key
+that stands in several commands is packed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import add
+from typing import cast
+
+from hiredis import pack_command
+
+CHUNK = 1 << 16
+"""Bytes that are sent at once, about: in blocks of memory that are used again and again. To fill a new large one costs
+several times as much, and the server reads the first chunk while others are packed."""
+_HEADS = [b"\r\n$%d\r\n" % length for length in range(4096)]
+"""What stands before a word, by the word's length."""
+
+Command = tuple[bytes | str, ...]
+"""The words of a short command."""
+_pack_whole = cast(Callable[[Command], bytes], pack_command)
+
+
+@dataclass(slots=True)  # not frozen: there are some for each shard, and frozen ones take three times as long to make
+class Packed:
+    """A command, or some words of one, as they are sent."""
+
+    words: int
+    parts: Sequence[bytes]
+    size: int
+    """Bytes, about."""
+
+
+Sendable = Command | Packed
+
+
+def pack_words(words: Sequence[bytes]) -> list[bytes]:
+    """Pack each word of a column."""
+    return list(map(add, heads_of(words), words))
+
+
+def heads_of(words: Sequence[bytes]) -> list[bytes]:
+    """Return what stands before each word of a column: large words are not copied only to be packed."""
+    lengths = list(map(len, words))
+    try:
+        return [_HEADS[length] for length in lengths]
+    except IndexError:  # a long one
+        return [b"\r\n$%d\r\n" % length for length in lengths]
+
+
+def word_of(part: bytes) -> bytes:
+    """Return a packed word as it was before."""
+    return part.split(b"\r\n", 2)[2]
+
+
+def packed(*words: bytes | str) -> Packed:
+    """Pack a few words."""
+    parts = pack_words([word.encode() if isinstance(word, str) else word for word in words])
+    return Packed(len(parts), parts, sum(map(len, parts)))
+
+
+def joined(several: Sequence[Packed]) -> Packed:
+    """Join words to one command."""
+    parts = [part for one in several for part in one.parts]
+    return Packed(sum(one.words for one in several), parts, sum(map(len, parts)))
+
+
+def with_words(first: Packed, words: Sequence[bytes]) -> Packed:
+    """Add packed words to some words."""
+    together = b"".join((*first.parts, *words))
+    return Packed(first.words + len(words), (together,), len(together))
+
+
+def with_pairs(first: Packed, keys: Sequence[bytes], values: Sequence[bytes]) -> Packed:
+    """Add to some words packed keys and, behind each, its value, which may be large."""
+    flat = [b""] * (3 * len(keys))
+    flat[0::3], flat[1::3], flat[2::3] = keys, heads_of(values), values
+    return Packed(first.words + 2 * len(keys), (*first.parts, *flat), sum(map(len, values)) + 50 * len(keys))
+
+
+def pack(commands: Iterable[Sendable]) -> Iterator[bytes]:
+    """Write commands in Redis's protocol.
+
+    :returns: chunks to send one after the other; each is made when the one before was sent, in the same memory.
+    """
+    parts: list[bytes] = []
+    size = 0
+    for command in commands:
+        if isinstance(command, Packed):
+            parts += (b"*%d" % command.words, *command.parts, b"\r\n")
+            size += command.size
+        else:
+            parts.append(_pack_whole(command))
+            size += len(parts[-1])
+        if size > CHUNK:
+            step = len(parts) * CHUNK // size + 1
+            for start in range(0, len(parts), step):
+                yield b"".join(parts[start : start + step])
+            parts, size = [], 0
+    if parts:
+        yield b"".join(parts)

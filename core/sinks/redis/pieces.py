@@ -1,0 +1,226 @@
+"""A batch in pieces: what is asked about each, and the transaction that writes it (pure).
+
+A piece is small enough for the processor's cache, and for others who wait while the server executes its transaction.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence, Set
+from itertools import accumulate, chain
+from operator import add, lt
+from typing import Any, cast
+
+from export_queue.core.queue import buckets_of
+from export_queue.core.sinks.operations import Operations
+from export_queue.core.sinks.protocol import Rejection
+from export_queue.core.sinks.redis.floor import READ_FLOOR, stale_text
+from export_queue.core.sinks.redis.layout import CONTROL, rank_texts
+from export_queue.core.sinks.redis.packing import Command, Packed, Sendable, pack_words, packed, with_words
+from export_queue.core.sinks.redis.targets import Target, wrong_type
+
+ROWS = 1000
+"""The most records of a piece."""
+BYTES = 1 << 18
+"""Bytes of ids and documents of a piece; a single larger record is a piece alone."""
+_TYPE = packed("TYPE")
+(_HMGET, _HSET) = pack_words([b"HMGET", b"HSET"])
+
+
+class Batch:
+    """Operations on distinct records, in the order in which they are cut into pieces.
+
+    :param operations: the operations.
+    :param shards: over how many hashes their ranks are spread; 0 where there are no ranks, and any order will do.
+    """
+
+    def __init__(self, operations: Operations, shards: int = 0) -> None:
+        self.order: Sequence[int] = range(len(operations))
+        """Where each operation stood before."""
+        self.shards: Sequence[int] = []
+        """The shard of each operation, in rising order."""
+        if shards:
+            found = buckets_of(operations.ids, shards)
+            self.shards = sorted(found)
+            if self.shards != found:  # a drain reads bucket by bucket; others may not
+                self.order = sorted(self.order, key=found.__getitem__)
+                operations = operations.take(self.order)
+        self._operations = operations
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def cut(self) -> list[range]:
+        """Return the positions of each piece."""
+        ids, documents = self._operations.ids, self._operations.documents
+        found = documents if all(documents) else [document or b"" for document in documents]
+        lengths = map(len, cast(Sequence[bytes], found))
+        ends = list(accumulate(map(add, map(len, ids), lengths)))
+        parts: list[range] = []
+        start, before = 0, 0
+        while start < len(ends):
+            end = min(start + ROWS, max(start + 1, bisect_right(ends, before + BYTES)), len(ends))
+            parts.append(range(start, end))
+            start, before = end, ends[end - 1]
+        return parts
+
+    def halves(self, part: range) -> list[range]:
+        """Cut a piece in two between shards, so that each meets fewer others; one of one shard stays whole."""
+        if self.shards:
+            middle = self.shards[(part.start + part.stop) // 2]
+            for edge in (bisect_left(self.shards, middle), bisect_right(self.shards, middle)):
+                if part.start < edge < part.stop:
+                    return [range(part.start, edge), range(edge, part.stop)]
+        return [part]
+
+    def take(self, part: range) -> Operations:
+        """Return the operations of a piece."""
+        return self._operations.cut(part.start, part.stop)
+
+    def groups(self, part: range) -> list[tuple[int, int, int]]:
+        """Return the shards of a piece, and where each begins and ends in it."""
+        found: list[tuple[int, int, int]] = []
+        start = part.start
+        while start < part.stop:
+            end = bisect_right(self.shards, self.shards[start], start, part.stop)
+            found.append((self.shards[start], start - part.start, end - part.start))
+            start = end
+        return found
+
+
+class Piece(ABC):
+    """Some records of a batch, looked up and then written in one transaction.
+
+    :param batch: the batch.
+    :param part: the positions of the records in it.
+    :param target: what a record is.
+    """
+
+    reads: Sequence[Sendable]
+    """The commands that watch and read what the transaction relies on."""
+
+    def __init__(self, batch: Batch, part: range, target: Target) -> None:
+        self.part = part
+        self.target = target
+        self.operations = batch.take(part)
+        self.records = target.locate(self.operations)
+        self.transaction: Sequence[Sendable] = ()
+        self.written = 0
+        self.rejected: list[Rejection] = []
+        self._order = batch.order
+        self._checked = target.checked_keys(self.records)
+        self.look_at_types = [with_words(_TYPE, [key]) for key in self._checked]
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    @abstractmethod
+    def pack(self) -> None:
+        """Make the transaction as if the server had nothing that stands against it, as is the rule."""
+
+    @abstractmethod
+    def judge(self, replies: Sequence[Any]) -> None:
+        """Leave in the transaction what is to be written, by what the server has answered.
+
+        :param replies: to the reads.
+        :raises ExportQueueError: nothing may be written.
+        """
+
+    def fill(self, positions: Sequence[int], ranks: Sequence[Sendable] = ()) -> None:
+        """Make the transaction that writes the operations at some positions, and these ranks."""
+        writes = self.target.writes(self.records, positions)
+        self.transaction = [("MULTI",), *writes, *ranks, ("EXEC",)] if writes else [("UNWATCH",)]
+
+    def reject(self, types: Sequence[bytes]) -> Set[bytes]:
+        """Reject the operations on keys that hold something else than a set; return those keys.
+
+        :param types: the replies to :attr:`look_at_types`.
+        """
+        wrong = {key: kind for key, kind in zip(self._checked, types, strict=True) if kind not in (b"set", b"none")}
+        self.rejected = [
+            wrong_type(self._order[self.part.start + i], key, wrong[key])
+            for i, key in enumerate(self.records.keys if wrong else ())
+            if key in wrong
+        ]
+        return wrong.keys()
+
+
+class RankedPiece(Piece):
+    """A piece whose records have ranks.
+
+    :param look: the command that reads what marks the server.
+    :param check: is given the reply, and raises an error if the server has lost what it had.
+    """
+
+    def __init__(
+        self, batch: Batch, part: range, target: Target, *, look: Command, check: Callable[[Any], None]
+    ) -> None:
+        super().__init__(batch, part, target)
+        self._check = check
+        self._ranks = rank_texts(self.operations.ranks())
+        groups = batch.groups(part)
+        names = [target.hashes + b"%d" % shard for shard, _, _ in groups]
+        self._groups = [(name, start, end) for name, (_, start, end) in zip(pack_words(names), groups, strict=True)]
+        fields = self.records.fields
+        self.reads = [
+            ("WATCH", CONTROL, *names),
+            READ_FLOOR,
+            look,
+            *(with_words(Packed(2, (_HMGET, name), 0), fields[start:end]) for name, start, end in self._groups),
+            *self.look_at_types,
+        ]
+
+    def pack(self) -> None:
+        """Make the transaction as if all operations were newer."""
+        fields, ranks = self.records.fields, self._ranks
+        self.fill(
+            range(len(self)), [_note(name, fields[start:end], ranks[start:end]) for name, start, end in self._groups]
+        )
+        self.written = len(self)
+
+    def judge(self, replies: Sequence[Any]) -> None:
+        """Compare ranks, strictly, since an equal rank is a repetition: what is not newer is left out."""
+        _, floor, mark, *found = replies
+        self._check(mark)
+        known, types = found[: len(self._groups)], found[len(self._groups) :]
+        stale = stale_text(floor)
+        wrong = self.reject(types)
+        is_above = not stale or min(self._ranks) > stale
+        if wrong or not is_above or not _all_newer(self._ranks, list(chain.from_iterable(known))):
+            self._leave_newer(known, stale, wrong)
+
+    def _leave_newer(self, found: Sequence[Sequence[bytes | None]], stale: bytes, wrong: Set[bytes]) -> None:
+        keys, fields, ranks = self.records.keys, self.records.fields, self._ranks
+        newer: list[int] = []
+        repeated: list[int] = []
+        notes: list[Packed] = []
+        for (name, start, end), known_ranks in zip(self._groups, found, strict=True):
+            fresh: list[int] = []
+            for i, known in zip(range(start, end), known_ranks, strict=True):
+                if ranks[i] <= stale or keys[i] in wrong:
+                    continue
+                if known is None or known < ranks[i]:
+                    fresh.append(i)
+                elif self.target.repeats and known == ranks[i]:
+                    repeated.append(i)
+            newer += fresh
+            if fresh:
+                notes.append(_note(name, [fields[i] for i in fresh], [ranks[i] for i in fresh]))
+        self.fill(newer + repeated, notes)
+        self.written = len(newer)
+
+
+def _all_newer(offered: Sequence[bytes], known: Sequence[bytes | None]) -> bool:
+    """Tell whether every record is newer than the server's: as a rule so, and told without a look at each."""
+    if not all(known):
+        return not any(known)
+    return all(map(lt, cast(Sequence[bytes], known), offered))
+
+
+def _note(name: bytes, fields: Sequence[bytes], ranks: Sequence[bytes]) -> Packed:
+    """Return the command that records ranks."""
+    flat = [b"\r\n$20\r\n"] * (3 * len(fields))
+    flat[0::3], flat[2::3] = fields, ranks
+    together = b"".join((_HSET, name, *flat))
+    return Packed(2 + 2 * len(fields), (together,), len(together))
