@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ LONG = 5.0
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin a run, unless this process is a part of one."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell without job control
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if VARIABLE not in os.environ:
         config.stash[RUN] = Run()
 

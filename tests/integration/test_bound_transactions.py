@@ -226,7 +226,8 @@ def test_a_block_that_adds_a_key_waits_for_another_one_that_has_added_it(
 
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(follow)
-        wait_until(lambda: waiting(store), "the second block did not come to wait")
+        wait_until(lambda: waiting(store) or following.done(), "the second block did not come to wait")
+        assert not following.done(), "the second block did not wait"
         with store.transaction() as younger:
             younger.table("t").set("b", "n", b"younger")
         first.commit()

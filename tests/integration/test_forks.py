@@ -86,7 +86,8 @@ def test_the_write_lock_of_a_killed_process_is_free_although_its_child_lives(tmp
         try:
             assert is_locked(side)
             holder.kill()
-            wait_until(lambda: not is_locked(side), "the lock outlives its holder")
+            wait_until(lambda: not holder.is_alive(), "the holder outlives its kill")
+            assert not is_locked(side), "the lock outlives its holder"
         finally:
             os.kill(grandchild, signal.SIGKILL)
 

@@ -335,9 +335,10 @@ class SqlSink:
                 note_rows(connection, table, deleted=False)
             written = self._dialect.upsert(connection, table, rows)
             # the others are stale, and must be seen to be: triggers and rules keep rows out without an error
-            if written < len(rows) and self._dialect.held(connection, table, rows) < len(rows):
-                raise Poison(KEPT_OUT)
-            return written
+            is_kept_out = written < len(rows) and self._dialect.held(connection, table, rows) < len(rows)
+        if is_kept_out:  # not inside: where the floor was raised meanwhile, a sweep may have taken what was newer
+            raise Poison(KEPT_OUT)
+        return written
 
     def _folds_names(self) -> bool:
         if self._folds is None:
