@@ -132,6 +132,7 @@ def test_serialization_failures_without_end_are_transient(postgres_url, make):
     sink = admit(make(postgres_url))
     sink.create("orders")
     give_way(postgres_url, 1_000)
+    sink = admit(make(postgres_url))  # which knows the trigger from the start
     with pytest.raises(SinkUnavailable, match="5 tries failed, the last: 40001"):
         sink.apply(puts(b"1"))
     assert execute(postgres_url, "SELECT last_value FROM tries") == [(5,)]

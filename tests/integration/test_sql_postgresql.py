@@ -203,8 +203,8 @@ def test_a_column_that_gets_another_type_during_a_drain_is_no_fault_of_rows(post
 
 
 TRIGGER = (
-    "CREATE FUNCTION out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
-    "CREATE TRIGGER out BEFORE INSERT OR UPDATE ON {} FOR EACH ROW WHEN (NEW.id ~ '^bad') EXECUTE FUNCTION out()",
+    "CREATE FUNCTION keep_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
+    "CREATE TRIGGER keep_out BEFORE INSERT OR UPDATE ON {} FOR EACH ROW WHEN (NEW.id ~ '^bad') EXECUTE FUNCTION keep_out()",
 )
 
 

@@ -174,7 +174,7 @@ def upsert_values(table: Table) -> str:
 
 BY_ARRAY = b"""\
 SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_memoize = off;
-SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
+SET LOCAL enable_seqscan = off; SET LOCAL enable_material = off; SET LOCAL jit = off;
 """
 """PostgreSQL, for one transaction: a nested loop reads arrays from first to last and looks each key up. So rows are
 locked in the order of their keys."""
