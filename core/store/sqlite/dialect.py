@@ -119,7 +119,7 @@ class SqliteDialect:
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
         with contextlib.suppress(sqlite3.ProgrammingError):  # closed
-            return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
+            return isinstance(raw, StoreConnection) and raw.is_clean
         return False
 
     def limited(self, connection: Handle, seconds: float | None) -> contextlib.AbstractContextManager[None]:
@@ -149,7 +149,7 @@ class SqliteDialect:
             with lock:
                 self._file.require_in_place()
                 if not durable:
-                    raw.execute("pragma synchronous = normal")
+                    _relax(raw, True)
                 try:
                     try:
                         with undone(self._file.path):  # no commit has been tried
@@ -166,7 +166,7 @@ class SqliteDialect:
                 finally:
                     if not durable:
                         with contextlib.suppress(sqlite3.ProgrammingError):  # closed, as by an interrupted statement
-                            raw.execute("pragma synchronous = full")
+                            _relax(raw, False)
         except BaseException:
             lock.free()  # an interruption may have come while the block was being left
             raise
@@ -573,6 +573,15 @@ def _begin(raw: sqlite3.Connection) -> None:
     """Begin the user's SQL transaction, where the driver waits with that for the user's first write."""
     if not raw.in_transaction:
         raw.execute("begin immediate")
+
+
+def _relax(raw: sqlite3.Connection, relaxed: bool) -> None:
+    """Let commits end without a flush, or no more; a connection that may do so for longer is not used again."""
+    if isinstance(raw, StoreConnection) and relaxed:
+        raw.is_relaxed = True
+    raw.execute(f"pragma synchronous = {'normal' if relaxed else 'full'}")
+    if isinstance(raw, StoreConnection) and not relaxed:
+        raw.is_relaxed = False
 
 
 def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes) -> None:
