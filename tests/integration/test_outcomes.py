@@ -301,18 +301,24 @@ def test_what_two_interruptions_in_a_row_leave_open_is_undone_by_the_next_write(
             assert tx.table("t").get("a", "n") == b"1"
 
 
+PLACES = (
+    *(f"sqlite/dialect.py:{name}" for name in ("_relax", "transaction")),
+    *(f"sqlite/filelock.py:{name}" for name in ("__enter__", "__exit__", "free", "lock", "__init__", "_close")),
+)
+
+
 class Interruption(Exception):
     """An error that a signal's handler raises anywhere, as those of time-outs do that are plain exceptions."""
 
 
-def test_an_error_at_any_line_of_a_sql_transaction_leaves_neither_lock_nor_relaxed_commits(sqlite_url: str) -> None:
+def test_an_error_at_any_point_of_a_sql_transaction_leaves_neither_lock_nor_relaxed_commits(sqlite_url: str) -> None:
     with Store.open(sqlite_url) as store:
         store.create()
-        lines, interrupted = 0, 0
+        points, interrupted = 0, 0
         while True:
-            lines += 1
+            points += 1
             with (
-                interrupting(lines, "_relax", "transaction", "__enter__", "__exit__", "free") as reached,
+                interrupting(points) as reached,
                 contextlib.suppress(Interruption),
                 store.transaction() as tx,
             ):
@@ -332,25 +338,26 @@ def test_an_error_at_any_line_of_a_sql_transaction_leaves_neither_lock_nor_relax
 
 
 @contextlib.contextmanager
-def interrupting(number: int, *functions: str) -> Iterator[Callable[[], bool]]:
-    """Raise an error where the next lines of some functions of the store would run, at the one with a number."""
+def interrupting(number: int) -> Iterator[Callable[[], bool]]:
+    """Raise an error in what begins and ends SQL transactions, where the handler of a signal may: at one of the points.
+
+    The interpreter looks for signals when a function begins, and when a call of one that is not Python's has ended.
+    """
     left = [number]
 
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_name not in functions or "store/sqlite" not in frame.f_code.co_filename:
-            return None
-        if event == "line":
+    def count(frame: FrameType, event: str, _: object) -> None:
+        where = f"{frame.f_code.co_filename}:{frame.f_code.co_name}"
+        if event in ("call", "c_return") and where.endswith(PLACES):
             left[0] -= 1
             if left[0] == 0:
                 raise Interruption
-        return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
+    before = sys.getprofile()
+    sys.setprofile(count)
     try:
         yield lambda: left[0] <= 0
     finally:
-        sys.settrace(before)
+        sys.setprofile(before)
 
 
 def test_a_connection_that_is_closed_in_mid_transaction_locks_nothing_while_a_cursor_of_it_lives(
