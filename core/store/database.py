@@ -94,7 +94,7 @@ class Database:
         """Monotonic seconds of this process's last look for late transactions."""
         # The last used one first: its caches are warm. The pool's own way out and in would cost as much as a statement.
         self._idle: list[sa.PoolProxiedConnection] = []
-        self._lent: dict[int, int] = {}
+        self._lent: dict[object, int] = {}
         """Connections in use, by the ``id`` of the object that was lent, and the threads that borrowed them."""
         self._refusal: StoreError | None = None
         """Why this process may not use the store."""
@@ -170,21 +170,28 @@ class Database:
         :raises StoreUnavailable: with ``sent`` false.
         :raises StoreError: this process may not use the store.
         """
-        self._require_usable()
+        loan = self._borrow()
+        try:
+            connection = self._take_idle()
+            if connection is None:
+                with self._unsent():
+                    connection = self.engine.raw_connection()
+            self._lent[id(connection)] = threading.get_ident()
+            return connection
+        finally:
+            self._lent.pop(loan, None)
+
+    def _take_idle(self) -> sa.PoolProxiedConnection | None:
         while self._idle:
             try:
                 connection = self._idle.pop()
             except IndexError:  # another thread has taken it
                 break
             if self.dialect.is_alive(connection.driver_connection):
-                self._lent[id(connection)] = threading.get_ident()
                 return connection
             connection.invalidate()
             connection.close()
-        with self._unsent():
-            connection = self.engine.raw_connection()
-        self._lent[id(connection)] = threading.get_ident()
-        return connection
+        return None
 
     def check_in(self, connection: sa.PoolProxiedConnection) -> None:
         """Take back a connection of :meth:`check_out`."""
@@ -200,13 +207,16 @@ class Database:
 
         :param seconds: how long each answer is waited for; an hour.
         """
-        self._require_usable()
-        with contextlib.suppress(IndexError):
-            self._idle.pop().close()  # no process should need a session more than it uses at once
-        pool = self.engine.pool
-        with self._unsent():
-            connection = self.engine.connect()
-        self._lent[id(connection)] = threading.get_ident()
+        loan = self._borrow()
+        try:
+            with contextlib.suppress(IndexError):
+                self._idle.pop().close()  # no process should need a session more than it uses at once
+            pool = self.engine.pool
+            with self._unsent():
+                connection = self.engine.connect()
+            self._lent[id(connection)] = threading.get_ident()
+        finally:
+            self._lent.pop(loan, None)
         try:
             if seconds is not None:
                 self.dialect.limit(connection.connection.driver_connection, seconds)
@@ -223,11 +233,28 @@ class Database:
             connection.close()
             self._lent.pop(id(connection), None)
 
-    def _require_usable(self) -> None:
-        forks.wait_for_fork(self)
-        if self._refusal is not None:
-            raise StoreError(self._refusal.message, hint=self._refusal.hint)
-        self.dialect.require_in_place()
+    def _borrow(self) -> object:
+        """Count this thread among the borrowers before it has a connection: from then on a fork waits for it.
+
+        :returns: what to take out of the loans when the connection itself has been counted.
+        """
+        loan, thread = object(), threading.get_ident()
+        self._lent[loan] = thread
+        # A fork waits for a thread that has borrowed already: this one has to come to its end.
+        while forks.is_beginning() and list(self._lent.copy().values()).count(thread) == 1:
+            del self._lent[loan]
+            is_over = forks.wait_for_fork()
+            self._lent[loan] = thread
+            if not is_over:
+                break
+        try:
+            if self._refusal is not None:
+                raise StoreError(self._refusal.message, hint=self._refusal.hint)
+            self.dialect.require_in_place()
+        except BaseException:
+            del self._lent[loan]
+            raise
+        return loan
 
     def _is_idle(self, connection: sa.Connection) -> bool:
         return connection.invalidated or self.dialect.is_idle(connection.connection.driver_connection)
@@ -290,6 +317,20 @@ class Database:
 
     def forget_connections(self) -> None:
         """Close all connections that are not in use at this moment."""
+        with self._counted():
+            self._close_idle()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count this thread among the borrowers, as one that is not held back by a fork."""
+        loan = object()
+        self._lent[loan] = threading.get_ident()
+        try:
+            yield
+        finally:
+            del self._lent[loan]
+
+    def _close_idle(self) -> None:
         while self._idle:
             with contextlib.suppress(IndexError):
                 connection = self._idle.pop()
@@ -321,22 +362,25 @@ class Database:
     def create_place(self) -> None:
         """Create the file of a store that is one; everything else opens files only."""
         self.forget_connections()
-        with self.translated():
+        with self.translated(), self._counted():
             self.dialect.create_place()
 
     def borrowers(self) -> set[int]:
         """Return the threads that use a connection at this moment."""
         return set(self._lent.copy().values())
 
-    def begin_anew(self) -> None:
-        """Be the database of a forked child: the connections of the parent are none of this process's."""
+    def begin_anew(self, *, was_in_use: bool) -> None:
+        """Be the database of a forked child: the connections of the parent are none of this process's.
+
+        :param was_in_use: whether a thread of the parent may have been inside of a file's library.
+        """
         forks.leave_to_parent((self._idle, self.engine.pool))
         self._idle = []
         self._lent = {}
         self._tidying = None
         self.engine.dispose(close=False)
         self.counters = Counters()
-        self._refusal = self.dialect.refusal_in_child(self.shown_url)
+        self._refusal = self.dialect.refusal_in_child(self.shown_url, was_in_use=was_in_use)
 
 
 def _check_schema(name: str) -> None:

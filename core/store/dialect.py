@@ -166,10 +166,11 @@ class StoreDialect(Protocol):
     def forget_place(self) -> None:
         """Let the next connection find the store anew."""
 
-    def refusal_in_child(self, url: str) -> StoreError | None:
+    def refusal_in_child(self, url: str, *, was_in_use: bool) -> StoreError | None:
         """Tell why a process that was forked a moment ago may not use the store; None if it may.
 
         :param url: the store's, as it may be shown.
+        :param was_in_use: whether another thread of its parent may have been in a step.
         """
 
     def is_idle(self, raw: object) -> bool:

@@ -2,7 +2,8 @@
 
 A socket would mix the conversations of two processes; in SQLite a child takes over what its parent knows of the file's
 locks, but not the locks, also for connections of its own (https://www.sqlite.org/howtocorrupt.html, 2.6). So before a
-fork the connections to files are closed, as far as they are not in use, and a child begins without any.
+fork the connections to files are closed, as far as they are not in use, and a child begins without any. The library of
+SQLite has locks of its own besides, which stay locked in a child if a thread of its parent was inside of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from export_queue.core.store.sqlite import filelock
 if TYPE_CHECKING:
     from export_queue.core.store.database import Database
 
+MOST_SECONDS = 10.0
+"""How long a thread waits for a fork to be over; the forking thread may itself wait for this one."""
 LOAN_SECONDS = 1.0
 """How long a fork waits for connections to a file that other threads are using."""
 
@@ -35,6 +38,7 @@ class _Gate:
     def renew(self) -> None:
         """Be open in a child: a thread that is gone may have held the guard."""
         self.forking = 0
+        self.is_unquiet = False
         self._guard = threading.Lock()
         self._opened = threading.Condition(self._guard)
 
@@ -47,9 +51,9 @@ class _Gate:
             self.forking -= 1
             self._opened.notify_all()
 
-    def wait(self) -> None:
+    def wait(self) -> bool:
         with self._guard:
-            self._opened.wait_for(lambda: not self.forking, timeout=2 * LOAN_SECONDS)
+            return self._opened.wait_for(lambda: not self.forking, timeout=MOST_SECONDS)
 
 
 _gate = _Gate()
@@ -60,11 +64,14 @@ def follow(database: Database) -> None:
     _databases.add(database)
 
 
-def wait_for_fork(database: Database) -> None:
-    """Wait until a fork that has begun is over; called before each loan of a connection."""
-    # The fork waits for a thread that has borrowed already: this one has to come to its end.
-    if _gate.forking and threading.get_ident() not in database.borrowers():
-        _gate.wait()
+def is_beginning() -> bool:
+    """Tell whether a thread is about to fork; asked after a loan was noted, so that one of the two sees the other."""
+    return _gate.forking > 0
+
+
+def wait_for_fork() -> bool:
+    """Wait until forks that have begun are over; False if that takes too long."""
+    return _gate.wait()
 
 
 def leave_to_parent(thing: object) -> None:
@@ -80,6 +87,7 @@ def _prepare() -> None:
         own = {threading.get_ident()}  # what the forking thread has borrowed stays borrowed
         while any(database.borrowers() - own for database in files) and time.monotonic() < end:
             time.sleep(0.001)
+        _gate.is_unquiet = any(database.borrowers() - own for database in files)
         for database in files:
             database.forget_connections()
     finally:
@@ -93,9 +101,10 @@ def _go_on() -> None:
 
 def _begin_anew() -> None:
     filelock.leave_to_parent()
+    was_in_use = _gate.is_unquiet
     _gate.renew()
     for database in list(_databases):
-        database.begin_anew()
+        database.begin_anew(was_in_use=was_in_use)
 
 
 os.register_at_fork(before=_prepare, after_in_parent=_go_on, after_in_child=_begin_anew)

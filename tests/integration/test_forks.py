@@ -7,6 +7,7 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -210,6 +211,41 @@ def test_a_child_that_was_forked_during_a_read_of_the_file_is_refused_and_told_w
             assert "SQLite's locks cannot be inherited" in refused.get(timeout=PATIENCE)
         with forked(lambda: look(served)):
             assert served.get(timeout=PATIENCE) == []
+
+
+def test_a_child_that_was_forked_while_a_thread_opened_a_connection_is_refused_and_does_not_hang(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's own locks would be locked in the child for ever, by a thread that the child does not have."""
+    opening, opened = threading.Event(), threading.Event()
+    with Store.open(sqlite_url) as store:
+        store.create()
+        store.database.forget_connections()
+        connect = store.database.engine.raw_connection
+
+        def slowly() -> Any:
+            opening.set()
+            assert opened.wait(PATIENCE)
+            return connect()
+
+        monkeypatch.setattr(store.database.engine, "raw_connection", slowly)
+        receiver, sender = fork.Pipe(duplex=False)
+        reader = threading.Thread(target=lambda: store.run(lambda tx: tx.table("t").get("a", "n")))
+        reader.start()
+        assert opening.wait(PATIENCE)
+        monkeypatch.undo()
+
+        def look() -> None:
+            with pytest.raises(StoreError) as refusal:
+                store.queues()
+            sender.send(str(refusal.value))
+
+        with forked(look):
+            opened.set()
+            assert receiver.poll(PATIENCE)
+            assert "this process was forked while a connection of its parent was using the file" in receiver.recv()
+            reader.join(PATIENCE)
+        assert store.queues() == []
 
 
 def test_the_open_connection_of_a_parent_is_not_the_childs(postgres_url: str) -> None:

@@ -159,7 +159,7 @@ class PostgresDialect:
     def forget_place(self) -> None:
         """Nothing is remembered."""
 
-    def refusal_in_child(self, url: str) -> None:
+    def refusal_in_child(self, url: str, *, was_in_use: bool) -> None:
         """Nothing: the child's connections are new ones."""
 
     def is_idle(self, raw: object) -> bool:

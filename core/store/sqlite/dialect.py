@@ -103,9 +103,9 @@ class SqliteDialect:
         """Forget the file's identity."""
         self._file.forget()
 
-    def refusal_in_child(self, url: str) -> StoreError | None:
+    def refusal_in_child(self, url: str, *, was_in_use: bool) -> StoreError | None:
         """Look for a connection that the parent had in use: SQLite would take its locks for this process's own."""
-        if not self._file.is_open():
+        if not was_in_use and not self._file.is_open():
             return None
         return StoreError(
             f"store {url}: this process was forked while a connection of its parent was using the file, "

@@ -58,6 +58,9 @@ ERRORS = ErrorTable(
         ErrorRow("*", Fate.REFUSED, "password, rights, a missing table: the server's own words say what"),
     ],
 )
+_FULL, _NOT_CREATED = 1114, 1005
+_NO_ROOM = re.compile(r"errno: (28|135)\b")
+"""Why a table was not created: no space on the device, no room among the tables."""
 _GRACE_SECONDS = 5.0
 """Seconds that an answer may be late: the server gives up first, and its error says on which lock or statement."""
 _STATEMENT_BYTES = 1 << 20
@@ -226,6 +229,8 @@ class MySqlDialect:
         """Judge by the error's number; those of the client itself, and none, mean a lost connection."""
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         words = f"{code}: {error.args[1]}" if len(error.args) > 1 else str(error)
+        if code == _NOT_CREATED and _NO_ROOM.search(words):
+            code = _FULL
         lost = isinstance(error, pymysql.OperationalError | pymysql.InterfaceError) and (
             code == 0 or 2000 <= code < 3000
         )
