@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from sqlalchemy import make_url
 from tests.support.sql_targets import Documents, Make, OnPostgresql, admit, execute, opened_sinks, puts
 from tests.support.waiting import wait_until
 
@@ -79,6 +80,26 @@ def test_a_transaction_of_the_sink_leaves_the_planner_as_it_was(postgres_url, ma
 def test_a_table_keeps_room_for_the_next_versions_of_its_rows(postgres_url, make):
     admit(make(postgres_url)).create("orders")
     assert execute(postgres_url, "SELECT reloptions FROM pg_class WHERE relname = 'orders'") == [(["fillfactor=70"],)]
+
+
+# Text
+
+
+@pytest.mark.parametrize(
+    ("query", "setting"),
+    [
+        ("?client_encoding=latin1", None),
+        ("?options=-c%20client_encoding%3Dlatin1", None),
+        ("", "latin1"),
+    ],
+)
+def test_text_arrives_as_it_is_whatever_encoding_url_and_database_ask_for(postgres_url, make, query, setting):
+    if setting is not None:
+        execute(postgres_url, f'ALTER DATABASE "{make_url(postgres_url).database}" SET client_encoding = {setting}')
+    sink = admit(make(f"{postgres_url}{query}"))
+    assert sink.apply(puts("café €".encode(), document="naïve €".encode())).written == 1
+    utf8 = f"{postgres_url}?client_encoding=UTF8"
+    assert execute(utf8, "SELECT id, document FROM orders_live WHERE id <> 'xq_mark'") == [("café €", "naïve €")]
 
 
 # Several writers
@@ -204,7 +225,8 @@ def test_a_column_that_gets_another_type_during_a_drain_is_no_fault_of_rows(post
 
 TRIGGER = (
     "CREATE FUNCTION keep_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
-    "CREATE TRIGGER keep_out BEFORE INSERT OR UPDATE ON {} FOR EACH ROW WHEN (NEW.id ~ '^bad') EXECUTE FUNCTION keep_out()",
+    "CREATE TRIGGER keep_out BEFORE INSERT OR UPDATE ON {} FOR EACH ROW WHEN (NEW.id ~ '^bad')"
+    " EXECUTE FUNCTION keep_out()",
 )
 
 
