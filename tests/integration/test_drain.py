@@ -33,6 +33,7 @@ from export_queue.core.errors import (
     TooManyDeadLetters,
     UnknownQueue,
 )
+from export_queue.core.locks import holders
 from export_queue.core.sinks import (
     ApplyResult,
     Capabilities,
@@ -204,6 +205,27 @@ def test_a_range_that_one_chunk_holds_is_read_once(orders: Store, monkeypatch: p
     sizes = [unit.entries for unit in orders.backlog("orders")]
     assert drain(orders, "orders", MemorySink()).acknowledged == 200
     assert reads == sizes
+
+
+def test_a_range_that_is_done_is_free_while_the_next_chunk_takes_its_time(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export_queue.core.drain.leases.GROUP_SECONDS", 0.02)
+    add(orders, {f"k{i}": i for i in range(200)})
+    whole = {unit.range for unit in orders.backlog("orders")}
+    chunks: list[Operations] = []
+
+    def is_free(done: int) -> bool:
+        with orders.database.read() as work:
+            left = {holder.range for holder in holders(work, orders.queue("orders"), whole)}
+        return len(whole - left) == done
+
+    def before(operations: Operations) -> None:
+        wait_until(lambda: is_free(len(chunks)), "a range that is done is still held")
+        chunks.append(operations)
+
+    assert drain(orders, "orders", SinkInFront(before=before)).acknowledged == 200
+    assert len(chunks) == len(whole) == 4
 
 
 def test_a_drain_does_not_wait_for_the_vacuum_behind_it(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
