@@ -13,7 +13,7 @@ from tests.support.sql_targets import Documents, Make, OnPostgresql, admit, exec
 from tests.support.waiting import wait_until
 
 from export_queue.core.postgresql_arrays import BigintArray, BooleanArray, TextArray
-from export_queue.core.sinks import ApplyResult, Operations, SqlSink
+from export_queue.core.sinks import ApplyResult, Claim, Operations, SqlSink
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects import postgresql
 from export_queue.core.sinks.sql.tables import Contents, Table
@@ -225,8 +225,10 @@ def test_a_column_that_gets_another_type_during_a_drain_is_no_fault_of_rows(post
 
 TRIGGER = (
     "CREATE FUNCTION keep_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
-    "CREATE TRIGGER keep_out BEFORE INSERT OR UPDATE ON {} FOR EACH ROW WHEN (NEW.id ~ '^bad')"
-    " EXECUTE FUNCTION keep_out()",
+    (
+        "CREATE TRIGGER keep_out BEFORE INSERT OR UPDATE ON {} "
+        "FOR EACH ROW WHEN (NEW.id ~ '^bad') EXECUTE FUNCTION keep_out()"
+    ),
 )
 
 
@@ -259,6 +261,41 @@ def test_a_trigger_that_is_made_during_a_drain_is_noticed(postgres_url, make):
     execute(postgres_url, *trigger_on("orders"))
     result = sink.apply(puts(b"bad", b"bad too", b"good", seq=5))
     assert (result.written, result.stale, [one.position for one in result.rejected]) == (1, 0, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "when"),
+    [
+        ("TRIGGER", "FOR EACH ROW"),
+        ("TRIGGER", "FOR EACH STATEMENT"),
+        ("CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"),
+    ],
+)
+def test_a_trigger_of_the_users_runs_under_the_planners_own_settings(postgres_url, make, kind, when):
+    sink = make(postgres_url, guard="fence")
+    sink.create("orders")
+    execute(
+        postgres_url,
+        "CREATE TABLE seen (setting text)",
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN INSERT INTO seen VALUES (current_setting('enable_hashjoin')); RETURN NULL; END $$",
+        f"CREATE {kind} note AFTER INSERT OR UPDATE OR DELETE ON orders {when} EXECUTE FUNCTION note()",
+    )
+    (claimed,) = admit(sink).claim([Claim("q/1/0", 1)])
+    for batch in (puts(b"1", b"2"), puts(b"1", b"2", seq=6, document=b"y"), puts(b"1", b"2", seq=7, document=None)):
+        assert claimed.apply(batch) == ApplyResult(2, 0)
+    settings = [setting for (setting,) in execute(postgres_url, "SELECT setting FROM seen")]
+    assert len(settings) >= 3
+    assert set(settings) == {"on"}
+
+
+def test_a_foreign_key_leaves_a_table_to_the_quicker_way(postgres_url, make):
+    execute(postgres_url, "CREATE TABLE customer (name text PRIMARY KEY)", "INSERT INTO customer VALUES ('x')")
+    sink = admit(make(postgres_url))
+    sink.create("orders")
+    execute(postgres_url, "ALTER TABLE orders ADD FOREIGN KEY (document) REFERENCES customer")
+    assert sink.apply(puts(b"1")) == ApplyResult(1, 0)
+    assert sink._tables["orders"].shape.is_plain
 
 
 def test_a_table_with_rules_on_deletes_and_children_takes_records(postgres_url, make):

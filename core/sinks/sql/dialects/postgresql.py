@@ -111,8 +111,8 @@ class PostgresDialect:
             hide_parameters=True,
             pool_size=2,
             max_overflow=2,
-            # Arrays of texts go out in UTF-8 as they are, whatever the URL, the role or the database asks for; text that
-            # the database cannot hold is its own error, about one row.
+            # Arrays of texts go out in UTF-8 as they are, whatever encoding the URL or the role asks for. Text that the
+            # database cannot hold is its own error, about one row.
             connect_args={name: value for name, value in settings.items() if name not in self._url.query}
             | {"client_encoding": "UTF8"},
         )
