@@ -74,7 +74,7 @@ class Connection:
         self._lock = threading.Lock()
         self._client: elasticsearch.Elasticsearch | None = None
         self._retired: list[elasticsearch.Elasticsearch] = []
-        """Clients whose secrets were refused; other threads may be about to send with them, and will be refused, too."""
+        """Clients whose secrets were refused; other threads may be about to send with them, and are refused, too."""
         try:
             elasticsearch.Elasticsearch(self._hosts, **self._options).close()
         except (TypeError, ValueError, OSError, elastic_transport.TransportError) as error:
