@@ -62,6 +62,9 @@ class BoundedConnection(psycopg.Connection[Any]):
     def call(self, statement: Prepared, values: Sequence[bytes | None]) -> PGresult:
         """Run a statement with arguments that are packed already: a cursor looks at each of them anew.
 
+        To be called outside of a SQL transaction: the driver, too, may forget what is prepared, and one statement that
+        is not known would end the transaction.
+
         :param values: the arguments in binary form.
         :returns: its result, in binary form, once the server has ended the statement's SQL transaction.
         :raises psycopg.Error: as a cursor raises it; an interruption closes the connection, as in :meth:`wait`.
@@ -69,17 +72,25 @@ class BoundedConnection(psycopg.Connection[Any]):
         server = self.pgconn
         try:
             end = time.monotonic() + self.answer_seconds
-            if statement.name not in self._prepared_names:
-                server.send_prepare(statement.name, statement.text)
-                self._answer(end)
-                self._prepared_names.add(statement.name)
-            server.send_query_prepared(statement.name, list(values), _BINARY[: len(values)], 1)
-            return self._answer(end)
+            try:
+                return self._run_prepared(statement, values, end)
+            except psycopg.errors.InvalidSqlStatementName:  # the driver has forgotten all: DEALLOCATE ALL
+                self._prepared_names.clear()
+                return self._run_prepared(statement, values, end)
         except psycopg.Error:
             raise
         except BaseException:
             server.finish()
             raise
+
+    def _run_prepared(self, statement: Prepared, values: Sequence[bytes | None], end: float) -> PGresult:
+        server = self.pgconn
+        if statement.name not in self._prepared_names:
+            server.send_prepare(statement.name, statement.text)
+            self._answer(end)
+            self._prepared_names.add(statement.name)
+        server.send_query_prepared(statement.name, list(values), _BINARY[: len(values)], 1)
+        return self._answer(end)
 
     def _answer(self, end: float) -> PGresult:
         server = self.pgconn

@@ -210,6 +210,16 @@ def test_the_order_of_entries_is_the_order_of_the_users_commits(store: Store, co
     assert take_snapshot(store.database).excluded == ()
 
 
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_a_connection_in_pipeline_mode_carries_a_transaction(store: Store, store_url: str) -> None:
+    store.configure_queue("q")
+    with psycopg.connect(store_url.replace("+psycopg", "")) as connection, connection.pipeline():
+        connection.execute("select 1")
+        with store.transaction(connection=connection) as tx:
+            change(tx, "a", reads=True)
+    assert queued(store) == 1
+
+
 @on_postgresql
 def test_a_block_that_adds_a_key_waits_for_another_one_that_has_added_it(
     store: Store, connect: Connect, postgres_server: Any

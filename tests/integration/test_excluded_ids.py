@@ -11,6 +11,7 @@ from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.store import ServerSnapshot
+from export_queue.core.store.postgresql import calls
 from export_queue.core.transactions import prune
 
 pytestmark = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
@@ -98,6 +99,29 @@ def test_a_process_whose_changes_have_been_forgotten_reads_all_ids(
         assert excluded(store) == (number_of(here),)
         store.abort(here)
         assert excluded(store) == excluded(other) == ()
+
+
+def test_many_cells_that_are_staged_by_others_are_read_in_two_statements(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [(f"row{i}", "n") for i in range(50)]
+    with store.transaction() as tx:
+        for row, column in cells:
+            tx.table("t").set(row, column, b"1")
+    with store.resume(store.begin()) as tx:
+        for row, column in cells[::2]:
+            tx.table("t").set(row, column, b"staged")
+    statements: list[bytes] = []
+    rows = calls.rows
+
+    def counted(connection: Any, statement: bytes, arguments: Any = ()) -> Any:
+        statements.append(statement)
+        return rows(connection, statement, arguments)
+
+    monkeypatch.setattr(calls, "rows", counted)
+    with store.transaction(read_only=True) as tx:
+        assert set(tx.table("t").get_many(cells).values()) == {b"1"}
+    assert len([one for one in statements if b"unnest" in one]) == 2
 
 
 def test_clean_up_keeps_few_changes(store: Store) -> None:

@@ -7,9 +7,11 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -33,6 +35,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.retry import Retry
 from export_queue.core.store import Writes, schema
+from export_queue.core.store.sqlite.filelock import FileLock
 from export_queue.core.transactions import expire, outcome, take_snapshot
 
 fork = multiprocessing.get_context("fork")
@@ -296,6 +299,65 @@ def test_what_two_interruptions_in_a_row_leave_open_is_undone_by_the_next_write(
             raw.execute("select 1")
         with store.transaction() as tx:
             assert tx.table("t").get("a", "n") == b"1"
+
+
+PLACES = (
+    *(f"sqlite/writing.py:{name}" for name in ("__enter__", "__exit__", "_relax", "_leave", "_roll_back")),
+    *(f"sqlite/filelock.py:{name}" for name in ("__enter__", "__exit__", "free", "lock", "__init__", "_close")),
+)
+
+
+class Interruption(Exception):
+    """An error that a signal's handler raises anywhere, as those of time-outs do that are plain exceptions."""
+
+
+def test_an_error_at_any_point_of_a_sql_transaction_leaves_neither_lock_nor_relaxed_commits(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        store.create()
+        points, interrupted = 0, 0
+        while True:
+            points += 1
+            with (
+                interrupting(points) as reached,
+                contextlib.suppress(Interruption),
+                store.transaction() as tx,
+            ):
+                assert tx.id  # drawn in a SQL transaction that is not flushed
+            if not reached():
+                break
+            interrupted += 1
+            with FileLock(f"{os.path.realpath(sqlite_url.removeprefix('sqlite:///'))}.lock", seconds=5):
+                pass
+            connections = [store.database.check_out() for _ in range(3)]
+            for connection in connections:
+                raw: Any = connection.driver_connection
+                assert raw.execute("pragma synchronous").fetchone() == (2,)
+            for connection in connections:
+                store.database.check_in(connection)
+        assert interrupted > 20
+
+
+@contextlib.contextmanager
+def interrupting(number: int) -> Iterator[Callable[[], bool]]:
+    """Raise an error in what begins and ends SQL transactions, where the handler of a signal may: at one of the points.
+
+    The interpreter looks for signals when a function begins, and when a call of one that is not Python's has ended.
+    """
+    left = [number]
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        where = f"{frame.f_code.co_filename}:{frame.f_code.co_name}"
+        if event in ("call", "c_return") and where.endswith(PLACES):
+            left[0] -= 1
+            if left[0] == 0:
+                raise Interruption
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        yield lambda: left[0] <= 0
+    finally:
+        sys.setprofile(before)
 
 
 def test_a_connection_that_is_closed_in_mid_transaction_locks_nothing_while_a_cursor_of_it_lives(

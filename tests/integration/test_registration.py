@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from tests.conftest import VARIANT
+from tests.integration.test_excluded_ids import excluded as excluded_by_server
 from tests.support.contexts import catalogue_of, opened_by
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
@@ -808,3 +810,36 @@ def test_everything_else_works_behind_pgbouncer(pooled_url: str) -> None:
             tx.table("t").set("d", "n", b"1")
             store.outcome(tx.request)
         assert excluded(store) == ()
+
+
+@locks_only
+def test_statements_that_the_driver_has_forgotten_are_prepared_anew(store: Store) -> None:
+    """The driver forgets all that is prepared when a SQL transaction with statements of its own is rolled back."""
+
+    def count(tx: Any) -> int:
+        n = int(tx.table("t").get("a", "n", b"0")) + 1
+        tx.table("t").set("a", "n", b"%d" % n)
+        return n
+
+    for n in range(1, 4):
+        assert store.run(count) == n
+    for _ in range(8):
+        with store.database.begin() as work:
+            work.connection.execute(sa.select(schema.queue.c.id)).all()
+    with pytest.raises(LookupError), store.database.begin() as work:
+        work.connection.execute(sa.select(schema.queue.c.id)).all()
+        raise LookupError
+    assert store.run(count) == 4
+    with store.database.connect() as connection:
+        connection.exec_driver_sql("deallocate all")
+    assert store.run(count) == 5
+
+
+@pytest.mark.parametrize("store_url", [POOLER], indirect=True)
+def test_behind_a_pooler_all_excluded_ids_are_read_each_time(store: Store) -> None:
+    """The server behind it may have crashed unseen, and give the numbers of SQL transactions anew."""
+    value = store.begin()
+    assert excluded_by_server(store) == (int(value["id"]),)
+    dialect = store.database.dialect
+    dialect._excluded = replace(dialect._excluded, ids=(1, 2))  # type: ignore[attr-defined]
+    assert excluded_by_server(store) == (int(value["id"]),)

@@ -95,6 +95,34 @@ def test_a_process_that_outlives_a_restore_writes_into_no_other_queue(
     assert entries(other) == {"customers": 0, "invoices": 0, "orders": 1}
 
 
+@pytest.mark.parametrize("adopts", [False, True])
+def test_a_process_that_outlives_a_restore_sees_nothing_of_transactions_that_its_backup_holds(
+    store: Store, other: Store, store_url: str, tmp_path: Path, *, adopts: bool
+) -> None:
+    """It knows them as ended, and they are in progress again."""
+    other.run(lambda tx: tx.table("t").set("a", "n", b"committed"))
+    staged = other.begin()
+    with other.resume(staged) as tx:
+        tx.table("t").set("a", "n", b"staged")
+    restore = back_up(store_url, tmp_path)
+    other.abort(staged)
+    assert seen(store) == b"committed"
+    restore()
+    if adopts:
+        other.adopt()
+    assert seen(store) == b"committed"
+    if not adopts:
+        other.abort(staged)
+    other.maintain()
+    assert seen(store) == b"committed"
+
+
+def seen(store: Store) -> bytes | None:
+    with store.transaction(read_only=True) as tx:
+        value: bytes | None = tx.table("t").get("a", "n")
+        return value
+
+
 def test_a_process_that_outlives_a_restore_writes_into_no_other_table(
     store: Store, other: Store, store_url: str, tmp_path: Path
 ) -> None:

@@ -223,12 +223,10 @@ def test_a_column_that_gets_another_type_during_a_drain_is_no_fault_of_rows(post
 # Tables that are written in the other way
 
 
+WHEN_BAD = "FOR EACH ROW WHEN (NEW.id ~ '^bad') EXECUTE FUNCTION keep_out()"
 TRIGGER = (
     "CREATE FUNCTION keep_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
-    (
-        "CREATE TRIGGER keep_out BEFORE INSERT OR UPDATE ON {} "
-        "FOR EACH ROW WHEN (NEW.id ~ '^bad') EXECUTE FUNCTION keep_out()"
-    ),
+    f"CREATE TRIGGER keep_out BEFORE INSERT OR UPDATE ON {{}} {WHEN_BAD}",
 )
 
 

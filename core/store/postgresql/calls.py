@@ -23,6 +23,7 @@ from export_queue.core.postgresql_arrays import (
 from export_queue.core.postgresql_connection import BoundedConnection, Prepared
 from export_queue.core.store.dialect import Handle, Writes
 from export_queue.core.store.postgresql import errors as errors
+from export_queue.core.store.postgresql.connection import is_idle, may_prepare
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
@@ -63,12 +64,14 @@ def ask(connection: Handle, statement: Prepared, values: Sequence[bytes | None])
     """
     session = connection if isinstance(connection, BoundedConnection) else raw(connection)
     try:
-        if isinstance(session, BoundedConnection) and session.prepare_threshold is not None:
+        if isinstance(session, BoundedConnection) and may_prepare(session) and is_idle(session):
             return session.call(statement, values)
         # A user's own connection prepares what its user likes, one that leads to a pooler nothing.
         with psycopg.RawCursor(session) as cursor:
             packed = [None if value is None else Packed(value) for value in values]
-            answer = cursor.execute(statement.text, packed, binary=True).pgresult
+            cursor.execute(statement.text, packed, binary=True)
+            cursor.fetchone()  # in a pipeline of the user's the answer comes now
+            answer = cursor.pgresult
         assert answer is not None
         return answer
     except psycopg.Error as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
+from psycopg import Connection
 from psycopg.pq import TransactionStatus
 from sqlalchemy import event
 
@@ -93,6 +94,11 @@ def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[
 def is_idle(raw: BoundedConnection) -> bool:
     """Tell whether a session is open, as far as is known here, and in no SQL transaction."""
     return raw.pgconn.transaction_status == TransactionStatus.IDLE  # of a closed one it is unknown
+
+
+def may_prepare(raw: Connection[Any]) -> bool:
+    """Tell whether a session is one server's: a pooler may give each SQL transaction another server process."""
+    return raw.prepare_threshold is not None
 
 
 def is_alive(raw: BoundedConnection) -> bool:

@@ -43,7 +43,13 @@ from export_queue.core.store.postgresql import calls as calls
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql import statements as sql
 from export_queue.core.store.postgresql.calls import BIGINT, INT
-from export_queue.core.store.postgresql.connection import CLIENT_DEFAULTS, bound_connections, is_alive, is_idle
+from export_queue.core.store.postgresql.connection import (
+    CLIENT_DEFAULTS,
+    bound_connections,
+    is_alive,
+    is_idle,
+    may_prepare,
+)
 from export_queue.core.store.postgresql.excluded_ids import ExcludedIds, ServerMoment
 from export_queue.core.store.queries.conflict_keys import entry_key
 from export_queue.core.store.registration import (
@@ -130,6 +136,7 @@ class PostgresDialect:
         self._read_cells = self._sql(sql.READ_CELLS)
         self._read_cells_up_to = self._sql(sql.READ_CELLS_UP_TO)
         self._read_cells_by_server = self._sql(sql.READ_CELLS_BY_SERVER)
+        self._read_cells_in_servers = self._sql(sql.READ_CELLS_IN_SERVERS)
         self._snapshot = self._prepared("xq_snapshot", sql.SNAPSHOT)
         self._start = self._sql(sql.START)
         self._commit = self._prepared("xq_commit", sql.COMMIT)
@@ -314,27 +321,35 @@ class PostgresDialect:
             )
             return Begun(Snapshot(number - 1, excluded), deadline - timeout_ms, number, found)
         origin = self._origin(connection)
-        known = self._excluded
-        if known.origin != origin:
+        known, cell = self._excluded, _NO_CELL if first is None else _packed(first)
+        # Behind a pooler a server may crash and recover unseen, and give numbers anew.
+        if known.origin != origin or not may_prepare(calls.raw(connection)):
             known = ExcludedIds(origin)
-        cell = _NO_CELL if first is None else _packed(first)
-        answer: Any = calls.ask(connection, self._snapshot, (*known.as_of(), *cell)).get_value
+        answer, moment, now_known = self._ask_snapshot(connection, known, cell)
+        if now_known is None:
+            answer, moment, now_known = self._ask_snapshot(connection, ExcludedIds(origin), cell)
+        assert now_known is not None
+        self._excluded = now_known
         # Before a mark was recorded, all ids below it had ended; the horizon is such a mark.
-        low, servers, now, is_standby, listed, changes = map(answer, _FIRST_ROW, range(6))
+        low, now = _number(answer(0, 0)), _number(answer(0, 2))
+        snapshot = ServerSnapshot(moment.xmax, moment.xip, now_known.ids, low, origin)
+        found = None
+        if first is not None:
+            found = _version(answer(0, 7), answer(0, 8))
+            if found[0] is not None and snapshot.excludes(found[0]):
+                found = self.read_cell(connection, snapshot, *first)
+        return Begun(snapshot, now, None, found)
+
+    def _ask_snapshot(
+        self, connection: Handle, known: ExcludedIds, cell: tuple[bytes | None, ...]
+    ) -> tuple[Any, ServerMoment, ExcludedIds | None]:
+        answer: Any = calls.ask(connection, self._snapshot, (*known.as_of(), *cell)).get_value
+        servers, is_standby, listed, changes, table = (answer(0, column) for column in (1, 3, 4, 5, 6))
         if is_standby == _TRUE:
             raise errors.standby()
         moment = ServerMoment.unpack(servers)
-        known = known.at(
-            moment, None if listed is None else numbers_of(listed), () if changes is None else numbers_of(changes)
-        )
-        self._excluded = known
-        snapshot = ServerSnapshot(moment.xmax, moment.xip, known.ids, _number(low), origin)
-        found = None
-        if first is not None:
-            found = _version(answer(0, 6), answer(0, 7))
-            if found[0] is not None and snapshot.excludes(found[0]):
-                found = self.read_cell(connection, snapshot, *first)
-        return Begun(snapshot, _number(now), None, found)
+        every = None if listed is None else numbers_of(listed)
+        return answer, moment, known.at(moment, table, every, () if changes is None else numbers_of(changes))
 
     def start(
         self,
@@ -414,6 +429,36 @@ class PostgresDialect:
             statement, seen = self._read_cells, sql.of_snapshot(snapshot)
         else:
             statement, seen = self._read_cells_up_to, (snapshot.read_pointer,)
+        found = self._read_versions(connection, statement, snapshot, table, cells, seen)
+        if snapshot.excluded:  # not sent, as by read_cell
+            hidden = [
+                place for place, (version, _) in enumerate(found) if version is not None and snapshot.excludes(version)
+            ]
+            if hidden:
+                exactly = self._read_cells_exactly(connection, snapshot, table, [cells[place] for place in hidden])
+                for place, one in zip(hidden, exactly, strict=True):
+                    found[place] = one
+        return found
+
+    def _read_cells_exactly(
+        self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
+    ) -> list[Version]:
+        excluded = BigintArray.of(snapshot.excluded)
+        if isinstance(snapshot, ServerSnapshot):
+            seen: tuple[Any, ...] = (snapshot.xmax, BigintArray.of(snapshot.xip), excluded)
+            return self._read_versions(connection, self._read_cells_in_servers, snapshot, table, cells, seen)
+        seen = (BigintArray.of(snapshot.write_pointers), snapshot.read_pointer, excluded)
+        return self._read_versions(connection, self._read_cells, snapshot, table, cells, seen)
+
+    def _read_versions(
+        self,
+        connection: Handle,
+        statement: bytes,
+        snapshot: AnySnapshot,
+        table: int,
+        cells: Sequence[tuple[bytes, bytes]],
+        seen: tuple[Any, ...],
+    ) -> list[Version]:
         rows, columns = zip(*cells, strict=True)
         arguments = (ByteaArray.of(rows), ByteaArray.of(columns), table, *seen)
         found: list[Version] = [NO_VERSION] * len(cells)
@@ -421,10 +466,6 @@ class PostgresDialect:
         snapshot.require_above(answer[0][0])
         for _, place, version, value in answer:
             found[place - 1] = (version, value)
-        if snapshot.excluded:  # not sent, as by read_cell
-            for place, (version, _) in enumerate(found):
-                if version is not None and snapshot.excludes(version):
-                    found[place] = self.read_cell(connection, snapshot, table, *cells[place])
         return found
 
     def scan_versions(

@@ -14,9 +14,9 @@ from export_queue.core.postgresql_arrays import BigintArray
 _SNAPSHOT = struct.Struct(">iqq")
 """How many numbers follow, xmin, xmax: PostgreSQL's ``pg_snapshot`` in its binary form."""
 _NUMBER = struct.Struct(">q")
-_AS_OF_NONE = (None, None, None, None, None)
+_AS_OF_NONE = (None,) * 6
 
-AsOf: TypeAlias = tuple[bytes | None, bytes | None, bytes | None, bytes | None, bytes | None]
+AsOf: TypeAlias = tuple[bytes | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class ExcludedIds:
 
     origin: str
     """The life of the server that gave the snapshot; its numbers say nothing to another one."""
+    table: bytes | None = None
+    """The number that the server has given to a table of the store: after a restore it is another one."""
     moment: ServerMoment | None = None
     """None if nothing is known."""
     ids: tuple[int, ...] = ()
@@ -56,26 +58,30 @@ class ExcludedIds:
         if self.moment is None:
             return _AS_OF_NONE
         xmin, xmax = _NUMBER.pack(self.moment.xmin), _NUMBER.pack(self.moment.xmax)
-        return xmin, xmin, xmin, xmax, BigintArray.of(self.moment.xip).sent
+        return self.table, xmin, xmin, xmin, xmax, BigintArray.of(self.moment.xip).sent
 
-    def at(self, moment: ServerMoment, listed: Iterable[int] | None, changes: Iterable[int]) -> ExcludedIds:
-        """Return the ids as of another snapshot.
+    def at(
+        self, moment: ServerMoment, table: bytes, listed: Iterable[int] | None, changes: Iterable[int]
+    ) -> ExcludedIds | None:
+        """Return the ids as of another snapshot; None if the changes do not fit to the ids.
 
         :param listed: all of them, if these could not be asked for changes.
         :param changes: ids that have come since, and those that have gone, less than zero.
         """
-        if listed is not None:
-            return ExcludedIds(self.origin, moment, tuple(sorted(listed)))
-        return ExcludedIds(self.origin, moment, _changed(self.ids, changes))
+        ids = tuple(sorted(listed)) if listed is not None else _changed(self.ids, changes)
+        return None if ids is None else ExcludedIds(self.origin, table, moment, ids)
 
 
-def _changed(ids: tuple[int, ...], changes: Iterable[int]) -> tuple[int, ...]:
+def _changed(ids: tuple[int, ...], changes: Iterable[int]) -> tuple[int, ...] | None:
     net: Counter[int] = Counter()
     for change in changes:
         net[abs(change)] += 1 if change > 0 else -1  # in no order: SQL transactions end in another one than they write
     if not any(net.values()):
         return ids
     changed = list(ids)
+    there = Counter(ids)
+    if any(there[number] + count < 0 for number, count in net.items()):
+        return None
     for number, count in net.items():
         for _ in range(count):
             insort(changed, number)

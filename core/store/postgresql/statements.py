@@ -48,12 +48,12 @@ SNAPSHOT = (
     select greatest(s.horizon, (select max(m.low) from {s}.xq_low_watermark m)), pg_catalog.pg_current_snapshot(), """
     + NOW
     + """, pg_catalog.pg_is_in_recovery(),
-        case when %b >= s.changes_from then null
+        case when s.tableoid = %b and %b >= s.changes_from then null
             else array(select a.id from {s}.xq_active a where a.kind = 'long' union all
                        select i.id from {s}.xq_invalid i) end,
         case when (select max(n.xid) from {s}.xq_change n) >= %b
             then array(select n.change from {s}.xq_change n where n.xid >= %b and (n.xid >= %b or n.xid = any(%b))) end,
-        c.version, c.value
+        s.tableoid, c.version, c.value
     from {s}.xq_store s
     left join lateral (
         select e.version, e.value from {s}.xq_cell e
@@ -63,7 +63,7 @@ SNAPSHOT = (
 )
 """One statement, and so one SQL snapshot, to which belong the ids that are excluded from it and the newest version of
 the first cell. The arguments are those of the snapshot as of which the ids are known, then the cell. It gives all ids
-if they are not known, else those that have come and gone since."""
+if they are not known, or those of another table, which a restore has made; else those that have come and gone since."""
 FORGET_CHANGES = "select {s}.xq_forget_changes_v1(%b)"
 SERVER = "select stored, cluster, life from {s}.xq_server_v1()"
 ADOPT = (
@@ -72,7 +72,7 @@ ADOPT = (
     "update {s}.xq_notification set xid = 0 where xid <> 0",
     "delete from {s}.xq_server_life",
     "delete from {s}.xq_change",
-    "update {s}.xq_store set changes_from = 0",
+    "update {s}.xq_store set changes_from = pg_catalog.pg_current_xact_id()::text::bigint + 1",
     "update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_v1() v)",
 )
 """Every row that is there was there before all SQL transactions of this cluster."""
@@ -117,6 +117,7 @@ _READ_CELLS = """
         order by version desc limit 1) c on true
 """
 READ_CELLS, READ_CELLS_UP_TO = _READ_CELLS.replace("?", _VISIBLE), _READ_CELLS.replace("?", _UP_TO)
+READ_CELLS_IN_SERVERS = _READ_CELLS.replace("?", _IN_SERVERS)
 READ_CELLS_BY_SERVER = _READ_CELLS.replace("?", _BY_SERVER)
 HORIZON = "select horizon from {s}.xq_store"
 _SCAN = """

@@ -42,7 +42,15 @@ from export_queue.core.store.registration import HOUR_OF_IDS, STAYED_MS, IdSourc
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.backup import back_up
-from export_queue.core.store.sqlite.file import LOCK_SECONDS, LOG_BYTES, LentConnection, StoreFile, explain, lent
+from export_queue.core.store.sqlite.file import (
+    LOCK_SECONDS,
+    LOG_BYTES,
+    LentConnection,
+    StoreConnection,
+    StoreFile,
+    explain,
+    lent,
+)
 from export_queue.core.store.sqlite.writing import Writing, savepoint
 
 _SHRINK_MS = 1000
@@ -109,7 +117,7 @@ class SqliteDialect:
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
         try:
-            return isinstance(raw, sqlite3.Connection) and not raw.in_transaction
+            return raw.is_clean if isinstance(raw, StoreConnection) else False
         except sqlite3.ProgrammingError:  # closed
             return False
 

@@ -46,6 +46,13 @@ class StoreConnection(sqlite3.Connection):
     """
 
     write_lock: FileLock | None = None
+    is_relaxed = False
+    """Whether it may commit without a flush; an interruption may leave it so."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing of a SQL transaction is left with it, as an interruption leaves it."""
+        return not (self.in_transaction or self.is_relaxed or (self.write_lock is not None and self.write_lock.is_held))
 
     def close(self) -> None:
         """Close it, which rolls back, and free the lock."""

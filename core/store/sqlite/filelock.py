@@ -69,6 +69,11 @@ class FileLock:
     ) -> None:
         self.free()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock, or a place in the line, may still be taken."""
+        return self._file is not None or (self._turn is not None and not self._turn.has_given_up)
+
     def free(self) -> None:
         """Free the lock, and leave the line; again is harmless."""
         if self._turn is not None:
@@ -150,12 +155,12 @@ class _Turn(threading.Thread):
         self._file = file
         self._came = threading.Event()
         self._guard = threading.Lock()
-        self._given_up = False
+        self.has_given_up = False
 
     def run(self) -> None:
         self._file.lock(wait=True)
         with self._guard:
-            if self._given_up:
+            if self.has_given_up:
                 self._file.free()
             else:
                 self._came.set()
@@ -166,6 +171,6 @@ class _Turn(threading.Thread):
     def give_up(self) -> None:
         """Leave the line; a lock that came at the last moment is freed."""
         with self._guard:
-            self._given_up = True
+            self.has_given_up = True
             if self._came.is_set():
                 self._file.free()

@@ -50,7 +50,7 @@ class Writing:
             self._lock.__enter__()
             self._file.require_in_place()
             if not self._durable:
-                raw.execute("pragma synchronous = normal")
+                self._relax(True)
             raw.execute("begin immediate")
         except BaseException as error:
             self._roll_back()
@@ -75,6 +75,14 @@ class Writing:
             raise
         self._leave()
 
+    def _relax(self, relaxed: bool) -> None:
+        """Let commits end without a flush, or no more; a connection that may do so for longer is not used again."""
+        if isinstance(self._raw, StoreConnection) and relaxed:
+            self._raw.is_relaxed = True
+        self._raw.execute(f"pragma synchronous = {'normal' if relaxed else 'full'}")
+        if isinstance(self._raw, StoreConnection) and not relaxed:
+            self._raw.is_relaxed = False
+
     def _roll_back(self) -> None:
         try:
             if self._has_connection() and is_in_transaction(self._raw):
@@ -88,7 +96,7 @@ class Writing:
         try:
             if not self._durable and self._has_connection():
                 with contextlib.suppress(sqlite3.ProgrammingError):  # closed, as by an interrupted statement
-                    self._raw.execute("pragma synchronous = full")
+                    self._relax(False)
         finally:
             self._lock.free()
         if self._begun.get(threading.get_ident()) is self:
