@@ -1,7 +1,8 @@
 """A drain against the raw client of its sink writing the same records; and what its parts take alone.
 
 Reading, applying and removing overlap: each by itself, they may take longer than the drain does. The fixed part is the
-time of a drain of as many units that have next to nothing in them.
+time of a drain of as many units that have next to nothing in them. The vacuum behind a drain is a figure of its own:
+the drain does not wait for it, but it takes the server's time.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ class Bench:
         number = next(self.names)
         self.queue = store.configure_queue(f"bench{number}", value="bytes")
         self.few = store.configure_queue(f"few{number}", value="bytes")
+        self.vacuums: list[Watch] = []
+        """What followed each drain."""
 
     def compare(self, case: str, repeats: int, server: ProcessorClock) -> list[Figure]:
         parts: dict[str, Contestant] = {"reading": self.reading, "applying": self.applying, "removing": self.removing}
@@ -115,6 +118,7 @@ class Bench:
             repeats=repeats,
             server=server,
         )
+        seconds.add("vacuum", self.vacuums[-repeats:])
         note = "; ".join(
             (
                 rate(seconds, "drain", self.records, "entries"),
@@ -154,7 +158,20 @@ class Bench:
             )
             for part in PARTS
         ]
-        return [against_raw, without_fixed, *shares]
+        if self.store.database.dialect.is_file:
+            return [against_raw, without_fixed, *shares]
+        vacuum = Figure(
+            bench="drain",
+            case=f"{case}: the vacuum behind it",
+            ratio=median_ratio(seconds["vacuum"], seconds["drain"]),
+            better="lower",
+            baseline="the whole drain's time",
+            repeats=repeats,
+            note="; ".join(
+                (processor_of_each(seconds, "vacuum", self.records), processor_note(seconds, "vacuum", "drain"))
+            ),
+        )
+        return [against_raw, without_fixed, *shares, vacuum]
 
     def fill(self) -> None:
         if not self.store.backlog(self.queue.id):
@@ -169,20 +186,24 @@ class Bench:
 
     def drain(self, watch: Watch) -> None:
         self.fill()
-        self.drain_all(watch, self.queue.id, self.records)
+        self.vacuums.append(self.drain_all(watch, self.queue.id, self.records))
 
     def drain_few(self, watch: Watch) -> None:
         self.add(self.few.id, FEW)
         self.drain_all(watch, self.few.id, FEW)
 
-    def drain_all(self, watch: Watch, queue_id: str, entries: int) -> None:
+    def drain_all(self, watch: Watch, queue_id: str, entries: int) -> Watch:
+        """Drain; returns what the vacuum behind it took."""
         sink = self.target.fresh()
         readmit(self.store, queue_id, sink)  # each is empty, and has the name of the one before
         with watch.running():
             report = drain(self.store, queue_id, sink, sink_name="bench")
-        sink.close()
-        self.store.database.wait_until_tidy()  # the next contestant has the server for itself
+        vacuum = watch.another()
+        with vacuum.running():  # the next contestant has the server for itself
+            self.store.database.wait_until_tidy()
+        sink.close()  # not before: the processor time of its sessions ends with them
         assert report.acknowledged == entries
+        return vacuum
 
     def reading(self, watch: Watch) -> None:
         self.fill()

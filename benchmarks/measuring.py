@@ -63,6 +63,10 @@ class Watch:
         self.client += time.process_time() - client
         self.server += self._server() - server
 
+    def another(self) -> Watch:
+        """Give a watch with the same server's clock, for what follows."""
+        return Watch(self._server)
+
     @property
     def processor(self) -> float:
         """Processor seconds of both."""
@@ -78,6 +82,15 @@ class Taken(dict[str, list[float]]):
         """Processor seconds of each repeat, of this process and of the server."""
         self.watches: dict[str, list[Watch]] = {}
         """The same, apart."""
+
+    def add(self, name: str, watches: Sequence[Watch]) -> None:
+        """Take what was measured of a contestant.
+
+        :param watches: one a repeat.
+        """
+        self[name] = [watch.seconds for watch in watches]
+        self.processor[name] = [watch.processor for watch in watches]
+        self.watches[name] = list(watches)
 
 
 Contestant = Callable[[Watch], None]
@@ -118,9 +131,7 @@ def alternate(
         watches[name].append(watch)
     taken = Taken()
     for name, measured in watches.items():
-        taken[name] = [watch.seconds for watch in measured[warm_up:]]
-        taken.processor[name] = [watch.processor for watch in measured[warm_up:]]
-        taken.watches[name] = measured[warm_up:]
+        taken.add(name, measured[warm_up:])
     return taken
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,11 +16,13 @@ from export_queue.core.locks import Lease, release, renew
 from export_queue.core.store import Database
 
 GROUP_SECONDS = 1.0
-"""How long leases whose ranges are done wait for others to be given back with."""
+"""How long leases whose ranges are done wait for others to be given back with: each time is a transaction."""
+
+log = logging.getLogger("export_queue.drain")
 
 
 class LeaseKeeper:
-    """Renews leases from a thread of its own; a context that gives them back at its end.
+    """Renews leases from a thread of its own, and gives back those that are done; a context that ends with all.
 
     :meth:`check` is a cheap look before each batch. It spares the sink useless work. The check
     inside the critical section keeps a late holder from changing the store (I10).
@@ -48,13 +52,12 @@ class LeaseKeeper:
         self._wait = wait
         self._valid_until = claimed_at + lease_seconds
         self._done: list[Lease] = []
-        """Those whose ranges are done."""
-        self._given_back_at = clock()
+        """Those whose ranges are done, until they are given back."""
         self._lost: LeaseLost | None = None
         self._trouble: Exception | None = None
         self._stop = threading.Event()
-        self._mutex = threading.Lock()  # a lease that is given back must not be renewed at the same time
-        self._thread = threading.Thread(target=self._renew_until_stopped, name="export-queue-leases", daemon=True)
+        self._mutex = threading.Lock()
+        self._thread = threading.Thread(target=self._keep_until_stopped, name="export-queue-leases", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -67,7 +70,7 @@ class LeaseKeeper:
         self._thread.join()
         # A lease that cannot be given back ends by itself; the work's own error matters more.
         with contextlib.suppress(ExportQueueError):
-            release(self._database, self._leases)
+            release(self._database, list(dict.fromkeys(self._leases + self._done)))
 
     def check(self) -> None:
         """Look whether all leases are still held.
@@ -82,31 +85,46 @@ class LeaseKeeper:
             ) from self._trouble
 
     def give_back(self, leases: Sequence[Lease]) -> None:
-        """Free ranges early: others may have them while the rest goes on.
+        """Free ranges early: others may have them about a second later, whatever the rest of the drain waits for."""
+        with self._mutex:
+            self._done += leases
 
-        Leases are given back together, once a second at most: each time is a transaction. To be called after each
-        chunk, also without any: those of a moment before must not wait for the end of the next range.
-        """
-        self._done += leases
-        if not self._done or self._clock() - self._given_back_at < GROUP_SECONDS:
+    def _keep_until_stopped(self) -> None:
+        # One thread renews and gives back: no lease is renewed while, or after, it is given back.
+        period = self._lease_seconds / 3
+        steps = math.ceil(period / GROUP_SECONDS)
+        step = 0
+        while not self._wait(self._stop, period / steps) and self._lost is None:
+            self._give_back_done()
+            step += 1
+            # The clock, too: what was done between the waits takes time.
+            if step >= steps or self._clock() >= self._valid_until - 2 * period:
+                self._renew()
+                step = 0
+
+    def _give_back_done(self) -> None:
+        with self._mutex:
+            done = list(self._done)
+        if not done:
             return
-        self._given_back_at = self._clock()
-        # If the store is away just now, the leases are given back the next time, or with the others at the end.
-        with self._mutex, contextlib.suppress(ExportQueueError):
-            release(self._database, self._done)
-            self._leases = [lease for lease in self._leases if lease not in self._done]
-            self._done = []
+        # Not renewed any more, even if the store does not answer: they may have been given back all the same.
+        self._leases = [lease for lease in self._leases if lease not in done]
+        try:
+            release(self._database, done)
+        except Exception as error:
+            log.debug("%d leases are given back the next time: %s", len(done), error)
+            return
+        with self._mutex:
+            self._done = [lease for lease in self._done if lease not in done]
 
-    def _renew_until_stopped(self) -> None:
-        while not self._wait(self._stop, self._lease_seconds / 3) and self._lost is None:
-            with self._mutex:
-                asked_at = self._clock()
-                try:
-                    if self._leases:
-                        renew(self._database, self._leases, lease_seconds=self._lease_seconds)
-                except LeaseLost as error:
-                    self._lost = error
-                except Exception as error:
-                    self._trouble = error  # the store may be back before the lease ends; check() knows when it does
-                else:
-                    self._valid_until = asked_at + self._lease_seconds
+    def _renew(self) -> None:
+        asked_at = self._clock()
+        try:
+            if self._leases:
+                renew(self._database, self._leases, lease_seconds=self._lease_seconds)
+        except LeaseLost as error:
+            self._lost = error
+        except Exception as error:
+            self._trouble = error  # the store may be back before the lease ends; check() knows when it does
+        else:
+            self._valid_until = asked_at + self._lease_seconds

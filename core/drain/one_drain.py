@@ -117,12 +117,15 @@ def run_drain(
 
 def _tidy(database: Database, report: DrainReport) -> None:
     removed = report.acknowledged + report.dead
-    if removed:
-        with contextlib.suppress(Exception):  # the drain itself is done
-            with database.connect() as connection:
-                is_untidy = database.dialect.is_untidy(connection, removed=removed, after=TIDY_AFTER)
-            if is_untidy:
-                database.tidy_beside()
+    if not removed:
+        return
+    try:
+        with database.connect() as connection:
+            is_untidy = database.dialect.is_untidy(connection, removed=removed, after=TIDY_AFTER)
+        if is_untidy:
+            database.tidy_beside()
+    except Exception as error:  # the drain itself is done
+        log.debug("it was not found out whether the space of removed entries should be reclaimed: %s", error)
 
 
 def _end(database: Database, report: DrainReport, request: DrainRequest) -> None:

@@ -63,7 +63,7 @@ def drain_ranges(
     :param request: parameters of the drain.
     :param check: called before each batch; raises LeaseLost if a lease is known to be lost.
     :param on_chunk: called with the counts of each chunk that has left the queue.
-    :param on_done: called after each chunk with the leases whose ranges are done since.
+    :param on_done: called with leases whose ranges are done, in the store's thread, as soon as they are.
     :returns: one report a lease, in their order. An error, and an interruption too, is in the reports of the
         ranges that were not done because of it; it is never raised here, so that no counts are lost (I13).
     """
@@ -92,8 +92,9 @@ class _Pipeline:
     """By lease, and number of the chunk that was read: left, until the store's thread has removed it."""
     chunks: int = 0
     read_out: int = 0
-    """Leases whose ranges were read to their end."""
+    """Leases whose ranges were read to their end; their chunks are in ``parts`` by then."""
     done: int = 0
+    """Leases that ``on_done`` has been called with."""
 
     def run(self) -> list[RangeReport]:
         self.parts = [{} for _ in self.leases]
@@ -112,7 +113,7 @@ class _Pipeline:
         reading = store_thread.submit(self._read, 0, None)
         while (found := reading.result()) is not None:
             at, entries = found
-            self.read_out, self.chunks = at, self.chunks + 1
+            self.chunks += 1
             self.parts[at][self.chunks] = Counts(read=len(entries), left=len(entries))
             follows = (at + 1, None) if entries.is_last else (at, entries.position(len(entries) - 1))
             reading = store_thread.submit(self._read, *follows)
@@ -120,12 +121,8 @@ class _Pipeline:
             self.removals.append((applied.counts, store_thread.submit(self._remove, at, self.chunks, applied)))
             if len(self.removals) > 1:
                 self._await_removal()
-            # The one removal under way is of this range: those before it are done.
-            self._tell_done(at)
-        self.read_out = len(self.leases)
         while self.removals:
             self._await_removal()
-        self._tell_done(len(self.leases))
 
     def _await_removal(self) -> None:
         counts, removed = self.removals[0]
@@ -134,31 +131,39 @@ class _Pipeline:
         if self.on_chunk is not None:
             self.on_chunk(counts)
 
-    def _tell_done(self, end: int) -> None:
-        if self.on_done is not None:
+    def _tell_done(self) -> None:
+        """Name the ranges that are done since, up to one of which something could not be removed."""
+        end = self.done
+        while self._is_done(end):
+            end += 1
+        if self.on_done is not None and end > self.done:
             self.on_done(self.leases[self.done : end])
         self.done = end
+
+    def _is_done(self, at: int) -> bool:
+        return at < self.read_out and not any(chunk.left for chunk in self.parts[at].values())
 
     def _report(self, trouble: BaseException | None) -> list[RangeReport]:
         reports = []
         for at, lease in enumerate(self.leases):
-            chunks = self.parts[at].values()
-            is_done = at < self.read_out and not any(chunk.left for chunk in chunks)
-            cause = None if is_done else trouble
+            cause = None if self._is_done(at) else trouble
             problem = None if cause is None else Problem.of(cause)
-            reports.append(RangeReport(range=lease.range, problem=problem, cause=cause, **total(chunks)))
+            counts = total(self.parts[at].values())
+            reports.append(RangeReport(range=lease.range, problem=problem, cause=cause, **counts))
         if trouble is not None and not any(report.problem for report in reports):
             reports[-1] = replace(reports[-1], problem=Problem.of(trouble), cause=trouble)
         return reports
 
     def _read(self, at: int, after: Position | None) -> tuple[int, Entries] | None:
         """Read the next chunk that is not empty, from a position in the range of one lease on."""
-        while at < len(self.leases):
+        while True:
+            self.read_out = at
+            if at == len(self.leases):
+                return None
             entries = call_again(self.request.retry, lambda: self._read_once(self.leases[at], after))  # noqa: B023
             if entries:
                 return at, entries
             at, after = at + 1, None
-        return None
 
     def _read_once(self, lease: Lease, after: Position | None) -> Entries:
         request = self.request
@@ -178,6 +183,7 @@ class _Pipeline:
         call_again(self.request.retry, lambda: self._remove_once(self.leases[at], applied))
         # In this thread, which no signal interrupts between the removal and the note of it.
         self.parts[at][chunk] = applied.counts
+        self._tell_done()
 
     def _remove_once(self, lease: Lease, applied: Applied) -> None:
         """Remove a chunk in a critical section: the lease cannot be taken over before it is gone (I10)."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 
 from export_queue.core.queue.buckets import Range
 from export_queue.core.queue.options import Queue
@@ -78,24 +80,53 @@ def read_entries(
     :param whole_keys: whether all entries of a key belong into one chunk, however many they are.
     :returns: the chunk; empty at the end, and known to be the last one where fewer entries were found than asked for.
     """
-    found = queries.entries.select_entries(
-        work,
-        queue.number,
-        queue.layout,
-        snapshot,
-        first=within.first,
-        end=within.end,
+    select = partial(queries.entries.select_entries, work, queue.number, queue.layout, snapshot)
+    found, total, is_last = _pages(
+        partial(select, first=within.first, end=within.end),
         after=None if after is None else after._sql,
         rows=rows,
+        size=size,
+        largest=queue.max_value_bytes,
     )
-    chunk = _chunk(found, is_last=len(found) < rows)
-    end = len(found) if chunk.size <= size else _fitting(found, size)  # as a rule all fit; no need to look at each
-    if whole_keys and found and (end < len(found) or end == rows):
-        return _chunk(_whole_keys(work, queue, snapshot, found, end))
-    return chunk if end == len(found) else _chunk(found[:end])
+    end = len(found) if total <= size else _fitting(found, size)  # as a rule all fit; no need to look at each
+    if whole_keys and found and (end < len(found) or not is_last):
+        return _chunk(_whole_keys(select, found, end))
+    return _chunk(found, is_last=is_last) if end == len(found) else _chunk(found[:end])
 
 
 _Row = tuple[int, bytes, int, bytes | None]
+_Key = tuple[int, bytes, int]
+
+_GROWTH = 32
+"""How many times as many rows as were read the next page may have: their average may say little of what follows."""
+
+
+def _pages(
+    select: Callable[..., list[_Row]], *, after: _Key | None, rows: int, size: int, largest: int
+) -> tuple[list[_Row], int, bool]:
+    """Read about as many rows as fit, page by page: memory is bounded by their size, which only reading tells.
+
+    Thousands of small entries take three statements, which cost hardly more than one would.
+
+    :param select: reads rows behind a position.
+    :param largest: bytes of a value at most.
+    :returns: the rows, their bytes, and whether nothing follows.
+    """
+    found: list[_Row] = []
+    total, page = 0, max(1, min(rows, size // largest))
+    while True:
+        more = select(after=after, rows=page)
+        found += more
+        total += _bytes_of(more)
+        is_last, left = len(more) < page, size - total
+        if is_last or len(found) == rows or left * 8 <= size:  # what little is left is not worth a statement
+            return found, total, is_last
+        after = found[-1][:3]
+        page = min(left * len(found) // max(total, 1) + 1, len(found) * _GROWTH, rows - len(found))
+
+
+def _bytes_of(rows: Sequence[_Row]) -> int:
+    return sum(map(len, map(itemgetter(1), rows))) + sum(map(len, filter(None, map(itemgetter(3), rows))))
 
 
 def _chunk(rows: Sequence[_Row], *, is_last: bool = False) -> Entries:
@@ -115,9 +146,10 @@ def _fitting(rows: Sequence[_Row], size: int) -> int:
     return len(rows)
 
 
-def _whole_keys(work: Reading, queue: Queue, snapshot: Snapshot, found: list[_Row], end: int) -> list[_Row]:
+def _whole_keys(select: Callable[..., list[_Row]], found: list[_Row], end: int) -> list[_Row]:
     """Cut a chunk where a key ends: before the last key, or behind it if there is no other.
 
+    :param select: reads rows of the queue.
     :param found: rows that were read; more may follow.
     :param end: number of rows that the chunk may have.
     """
@@ -129,16 +161,7 @@ def _whole_keys(work: Reading, queue: Queue, snapshot: Snapshot, found: list[_Ro
         return found[:start]
     taken = found[:end]
     while True:
-        more = queries.entries.select_entries(
-            work,
-            queue.number,
-            queue.layout,
-            snapshot,
-            first=last[0],
-            end=last[0] + 1,
-            after=taken[-1][:3],
-            rows=len(taken),
-        )
+        more = select(first=last[0], end=last[0] + 1, after=taken[-1][:3], rows=len(taken))
         taken += [row for row in more if row[:2] == last]
         if not more or more[-1][:2] != last:
             return taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -27,6 +28,7 @@ from export_queue.core.store.limits import Limits
 if TYPE_CHECKING:
     from export_queue.core.store.dialect import Clock, StoreDialect
 
+log = logging.getLogger("export_queue.store")
 
 _MOST_IDLE = 8
 """Connections that stay at hand between transactions; the pool takes back all others."""
@@ -345,8 +347,11 @@ class Database:
             self._tidying.start()
 
     def _tidy(self) -> None:
-        with contextlib.suppress(Exception), self.connect() as connection:  # nobody waits for it
-            self.dialect.tidy_entries(connection)
+        try:
+            with self.connect() as connection:
+                self.dialect.tidy_entries(connection)
+        except Exception as error:  # whoever removes entries next tries again
+            log.debug("the space of removed entries was not reclaimed: %s", error)
 
     def wait_until_tidy(self) -> None:
         """Wait for what :meth:`tidy_beside` has begun."""

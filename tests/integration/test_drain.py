@@ -33,6 +33,7 @@ from export_queue.core.errors import (
     TooManyDeadLetters,
     UnknownQueue,
 )
+from export_queue.core.locks import holders
 from export_queue.core.sinks import (
     ApplyResult,
     Capabilities,
@@ -206,25 +207,83 @@ def test_a_range_that_one_chunk_holds_is_read_once(orders: Store, monkeypatch: p
     assert reads == sizes
 
 
-def test_a_drain_does_not_wait_for_the_vacuum_behind_it(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever closes the store waits for it."""
+def test_a_range_that_is_done_is_free_while_the_next_chunk_takes_its_time(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export_queue.core.drain.leases.GROUP_SECONDS", 0.02)
+    add(orders, {f"k{i}": i for i in range(200)})
+    whole = {unit.range for unit in orders.backlog("orders")}
+    chunks: list[Operations] = []
+
+    def is_free(done: int) -> bool:
+        with orders.database.read() as work:
+            left = {holder.range for holder in holders(work, orders.queue("orders"), whole)}
+        return len(whole - left) == done
+
+    def before(operations: Operations) -> None:
+        wait_until(lambda: is_free(len(chunks)), "a range that is done is still held")
+        chunks.append(operations)
+
+    assert drain(orders, "orders", SinkInFront(before=before)).acknowledged == 200
+    assert len(chunks) == len(whole) == 4
+
+
+ENTRIES_SIZE = b"select pg_relation_size('export_queue.xq_entry')"
+
+
+@pytest.fixture
+def untidy(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A store on PostgreSQL that a drain leaves with entries to be vacuumed."""
     monkeypatch.setattr("export_queue.core.drain.one_drain.TIDY_AFTER", 100)
-    plain = postgres_url.replace("+psycopg", "")
-    size, waiting_lock = (
-        b"select pg_relation_size('export_queue.xq_entry')",
-        b"select 1 from pg_locks where not granted",
-    )
-    with psycopg.connect(plain) as other, psycopg.connect(plain, autocommit=True) as watcher:
-        with Store.open(postgres_url) as store:
-            store.create()
-            store.configure_queue("orders")
-            add(store, {f"k{i}": i for i in range(200)})
-            other.execute("lock table export_queue.xq_entry in share update exclusive mode")  # as a vacuum does
-            assert drain(store, "orders", MemorySink()).acknowledged == 200
-            wait_until(lambda: watcher.execute(waiting_lock).fetchone(), "no vacuum waits")
-            assert watcher.execute(size).fetchone() != (0,)
-            other.rollback()
-        assert watcher.execute(size).fetchone() == (0,)
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.configure_queue("orders")
+        add(store, {f"k{i}": i for i in range(200)})
+        yield store
+
+
+def test_a_drain_does_not_wait_for_the_vacuum_behind_it(
+    untidy: Store, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever closes the store waits for it."""
+    begun, go_on, dialect = threading.Event(), threading.Event(), untidy.database.dialect
+    tidy_entries = dialect.tidy_entries
+
+    def tidy(connection: Any) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        tidy_entries(connection)
+
+    monkeypatch.setattr(dialect, "tidy_entries", tidy)
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as watcher:
+        assert drain(untidy, "orders", MemorySink()).acknowledged == 200
+        assert begun.wait(60)
+        assert watcher.execute(ENTRIES_SIZE).fetchone() != (0,)
+        go_on.set()
+        untidy.close()
+        assert watcher.execute(ENTRIES_SIZE).fetchone() == (0,)
+
+
+def test_drains_that_end_together_do_not_wait_for_each_others_vacuum(untidy: Store, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
+        other.execute("lock table export_queue.xq_entry in share update exclusive mode")  # as a vacuum does
+        other.execute("set idle_in_transaction_session_timeout = '30s'")
+        assert drain(untidy, "orders", MemorySink()).acknowledged == 200
+        untidy.close()
+        assert other.execute(ENTRIES_SIZE).fetchone() != (0,)
+
+
+def test_a_vacuum_that_fails_leaves_a_line_in_the_log(
+    untidy: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(connection: Any) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(untidy.database.dialect, "tidy_entries", fail)
+    with caplog.at_level("DEBUG", logger="export_queue"):
+        assert drain(untidy, "orders", MemorySink()).acknowledged == 200
+        untidy.close()
+    assert "not reclaimed: the disk is full" in caplog.text
 
 
 def test_an_exporter_by_import_path_turns_one_entry_into_many_operations(

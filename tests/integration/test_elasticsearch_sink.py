@@ -362,6 +362,36 @@ def test_two_requests_whose_password_has_changed_are_both_sent_again(make, elast
     assert sink.apply(puts(*(b"%d" % n for n in range(2, 1600)))).written == 1598
 
 
+def test_a_request_that_is_sent_late_does_not_find_its_client_closed(make, elasticsearch_server, monkeypatch):
+    """The other one of the batch was refused meanwhile, and has looked the password up again."""
+    monkeypatch.setattr(floor_module, "FLOOR_SECONDS", 1000.0)
+    password = elasticsearch_server.password
+    sink = admit(make(password=lambda: password))
+    sink.apply(puts(b"1"))
+    sink.close()
+    connection, renewed, calls = sink._connection, threading.Event(), itertools.count()
+    password, send, renew = "old", connection._send, connection._renew
+
+    def send_the_second_late(*request: Any) -> tuple[int, Any]:
+        if next(calls) == 1:
+            assert renewed.wait(60)
+        return send(*request)
+
+    def renew_with_another(refused: Any) -> bool:
+        nonlocal password
+        password = elasticsearch_server.password
+        found = renew(refused)
+        renewed.set()
+        return found
+
+    monkeypatch.setattr(connection, "_send", send_the_second_late)
+    monkeypatch.setattr(connection, "_renew", renew_with_another)
+    assert sink.apply(puts(*(b"%d" % n for n in range(2, 1600)))).written == 1598
+    retired = list(connection._retired)
+    sink.close()
+    assert (len(retired), connection._retired) == (1, [])
+
+
 # Targets that cannot hold the guarantees
 
 

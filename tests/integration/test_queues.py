@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.support.contexts import context_of, opened_by
@@ -28,6 +29,7 @@ from export_queue.core.queue import (
     remove_entries,
     remove_span,
 )
+from export_queue.core.store import queries
 from export_queue.core.transactions import OpenTransaction, Snapshot, take_snapshot
 
 
@@ -209,6 +211,51 @@ def test_reading_in_chunks_gives_all_entries_once(store: Store, rows: int, size:
                     assert not read_entries(work, queue, snapshot, unit, after=after, rows=rows, size=size)
                     break
     assert found == [whole.position(i) for i in range(len(whole))]
+
+
+def measured_pages(store: Store, monkeypatch: pytest.MonkeyPatch, *, rows: int, size: int) -> list[list[int]]:
+    """Read a queue in chunks; returns, chunk by chunk, the bytes of each page that was fetched."""
+    queue = store.queue("q")
+    select, chunks, found = queries.entries.select_entries, list[list[int]](), list[bytes]()
+
+    def measured(*arguments: Any, **options: Any) -> Any:
+        page = select(*arguments, **options)
+        chunks[-1].append(sum(len(key) + len(value or b"") for _, key, _, value in page))
+        return page
+
+    monkeypatch.setattr(queries.entries, "select_entries", measured)
+    snapshot, after = take_snapshot(store.database), None
+    with store.database.read() as work:
+        while True:
+            chunks.append([])
+            chunk = read_entries(work, queue, snapshot, Range(0, 1), after=after, rows=rows, size=size)
+            found += chunk.keys
+            if not chunk or chunk.is_last:
+                break
+            assert chunk.size <= size
+            after = chunk.position(len(chunk) - 1)
+    assert found == sorted(set(found))
+    assert len(found) == sum(unit.entries for unit in store.backlog("q"))
+    return chunks
+
+
+def test_large_entries_are_fetched_a_chunk_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.configure_queue("q", buckets=1, buckets_per_range=1, value="bytes")
+    with store.transaction() as tx:
+        for n in range(3_000):
+            tx.queue("q").add(f"{n:08d}", b"x" * 1000)
+    chunks = measured_pages(store, monkeypatch, rows=10_000, size=160_000)
+    assert max(map(sum, chunks)) < 2 * 160_000
+    assert sum(map(sum, chunks)) < 1.5 * 3_000 * 1008, "hardly anything is fetched twice"
+    assert max(map(len, chunks)) <= 4
+
+
+def test_small_entries_take_few_statements(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.configure_queue("q", buckets=1, buckets_per_range=1, value="bytes")
+    with store.transaction() as tx:
+        for n in range(3_000):
+            tx.queue("q").add(f"{n:08d}", b"x")
+    assert [len(pages) for pages in measured_pages(store, monkeypatch, rows=10_000, size=16 << 20)] == [3]
 
 
 @pytest.mark.parametrize("whole_keys", [False, True])

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from sqlalchemy import make_url
 from tests.support.sql_targets import Documents, Make, OnPostgresql, admit, execute, opened_sinks, puts
 from tests.support.waiting import wait_until
 
 from export_queue.core.postgresql_arrays import BigintArray, BooleanArray, TextArray
-from export_queue.core.sinks import ApplyResult, Operations, SqlSink
+from export_queue.core.sinks import ApplyResult, Claim, Operations, SqlSink
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects import postgresql
 from export_queue.core.sinks.sql.tables import Contents, Table
@@ -79,6 +80,26 @@ def test_a_transaction_of_the_sink_leaves_the_planner_as_it_was(postgres_url, ma
 def test_a_table_keeps_room_for_the_next_versions_of_its_rows(postgres_url, make):
     admit(make(postgres_url)).create("orders")
     assert execute(postgres_url, "SELECT reloptions FROM pg_class WHERE relname = 'orders'") == [(["fillfactor=70"],)]
+
+
+# Text
+
+
+@pytest.mark.parametrize(
+    ("query", "setting"),
+    [
+        ("?client_encoding=latin1", None),
+        ("?options=-c%20client_encoding%3Dlatin1", None),
+        ("", "latin1"),
+    ],
+)
+def test_text_arrives_as_it_is_whatever_encoding_url_and_database_ask_for(postgres_url, make, query, setting):
+    if setting is not None:
+        execute(postgres_url, f'ALTER DATABASE "{make_url(postgres_url).database}" SET client_encoding = {setting}')
+    sink = admit(make(f"{postgres_url}{query}"))
+    assert sink.apply(puts("café €".encode(), document="naïve €".encode())).written == 1
+    utf8 = f"{postgres_url}?client_encoding=UTF8"
+    assert execute(utf8, "SELECT id, document FROM orders_live WHERE id <> 'xq_mark'") == [("café €", "naïve €")]
 
 
 # Several writers
@@ -238,6 +259,41 @@ def test_a_trigger_that_is_made_during_a_drain_is_noticed(postgres_url, make):
     execute(postgres_url, *trigger_on("orders"))
     result = sink.apply(puts(b"bad", b"bad too", b"good", seq=5))
     assert (result.written, result.stale, [one.position for one in result.rejected]) == (1, 0, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "when"),
+    [
+        ("TRIGGER", "FOR EACH ROW"),
+        ("TRIGGER", "FOR EACH STATEMENT"),
+        ("CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"),
+    ],
+)
+def test_a_trigger_of_the_users_runs_under_the_planners_own_settings(postgres_url, make, kind, when):
+    sink = make(postgres_url, guard="fence")
+    sink.create("orders")
+    execute(
+        postgres_url,
+        "CREATE TABLE seen (setting text)",
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN INSERT INTO seen VALUES (current_setting('enable_hashjoin')); RETURN NULL; END $$",
+        f"CREATE {kind} note AFTER INSERT OR UPDATE OR DELETE ON orders {when} EXECUTE FUNCTION note()",
+    )
+    (claimed,) = admit(sink).claim([Claim("q/1/0", 1)])
+    for batch in (puts(b"1", b"2"), puts(b"1", b"2", seq=6, document=b"y"), puts(b"1", b"2", seq=7, document=None)):
+        assert claimed.apply(batch) == ApplyResult(2, 0)
+    settings = [setting for (setting,) in execute(postgres_url, "SELECT setting FROM seen")]
+    assert len(settings) >= 3
+    assert set(settings) == {"on"}
+
+
+def test_a_foreign_key_leaves_a_table_to_the_quicker_way(postgres_url, make):
+    execute(postgres_url, "CREATE TABLE customer (name text PRIMARY KEY)", "INSERT INTO customer VALUES ('x')")
+    sink = admit(make(postgres_url))
+    sink.create("orders")
+    execute(postgres_url, "ALTER TABLE orders ADD FOREIGN KEY (document) REFERENCES customer")
+    assert sink.apply(puts(b"1")) == ApplyResult(1, 0)
+    assert sink._tables["orders"].shape.is_plain
 
 
 def test_a_table_with_rules_on_deletes_and_children_takes_records(postgres_url, make):

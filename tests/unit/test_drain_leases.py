@@ -93,21 +93,109 @@ def test_a_store_that_is_away_for_a_moment_loses_no_lease(locks):
         held.check()
 
 
-def test_a_lease_that_was_given_back_is_neither_renewed_nor_given_back_again(locks):
-    clock = Clock()
-    with keeper(lease_seconds=60, clock=clock) as held:
-        clock.now += 1
+class Waits:
+    """Lets a keeper's thread go on step by step: a test hears that a step is over when the next wait begins."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.seconds: list[float] = []
+        self._begun, self._go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self._ended = False
+
+    def __call__(self, stop: threading.Event, seconds: float) -> bool:
+        self.seconds.append(seconds)
+        self._begun.release()
+        assert self._go_on.acquire(timeout=60)
+        return self._ended
+
+    def step(self) -> None:
+        assert self._begun.acquire(timeout=60)
+        self.clock.now += self.seconds[-1]
+        self._go_on.release()
+        assert self._begun.acquire(timeout=60)
+        self._begun.release()
+
+    def end(self) -> None:
+        self._ended = True
+        self._go_on.release()
+
+
+@pytest.fixture
+def waits():
+    return Waits(Clock())
+
+
+@pytest.fixture
+def held(locks, waits):
+    """A keeper of leases of a minute, whose thread goes on by steps of a second."""
+    kept = LeaseKeeper(None, LEASES, lease_seconds=60, claimed_at=waits.clock.now, clock=waits.clock, wait=waits)
+    with kept:
+        yield kept
+        waits.end()
+
+
+def test_a_range_that_is_done_is_free_a_second_later_whatever_its_drain_does(locks, waits, held):
+    held.give_back([LEASES[1]])
+    assert locks.released == []
+    waits.step()
+    assert locks.released == [2]
+    assert sum(waits.seconds[:-1]) <= room.GROUP_SECONDS
+
+
+def test_leases_are_given_back_in_groups_and_at_the_end_only_the_others(locks, waits):
+    with LeaseKeeper(None, LEASES, lease_seconds=60, claimed_at=1000.0, clock=waits.clock, wait=waits) as held:
+        waits.step()
         held.give_back([LEASES[0]])
+        waits.step()
+        waits.step()
         assert locks.released == [1]
+        waits.end()
     assert locks.released == [1, 2]
 
 
-def test_leases_are_given_back_in_groups_and_none_waits_for_the_next_range(locks):
-    clock = Clock()
-    with keeper(lease_seconds=60, clock=clock) as held:
+def test_what_was_done_since_the_last_step_is_given_back_at_the_end(locks, waits):
+    with LeaseKeeper(None, LEASES, lease_seconds=60, claimed_at=1000.0, clock=waits.clock, wait=waits) as held:
+        held.give_back(LEASES)
+        waits.end()
+    assert locks.released == [1, 2]
+
+
+def test_leases_are_renewed_three_times_as_often_as_they_end_but_for_those_given_back(locks, waits, held):
+    for _ in range(20):
+        waits.step()
+    assert locks.renewed == [[1, 2]]
+    held.give_back([LEASES[0]])
+    for _ in range(20):
+        waits.step()
+    assert locks.renewed == [[1, 2], [2]]
+    held.check()
+
+
+def test_a_lease_whose_return_is_in_doubt_is_given_back_again_and_not_renewed(locks, waits, held, monkeypatch):
+    def fail(database, leases):
+        locks.release(database, leases)
+        raise StoreUnavailable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "release", fail)
+        held.give_back([LEASES[0]])
+        waits.step()
         held.give_back([LEASES[1]])
-        assert locks.released == [], "a moment ago"
-        clock.now += 1
-        held.give_back([])
-        assert locks.released == [2]
-    assert locks.released == [2, 1]
+        waits.step()
+    waits.step()
+    assert locks.released == [1, 1, 2, 1, 2]
+    for _ in range(20):
+        waits.step()
+    assert locks.renewed == []
+    assert locks.released == [1, 1, 2, 1, 2]
+
+
+def test_time_that_a_return_takes_puts_no_renewal_off(locks, waits, held, monkeypatch):
+    def slow(database, leases):
+        locks.release(database, leases)
+        waits.clock.now += 30
+
+    monkeypatch.setattr(room, "release", slow)
+    held.give_back([LEASES[0]])
+    waits.step()
+    assert locks.renewed == [[2]]

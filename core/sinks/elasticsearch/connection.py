@@ -73,6 +73,8 @@ class Connection:
         self._options = dict(options)
         self._lock = threading.Lock()
         self._client: elasticsearch.Elasticsearch | None = None
+        self._retired: list[elasticsearch.Elasticsearch] = []
+        """Clients whose secrets were refused; other threads may be about to send with them, and are refused, too."""
         try:
             elasticsearch.Elasticsearch(self._hosts, **self._options).close()
         except (TypeError, ValueError, OSError, elastic_transport.TransportError) as error:
@@ -112,9 +114,10 @@ class Connection:
     def close(self) -> None:
         """Close all connections; the next use opens them again."""
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            clients, self._client, self._retired = [self._client, *self._retired], None, []
+        for client in clients:
+            if client is not None:
+                client.close()
 
     def _send(
         self,
@@ -160,7 +163,7 @@ class Connection:
             if not self._secrets.find():
                 return False
             self._client = self._open()
-        refused.close()
+            self._retired.append(refused)
         return True
 
     def _foreign(self) -> SinkConfigurationError:

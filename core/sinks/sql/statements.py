@@ -43,7 +43,7 @@ SELECT a.attname, a.atttypid, a.atttypmod, a.attcollation,
            SELECT format_type(i.oid, -1) FROM inner_type i JOIN pg_type d ON d.oid = i.oid WHERE d.typtype <> 'd')
        ELSE format_type(a.atttypid, -1) END AS cast_to,
        c.relkind = 'r' AND NOT (c.relhasrules OR c.relhassubclass OR c.relrowsecurity) AND NOT EXISTS (
-           SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND g.tgtype & 3 = 3) AND NOT EXISTS (
+           SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal) AND NOT EXISTS (
            SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate) AS is_plain
   FROM pg_class c
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
@@ -51,9 +51,9 @@ SELECT a.attname, a.atttypid, a.atttypmod, a.attcollation,
  WHERE c.oid = to_regclass(:table)
  ORDER BY a.attnum"""
 """What decides what a table's columns take, which keys are equal, and whether anything but constraints that are checked
-at once stands between a statement and its rows: rules, policies, other tables, triggers before a row. A text is cast to
-a column's type without its length: as an explicit cast, ``varchar(3)`` would cut where the column refuses; so would a
-domain."""
+at once stands between a statement and its rows: rules, policies, other tables, triggers. A trigger behind a row keeps
+nothing out, but would run under the settings of ``BY_ARRAY``. A text is cast to a column's type without its length: as
+an explicit cast, ``varchar(3)`` would cut where the column refuses; so would a domain."""
 
 SHAPE_SQLITE = "SELECT sql FROM sqlite_master WHERE type = 'table' AND lower(name) = lower(:table)"
 """The same in SQLite."""
@@ -176,8 +176,8 @@ BY_ARRAY = b"""\
 SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_memoize = off;
 SET LOCAL enable_seqscan = off; SET LOCAL enable_material = off; SET LOCAL jit = off;
 """
-"""PostgreSQL, for one transaction: a nested loop reads arrays from first to last and looks each key up. So rows are
-locked in the order of their keys."""
+"""PostgreSQL, for one transaction, which writes to one table without triggers of the user's: a nested loop reads arrays
+from first to last and looks each key up. So rows are locked in the order of their keys."""
 SAVE, BACK = b"SAVEPOINT xq", b"ROLLBACK TO SAVEPOINT xq"
 
 

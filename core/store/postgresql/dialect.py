@@ -90,7 +90,11 @@ def open_engine(
         url.set(drivername="postgresql+psycopg"),
         isolation_level="AUTOCOMMIT",
         hide_parameters=True,  # values of entries do not belong into errors
-        connect_args={**{name: url.query.get(name, value) for name, value in CLIENT_DEFAULTS.items()}, **prepare},
+        connect_args={
+            **{name: url.query.get(name, value) for name, value in CLIENT_DEFAULTS.items()},
+            "client_encoding": "UTF8",  # one in which every text can be sent, whatever the URL or the role asks for
+            **prepare,
+        },
         pool_size=8,
         max_overflow=56,
         pool_pre_ping=False,

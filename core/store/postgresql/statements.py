@@ -94,7 +94,8 @@ _ENTRIES = """
 ENTRIES = _ENTRIES.replace("?", "true")
 ENTRIES_AFTER = _ENTRIES.replace("?", "bucket >= %b and (bucket, key, seq) > (%b, %b, %b)")
 DEAD_ENTRIES = "select pg_catalog.pg_stat_get_dead_tuples('{s}.xq_entry'::regclass)"
-VACUUM_ENTRIES = "vacuum (index_cleanup on) {s}.xq_entry"
+VACUUM_ENTRIES = "vacuum (skip_locked, index_cleanup on) {s}.xq_entry"
+"""Where another vacuum is at it, there is nothing to wait for."""
 ABORT = "select {s}.xq_abort_v1(%s, %b, %b, %s)"
 REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"
 OUTCOME = "select status, id from {s}.xq_outcome where request = %b"

@@ -98,7 +98,6 @@ class PostgresDialect:
         """Make the engine; the password is looked up at each connection and is not part of its URL."""
         settings = {
             "application_name": "export_queue",
-            "client_encoding": "UTF8",  # text that the database cannot hold is then its own error, about one row
             "connect_timeout": 10,
             "keepalives_idle": 30,
             "keepalives_interval": 10,
@@ -112,7 +111,10 @@ class PostgresDialect:
             hide_parameters=True,
             pool_size=2,
             max_overflow=2,
-            connect_args={name: value for name, value in settings.items() if name not in self._url.query},
+            # Arrays of texts go out in UTF-8 as they are, whatever encoding the URL or the role asks for. Text that the
+            # database cannot hold is its own error, about one row.
+            connect_args={name: value for name, value in settings.items() if name not in self._url.query}
+            | {"client_encoding": "UTF8"},
         )
 
         give_password(engine, self._password)
