@@ -39,6 +39,11 @@ few_or_all = pytest.mark.parametrize(
     ],
 )
 
+SOME_OR_ALL = [
+    kind if kind in ("write_only", "long") else pytest.param(kind, marks=pytest.mark.full("it waits for time-outs"))
+    for kind in COMMITS
+]
+
 
 @pytest.fixture
 def cutter(postgres_url: str) -> Iterator[Cutter]:
@@ -104,7 +109,7 @@ def test_a_network_that_swallows_all_that_is_connected_is_asked_anew(cutter: Cut
 
 
 @few_or_all
-@pytest.mark.parametrize("kind", COMMITS)
+@pytest.mark.parametrize("kind", SOME_OR_ALL)
 @pytest.mark.usefixtures("impatient")
 def test_a_commit_that_gets_no_answer_ends_and_is_decided(cutter: Cutter, kind: str, places: int) -> None:
     """What was swallowed arrives after the client has asked, and changes nothing."""

@@ -48,6 +48,7 @@ def execute(url: str, *statements: str) -> Sequence[Any]:
         engine.dispose()
 
 
+MARIADB = pytest.param("mariadb", marks=pytest.mark.full("PostgreSQL runs anyway"))
 GONE = {
     "dropped": ["DROP TABLE orders"],
     "renamed": ["ALTER TABLE orders RENAME TO old_orders"],
@@ -57,7 +58,7 @@ GONE = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres), "mariadb"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres), MARIADB])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/copies.db"

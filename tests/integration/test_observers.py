@@ -858,7 +858,9 @@ def worker(store: Store, store_url: str, tmp_path: Path) -> Iterator[Callable[..
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full("the other signal runs anyway"))]
+)
 def test_a_worker_ends_the_transaction_at_hand_when_it_is_told_to_stop(
     store: Store, worker: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
 ) -> None:

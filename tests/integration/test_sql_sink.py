@@ -58,6 +58,7 @@ class TestMariadbDocuments(OnMariadb, Documents):
     pass
 
 
+@pytest.mark.full("the suite on PostgreSQL runs anyway, and what is MariaDB's own")
 class TestMariadbFields(OnMariadb, Fields):
     pass
 
