@@ -95,6 +95,7 @@ class CrashingMachine(RuleBasedStateMachine):
         try:
             yield process.store
         except Crash:
+            self.world.deaths += 1
             self.recover(number, crash)
         else:
             if crash is not None:

@@ -8,16 +8,16 @@ of a process would.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import sqlalchemy as sa
 from psycopg import OperationalError
 from sqlalchemy import event
 
 from export_queue.core.client import Store
 from export_queue.core.postgresql_connection import BoundedConnection
+from export_queue.core.store.sqlite.file import LOCK_SECONDS, StoreConnection
 
 
 class Crash(BaseException):
@@ -79,8 +79,8 @@ def live(store: Store) -> Life:
     """
     life, engine = Life(), store.database.engine
 
-    def connect(dialect: sa.Dialect, record: object, arguments: Sequence[Any], options: dict[str, Any]) -> object:
-        raw = sqlite3.connect(*arguments, **options, factory=MortalFile)
+    def connect() -> MortalFile:
+        raw = MortalFile(file.path, timeout=LOCK_SECONDS, check_same_thread=False)
         raw.life = life
         life.with_it(raw.cut)
         return raw
@@ -91,13 +91,14 @@ def live(store: Store) -> Life:
         life.with_it(raw.pgconn.finish)
 
     if engine.dialect.name == "sqlite":
-        event.listen(engine, "do_connect", connect)
+        file = store.database.dialect._file  # type: ignore[attr-defined]
+        file._open = connect
     else:
         event.listen(engine, "connect", connected)
     return life
 
 
-class MortalFile(sqlite3.Connection):
+class MortalFile(StoreConnection):
     """A connection to a file whose every statement is between two moments."""
 
     life: Life
@@ -123,6 +124,8 @@ class MortalFile(sqlite3.Connection):
 
     def cut(self) -> None:
         """End as the system ends a dead process's: what is not committed never was."""
+        if self.write_lock is not None:
+            self.write_lock.free()
         with suppress(sqlite3.ProgrammingError):  # it has been closed
             super().rollback()  # closing waits for cursors that somebody may still refer to
             super().close()
