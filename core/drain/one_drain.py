@@ -37,6 +37,7 @@ from export_queue.core.locks import (
     holders,
     not_available,
     release,
+    release_all,
 )
 from export_queue.core.queue import (
     DeadLetterFilter,
@@ -83,10 +84,26 @@ def run_drain(
     """
     course = _Course(store.database, store.id, request, sleep, clock)
     started_at = clock()
-    trouble: BaseException | None = None
+    try:
+        report = _drained(course, engine, started_at)
+    except BaseException as error:
+        # An interruption may follow a failure, as the signal to a driver follows the death of its Java process, and
+        # meet the drain while it gives its leases back.
+        try:
+            _give_up(course, error, started_at)
+        except BaseException:
+            _give_up(course, error, started_at)
+            raise
+        raise
+    _tidy(store.database, report)
+    return report
+
+
+def _drained(course: _Course, engine: AbstractContextManager[Engine], started_at: float) -> DrainReport:
+    request = course.request
     title = f"{request.queue_id} → {request.sink_name}"
     try:
-        with ProgressLog(title, course.count_left, clock=clock) as progress, engine as opened:
+        with ProgressLog(title, course.count_left, clock=course.clock) as progress, engine as opened:
             try:
                 course.bring_all(opened, progress)
             except SinkError:
@@ -97,22 +114,21 @@ def run_drain(
                         course.show_again(opened)
                 raise
             course.show_again(opened)  # 6
-    except BaseException as error:
-        trouble = error
-    with contextlib.suppress(ExportQueueError):
-        course.look_back()
-    report = course.report(seconds=clock() - started_at, problem=Problem.of(trouble) if trouble else None)
-    report.check()
-    if warning := report.warning():
-        log.warning("%s", warning)
-    if trouble is None:
-        call_again(replace(DRAIN_RETRY, sleep=sleep, clock=clock), lambda: _end(store.database, report, request))
-        _tidy(store.database, report)
-        return report
-    with contextlib.suppress(Exception):  # the trouble itself matters more
-        _end(store.database, report, request)
-    trouble.add_note(report.line())
-    raise trouble
+    finally:
+        with contextlib.suppress(ExportQueueError):
+            course.look_back()  # 7
+    report = course.report(seconds=course.clock() - started_at, problem=None)
+    retry = replace(DRAIN_RETRY, sleep=course.sleep, clock=course.clock)
+    call_again(retry, lambda: _end(course.database, report, request))
+    return report
+
+
+def _give_up(course: _Course, error: BaseException, started_at: float) -> None:
+    """Store the report of a drain that failed, and give back whatever it may still hold."""
+    report = course.report(seconds=course.clock() - started_at, problem=Problem.of(error))
+    error.add_note(report.line())
+    with contextlib.suppress(Exception):  # the error itself matters more
+        _end(course.database, report, course.request)
 
 
 def _tidy(database: Database, report: DrainReport) -> None:
@@ -130,6 +146,8 @@ def _tidy(database: Database, report: DrainReport) -> None:
 
 def _end(database: Database, report: DrainReport, request: DrainRequest) -> None:
     with database.begin() as work:
+        if report.problem is not None:
+            release_all(work, request.owner)
         end_attempt(work, request.owner)
         queries.reports.save_report(work, report.to_dict(), drain_id=report.drain_id, queue_id=report.queue)
 
@@ -345,8 +363,8 @@ class _Course:
                     self.first_rejection = f"{letter.error_class}: {letter.reason[:_REASON_CHARACTERS]}"
 
     def report(self, *, seconds: float, problem: Problem | None) -> DrainReport:
-        """Put the report together."""
-        return DrainReport(
+        """Put the report together, and log what it warns of."""
+        report = DrainReport(
             queue=self.request.queue_id,
             sink=self.request.sink_name,
             drain_id=self.request.drain_id,
@@ -358,3 +376,7 @@ class _Course:
             first_rejection=self.first_rejection,
             **total(self.parts),
         )
+        report.check()
+        if warning := report.warning():
+            log.warning("%s", warning)
+        return report

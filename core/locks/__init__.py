@@ -11,6 +11,7 @@ from export_queue.core.locks.lockbox import (
     holders,
     not_available,
     release,
+    release_all,
     renew,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "holders",
     "not_available",
     "release",
+    "release_all",
     "renew",
     "revoke",
 ]

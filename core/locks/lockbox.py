@@ -198,6 +198,11 @@ def release(database: Database, leases: Sequence[Lease]) -> None:
             queries.locks.delete(work, _places(leases))
 
 
+def release_all(work: Work, owner: Owner) -> None:
+    """Give back whatever an attempt holds."""
+    queries.locks.delete_of_attempt(work, owner.task, owner.attempt)
+
+
 def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
     """Read the holders of units, for messages."""
     wanted = set(ranges)

@@ -97,7 +97,7 @@ class Database:
         # The last used one first: its caches are warm. The pool's own way out and in would cost as much as a statement.
         self._idle: list[sa.PoolProxiedConnection] = []
         self._lent: dict[object, int] = {}
-        """Connections in use, by the ``id`` of the object that was lent, and the threads that borrowed them."""
+        """The threads that use a connection, by the ``id`` of what was lent; of those about to, by a token."""
         self._refusal: StoreError | None = None
         """Why this process may not use the store."""
         self._tidying: threading.Thread | None = None

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, Entry, drain, pipeline
+from export_queue.core.drain import DrainReport, Entry, drain, leases, one_drain, pipeline
+from export_queue.core.errors import SinkError
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations, Put
 
 
@@ -65,6 +66,42 @@ def test_an_interruption_while_a_chunk_leaves_the_queue_is_counted_right(
     with pytest.raises(KeyboardInterrupt):
         drain(orders, "orders", MemorySink(), chunk_rows=4, drain_id="cut")
     assert assert_reported(orders, "cut").acknowledged > 0
+
+
+@pytest.mark.parametrize("is_failing", [False, True], ids=["drained", "failed"])
+@pytest.mark.parametrize(
+    ("room", "step"),
+    [(one_drain, "claim"), (leases, "release"), (one_drain, "backlog"), (one_drain, "end_attempt")],
+    ids=["claim", "release", "look back", "end"],
+)
+def test_a_drain_that_is_interrupted_while_it_ends_gives_its_leases_back(
+    orders: Store, monkeypatch: pytest.MonkeyPatch, room: Any, step: str, is_failing: bool
+) -> None:
+    """A driver gets its signal after its Spark job has failed, since Java died: at any point of the end."""
+    calls_seen: list[str] = []
+
+    class Failing(MemorySink):
+        def apply(self, operations: Operations) -> ApplyResult:
+            if is_failing and not calls_seen:
+                raise SinkError("no")
+            return super().apply(operations)
+
+    act, sink = getattr(room, step), Failing()
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        result = act(*arguments, **options) if step == "claim" else None
+        calls_seen.append(step)
+        if len(calls_seen) == 1:
+            raise KeyboardInterrupt
+        return act(*arguments, **options) if result is None else result
+
+    monkeypatch.setattr(room, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        drain(orders, "orders", sink, sink_name="s", drain_id="cut", lease_seconds=600)
+    assert calls_seen
+    assert_reported(orders, "cut")
+    report = drain(orders, "orders", sink, sink_name="s", if_locked="fail", lock_timeout=0)
+    assert report.left == 0
 
 
 def assert_reported(store: Store, drain_id: str) -> DrainReport:

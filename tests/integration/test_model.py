@@ -39,6 +39,7 @@ def explore(world: World, *, seeds: int, steps: int, look_every: int) -> None:
                 phases=[Phase.generate, Phase.shrink],  # explaining a failure would take longer than finding it
             ),
         )
+    assert world.deaths, "no process has died in the middle of a step"
 
 
 SEEDS = os.environ.get("EXPORT_QUEUE_MODEL_SEEDS")

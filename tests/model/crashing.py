@@ -74,7 +74,7 @@ class CrashingMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.watch is not None:
             for process in self.processes:
-                process.life.dead_letter()
+                process.life.end()
                 self.world.wait_for_end(process.life)
             self.watch.close()
 
@@ -95,6 +95,7 @@ class CrashingMachine(RuleBasedStateMachine):
         try:
             yield process.store
         except Crash:
+            self.world.deaths += 1
             self.recover(number, crash)
         else:
             if crash is not None:
@@ -106,7 +107,7 @@ class CrashingMachine(RuleBasedStateMachine):
         assert crash is not None
         self.world.cut_after(None)
         process = self.processes[number]
-        process.life.dead_letter()
+        process.life.end()
         self.world.wait_for_end(process.life)
         seen = look(self.watch)
         found = []

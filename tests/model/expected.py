@@ -196,7 +196,7 @@ class Model:
             tx.writes_to.notifications.add(cell)
 
     def add(self, tx: Tx, key: bytes, value: bytes | None, *, exclusive: bool) -> None:
-        """Add an entry. Of a short transaction all have its id, whatever its checkpoints."""
+        """Add an entry. All have the id of their transaction, whatever its checkpoints."""
         layer = tx.layers[0] if tx.kind == "short" else tx.writes_to
         layer.entries[key] = value
         if exclusive:
@@ -242,6 +242,8 @@ class Model:
     def flush(self, tx: Tx) -> None:
         """Stage what a long transaction has buffered."""
         assert tx.buffer is not None
+        tx.layers[0].entries |= tx.buffer.entries
+        tx.buffer.entries = {}
         tx.layers[-1].take(tx.buffer)
         tx.buffer = Layer()
 

@@ -1,23 +1,23 @@
 """Processes that die: all connections of a store in this one, cut before or after any statement.
 
 What dies runs no clean-up of the library's: from then on every statement raises :class:`Crash`, and what only this
-end of a connection does (closing, resetting) does nothing, until :meth:`Life.bury` cuts the connections as the end
+end of a connection does (closing, resetting) does nothing, until :meth:`Life.end` cuts the connections as the end
 of a process would.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import sqlalchemy as sa
 from psycopg import OperationalError
 from sqlalchemy import event
 
 from export_queue.core.client import Store
 from export_queue.core.postgresql_connection import BoundedConnection
+from export_queue.core.store.sqlite.file import LOCK_SECONDS, StoreConnection
 
 
 class Crash(BaseException):
@@ -65,7 +65,7 @@ class Life:
         """Note what ends with the process."""
         self._ends.append(end)
 
-    def dead_letter(self) -> None:
+    def end(self) -> None:
         """Cut everything that it had open."""
         self.is_over = True
         for end in self._ends:
@@ -79,8 +79,8 @@ def live(store: Store) -> Life:
     """
     life, engine = Life(), store.database.engine
 
-    def connect(dialect: sa.Dialect, record: object, arguments: Sequence[Any], options: dict[str, Any]) -> object:
-        raw = sqlite3.connect(*arguments, **options, factory=MortalFile)
+    def connect() -> MortalFile:
+        raw = MortalFile(file.path, timeout=LOCK_SECONDS, check_same_thread=False)
         raw.life = life
         life.with_it(raw.cut)
         return raw
@@ -91,13 +91,14 @@ def live(store: Store) -> Life:
         life.with_it(raw.pgconn.finish)
 
     if engine.dialect.name == "sqlite":
-        event.listen(engine, "do_connect", connect)
+        file = store.database.dialect._file  # type: ignore[attr-defined]
+        file._open = connect
     else:
         event.listen(engine, "connect", connected)
     return life
 
 
-class MortalFile(sqlite3.Connection):
+class MortalFile(StoreConnection):
     """A connection to a file whose every statement is between two moments."""
 
     life: Life
@@ -123,6 +124,8 @@ class MortalFile(sqlite3.Connection):
 
     def cut(self) -> None:
         """End as the system ends a dead process's: what is not committed never was."""
+        if self.write_lock is not None:
+            self.write_lock.free()
         with suppress(sqlite3.ProgrammingError):  # it has been closed
             super().rollback()  # closing waits for cursors that somebody may still refer to
             super().close()
@@ -156,15 +159,14 @@ class MortalSession(BoundedConnection):
             super().rollback()
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
-        if self.life is None:  # it is being set up
-            return super().wait(*arguments, **options)
         return self._between_moments(super().wait, *arguments, **options)
 
     def call(self, *arguments: Any) -> Any:
         return self._between_moments(super().call, *arguments)
 
     def _between_moments(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        assert self.life is not None
+        if self.life is None:  # it is being set up, or watches for others
+            return ask(*arguments, **options)
         self.life.moment()
         try:
             done = ask(*arguments, **options)

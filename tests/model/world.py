@@ -39,6 +39,8 @@ class World:
 
     def __init__(self, *, ttl: float) -> None:
         self.ttl = ttl
+        self.deaths = 0
+        """How often a process has died in the middle of a step."""
         self._compiled: LRUCache[Any, Any] = LRUCache(1000)
 
     def configure(self, store: Store) -> None:

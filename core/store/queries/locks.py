@@ -59,9 +59,17 @@ def extend(work: Work, places: Iterable[Place], *, lease_ms: int) -> None:
 def delete(work: Work, places: Collection[Place]) -> None:
     """Remove locks."""
     if places:
-        chosen = _at(work, places)
-        work.connection.execute(sa.select(*_in_order).where(chosen).order_by(*_in_order).with_for_update())
-        work.connection.execute(lk.delete().where(chosen))
+        _delete(work, _at(work, places))
+
+
+def delete_of_attempt(work: Work, task: str, attempt: str) -> None:
+    """Remove all locks of an attempt."""
+    _delete(work, sa.and_(lk.c.task == task, lk.c.attempt == attempt))
+
+
+def _delete(work: Work, chosen: sa.ColumnElement[bool]) -> None:
+    work.connection.execute(sa.select(*_in_order).where(chosen).order_by(*_in_order).with_for_update())
+    work.connection.execute(lk.delete().where(chosen))
 
 
 def attempts_of(work: Reading, task: str, *, queue: int | None = None) -> set[str]:
