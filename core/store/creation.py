@@ -11,6 +11,7 @@ from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreN
 from export_queue.core.retry import Retry
 from export_queue.core.store import queries, schema, views
 from export_queue.core.store.database import Database, Identity, Reading, Work, prefix_of, schema_of
+from export_queue.core.store.migration import migrate
 from export_queue.core.store.registration import LOCK_WINDOW, IdSource
 
 _SIGN = 1 << 63
@@ -21,13 +22,14 @@ _MEETING = Retry(attempts=None, seconds=60, first_pause=0.05)
 
 
 def create(database: Database, *, floor: int = 0, id_source: IdSource | None = None) -> Identity:
-    """Create the store's tables, functions and views, or complete them; idempotent.
+    """Create the store's tables, functions and views, or complete them, those of an older schema too; idempotent.
 
     :param database: where.
     :param floor: all ids to come are greater: for a store that is rebuilt while sinks hold data of its predecessor.
     :param id_source: where a new store's ids come from; by default the best that the database can do.
     :raises InvalidArgument: the floor is negative or no 62-bit number.
-    :raises SchemaVersionError: a store of a newer version is there.
+    :raises SchemaVersionError: a store of a newer version is there, or one of an older version in which a long
+        transaction is in progress.
     """
     if not 0 <= floor <= MAX_FLOOR:
         raise InvalidArgument(f"floor: expected a number from 0 to {MAX_FLOOR}, found {floor}")
@@ -37,10 +39,12 @@ def create(database: Database, *, floor: int = 0, id_source: IdSource | None = N
             source = id_source or database.dialect.id_source(work.connection)
             if database.dialect.name == "postgresql":
                 _add_schema(work.connection, source)
+            give_rights = migrate(work)
             schema.metadata.create_all(work.connection)
             _add_first_rows(work, source)
             database.dialect.create(work.connection)
             _create_views(work.connection)
+            give_rights()
             if floor:
                 database.dialect.set_floor(work.connection, floor)
             return check(work)

@@ -200,6 +200,9 @@ class StoreDialect(Protocol):
         :raises OtherCluster: it was copied into another one.
         """
 
+    def migrate(self, connection: Handle) -> None:
+        """Change the tables of a store of schema 1, which has no views at this moment, into those of schema 2."""
+
     def adopt(self, connection: Handle) -> None:
         """Let a store that was copied into another cluster of servers live there."""
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the schema that this code creates."""
-OLDEST_SCHEMA = 1
+OLDEST_SCHEMA = 2
 """Oldest schema that this code can work with."""
 
 metadata = sa.MetaData()
@@ -58,7 +58,7 @@ store = _table(
     # On SQLite another number after each change of the ids that are excluded for long.
     sa.Column("lists", sa.BigInteger, nullable=False, server_default=sa.text("0")),
 )
-clock = _table("xq_clock", _int("one", primary_key=True), _id("last_id"))
+clock = _table("xq_last_id", _int("one", primary_key=True), _id("last_id"))
 active = _table(
     "xq_active",
     _id("id", primary_key=True),

@@ -133,7 +133,7 @@ def test_a_later_id_waits_until_a_smaller_one_is_registered(store: Store, applic
         ThreadPoolExecutor(2) as pool,
         store.database.connect() as one,
         store.database.connect() as two,
-        seam(application, "xq_draw_v1", r"id := setval[^;]*;\s*end if;") as open_seam,
+        seam(application, "xq_draw_v2", r"id := setval[^;]*;\s*end if;") as open_seam,
     ):
         first = pool.submit(start, store, one)
         wait_until(lambda: waiting(application) == 1, "the first does not wait at the seam")
@@ -221,7 +221,7 @@ def slow_snapshot(
     with (
         ThreadPoolExecutor(1) as pool,
         store.database.connect() as connection,
-        seam(application, "xq_unfinished_v1", place, only="slow") as open_seam,
+        seam(application, "xq_unfinished_v2", place, only="slow") as open_seam,
     ):
         connection.exec_driver_sql("set application_name = 'slow'")
         before = waiting(application)
@@ -312,7 +312,7 @@ def test_a_checkpoint_on_its_way_is_no_pointer_of_its_own(store: Store, applicat
     with (
         ThreadPoolExecutor(1) as pool,
         store.database.connect() as connection,
-        seam(application, "xq_checkpoint_v1", r"where a\.id = tx;") as open_seam,
+        seam(application, "xq_checkpoint_v2", r"where a\.id = tx;") as open_seam,
     ):
         checkpoint = pool.submit(store.database.dialect.checkpoint, connection, int(long["id"]))
         wait_until(lambda: waiting(application) == 1, "the checkpoint does not wait")
@@ -508,7 +508,7 @@ def cancelling(application: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 @locks_only
-@pytest.mark.parametrize("call", ["xq_draw_v1(true, true)", "xq_take_snapshot_v1()"])
+@pytest.mark.parametrize("call", ["xq_draw_v2(true, true)", "xq_take_snapshot_v2()"])
 def test_a_cancel_at_any_time_leaves_the_gate_free(
     store: Store, store_url: str, application: psycopg.Connection[Any], call: str
 ) -> None:

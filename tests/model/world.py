@@ -153,7 +153,7 @@ class ServerWorld(World):
             self._data = [
                 f"export_queue.{table.name}"
                 for table in schema.metadata.sorted_tables
-                if table.name not in ("xq_store", "xq_clock", "xq_table", "xq_queue", "xq_observed")
+                if table.name not in ("xq_store", "xq_last_id", "xq_table", "xq_queue", "xq_observed")
             ]
         self._admin.execute("""
             create sequence public.cut minvalue -9000000000000000000 maxvalue 100 increment by -1 start -1;

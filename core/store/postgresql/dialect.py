@@ -200,7 +200,6 @@ class PostgresDialect:
 
     def create(self, connection: Handle) -> None:
         """Create the id source and the functions."""
-        raw = calls.raw(connection)
         mask, source = calls.one(connection, self._sql(sql.MASK_AND_SOURCE))
         if source == "sequence":
             calls.run(connection, self._sql(sql.CREATE_SEQUENCE))
@@ -210,19 +209,26 @@ class PostgresDialect:
                     calls.run(connection, sql.ADD_WRITER.format(**named).encode())
         ids = ("ids_by_clock.sql",) if source == "clock" else ("ids_by_locks.sql", "servers.sql")
         for name in (*ids, "transactions.sql"):
-            text = (files("export_queue.core.store.postgresql") / "sql" / name).read_text("utf-8")
-            values = {
-                "{s}": self._s,
-                "{mask}": f"'{mask}'::bigint",
-                "{now}": sql.NOW,
-                "{lock_window}": str(LOCK_WINDOW),
-                "{hour}": str(HOUR_OF_IDS),
-                "{stayed_ms}": str(STAYED_MS),
-                "{lag}": str(LAG_OF_IDS),
-            }
-            for placeholder, value in values.items():
-                text = text.replace(placeholder, value)
-            raw.execute(text.encode())
+            self._run_file(connection, name, mask)
+
+    def migrate(self, connection: Handle) -> None:
+        """Change the tables, and drop the functions."""
+        self._run_file(connection, "to_schema_2.sql", mask=0)
+
+    def _run_file(self, connection: Handle, name: str, mask: int) -> None:
+        text = (files("export_queue.core.store.postgresql") / "sql" / name).read_text("utf-8")
+        values = {
+            "{s}": self._s,
+            "{mask}": f"'{mask}'::bigint",
+            "{now}": sql.NOW,
+            "{lock_window}": str(LOCK_WINDOW),
+            "{hour}": str(HOUR_OF_IDS),
+            "{stayed_ms}": str(STAYED_MS),
+            "{lag}": str(LAG_OF_IDS),
+        }
+        for placeholder, value in values.items():
+            text = text.replace(placeholder, value)
+        calls.raw(connection).execute(text.encode())
 
     def check_server(self, connection: Handle) -> None:
         """Compare the cluster with the store's."""

@@ -27,7 +27,7 @@ CREATE_SEQUENCE = "create sequence if not exists {s}.xq_id as bigint minvalue 0 
 MASK_AND_SOURCE = "select mask, id_source from {s}.xq_store"
 ID_SOURCE = "select id_source from {s}.xq_store"
 STORE_ID = "select store_id from {s}.xq_store"
-SET_FLOOR = "select {s}.xq_set_floor_v1(%b)"
+SET_FLOOR = "select {s}.xq_set_floor_v2(%b)"
 WRITER_TABLES = ("xq_cell", "xq_conflict_key", "xq_notification")
 HAS_WRITER = """
     select exists (
@@ -38,10 +38,10 @@ HAS_WRITER = """
 """Asked first: the statement below locks out all who write, and may meet them in a deadlock."""
 ADD_WRITER = "alter table {s}.{table} alter column xid set default pg_catalog.pg_current_xact_id()::text::bigint"
 """The top-level SQL transaction that writes a row: right below savepoints of the user's, as ``xmin`` is not."""
-DRAW = "select id from {s}.xq_draw_v1(true, false)"
+DRAW = "select id from {s}.xq_draw_v2(true, false)"
 START = """
     select id, excluded, deadline_ms, found_version, found_value
-    from {s}.xq_start_v1(%s, %s, %b, %b, %b, %s, %b, %b, %b)
+    from {s}.xq_start_v2(%s, %s, %b, %b, %b, %s, %b, %b, %b)
 """
 SNAPSHOT = (
     """
@@ -64,8 +64,8 @@ SNAPSHOT = (
 """One statement, and so one SQL snapshot, to which belong the ids that are excluded from it and the newest version of
 the first cell. The arguments are those of the snapshot as of which the ids are known, then the cell. It gives all ids
 if they are not known, or those of another table, which a restore has made; else those that have come and gone since."""
-FORGET_CHANGES = "select {s}.xq_forget_changes_v1(%b)"
-SERVER = "select stored, cluster, life from {s}.xq_server_v1()"
+FORGET_CHANGES = "select {s}.xq_forget_changes_v2(%b)"
+SERVER = "select stored, cluster, life from {s}.xq_server_v2()"
 ADOPT = (
     "update {s}.xq_cell set xid = 0 where xid <> 0",
     "update {s}.xq_conflict_key set xid = 0 where xid <> 0",
@@ -73,19 +73,19 @@ ADOPT = (
     "delete from {s}.xq_server_life",
     "delete from {s}.xq_change",
     "update {s}.xq_store set changes_from = pg_catalog.pg_current_xact_id()::text::bigint + 1",
-    "update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_v1() v)",
+    "update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_v2() v)",
 )
 """Every row that is there was there before all SQL transactions of this cluster."""
 MAKE_DURABLE = "update {s}.xq_active set client = client where owner = %b"
 """Its durable commit makes all earlier writes durable."""
-CHECKPOINT = "select {s}.xq_checkpoint_v1(%b)"
-TAKE_SNAPSHOT = "select read_pointer, excluded from {s}.xq_take_snapshot_v1()"
+CHECKPOINT = "select {s}.xq_checkpoint_v2(%b)"
+TAKE_SNAPSHOT = "select read_pointer, excluded from {s}.xq_take_snapshot_v2()"
 POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
-STAGE = "select {s}.xq_stage_v1(%s, %b, %b, " + _WRITES + ", " + _CELLS + ")"
-COMMIT = "select {s}.xq_commit_v1(" + ", ".join([*["%b"] * 12, _WRITES, _CELLS, _CELLS, "%b"]) + ")"
-LOCK_KEYS = "select {s}.xq_lock_keys_v1(%b, %b)"
-EXPIRE = "select ended, failed from {s}.xq_expire_v1()"
-PRUNE = "select ended, failed from {s}.xq_prune_v1(%b)"
+STAGE = "select {s}.xq_stage_v2(%s, %b, %b, " + _WRITES + ", " + _CELLS + ")"
+COMMIT = "select {s}.xq_commit_v2(" + ", ".join([*["%b"] * 12, _WRITES, _CELLS, _CELLS, "%b"]) + ")"
+LOCK_KEYS = "select {s}.xq_lock_keys_v2(%b, %b)"
+EXPIRE = "select ended, failed from {s}.xq_expire_v2()"
+PRUNE = "select ended, failed from {s}.xq_prune_v2(%b)"
 _ENTRIES = """
     select bucket, key, seq, value from {s}.xq_entry
     where queue_number = %b and layout = %b and bucket >= %b and bucket < %b and seq <= %b and seq <> all(%b) and ?
@@ -96,7 +96,7 @@ ENTRIES_AFTER = _ENTRIES.replace("?", "bucket >= %b and (bucket, key, seq) > (%b
 DEAD_ENTRIES = "select pg_catalog.pg_stat_get_dead_tuples('{s}.xq_entry'::regclass)"
 VACUUM_ENTRIES = "vacuum (skip_locked, index_cleanup on) {s}.xq_entry"
 """Where another vacuum is at it, there is nothing to wait for."""
-ABORT = "select {s}.xq_abort_v1(%s, %b, %b, %s)"
+ABORT = "select {s}.xq_abort_v2(%s, %b, %b, %s)"
 REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"
 OUTCOME = "select status, id from {s}.xq_outcome where request = %b"
 _READ_CELL = """

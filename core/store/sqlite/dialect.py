@@ -40,6 +40,7 @@ from export_queue.core.store.dialect import (
 from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
 from export_queue.core.store.registration import HOUR_OF_IDS, STAYED_MS, IdSource, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
+from export_queue.core.store.sqlite import migrations
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.backup import back_up
 from export_queue.core.store.sqlite.file import (
@@ -148,6 +149,12 @@ class SqliteDialect:
         """Create the triggers by which a process knows that the ids which it has read are still those of the store."""
         raw = _raw_of(connection)
         for statement in sql.TRIGGERS:
+            raw.execute(statement)
+
+    def migrate(self, connection: Handle) -> None:
+        """Change the tables."""
+        raw = _raw_of(connection)
+        for statement in migrations.TO_SCHEMA_2:
             raw.execute(statement)
 
     def check_server(self, connection: Handle) -> None:

@@ -28,9 +28,10 @@ STORE_ID = "select store_id from xq_store"
 NAME = "select name from xq_table where number = :number union all select id from xq_queue where number = :number"
 # One statement, and so one SQL snapshot. Short ones come with it: each that is registered would change the number.
 SNAPSHOT = """
-    select c.last_id, s.lists, (select group_concat(id) from xq_active where kind <> 'long') from xq_clock c, xq_store s
+    select c.last_id, s.lists, (select group_concat(id) from xq_active where kind <> 'long')
+    from xq_last_id c, xq_store s
 """
-LAST_ID = "select last_id from xq_clock"
+LAST_ID = "select last_id from xq_last_id"
 EXCLUDED_FOR_LONG = "select id from xq_active where kind = 'long' union select id from xq_invalid order by 1"
 # No counter: a store that is restored from a copy may come to a number again, with other ids.
 _CHANGED = "begin update xq_store set lists = random(); end"
@@ -40,12 +41,12 @@ TRIGGERS = (
     f"create trigger if not exists xq_invalid_insert after insert on xq_invalid {_CHANGED}",
     f"create trigger if not exists xq_invalid_delete after delete on xq_invalid {_CHANGED}",
 )
-KEEPS_FROM_FLOOR = "select 1 from xq_active, xq_clock where last_id < ? limit 1"
-SET_FLOOR = "update xq_clock set last_id = max(last_id, ?)"
+KEEPS_FROM_FLOOR = "select 1 from xq_active, xq_last_id where last_id < ? limit 1"
+SET_FLOOR = "update xq_last_id set last_id = max(last_id, ?)"
 # Far above the last id the clock may have stepped: while an id is in progress it is followed little by little, unless a
 # run of clean-up has met it there some minutes ago.
 DRAW = """
-    update xq_clock set last_id = case
+    update xq_last_id set last_id = case
         when :now_ms * 1000000 - last_id > :hour and exists (select 1 from xq_active) and not exists (
             select 1 from xq_low_watermark where at_ms between :now_ms - :hour / 1000000 and :now_ms - :stayed_ms)
         then last_id + :hour

@@ -5,27 +5,27 @@
 -- start commits before the list is complete. So a start is a short SQL transaction of its own.
 -- A clock that is more than {hour} ahead has stepped, or nothing was drawn for so long. While an id is in progress it is
 -- followed by that much at a time, unless clean-up has met it there before.
-create or replace function {s}.xq_draw_v1(registered boolean, lists boolean, out id bigint, out excluded bigint[])
+create or replace function {s}.xq_draw_v2(registered boolean, lists boolean, out id bigint, out excluded bigint[])
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
-  update {s}.xq_clock set last_id = case
+  update {s}.xq_last_id set last_id = case
       when {now} * 1000000 - last_id > {hour} and exists (select 1 from {s}.xq_active)
-        and not {s}.xq_has_clock_stayed_v1() then last_id + {hour}
+        and not {s}.xq_has_clock_stayed_v2() then last_id + {hour}
       else greatest(last_id + 1, {now} * 1000000) end
     returning last_id into id;
   if lists then
-    excluded := {s}.xq_unfinished_v1(id);
+    excluded := {s}.xq_unfinished_v2(id);
   end if;
 end $body$;
 
 -- The clock is the gate, and drawing an id holds it.
-create or replace function {s}.xq_hold_gate_v1() returns void
+create or replace function {s}.xq_hold_gate_v2() returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
 end $body$;
 
 -- The ids below a bound that a snapshot excludes, in the SQL snapshot of the statement that calls it.
-create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
+create or replace function {s}.xq_unfinished_v2(below bigint) returns bigint[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $body$
 begin
   return array(
@@ -35,27 +35,27 @@ begin
     order by u.id);
 end $body$;
 
-create or replace function {s}.xq_take_snapshot_v1(out read_pointer bigint, out excluded bigint[])
+create or replace function {s}.xq_take_snapshot_v2(out read_pointer bigint, out excluded bigint[])
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
-  perform {s}.xq_require_primary_v1();
+  perform {s}.xq_require_primary_v2();
   -- In one statement: between two, one transaction might start and commit, unseen, and then an older one, seen.
-  select c.last_id, {s}.xq_unfinished_v1(c.last_id + 1) into read_pointer, excluded from {s}.xq_clock c;
+  select c.last_id, {s}.xq_unfinished_v2(c.last_id + 1) into read_pointer, excluded from {s}.xq_last_id c;
 end $body$;
 
 -- Makes all ids to come greater than a number; false if ids are in progress.
-create or replace function {s}.xq_set_floor_v1(floor bigint) returns boolean
+create or replace function {s}.xq_set_floor_v2(floor bigint) returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
-  update {s}.xq_clock set last_id = floor where last_id < floor and not exists (select 1 from {s}.xq_active);
-  return floor <= (select c.last_id from {s}.xq_clock c);
+  update {s}.xq_last_id set last_id = floor where last_id < floor and not exists (select 1 from {s}.xq_active);
+  return floor <= (select c.last_id from {s}.xq_last_id c);
 end $body$;
 
 -- Only a row registers an id here; this function serves the other way.
-create or replace function {s}.xq_prove_v1(tx bigint) returns text
+create or replace function {s}.xq_prove_v2(tx bigint) returns text
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   return 'registered in another way than the store''s';

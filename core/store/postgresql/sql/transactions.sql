@@ -8,7 +8,7 @@
 --         XQ008 another store, XQ009 commits are not durable.
 
 -- A standby shows no registration: its snapshots would be wrong.
-create or replace function {s}.xq_require_primary_v1() returns void
+create or replace function {s}.xq_require_primary_v2() returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $body$
 begin
   if pg_is_in_recovery() then
@@ -17,7 +17,7 @@ begin
 end $body$;
 
 -- Whether a run of clean-up has met the clock where it is now, some minutes ago: it has not stepped a moment ago.
-create or replace function {s}.xq_has_clock_stayed_v1() returns boolean
+create or replace function {s}.xq_has_clock_stayed_v2() returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   return exists (
@@ -29,7 +29,7 @@ end $body$;
 -- relaxed: a start need not be durable, only its id never drawn again, which the clock in it sees to. Never inside
 -- a SQL transaction of the user's, all of which would lose its durability.
 -- first_*: a cell to be read at once.
-create or replace function {s}.xq_start_v1(
+create or replace function {s}.xq_start_v2(
   kind text, registration text, relaxed boolean, request uuid, timeout_ms bigint, client text,
   first_table bigint, first_row bytea, first_column bytea,
   out id bigint, out excluded bigint[], out deadline_ms bigint, out found_version bigint, out found_value bytea)
@@ -45,7 +45,7 @@ begin
   if relaxed then
     setting := set_config('synchronous_commit', 'off', true);
   end if;
-  select d.id, d.excluded into id, excluded from {s}.xq_draw_v1(true, true) d;
+  select d.id, d.excluded into id, excluded from {s}.xq_draw_v2(true, true) d;
   low := coalesce(excluded[1], id);
   deadline_ms := {now} + timeout_ms;
   if registration in ('row', 'rows') then
@@ -70,7 +70,7 @@ end $body$;
 -- One more write pointer of a long transaction, in progress as long as it. No greater id is drawn before its row is
 -- visible: a lock in its place would be listed without a word on whether the transaction has ended since. So that the
 -- gate is not held over a flush, its caller makes the row durable, in a call of its own.
-create or replace function {s}.xq_checkpoint_v1(tx bigint) returns bigint
+create or replace function {s}.xq_checkpoint_v2(tx bigint) returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   pointer bigint;
@@ -79,9 +79,9 @@ begin
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  perform {s}.xq_hold_active_v1(tx);
-  perform {s}.xq_hold_gate_v1();
-  pointer := ({s}.xq_draw_v1(false, false)).id;
+  perform {s}.xq_hold_active_v2(tx);
+  perform {s}.xq_hold_gate_v2();
+  pointer := ({s}.xq_draw_v2(false, false)).id;
   insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
     select pointer, a.request, a.kind, a.started_ms, a.deadline_ms, a.low, a.owner, a.client
     from {s}.xq_active a where a.id = tx;
@@ -89,7 +89,7 @@ begin
 end $body$;
 
 -- Commit, abort and sweep delete a transaction's first row before all others, so nothing is staged after any of them.
-create or replace function {s}.xq_hold_active_v1(tx bigint) returns void
+create or replace function {s}.xq_hold_active_v2(tx bigint) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   perform 1 from {s}.xq_active a where a.id = tx for share;
@@ -99,7 +99,7 @@ begin
 end $body$;
 
 -- Ends a long transaction's registration: its write pointers, its id first; null if it has ended before.
-create or replace function {s}.xq_forget_active_v1(tx bigint) returns bigint[]
+create or replace function {s}.xq_forget_active_v2(tx bigint) returns bigint[]
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   others bigint[];
@@ -116,7 +116,7 @@ end $body$;
 
 -- Proves that rows go into the store that their writer knows: numbers of queues and tables are never used again, so
 -- that a store which was restored to an earlier state, or created anew, has none that the writer learned before.
-create or replace function {s}.xq_prove_store_v1(store text, queues bigint[], tables bigint[]) returns void
+create or replace function {s}.xq_prove_store_v2(store text, queues bigint[], tables bigint[]) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 begin
   if store <> (select s.store_id from {s}.xq_store s)
@@ -132,7 +132,7 @@ end $body$;
 -- Stages cells under the newest write pointer, in whichever process the last checkpoint was made, and entries under the
 -- id; returns all pointers. Null: a younger flush has written some of the same rows, or a checkpoint has been made since
 -- the flush drew its number; nothing is written then, and a process that is still there draws another number.
-create or replace function {s}.xq_stage_v1(
+create or replace function {s}.xq_stage_v2(
   store text, tx bigint, flush bigint, keys bytea[],
   cell_table bigint[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue bigint[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
@@ -144,8 +144,8 @@ declare
   pointer bigint;
   taken bigint;
 begin
-  perform {s}.xq_prove_store_v1(store, entry_queue, cell_table || notify_table);
-  perform {s}.xq_hold_active_v1(tx);
+  perform {s}.xq_prove_store_v2(store, entry_queue, cell_table || notify_table);
+  perform {s}.xq_hold_active_v2(tx);
   pointers := array(select a.id from {s}.xq_active a where a.owner = tx order by a.id);
   pointer := greatest(tx, pointers[cardinality(pointers)]);
   if flush < pointer then
@@ -153,14 +153,14 @@ begin
   end if;
   insert into {s}.xq_staged_key (id, key) select pointer, k from unnest(keys) k on conflict do nothing;
   insert into {s}.xq_staged_cell as o (id, table_number, row_key, column_key, flush)
-    select pointer, c.n, c.r, c.k, xq_stage_v1.flush from unnest(cell_table, cell_row, cell_column) as c(n, r, k)
+    select pointer, c.n, c.r, c.k, xq_stage_v2.flush from unnest(cell_table, cell_row, cell_column) as c(n, r, k)
     on conflict on constraint xq_staged_cell_pkey do update set flush = excluded.flush where o.flush < excluded.flush;
   get diagnostics taken = row_count;
   if taken < cardinality(cell_table) then
     return null;
   end if;
   insert into {s}.xq_staged_entry as o (id, queue_number, layout, bucket, key, flush)
-    select tx, e.q, e.l, e.b, e.k, xq_stage_v1.flush
+    select tx, e.q, e.l, e.b, e.k, xq_stage_v2.flush
     from unnest(entry_queue, entry_layout, entry_bucket, entry_key) as e(q, l, b, k)
     on conflict on constraint xq_staged_entry_pkey do update set flush = excluded.flush where o.flush < excluded.flush;
   get diagnostics taken = row_count;
@@ -184,7 +184,7 @@ end $body$;
 -- conflict keys and the keys of its entries, and refuses nothing: another bound transaction with one of the keys waits
 -- here for that end. So a number that is drawn afterwards is in the order of the commits for every key.
 -- ended: an id whose active row goes with the user's commit; null where a lock registers it.
-create or replace function {s}.xq_lock_keys_v1(keys bytea[], ended bigint) returns void
+create or replace function {s}.xq_lock_keys_v2(keys bytea[], ended bigint) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
@@ -207,7 +207,7 @@ end $body$;
 -- locked.
 -- server_xmax, server_xip: the server's snapshot in which it read, but for the ids in excluded; server_xmax is null if
 -- its snapshot is made of ids.
-create or replace function {s}.xq_commit_v1(
+create or replace function {s}.xq_commit_v2(
   store text, registration text, request uuid, tx bigint, excluded bigint[], low bigint,
   server_xmax bigint, server_xip bigint[], deadline bigint,
   idempotency_key text, generation int, result text, keys bytea[],
@@ -236,14 +236,14 @@ begin
 
   -- 1. The registration is proven, or made now.
   if registration = 'commit' then
-    tx := ({s}.xq_draw_v1(true, false)).id;
+    tx := ({s}.xq_draw_v2(true, false)).id;
   elsif registration in ('row', 'rows') then
-    pointers := {s}.xq_forget_active_v1(tx);
+    pointers := {s}.xq_forget_active_v2(tx);
     if pointers is null then
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
   else
-    lost := coalesce({s}.xq_prove_v1(tx), case when started <> tx then {s}.xq_prove_v1(started) end);
+    lost := coalesce({s}.xq_prove_v2(tx), case when started <> tx then {s}.xq_prove_v2(started) end);
     if lost is not null then
       raise exception using errcode = 'XQ002', message = lost;
     end if;
@@ -256,7 +256,7 @@ begin
   -- 2. The outcome, before the deadline and the keys, so that a repeated call meets neither, nor its own writes.
   insert into {s}.xq_outcome values (request, 'committed', tx, {now}) on conflict do nothing;
   if not found then
-    select o.status, o.id into decided from {s}.xq_outcome o where o.request = xq_commit_v1.request;
+    select o.status, o.id into decided from {s}.xq_outcome o where o.request = xq_commit_v2.request;
     if decided.status = 'committed' then
       return decided.id;
     end if;
@@ -345,7 +345,7 @@ begin
     delete from {s}.xq_staged_entry s where s.id = any(pointers);
   end if;
 
-  perform {s}.xq_prove_store_v1(store, entry_queue, cell_table || notify_table || seen_table);
+  perform {s}.xq_prove_store_v2(store, entry_queue, cell_table || notify_table || seen_table);
 
   -- 6. The horizon, in a statement after the checks: a purge that removed a key raised it, and 4 waited for that.
   if low < (select s.horizon from {s}.xq_store s) then
@@ -355,7 +355,7 @@ begin
 end $body$;
 
 -- Deletes the rows that were staged under a write pointer.
-create or replace function {s}.xq_rollback_v1(pointer bigint) returns void
+create or replace function {s}.xq_rollback_v2(pointer bigint) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   delete from {s}.xq_cell c using {s}.xq_staged_cell s
@@ -373,7 +373,7 @@ end $body$;
 
 -- Forgets an id and what was staged under it. kept: write pointers that become invalid for good in the same SQL
 -- transaction, since the participants in left_to could not undo what they wrote under them; null if there are none.
-create or replace function {s}.xq_abort_v1(registration text, tx bigint, kept bigint[], holders text) returns void
+create or replace function {s}.xq_abort_v2(registration text, tx bigint, kept bigint[], holders text) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   pointer bigint;
@@ -390,15 +390,15 @@ begin
     with own as (select l.id from {s}.xq_active l where l.id = tx for update skip locked)
       delete from {s}.xq_active a using own where a.owner = own.id;
   elsif registration = 'rows' then
-    foreach pointer in array coalesce({s}.xq_forget_active_v1(tx), '{}') loop
-      perform {s}.xq_rollback_v1(pointer);
+    foreach pointer in array coalesce({s}.xq_forget_active_v2(tx), '{}') loop
+      perform {s}.xq_rollback_v2(pointer);
     end loop;
   end if;
 end $body$;
 
 -- Makes transactions past their deadline invalid. failed: the first error, where a transaction could not be ended;
 -- it keeps no other.
-create or replace function {s}.xq_expire_v1(out ended bigint, out failed text)
+create or replace function {s}.xq_expire_v2(out ended bigint, out failed text)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   late bigint[];
@@ -422,7 +422,7 @@ begin
 end $body$;
 
 -- Deletes the rows of invalid transactions and forgets their ids.
-create or replace function {s}.xq_prune_v1(most bigint, out ended bigint, out failed text)
+create or replace function {s}.xq_prune_v2(most bigint, out ended bigint, out failed text)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   i bigint;
@@ -431,7 +431,7 @@ begin
   for i in select v.id from {s}.xq_invalid v
            where v.left_to is null order by v.id limit most for update skip locked loop
     begin
-      perform {s}.xq_rollback_v1(i);
+      perform {s}.xq_rollback_v2(i);
       delete from {s}.xq_invalid v where v.id = i;
       ended := ended + 1;
     exception when others then

@@ -1,0 +1,82 @@
+"""From an older schema to this one, in one SQL transaction.
+
+Schema 2 changed what a snapshot is, so no client of schema 1 may go on beside those of schema 2. One that still runs
+finds neither the functions nor the table that it draws ids from: each of its transactions ends in an error, and what
+it was told is committed stays so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from export_queue.core.errors import SchemaVersionError
+from export_queue.core.store import queries, schema, views
+from export_queue.core.store.database import Work, prefix_of, schema_of
+
+_GRANTS = sa.text("""
+    select format('grant %s on %I.%I to %s%s', privilege_type, table_schema, table_name,
+                  case when grantee = 'PUBLIC' then 'public' else quote_ident(grantee) end,
+                  case when is_grantable = 'YES' then ' with grant option' else '' end)
+    from information_schema.role_table_grants
+    where table_schema = :schema and table_name = any(:views) and grantee <> grantor
+""")
+
+
+def migrate(work: Work) -> Callable[[], None]:
+    """Bring the tables of a store of schema 1 to schema 2; does nothing where there is none.
+
+    :returns: what to do when the views are there again: their rights are given as before.
+    :raises SchemaVersionError: a long transaction is in progress.
+    """
+    connection = work.connection
+    is_postgres = connection.dialect.name == "postgresql"
+    names = sa.inspect(connection).get_table_names(schema=schema_of(connection) if is_postgres else None)
+    if schema.store.name not in names:
+        return _nothing
+    if is_postgres:
+        # All of them at once: whoever commits now has locks on some already, and the rest must not be waited for later.
+        locked = ", ".join(f"{prefix_of(connection)}{name}" for name in sorted(names) if name.startswith("xq_"))
+        if connection.scalar(sa.select(schema.store.c.schema_version)) == 1:
+            connection.exec_driver_sql(f"lock table {locked} in access exclusive mode")
+    if connection.scalar(sa.select(schema.store.c.schema_version)) != 1:
+        return _nothing
+    _require_no_long_transaction(work)
+    queries.invalid.end_all(work)
+    grants = _drop_views(connection)
+    work.database.dialect.migrate(connection)
+
+    def give_rights() -> None:
+        for grant in grants:
+            connection.exec_driver_sql(grant)
+
+    return give_rights
+
+
+def _nothing() -> None:
+    pass
+
+
+def _require_no_long_transaction(work: Work) -> None:
+    a = schema.active.c
+    in_progress = sa.select(sa.func.count(), sa.func.max(a.deadline_ms)).where(
+        a.kind == "long", a.id == a.owner, a.deadline_ms >= work.now()
+    )
+    number, until = work.connection.execute(in_progress).one()
+    if number:
+        raise SchemaVersionError(
+            f"store {work.database.shown_url} is of schema 1 and is brought to schema {schema.SCHEMA_VERSION} while no "
+            f"long transaction is in progress, found {number}, the last until {(until - work.now()) // 1000} seconds "
+            "from now",
+            hint="end what uses the store with the older version, then run `export-queue init` again",
+        )
+
+
+def _drop_views(connection: sa.Connection) -> list[str]:
+    names, grants = [*views.VIEWS, "xq_locked_id"], []
+    if connection.dialect.name == "postgresql":
+        grants = list(connection.scalars(_GRANTS, {"schema": schema_of(connection), "views": names}))
+    for name in names:
+        connection.exec_driver_sql(f"drop view if exists {prefix_of(connection)}{name}")
+    return grants
