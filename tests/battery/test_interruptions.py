@@ -40,7 +40,14 @@ INTERRUPTED = 0.2
 
 
 class TimedOut(BaseException):
-    """As the time-out of a task."""
+    """As the time-out of a task in Airflow."""
+
+
+class SoftTimedOut(Exception):
+    """As that of a task in Celery, which code that handles errors may take for one."""
+
+
+INTERRUPTIONS = (KeyboardInterrupt, TimedOut, SoftTimedOut)
 
 
 class Resource:
@@ -86,7 +93,7 @@ class Client:
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.is_armed:
-            raise KeyboardInterrupt if number == signal.SIGINT else TimedOut
+            raise KeyboardInterrupt if number == signal.SIGINT else self.generator.choice(INTERRUPTIONS[1:])
 
     def send_interrupts(self) -> None:
         while True:
@@ -128,7 +135,7 @@ class Client:
             answer = "asked"
         except (TransactionError, StoreError):
             answer = "refused"
-        except (KeyboardInterrupt, TimedOut, RuntimeError):  # the last one is of a lock of Python's, in their place
+        except (*INTERRUPTIONS, RuntimeError):  # the last one is of a lock of Python's, in their place
             answer = "asked"
         if request is None:
             return
@@ -143,7 +150,7 @@ class Client:
     def flush(self, tx: TransactionContext, slot: int, operations: list[Operation]) -> None:
         try:
             tx.flush()
-        except (KeyboardInterrupt, TimedOut):
+        except INTERRUPTIONS:
             if self.generator.random() < 0.5:
                 raise
             # Refused, or the first one was never sent: else it might arrive behind this one, and undo it.
