@@ -147,7 +147,7 @@ def test_a_postgresql_that_hangs_is_unavailable_after_the_time_out(
 ) -> None:
     """A stopped server keeps its end of the connection alive: neither TCP nor its own limits end the waiting."""
     monkeypatch.setattr("export_queue.core.sinks.sql.dialects.postgresql._GRACE_SECONDS", 0.5)
-    sink = SqlSink(postgres_url, table="copies", timeout=1.0)
+    sink = SqlSink(postgres_url, table="copies", timeout=3.0)
     sink.admit(queue_id="q", store_id="s", fence=1)
 
     def operation(seq: int) -> Operations:

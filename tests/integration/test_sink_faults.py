@@ -270,7 +270,7 @@ class OnSql(Faults):
 
     def test_a_zombie_amid_its_transaction_keeps_its_locks_for_its_time_out_only(self, opened, proxy):
         """Stopped just before its commit: the server ends its session, and others go on."""
-        zombie, other, record = opened(proxy.port, timeout=1.0), opened(timeout=15.0), self.fresh()
+        zombie, other, record = opened(proxy.port, timeout=3.0), opened(timeout=15.0), self.fresh()
         size = Sizes(proxy, zombie, puts(self.fresh())).by_way["to_server"]
         proxy.arm(Cut(direction="to_server", after=size - self.farewell["to_server"] - 1, how="hold"))
         ends: list[object] = []

@@ -185,7 +185,7 @@ def test_a_deadlock_is_repeated_until_it_is_gone(mariadb_url, make):
 
 
 def test_a_lock_that_somebody_keeps_ends_in_a_transient_error(mariadb_url, make):
-    sink = admit(make(mariadb_url, timeout=1))
+    sink = admit(make(mariadb_url, timeout=3))
     sink.apply(puts(b"1"))
     with connect(mariadb_url) as other:
         other.cursor().execute("SELECT * FROM orders FOR UPDATE")

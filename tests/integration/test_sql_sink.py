@@ -337,7 +337,7 @@ def test_a_server_that_takes_no_writes_for_now_is_unavailable(postgres_url, make
 
 
 def test_a_lock_that_somebody_keeps_ends_in_a_transient_error(postgres_url, make):
-    sink = admit(make(postgres_url, timeout=1))
+    sink = admit(make(postgres_url, timeout=3))
     sink.apply(puts(b"1"))
     with psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
         other.execute("SELECT * FROM orders FOR UPDATE")
