@@ -87,14 +87,11 @@ def _create_views(connection: sa.Connection) -> None:
     prefix, bodies = prefix_of(connection), views.VIEWS
     if connection.scalar(sa.select(schema.store.c.id_source)) == "sequence":
         bodies = bodies | views.VIEWS_OF_LOCKS
-    for name, body in bodies.items():
-        view = f"view {prefix}{name} as {body.format(s=prefix, lock_window=LOCK_WINDOW)}"
-        if connection.dialect.name == "postgresql":
-            # In its place, so that grants and the views of others on it stay; columns are only ever added at its end.
-            connection.exec_driver_sql(f"create or replace {view}")
-        else:
-            connection.exec_driver_sql(f"drop view if exists {name}")
-            connection.exec_driver_sql(f"create {view}")
+    there = sa.inspect(connection).get_view_names(schema=schema_of(connection) if prefix else None)
+    # What is there stays: a view changes with the schema's version. Replacing it would wait for all who read it.
+    for name in bodies.keys() - set(there):
+        body = bodies[name].format(s=prefix, lock_window=LOCK_WINDOW)
+        connection.exec_driver_sql(f"create view {prefix}{name} as {body}")
 
 
 def check(work: Reading) -> Identity:

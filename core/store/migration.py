@@ -7,7 +7,7 @@ it was told is committed stays so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 
@@ -23,6 +23,13 @@ _GRANTS = sa.text("""
     where table_schema = :schema and table_name = any(:views) and grantee <> grantor
 """)
 
+_OWNER = sa.text("""
+    select pg_get_userbyid(c.relowner) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = :schema and c.relname = 'xq_store'
+""")
+_LOCK_SECONDS = 5
+"""How long the migration waits for whoever uses a table, and all others for it, before it tries again."""
+
 
 def migrate(work: Work) -> Callable[[], None]:
     """Bring the tables of a store of schema 1 to schema 2; does nothing where there is none.
@@ -35,13 +42,12 @@ def migrate(work: Work) -> Callable[[], None]:
     names = sa.inspect(connection).get_table_names(schema=schema_of(connection) if is_postgres else None)
     if schema.store.name not in names:
         return _nothing
-    if is_postgres:
-        # All of them at once: whoever commits now has locks on some already, and the rest must not be waited for later.
-        locked = ", ".join(f"{prefix_of(connection)}{name}" for name in sorted(names) if name.startswith("xq_"))
-        if connection.scalar(sa.select(schema.store.c.schema_version)) == 1:
-            connection.exec_driver_sql(f"lock table {locked} in access exclusive mode")
     if connection.scalar(sa.select(schema.store.c.schema_version)) != 1:
         return _nothing
+    if is_postgres:
+        _lock(connection, names)
+        if connection.scalar(sa.select(schema.store.c.schema_version)) != 1:
+            return _nothing
     _require_no_long_transaction(work)
     queries.invalid.end_all(work)
     grants = _drop_views(connection)
@@ -49,13 +55,34 @@ def migrate(work: Work) -> Callable[[], None]:
 
     def give_rights() -> None:
         for grant in grants:
-            connection.exec_driver_sql(grant)
+            connection.exec_driver_sql(grant.replace("%", "%%"))
 
     return give_rights
 
 
 def _nothing() -> None:
     pass
+
+
+def _lock(connection: sa.Connection, names: Sequence[str]) -> None:
+    """Become the owner, and lock all tables; whoever uses the store is waited for, for some seconds."""
+    owner = connection.scalar(_OWNER, {"schema": schema_of(connection)})
+    if not connection.scalar(sa.text("select pg_has_role(:owner, 'member')"), {"owner": owner}):
+        raise SchemaVersionError(
+            f"the store is of schema 1 and belongs to role {owner}",
+            hint=f"run `export-queue init` as {owner}, or as a role that is a member of it",
+        )
+    connection.exec_driver_sql(f"set local role {_quoted(connection, owner)}".replace("%", "%%"))
+    connection.exec_driver_sql(f"set local lock_timeout = '{_LOCK_SECONDS}s'")
+    # A commit that has locks on some of the others has one on the outcomes.
+    first = [name for name in ("xq_active", "xq_invalid", "xq_outcome") if name in names]
+    others = sorted(name for name in names if name.startswith("xq_") and name not in first)
+    for name in (*first, *others):
+        connection.exec_driver_sql(f"lock table {prefix_of(connection)}{name} in access exclusive mode")
+
+
+def _quoted(connection: sa.Connection, name: str) -> str:
+    return connection.dialect.identifier_preparer.quote_identifier(name)
 
 
 def _require_no_long_transaction(work: Work) -> None:

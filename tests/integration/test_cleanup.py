@@ -423,7 +423,7 @@ def test_a_clean_up_that_finds_another_one_at_it_leaves_the_work_to_it(postgres_
         write(store, "a", b"1")
         clean(store)
         write(store, "a", b"2")
-        other.execute("select 1 from export_queue.xq_cleanup where subject = 'turn' for update")
+        other.execute("select 1 from export_queue.xq_cleaning where subject = 'turn' for update")
         report = maintain(store.database, patience=AT_ONCE)
         assert (report.busy, report.versions) == (True, 0)
         other.rollback()

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from tests.support.command_line import run_cli
@@ -17,7 +18,7 @@ from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.drain import drain
-from export_queue.core.errors import SchemaVersionError
+from export_queue.core.errors import ConflictError, SchemaVersionError
 from export_queue.core.maintenance import maintain
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import schema
@@ -109,6 +110,66 @@ def test_clients_of_schema_1_that_are_at_work_end_and_lose_nothing(url: str) -> 
         for client in clients:
             client.kill()
             client.wait()
+
+
+@pytest.mark.parametrize("url", ["postgresql", "postgresql by clock"], indirect=True)
+def test_a_commit_of_schema_1_that_waits_for_the_migration_does_not_take_effect(url: str) -> None:
+    """Its function runs on when the locks are free, in tables that are not those it was written for."""
+    name = url.replace("+psycopg", "")
+    with psycopg.connect(name) as holder, Store.open(url) as store, ThreadPoolExecutor() as threads:
+        client = start(url, "push")
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "counted\n"
+            holder.execute("lock table export_queue.xq_table in share mode")
+            migrated = threads.submit(store.create)
+            wait_until(lambda: "xq_table" in awaited(name), "the migration does not come to its last lock")
+            wait_until(lambda: awaited(name) & {"xq_outcome", "xq_clock"}, "no commit waits")
+            holder.rollback()
+            migrated.result(PATIENCE)
+            told = ended(client)
+        finally:
+            client.kill()
+            client.wait()
+        assert read(store, "counts") == {"all": str(1 + told.count("counted\n"))}
+        with store.database.read() as work:
+            keys = work.connection.scalars(sa.select(schema.conflict_key.c.key)).all()
+        assert {bytes(key)[1:5] for key in keys} == {bytes(4)}
+
+
+def awaited(name: str) -> set[str]:
+    """The tables that sessions wait for."""
+    with psycopg.connect(name) as looking:
+        found = looking.execute(
+            "select relation::regclass::text from pg_locks where not granted and relation is not null"
+        )
+        return {str(row[0]).removeprefix("export_queue.") for row in found}
+
+
+def test_a_conflict_names_its_table_where_a_queue_has_the_same_number(url: str) -> None:
+    with Store.open(url) as store:
+        store.create()
+        with pytest.raises(ConflictError, match="stock"), store.transaction() as late:
+            late.table("stock").get("apple", "n")
+            with store.transaction() as between:
+                between.table("stock").set("apple", "n", b"between")
+            late.table("stock").set("apple", "n", b"late")
+
+
+def test_a_creation_beside_a_bound_transaction_keeps_nobody_waiting(store: Store, store_url: str) -> None:
+    if store_url.startswith("sqlite"):
+        pytest.skip("SQLite has one writer")
+    engine = sa.create_engine(store_url, poolclass=sa.NullPool)
+    with engine.connect() as connection, connection.begin():
+        with store.transaction(connection=connection) as tx:
+            tx.table("stock").set("a", "b", b"1")
+        with psycopg.connect(store_url.replace("+psycopg", "")) as impatient:
+            impatient.execute("alter role current_user set lock_timeout = '1s'")
+        try:
+            create_again(store_url)
+        finally:
+            with psycopg.connect(store_url.replace("+psycopg", "")) as again:
+                again.execute("alter role current_user reset lock_timeout")
 
 
 def test_a_long_transaction_of_schema_1_is_not_ended(url: str) -> None:

@@ -99,7 +99,7 @@ def look(store: Store) -> Seen:
 
 def all_rows(work: Work) -> dict[str, list[Any]]:
     """Read all rows but the notes that clean-up makes for itself."""
-    tables = [table for table in schema.metadata.sorted_tables if table.name not in ("xq_low_watermark", "xq_cleanup")]
+    tables = [table for table in schema.metadata.sorted_tables if table.name not in ("xq_low_watermark", "xq_cleaning")]
     return {table.name: sorted(map(repr, work.connection.execute(sa.select(table)))) for table in tables}
 
 

@@ -1,6 +1,6 @@
 """A client of schema 1, run as a program by the code of that time, which is ``tests/data/schema_1.zip``.
 
-Its words are: ``create`` [sequence | clock], ``write``, ``count NAME``, ``long``.
+Its words are: ``create`` [sequence | clock], ``write``, ``count NAME``, ``push``, ``long``.
 """
 
 from __future__ import annotations
@@ -45,6 +45,16 @@ def count(store: Store, name: str) -> None:
         say("counted")
 
 
+def push(store: Store) -> None:
+    """Write rising numbers into one cell for ever, and read nothing."""
+    number = 0
+    while True:
+        number += 1
+        with store.transaction() as tx:
+            tx.table("counts").set("all", "n", b"%d" % number)
+        say("counted")
+
+
 def hold(store: Store) -> None:
     with store.transaction(long=True) as tx:
         tx.table("stock").set("pear", "n", b"1")
@@ -63,6 +73,8 @@ def main() -> None:
                 write(store)
             elif act == "count":
                 count(store, *arguments)
+            elif act == "push":
+                push(store)
             else:
                 hold(store)
         except Exception as error:  # also those of drivers

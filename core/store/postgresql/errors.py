@@ -42,8 +42,9 @@ def is_missing_table(error: BaseException) -> bool:
 
 def is_creation_met(error: BaseException) -> bool:
     """Tell whether a statement of a creation met another creation in the catalogue."""
-    if isinstance(error, StoreUnavailable):  # a deadlock
-        return isinstance(error.__cause__, psycopg.errors.TransactionRollback)
+    if isinstance(error, StoreUnavailable):  # a deadlock, or a lock that was not to be had for a while
+        state = getattr(error.__cause__, "sqlstate", None) or ""
+        return state[:2] == "40" or state == "55P03"
     state = getattr(error, "sqlstate", None)
     return (state or "") in _IS_THERE or (state == "XX000" and "concurrently" in str(error))
 

@@ -154,6 +154,7 @@ class SqliteDialect:
     def migrate(self, connection: Handle) -> None:
         """Change the tables."""
         raw = _raw_of(connection)
+        raw.create_function("xq_wider", 1, migrations.wider, deterministic=True)
         for statement in migrations.TO_SCHEMA_2:
             raw.execute(statement)
 
@@ -424,7 +425,8 @@ class SqliteDialect:
             for key in keys:
                 writer = execute(sql.WRITER, (key,)).fetchone()
                 if writer and not snapshot.sees(writer[0]):
-                    named = execute(sql.NAME, {"number": number_of(key)}).fetchone()
+                    naming = sql.NAME_OF_QUEUE if key.startswith(b"q") else sql.NAME_OF_TABLE
+                    named = execute(naming, (number_of(key),)).fetchone()
                     raise conflict_error(transaction, key, writer[0], name=named and named[0])
         if keys:
             executemany(sql.TAKE_KEY, [(key, pointers[-1]) for key in keys])

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-# Behind its first byte, a key holds the number of its table or queue: four bytes have become eight.
-_WIDER = "update {table} set key = cast(substr(key, 1, 1) || x'00000000' || substr(key, 2) as blob)"
+
+def wider(key: bytes) -> bytes:
+    """Give a conflict key its wider number: behind its first byte, four bytes have become eight.
+
+    SQL of SQLite has nothing that joins bytes in files of any encoding.
+    """
+    return key[:1] + bytes(4) + key[1:]
+
 
 TO_SCHEMA_2 = (
     "alter table xq_store add column expiry_ms bigint not null default 0",
@@ -13,13 +19,21 @@ TO_SCHEMA_2 = (
     "alter table xq_clock rename to xq_last_id",
     "create unique index xq_table_number on xq_table (number)",
     "alter table xq_conflict_key add column xid bigint not null default 0",
-    _WIDER.format(table="xq_conflict_key"),
-    _WIDER.format(table="xq_staged_key"),
+    # By way of a copy: the new form of one key may be the old form of another.
+    "create temp table xq_copy as select xq_wider(key) as key, writer from xq_conflict_key",
+    "delete from xq_conflict_key",
+    "insert into xq_conflict_key (key, writer) select key, writer from xq_copy",
+    "drop table xq_copy",
+    "create temp table xq_copy as select id, xq_wider(key) as key from xq_staged_key",
+    "delete from xq_staged_key",
+    "insert into xq_staged_key (id, key) select id, key from xq_copy",
+    "drop table xq_copy",
     "alter table xq_cell add column xid bigint not null default 0",
     "alter table xq_notification add column xid bigint not null default 0",
     "alter table xq_staged_cell add column flush bigint not null default 0",
     "alter table xq_staged_entry add column flush bigint not null default 0",
     "alter table xq_dead_letter rename column drain to drain_id",
+    "drop table xq_cleanup",  # a pass of clean-up begins anew; one that is under way ends here
     "drop table xq_lock",  # nobody who held a lock is still there; it is created anew
     "alter table xq_drain_report add column idle boolean not null default false",
     "create index xq_drain_report_queue on xq_drain_report (queue, id)",

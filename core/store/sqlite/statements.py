@@ -25,7 +25,8 @@ READ_VERSION_UP_TO = """
 """
 HORIZON = "select horizon from xq_store"
 STORE_ID = "select store_id from xq_store"
-NAME = "select name from xq_table where number = :number union all select id from xq_queue where number = :number"
+NAME_OF_TABLE = "select name from xq_table where number = ?"
+NAME_OF_QUEUE = "select id from xq_queue where number = ?"
 # One statement, and so one SQL snapshot. Short ones come with it: each that is registered would change the number.
 SNAPSHOT = """
     select c.last_id, s.lists, (select group_concat(id) from xq_active where kind <> 'long')

@@ -5,11 +5,17 @@
 
 -- The ids whose locks are held in this database. The keys of applications are among them, read as any number, so that
 -- each reader has bounds of its own.
-create or replace view {s}.xq_locked_id as
-  select ((l.classid::bigint << 32) | l.objid::bigint) # {mask} as id, l.pid
-  from pg_locks l
-  where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-    and l.database = (select d.oid from pg_database d where d.datname = current_database());
+do $body$
+begin
+  -- Asked first: replacing it would wait for all who draw an id.
+  if to_regclass('{s}.xq_locked_id') is null then
+    create view {s}.xq_locked_id as
+      select ((l.classid::bigint << 32) | l.objid::bigint) # {mask} as id, l.pid
+      from pg_locks l
+      where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+        and l.database = (select d.oid from pg_database d where d.datname = current_database());
+  end if;
+end $body$;
 
 -- Whether an id up to the last one is in progress; called under the gate. A lock counts until it is free.
 create or replace function {s}.xq_any_registered_v2(last bigint) returns boolean

@@ -10,6 +10,8 @@ alter index {s}.xq_clock_pkey rename to xq_last_id_pkey;
 alter table {s}.xq_table alter column number type bigint, add constraint xq_table_number_key unique (number);
 alter table {s}.xq_queue alter column number type bigint;
 -- Behind its first byte, a key holds the number of its table or queue: four bytes have become eight.
+-- Also: a commit that waits for these tables now fails at the name of this constraint.
+alter table {s}.xq_conflict_key rename constraint xq_conflict_key_pkey to xq_conflict_key_pk;
 alter table {s}.xq_conflict_key
   add column xid bigint not null default 0,
   alter column key type bytea using overlay(key placing '\x00000000'::bytea from 2 for 0),
@@ -28,6 +30,8 @@ alter table {s}.xq_observer_failure alter column table_number type bigint;
 alter table {s}.xq_entry alter column queue_number type bigint;
 alter table {s}.xq_dead_letter rename column drain to drain_id;
 alter table {s}.xq_dead_letter alter column queue_number type bigint;
+-- A pass of clean-up begins anew; one that is under way ends here.
+drop table {s}.xq_cleanup;
 -- Nobody who held a lock is still there.
 delete from {s}.xq_lock;
 alter table {s}.xq_lock

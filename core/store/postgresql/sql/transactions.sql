@@ -198,7 +198,7 @@ begin
   end if;
   -- Writer and xid 0: a key that was only locked refuses nobody.
   insert into {s}.xq_conflict_key as o select k.k, 0, 0 from unnest(keys) as k(k) order by k.k
-    on conflict on constraint xq_conflict_key_pkey do update set writer = o.writer;
+    on conflict on constraint xq_conflict_key_pk do update set writer = o.writer;
 end $body$;
 
 -- The commit; the order of its steps is what makes it right.
@@ -223,6 +223,7 @@ declare
   newest bigint;  -- the last pointer: each later commit must have a greater id than any version written here
   lost text;
   k bytea;
+  named bigint;
   decided record;
   offender record;
 begin
@@ -298,13 +299,14 @@ begin
           when server_xmax is null then low is not null and o.writer >= low and o.writer = any(excluded)
           else o.xid >= server_xmax or o.xid = any(server_xip) end);
       if found then
+        -- Behind its first byte, a key holds the number of its table or queue.
+        named := ('x' || encode(substr(k, 2, 8), 'hex'))::bit(64)::bigint;
         raise exception using errcode = 'XQ001', message = 'conflict',
           detail = json_build_object(
             'key', encode(k, 'hex'), 'writer', offender.writer, 'transaction', tx,
-            -- Behind its first byte, a key holds the number of its table or queue.
-            'name', (select n.name from (select t.name, t.number from {s}.xq_table t
-                                         union all select q.id, q.number from {s}.xq_queue q) n
-                     where n.number = ('x' || encode(substr(k, 2, 8), 'hex'))::bit(64)::bigint))::text;
+            'name', case when get_byte(k, 0) = ascii('q')
+              then (select q.id from {s}.xq_queue q where q.number = named)
+              else (select t.name from {s}.xq_table t where t.number = named) end)::text;
       end if;
     end loop;
   end loop;
