@@ -119,7 +119,7 @@ def _drained(course: _Course, engine: AbstractContextManager[Engine], started_at
             course.look_back()  # 7
     report = course.report(seconds=course.clock() - started_at, problem=None)
     retry = replace(DRAIN_RETRY, sleep=course.sleep, clock=course.clock)
-    call_again(retry, lambda: _end(course.database, report, request))
+    call_again(retry, lambda: _end(course, report))
     return report
 
 
@@ -128,7 +128,7 @@ def _give_up(course: _Course, error: BaseException, started_at: float) -> None:
     report = course.report(seconds=course.clock() - started_at, problem=Problem.of(error))
     error.add_note(report.line())
     with contextlib.suppress(Exception):  # the error itself matters more
-        _end(course.database, report, course.request)
+        _end(course, report)
 
 
 def _tidy(database: Database, report: DrainReport) -> None:
@@ -144,12 +144,19 @@ def _tidy(database: Database, report: DrainReport) -> None:
         log.debug("it was not found out whether the space of removed entries should be reclaimed: %s", error)
 
 
-def _end(database: Database, report: DrainReport, request: DrainRequest) -> None:
-    with database.begin() as work:
-        if report.problem is not None:
-            release_all(work, request.owner)
+def _end(course: _Course, report: DrainReport) -> None:
+    request = course.request
+    if not course.number:  # in a SQL transaction of its own: nobody else draws it if the other one is rolled back
+        with course.database.begin() as work:
+            course.number = work.database.dialect.draw(work.connection)
+    with course.database.begin() as work:
+        if course.queue is not None:
+            release_all(work, course.queue, course.wanted, request.owner)
         end_attempt(work, request.owner)
-        queries.reports.save_report(work, report.to_dict(), drain_id=report.drain_id, queue_id=report.queue)
+        # Once: an end whose answer was lost, or which was interrupted, has perhaps stored it.
+        queries.reports.save_report(
+            work, report.to_dict(), number=course.number, drain_id=report.drain_id, queue_id=report.queue
+        )
 
 
 def _shown(units: Sequence[Range]) -> str:
@@ -168,6 +175,8 @@ class _Course:
     queue: Queue | None = None
     wanted: list[Range] = field(default_factory=list)
     """Units that were asked for."""
+    number: int = 0
+    """The number of the report; 0 before it is drawn."""
     done: set[Range] = field(default_factory=set)
     """Units for which the promise is kept."""
     parts: list[RangeReport] = field(default_factory=list)

@@ -198,9 +198,12 @@ def release(database: Database, leases: Sequence[Lease]) -> None:
             queries.locks.delete(work, _places(leases))
 
 
-def release_all(work: Work, owner: Owner) -> None:
-    """Give back whatever an attempt holds."""
-    queries.locks.delete_of_attempt(work, owner.task, owner.attempt)
+def release_all(work: Work, queue: Queue, units: Iterable[Range], owner: Owner) -> None:
+    """Give back whatever an attempt holds of some units."""
+    firsts = [unit.first for unit in units]
+    queries.locks.delete_of_attempt(
+        work, owner.task, owner.attempt, queue=queue.number, layout=queue.layout, firsts=firsts
+    )
 
 
 def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:

@@ -12,7 +12,8 @@ import pytest
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, Entry, drain, leases, one_drain, pipeline
-from export_queue.core.errors import SinkError
+from export_queue.core.errors import SinkError, StoreUnavailable
+from export_queue.core.locks import Lease, Owner, check_leases, claim, holders
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations, Put
 
 
@@ -102,6 +103,56 @@ def test_a_drain_that_is_interrupted_while_it_ends_gives_its_leases_back(
     assert_reported(orders, "cut")
     report = drain(orders, "orders", sink, sink_name="s", if_locked="fail", lock_timeout=0)
     assert report.left == 0
+
+
+def test_a_drain_that_is_interrupted_after_its_report_was_stored_has_one(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        act(*arguments)
+        raise KeyboardInterrupt
+
+    act = one_drain._end
+    monkeypatch.setattr(one_drain, "_end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        drain(orders, "orders", MemorySink(), sink_name="s", drain_id="cut")
+    (report,) = map(DrainReport.from_dict, orders.reports(drain_id="cut"))
+    assert (report.problem, report.acknowledged, report.left) == (None, 60, 0)
+
+
+def test_a_store_that_is_away_as_leases_are_given_back_keeps_none(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*arguments: Any) -> None:
+        raise StoreUnavailable("away")
+
+    sink = MemorySink()
+    monkeypatch.setattr(leases, "release", away)
+    drain(orders, "orders", sink, sink_name="s", lease_seconds=600)
+    monkeypatch.undo()
+    drain(orders, "orders", sink, sink_name="s", if_locked="fail", lock_timeout=0)
+    queue = orders.queue("orders")
+    with orders.database.read() as work:
+        assert holders(work, queue, queue.units()) == []
+
+
+def test_a_drain_that_fails_gives_back_nothing_of_another_one_of_its_owner(orders: Store) -> None:
+    """One task drains two queues, or two parts of one."""
+    owner = Owner("task", "attempt")
+    orders.configure_queue("others", buckets=20, buckets_per_range=5)
+    others, queue = orders.queue("others"), orders.queue("orders")
+    mine, held = queue.units()[0], list[Lease]()
+
+    class Failing(MemorySink):
+        def apply(self, operations: Operations) -> ApplyResult:
+            held.extend(claim(orders.database, others, others.units()[:1], owner=owner, lease_seconds=600))
+            held.extend(claim(orders.database, queue, queue.units()[1:2], owner=owner, lease_seconds=600))
+            raise SinkError("no")
+
+    with pytest.raises(SinkError):
+        drain(orders, "orders", Failing(), sink_name="s", ranges=[mine], owner=owner)
+    assert len(held) == 2
+    check_leases(orders.database, held)
 
 
 def assert_reported(store: Store, drain_id: str) -> DrainReport:

@@ -62,9 +62,10 @@ def delete(work: Work, places: Collection[Place]) -> None:
         _delete(work, _at(work, places))
 
 
-def delete_of_attempt(work: Work, task: str, attempt: str) -> None:
-    """Remove all locks of an attempt."""
-    _delete(work, sa.and_(lk.c.task == task, lk.c.attempt == attempt))
+def delete_of_attempt(work: Work, task: str, attempt: str, *, queue: int, layout: int, firsts: Sequence[int]) -> None:
+    """Remove the locks of an attempt on units of a queue, which are given by their first buckets."""
+    of_units = sa.and_(lk.c.queue_number == queue, lk.c.layout == layout, among(work, lk.c.first_bucket, firsts))
+    _delete(work, sa.and_(lk.c.task == task, lk.c.attempt == attempt, of_units))
 
 
 def _delete(work: Work, chosen: sa.ColumnElement[bool]) -> None:

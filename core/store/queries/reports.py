@@ -9,6 +9,7 @@ import orjson
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import drain_report as r
 from export_queue.core.store.schema import idempotency as t
 
@@ -16,17 +17,19 @@ _PER_MS = 1_000_000
 """Ids in a millisecond."""
 
 
-def save_report(work: Work, report: Mapping[str, Any], *, drain_id: str, queue_id: str) -> None:
-    """Keep a drain's report under its id."""
+def save_report(work: Work, report: Mapping[str, Any], *, number: int, drain_id: str, queue_id: str) -> None:
+    """Keep a drain's report under its id; does nothing if one is there under its number."""
     work.connection.execute(
-        r.insert().values(
-            id=work.database.dialect.draw(work.connection),
+        insert_into(work, r)
+        .values(
+            id=number,
             drain_id=drain_id,
             queue=queue_id,
             finished_ms=work.now(),
             idle=not report["read"] and report["problem"] is None,
             report=orjson.dumps(report).decode(),
         )
+        .on_conflict_do_nothing()
     )
 
 
