@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError as UrlError
@@ -65,6 +65,16 @@ class Identity:
     oldest_code: int
 
 
+class Loan:
+    """A connection that one thread uses."""
+
+    __slots__ = ("driver_connection", "pooled")
+
+    driver_connection: Any
+    """The driver's own: SQLAlchemy's would cost more than a statement."""
+    pooled: sa.PoolProxiedConnection
+
+
 class Database:
     """The connections of one process to one store.
 
@@ -95,9 +105,9 @@ class Database:
         self.expired_at = 0.0
         """Monotonic seconds of this process's last look for late transactions."""
         # The last used one first: its caches are warm. The pool's own way out and in would cost as much as a statement.
-        self._idle: list[sa.PoolProxiedConnection] = []
+        self._idle: list[tuple[sa.PoolProxiedConnection, object]] = []
         self._lent: dict[object, int] = {}
-        """The threads that use a connection, by the ``id`` of what was lent; of those about to, by a token."""
+        """The threads that use a connection, or are about to, by their loans."""
         self._refusal: StoreError | None = None
         """Why this process may not use the store."""
         self._tidying: threading.Thread | None = None
@@ -166,42 +176,45 @@ class Database:
         """The name under which monitoring shows the transactions that run here; by default host and process."""
         return self._client or f"{socket.gethostname()}:{os.getpid()}"
 
-    def check_out(self) -> sa.PoolProxiedConnection:
+    def check_out(self) -> Loan:
         """Open or reuse a connection of the driver in autocommit mode; :meth:`check_in` ends the loan.
+
+        What is lent is not compared with the place it came from: whoever takes a snapshot or writes does that.
 
         :raises StoreUnavailable: with ``sent`` false.
         :raises StoreError: this process may not use the store.
         """
-        loan = self._borrow()
+        loan = Loan()
+        # Counted first: from then on a fork waits for this thread, or this thread sees the fork.
+        self._lent[loan] = threading.get_ident()
         try:
-            connection = self._take_idle()
-            if connection is None:
-                with self._unsent():
-                    connection = self.engine.raw_connection()
-            self._lent[id(connection)] = threading.get_ident()
-            return connection
-        finally:
+            if forks.gate.forking or self._refusal is not None:
+                self._hold_back(loan)
+            while self._idle:
+                try:
+                    loan.pooled, loan.driver_connection = self._idle.pop()
+                except IndexError:  # another thread has taken it
+                    break
+                if self.dialect.is_alive(loan.driver_connection):
+                    return loan
+                loan.pooled.invalidate()
+                loan.pooled.close()
+            self.dialect.require_in_place()
+            with self._unsent():
+                loan.pooled = self.engine.raw_connection()
+            loan.driver_connection = loan.pooled.driver_connection
+        except BaseException:
             self._lent.pop(loan, None)
+            raise
+        return loan
 
-    def _take_idle(self) -> sa.PoolProxiedConnection | None:
-        while self._idle:
-            try:
-                connection = self._idle.pop()
-            except IndexError:  # another thread has taken it
-                break
-            if self.dialect.is_alive(connection.driver_connection):
-                return connection
-            connection.invalidate()
-            connection.close()
-        return None
-
-    def check_in(self, connection: sa.PoolProxiedConnection) -> None:
+    def check_in(self, loan: Loan) -> None:
         """Take back a connection of :meth:`check_out`."""
-        if len(self._idle) < _MOST_IDLE and self.dialect.is_idle(connection.driver_connection):
-            self._idle.append(connection)
+        if len(self._idle) < _MOST_IDLE and self.dialect.is_idle(loan.driver_connection):
+            self._idle.append((loan.pooled, loan.driver_connection))
         else:
-            connection.close()
-        self._lent.pop(id(connection), None)
+            loan.pooled.close()
+        self._lent.pop(loan, None)
 
     @contextlib.contextmanager
     def connect(self, *, seconds: float | None = None) -> Iterator[sa.Connection]:
@@ -209,16 +222,20 @@ class Database:
 
         :param seconds: how long each answer is waited for; an hour.
         """
-        loan = self._borrow()
+        loan = Loan()
+        self._lent[loan] = threading.get_ident()
         try:
+            if forks.gate.forking or self._refusal is not None:
+                self._hold_back(loan)
+            self.dialect.require_in_place()
             with contextlib.suppress(IndexError):
-                self._idle.pop().close()  # no process should need a session more than it uses at once
+                self._idle.pop()[0].close()  # no process should need a session more than it uses at once
             pool = self.engine.pool
             with self._unsent():
                 connection = self.engine.connect()
-            self._lent[id(connection)] = threading.get_ident()
-        finally:
+        except BaseException:
             self._lent.pop(loan, None)
+            raise
         try:
             if seconds is not None:
                 self.dialect.limit(connection.connection.driver_connection, seconds)
@@ -233,30 +250,22 @@ class Database:
             if pool is not self.engine.pool:  # a pool that was given up meanwhile would keep it open
                 connection.invalidate()
             connection.close()
-            self._lent.pop(id(connection), None)
+            self._lent.pop(loan, None)
 
-    def _borrow(self) -> object:
-        """Count this thread among the borrowers before it has a connection: from then on a fork waits for it.
+    def _hold_back(self, loan: Loan) -> None:
+        """Wait for a fork that has begun, unless this thread has borrowed already: the fork waits for it to end.
 
-        :returns: what to take out of the loans when the connection itself has been counted.
+        :raises StoreError: this process may not use the store.
         """
-        loan, thread = object(), threading.get_ident()
-        self._lent[loan] = thread
-        # A fork waits for a thread that has borrowed already: this one has to come to its end.
-        while forks.is_beginning() and list(self._lent.copy().values()).count(thread) == 1:
+        thread = self._lent[loan]
+        while forks.gate.forking and list(self._lent.copy().values()).count(thread) == 1:
             del self._lent[loan]
-            is_over = forks.wait_for_fork()
+            is_over = forks.gate.wait()
             self._lent[loan] = thread
             if not is_over:
                 break
-        try:
-            if self._refusal is not None:
-                raise StoreError(self._refusal.message, hint=self._refusal.hint)
-            self.dialect.require_in_place()
-        except BaseException:
-            del self._lent[loan]
-            raise
-        return loan
+        if self._refusal is not None:
+            raise StoreError(self._refusal.message, hint=self._refusal.hint)
 
     def _is_idle(self, connection: sa.Connection) -> bool:
         return connection.invalidated or self.dialect.is_idle(connection.connection.driver_connection)
@@ -335,7 +344,7 @@ class Database:
     def _close_idle(self) -> None:
         while self._idle:
             with contextlib.suppress(IndexError):
-                connection = self._idle.pop()
+                connection = self._idle.pop()[0]
                 connection.invalidate()  # its pool may have been given up, and would keep it open
                 connection.close()
         self.engine.dispose()

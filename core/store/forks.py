@@ -29,7 +29,7 @@ _of_parents: list[object] = []
 """A child keeps what is its parent's: a connection that is collected would be reset or closed for both."""
 
 
-class _Gate:
+class Gate:
     """Holds back new loans of connections while a thread forks."""
 
     def __init__(self) -> None:
@@ -43,35 +43,29 @@ class _Gate:
         self._opened = threading.Condition(self._guard)
 
     def close(self) -> None:
+        """Begin to fork."""
         with self._guard:
             self.forking += 1
 
     def open(self) -> None:
+        """Have forked."""
         with self._guard:
             self.forking -= 1
             self._opened.notify_all()
 
     def wait(self) -> bool:
+        """Wait until forks that have begun are over; False if that takes too long."""
         with self._guard:
             return self._opened.wait_for(lambda: not self.forking, timeout=MOST_SECONDS)
 
 
-_gate = _Gate()
+gate = Gate()
+"""Looked at after a loan was noted, so that one of the two threads, that borrows or forks, sees the other."""
 
 
 def follow(database: Database) -> None:
     """Let a database's connections be closed before forks, and forgotten in children."""
     _databases.add(database)
-
-
-def is_beginning() -> bool:
-    """Tell whether a thread is about to fork; asked after a loan was noted, so that one of the two sees the other."""
-    return _gate.forking > 0
-
-
-def wait_for_fork() -> bool:
-    """Wait until forks that have begun are over; False if that takes too long."""
-    return _gate.wait()
 
 
 def leave_to_parent(thing: object) -> None:
@@ -80,14 +74,14 @@ def leave_to_parent(thing: object) -> None:
 
 
 def _prepare() -> None:
-    _gate.close()
+    gate.close()
     try:
         files = [database for database in list(_databases) if database.dialect.is_file]
         end = time.monotonic() + LOAN_SECONDS
         own = {threading.get_ident()}  # what the forking thread has borrowed stays borrowed
         while any(database.borrowers() - own for database in files) and time.monotonic() < end:
             time.sleep(0.001)
-        _gate.is_unquiet = any(database.borrowers() - own for database in files)
+        gate.is_unquiet = any(database.borrowers() - own for database in files)
         for database in files:
             database.forget_connections()
     finally:
@@ -96,13 +90,13 @@ def _prepare() -> None:
 
 def _go_on() -> None:
     filelock.release_after_fork()
-    _gate.open()
+    gate.open()
 
 
 def _begin_anew() -> None:
     filelock.leave_to_parent()
-    was_in_use = _gate.is_unquiet
-    _gate.renew()
+    was_in_use = gate.is_unquiet
+    gate.renew()
     for database in list(_databases):
         database.begin_anew(was_in_use=was_in_use)
 

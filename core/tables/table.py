@@ -177,7 +177,7 @@ def as_key(what: str, value: str | bytes) -> bytes:
     :raises InvalidArgument: it is empty, too long or neither text nor bytes.
     """
     key = value if type(value) is bytes else _bytes(value)
-    if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:
+    if type(key) is not bytes or not 1 <= len(key) <= MAX_KEY_BYTES:
         size = f"{len(key)} bytes" if isinstance(key, bytes) else type(value).__name__
         raise InvalidArgument(f"{what}: expected text or bytes of 1 to {MAX_KEY_BYTES} bytes, found {size}")
     return key

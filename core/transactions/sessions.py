@@ -47,10 +47,7 @@ class Session:
         :raises TransactionError: one is.
         """
         if not self._turn.acquire(blocking=False):
-            raise TransactionError(
-                "the transaction is used by two threads at once",
-                hint="give each thread a transaction of its own, or let the threads take turns",
-            )
+            raise _used_twice()
         self._turn.release()
 
     def drop(self) -> None:
@@ -71,12 +68,12 @@ class PooledSession(Session):
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
     ) -> Answer:
         """Run one step."""
-        self.require_turn()
-        with self._turn:
+        if not self._turn.acquire(blocking=False):
+            raise _used_twice()
+        try:
             database = self._database
-            connection = database.check_out()
-            # The driver's own: SQLAlchemy's connection object would cost more than a statement.
-            raw: Handle = connection.driver_connection  # type: ignore[assignment]  # made by the dialect
+            loan = database.check_out()
+            raw = loan.driver_connection
             try:
                 database.dialect.limit(raw, self._seconds)
                 return step(raw, *plain, **named)
@@ -85,12 +82,14 @@ class PooledSession(Session):
                 is_broken = isinstance(translated or error, StoreUnavailable) or not database.dialect.is_idle(raw)
                 if is_broken or not isinstance(error, Exception):
                     # An answer may still come, and a cancelled call leave a lock to its session.
-                    connection.invalidate()
+                    loan.pooled.invalidate()
                 if translated is None or translated is error:
                     raise
                 raise translated from error
             finally:
-                database.check_in(connection)
+                database.check_in(loan)
+        finally:
+            self._turn.release()
 
     def drop(self) -> None:
         """Close the pool's connections: a cut of one may have cut the others."""
@@ -134,6 +133,13 @@ class BoundSession(Session):
     def _work(self, lent: contextlib.AbstractContextManager[sa.Connection]) -> Iterator[Work]:
         with self._database.translated(), lent as connection:
             yield Work(connection, self._database)
+
+
+def _used_twice() -> TransactionError:
+    return TransactionError(
+        "the transaction is used by two threads at once",
+        hint="give each thread a transaction of its own, or let the threads take turns",
+    )
 
 
 def _of_session(connection: object) -> object:

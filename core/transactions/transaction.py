@@ -280,7 +280,7 @@ class OpenTransaction:
         """Run a step that reads in the snapshot."""
         if self.kind == "long":
             return self._read_staged(step, *plain, **named)
-        return self._session.call(step, self.snapshot, *plain, **named)
+        return self._session.call(step, self._snapshot or self.snapshot, *plain, **named)
 
     def _read_staged(
         self,

@@ -22,6 +22,7 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store.dialect import (
+    LAST_VERSION,
     NO_VERSION,
     Begun,
     Cell,
@@ -32,6 +33,7 @@ from export_queue.core.store.dialect import (
     Handle,
     Outcome,
     Span,
+    StoredVersion,
     Swept,
     Version,
     VersionKey,
@@ -118,7 +120,7 @@ class SqliteDialect:
     def is_idle(self, raw: object) -> bool:
         """Look at the connection."""
         try:
-            return raw.is_clean if isinstance(raw, StoreConnection) else False
+            return isinstance(raw, StoreConnection) and raw.is_clean
         except sqlite3.ProgrammingError:  # closed
             return False
 
@@ -256,6 +258,7 @@ class SqliteDialect:
 
         Ids of long transactions and invalid ones are read again only after a change.
         """
+        self._file.require_in_place()
         raw = _raw_of(connection)
         last, lists, short = raw.execute(sql.SNAPSHOT).fetchone()
         known = self._lists
@@ -278,13 +281,13 @@ class SqliteDialect:
 
     def read_cell(self, connection: Handle, snapshot: AnySnapshot, table: int, row: bytes, column: bytes) -> Version:
         """Read the newest visible version, and the horizon in the same statement."""
-        snapshot = _told_by_ids(snapshot)
-        raw = _raw_of(connection)
+        raw = connection if type(connection) is StoreConnection else _raw_of(connection)
+        assert isinstance(snapshot, Snapshot)
         found = None
         if not snapshot.write_pointers:
             found = raw.execute(sql.READ_CELL_UP_TO, (table, row, column, snapshot.read_pointer)).fetchone()
         # The excluded ids are sent only where they matter: there may be thousands.
-        if snapshot.write_pointers or (found is not None and not snapshot.sees(found[1])):
+        if snapshot.write_pointers or (found is not None and snapshot.excluded and snapshot.excludes(found[1])):
             arguments = {"table": table, "row": row, "column": column, "pointer": snapshot.read_pointer}
             seen = {"pointers": f"[{snapshot.write_pointers_text}]", "excluded": f"[{snapshot.excluded_text}]"}
             found = raw.execute(sql.READ_CELL, arguments | seen).fetchone()
@@ -300,6 +303,7 @@ class SqliteDialect:
         snapshot = _told_by_ids(snapshot)
         raw = _raw_of(connection)
         found: list[Version] = []
+        excluded = snapshot.excluded
         is_begun = raw.in_transaction
         if not is_begun:
             raw.execute("begin")
@@ -309,7 +313,7 @@ class SqliteDialect:
                 if not snapshot.write_pointers:
                     arguments = (table, row, column, snapshot.read_pointer)
                     version = raw.execute(sql.READ_VERSION_UP_TO, arguments).fetchone()
-                if snapshot.write_pointers or (version is not None and not snapshot.sees(version[0])):
+                if snapshot.write_pointers or (version is not None and excluded and snapshot.excludes(version[0])):
                     version = self.read_cell(raw, snapshot, table, row, column)
                 found.append(version or NO_VERSION)
             snapshot.require_above(raw.execute(sql.HORIZON).fetchone()[0])
@@ -328,9 +332,37 @@ class SqliteDialect:
         after: VersionKey,
         limit: int,
         expired: int | None = None,
-        newest: bool = False,
-    ) -> list[tuple[bytes, bytes, bytes | None]]:
+    ) -> list[StoredVersion]:
         """Read the first visible versions of a span in order."""
+        return self._scan(connection, snapshot, table, span, after=after, limit=limit, expired=expired, newest=False)
+
+    def scan_newest(
+        self,
+        connection: Handle,
+        snapshot: AnySnapshot,
+        table: int,
+        span: Span,
+        *,
+        after: VersionKey,
+        limit: int,
+        expired: int | None = None,
+    ) -> tuple[list[StoredVersion], VersionKey | None]:
+        """Read the newest visible version of each of the first cells."""
+        found = self._scan(connection, snapshot, table, span, after=after, limit=limit, expired=expired, newest=True)
+        return found, None if len(found) < limit else (*found[-1][:2], LAST_VERSION)
+
+    def _scan(
+        self,
+        connection: Handle,
+        snapshot: AnySnapshot,
+        table: int,
+        span: Span,
+        *,
+        after: VersionKey,
+        limit: int,
+        expired: int | None,
+        newest: bool,
+    ) -> list[StoredVersion]:
         snapshot = _told_by_ids(snapshot)
         raw = _raw_of(connection)
         arguments: dict[str, object] = {"table": table, "pointer": snapshot.read_pointer, "limit": limit}
@@ -339,7 +371,7 @@ class SqliteDialect:
         arguments |= dict(zip(("after_row", "after_column", "after_version"), after, strict=True))
         arguments |= {f"column{i}": column for i, column in enumerate(span.columns)}
         statement = sql.scan(span, is_prefix=snapshot.is_prefix, expires=expired is not None, newest=newest)
-        found = raw.execute(statement, arguments).fetchall()
+        found: list[StoredVersion] = raw.execute(statement, arguments).fetchall()
         snapshot.require_above(raw.execute(sql.HORIZON).fetchone()[0])  # read later it is no smaller
         return found
 
