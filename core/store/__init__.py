@@ -9,7 +9,6 @@ from export_queue.core.store.counters import Counters, Counts, Histogram
 from export_queue.core.store.creation import adopt, create, identity_of
 from export_queue.core.store.database import Database, Identity, Reading, Work
 from export_queue.core.store.dialect import (
-    LAST_VERSION,
     Begun,
     Cell,
     Clock,
@@ -19,7 +18,6 @@ from export_queue.core.store.dialect import (
     Outcome,
     Span,
     StoreDialect,
-    StoredVersion,
     Swept,
     Version,
     VersionKey,
@@ -39,7 +37,6 @@ from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapsh
 from export_queue.core.store.spec import StoreSpec
 
 __all__ = [
-    "LAST_VERSION",
     "MAX_SHORT_SECONDS",
     "AnySnapshot",
     "Begun",
@@ -61,7 +58,6 @@ __all__ = [
     "Span",
     "StoreDialect",
     "StoreSpec",
-    "StoredVersion",
     "Swept",
     "Version",
     "VersionKey",

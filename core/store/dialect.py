@@ -33,10 +33,6 @@ Clock = Callable[[], int]
 
 VersionKey = tuple[bytes, bytes, int]
 """Row, column and version: the order of one table's versions."""
-LAST_VERSION = (1 << 63) - 1
-"""No version of a cell lies behind it."""
-StoredVersion = tuple[bytes, bytes, bytes | None]
-"""Row, column and value of a version; None is a tombstone."""
 EntryKey = tuple[int, bytes, int]
 """Bucket, key, seq: the order of entries."""
 
@@ -302,34 +298,18 @@ class StoreDialect(Protocol):
         after: VersionKey,
         limit: int,
         expired: int | None = None,
-    ) -> list[StoredVersion]:
+        newest: bool = False,
+    ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in the order of row, column and version, tombstones included.
 
-        All versions: that is the order of the index.
+        By default all versions: that is the order of the index. Grouping on the server costs several times as much
+        where cells have few versions, as they do when clean-up runs.
 
         :param after: only what lies behind this row, column and version.
         :param expired: up to this version, and with it, all count as deleted.
+        :param newest: only the newest version of each cell.
         :returns: row, column and value; None is a tombstone.
         :raises SnapshotTooOld: clean-up may have overtaken the snapshot.
-        """
-
-    def scan_newest(
-        self,
-        connection: Handle,
-        snapshot: AnySnapshot,
-        table: int,
-        span: Span,
-        *,
-        after: VersionKey,
-        limit: int,
-        expired: int | None = None,
-    ) -> tuple[list[StoredVersion], VersionKey | None]:
-        """Read the newest visible version alone of each of the first cells of a span.
-
-        That costs more than all of them where cells have few versions, as they do when clean-up runs.
-
-        :param limit: about how many cells.
-        :returns: the versions, and the ``after`` of what follows; None if nothing does.
         """
 
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:

@@ -7,22 +7,16 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import cast
 
-from export_queue.core.store import LAST_VERSION, AnySnapshot, Cell, Handle, Span, StoredVersion, Version, VersionKey
+from export_queue.core.store import AnySnapshot, Cell, Handle, Span, Version, VersionKey
 from export_queue.core.transactions.ages import require_young
-from export_queue.core.transactions.scans import (
-    FIRST_PAGE,
-    LARGEST_PAGE,
-    Found,
-    first_limit,
-    merged,
-    next_page,
-    page_of,
-)
+from export_queue.core.transactions.scans import LARGEST_PAGE, Found, first_limit, merged, newest_of, next_page, page_of
 from export_queue.core.transactions.transaction import OpenTransaction
 from export_queue.core.transactions.value import Level
 
 READ_BLOCK = 1000
 """Cells that one statement looks up at most."""
+LAST_VERSION = (1 << 63) - 1
+"""No version of a cell lies behind it."""
 
 
 def read_cell(opened: OpenTransaction, cell: Cell, *, ttl_ms: int | None = None) -> bytes | None:
@@ -97,28 +91,26 @@ def scan_cells(
 def _pages(
     opened: OpenTransaction, table: int, span: Span, ttl_ms: int | None, limit: int, longest: int
 ) -> Iterator[list[Found]]:
-    dialect = opened.database.dialect
-    after: VersionKey | None = (span.first_row, b"", 0)  # before all columns of the first row: none has an empty name
+    scan_versions = opened.database.dialect.scan_versions
+    after: VersionKey = span.first_row, b"", 0  # before all columns of the first row: no column has an empty name
     expired = None if ttl_ms is None else _expired(opened, ttl_ms)
     newest = False
-    while after is not None:
+    while True:
         opened.require_open()
-        decided: list[StoredVersion]
-        if newest:
-            decided, after = opened.read(dialect.scan_newest, table, span, after=after, limit=limit, expired=expired)
-            newest, limit = False, min(limit, FIRST_PAGE)
-        else:
-            rows = opened.read(dialect.scan_versions, table, span, after=after, limit=limit, expired=expired)
-            page = page_of(rows, limit)
-            decided = page.decided
-            newest, limit = next_page(rows, page, limit, longest)
-            after = None if page.cut is None else (*page.cut, 0)  # all versions of the cell again
-            if page.cut is not None and not decided:  # the page is too short for one cell
-                decided = [(*page.cut, _read_stored(opened, (table, *page.cut), ttl_ms))]
-                after = (*page.cut, LAST_VERSION)
+        rows = opened.read(scan_versions, table, span, after=after, limit=limit, expired=expired, newest=newest)
         if expired is not None:
             _require_young(opened)
+        page = newest_of(rows, limit) if newest else page_of(rows, limit)
+        decided = page.decided
+        if page.cut is not None:
+            after = *page.cut, LAST_VERSION if newest else 0  # all versions of the cell again, unless it is decided
+            if not decided:  # the page is too short for one cell
+                decided = [(*page.cut, _read_stored(opened, (table, *page.cut), ttl_ms))]
+                after = *page.cut, LAST_VERSION
         yield cast("list[Found]", [found for found in decided if found[2] is not None])
+        if page.cut is None:
+            return
+        newest, limit = next_page(rows, page, limit, longest, newest=newest)
 
 
 def _read_stored(opened: OpenTransaction, cell: Cell, ttl_ms: int | None) -> bytes | None:

@@ -9,8 +9,6 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TypeAlias
 
-from export_queue.core.store import StoredVersion
-
 FIRST_PAGE, LARGEST_PAGE = 100, 5000
 """Versions that a scan reads with its first statement, and with a later one at most."""
 PAGE_BYTES = 4 << 20
@@ -21,6 +19,9 @@ MANY_VERSIONS = 4
 
 Found: TypeAlias = tuple[bytes, bytes, bytes]
 """Row, column, value."""
+Stored: TypeAlias = tuple[bytes, bytes, bytes | None]
+"""Row, column, value of one version; None is a tombstone."""
+
 _VALUE = itemgetter(2)
 _END = b"", b"", None  # no cell: a column's name is not empty
 
@@ -33,13 +34,13 @@ class Page:
     together with the tombstone that hides it.
     """
 
-    decided: list[StoredVersion]
+    decided: list[Stored]
     """The newest version of each cell that lies on the page as a whole."""
     cut: tuple[bytes, bytes] | None
     """Row and column of the last cell, where the next page begins; None on the last page."""
 
 
-def page_of(rows: Sequence[StoredVersion], limit: int) -> Page:
+def page_of(rows: Sequence[Stored], limit: int) -> Page:
     """Find the newest version of each cell.
 
     :param rows: versions in the order of row, column and version.
@@ -52,6 +53,15 @@ def page_of(rows: Sequence[StoredVersion], limit: int) -> Page:
     return Page(newest, (row, column))
 
 
+def newest_of(rows: Sequence[Stored], limit: int) -> Page:
+    """Take a page of which the database has picked the newest version of each cell.
+
+    :param rows: in the order of row and column.
+    :param limit: how many were asked for; fewer are the last page.
+    """
+    return Page(list(rows), None if len(rows) < limit else (rows[-1][0], rows[-1][1]))
+
+
 def first_limit(most: int, cells: int | None) -> tuple[int, int]:
     """Choose how many versions the first page has, and a later one at most.
 
@@ -62,12 +72,16 @@ def first_limit(most: int, cells: int | None) -> tuple[int, int]:
     return min(longest, FIRST_PAGE), longest
 
 
-def next_page(rows: Sequence[StoredVersion], page: Page, limit: int, longest: int) -> tuple[bool, int]:
+def next_page(rows: Sequence[Stored], page: Page, limit: int, longest: int, *, newest: bool) -> tuple[bool, int]:
     """Choose the next page: whether it has only the newest version of each cell, and how many versions.
 
     Where cells have many versions the database picks the newest one, which costs more where they have few. So after
     such a page a short one looks how many there are.
+
+    :param newest: whether this page had only the newest ones.
     """
+    if newest:
+        return False, min(limit, FIRST_PAGE)
     has_many = len(rows) >= MANY_VERSIONS * (len(page.decided) + 1)
     size = sum(map(len, filter(None, map(_VALUE, rows))))
     fitting = max(1, min(longest, limit * PAGE_BYTES // (size + 1)))

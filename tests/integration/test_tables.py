@@ -130,7 +130,7 @@ def test_the_database_picks_the_newest_version_where_cells_have_many(
         write(store, "t", [(row, column, b"%d" % version) for row, column in cells])
     write(store, "t", [(b"007", b"n", None), (b"399", b"n", None)])
     dialect, read = store.database.dialect, 0
-    read_versions, read_newest = dialect.scan_versions, dialect.scan_newest
+    read_versions = dialect.scan_versions
 
     def scan_versions(*arguments, **named):  # type: ignore[no-untyped-def]
         nonlocal read
@@ -138,14 +138,7 @@ def test_the_database_picks_the_newest_version_where_cells_have_many(
         read += len(found)
         return found
 
-    def scan_newest(*arguments, **named):  # type: ignore[no-untyped-def]
-        nonlocal read
-        found, after = read_newest(*arguments, **named)
-        read += len(found)
-        return found, after
-
     monkeypatch.setattr(dialect, "scan_versions", scan_versions)
-    monkeypatch.setattr(dialect, "scan_newest", scan_newest)
     with store.transaction() as tx:
         assert tx.table("t").get("000", "n") == b"5"
         write(store, "t", [(row, column, b"later") for row, column in cells if row != b"005"])

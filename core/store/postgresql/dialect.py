@@ -25,7 +25,6 @@ from export_queue.core.errors import (
 from export_queue.core.postgresql_arrays import BigintArray, ByteaArray, numbers_of, register_arrays
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection, Prepared
 from export_queue.core.store.dialect import (
-    LAST_VERSION,
     NO_VERSION,
     Begun,
     Cell,
@@ -35,7 +34,6 @@ from export_queue.core.store.dialect import (
     Handle,
     Outcome,
     Span,
-    StoredVersion,
     Swept,
     Version,
     VersionKey,
@@ -486,47 +484,16 @@ class PostgresDialect:
         after: VersionKey,
         limit: int,
         expired: int | None = None,
-    ) -> list[StoredVersion]:
+        newest: bool = False,
+    ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
         if isinstance(snapshot, ServerSnapshot):
             snapshot.require_origin(self._origin(connection))
-        statement = sql.scan(self._s, span, snapshot, expires=expired is not None)
+        statement = sql.scan(self._s, span, snapshot, expires=expired is not None, newest=newest)
         arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_snapshot(snapshot), limit)
-        found: list[StoredVersion] = calls.rows(connection, statement, arguments)
+        found = calls.rows(connection, statement, arguments)
         snapshot.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
         return found
-
-    def scan_newest(
-        self,
-        connection: Handle,
-        snapshot: AnySnapshot,
-        table: int,
-        span: Span,
-        *,
-        after: VersionKey,
-        limit: int,
-        expired: int | None = None,
-    ) -> tuple[list[StoredVersion], VersionKey | None]:
-        """Read the index backwards, from the cell that some thousand versions lie before, and turn the cells round."""
-        if isinstance(snapshot, ServerSnapshot):
-            snapshot.require_origin(self._origin(connection))
-        place = sql.of_span(table, span, after, expired=None)
-        ends = calls.rows(connection, sql.scan_end(self._s, span), (*place, sql.VERSIONS_OF_CELL * limit))
-        statement = sql.scan_newest(self._s, span, snapshot, expires=expired is not None, ends=bool(ends))
-        arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_snapshot(snapshot), *(ends or [()])[0])
-        found: list[StoredVersion] = calls.rows(connection, statement, arguments)
-        found.reverse()
-        snapshot.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
-        if not ends:
-            return found, None
-        row, column = ends[0]
-        if (row, column) != after[:2]:
-            return found, (row, column, 0)  # all versions of that cell
-        # All that was looked at is of one cell.
-        ((version, value),) = self.read_cells(connection, snapshot, table, [(row, column)])
-        if version is not None:
-            found = [(row, column, None if expired is not None and version <= expired else value)]
-        return found, (row, column, LAST_VERSION)
 
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
         """Read the active rows."""

@@ -120,18 +120,11 @@ READ_CELLS, READ_CELLS_UP_TO = _READ_CELLS.replace("?", _VISIBLE), _READ_CELLS.r
 READ_CELLS_IN_SERVERS = _READ_CELLS.replace("?", _IN_SERVERS)
 READ_CELLS_BY_SERVER = _READ_CELLS.replace("?", _BY_SERVER)
 HORIZON = "select horizon from {s}.xq_store"
-_SPAN = "from {s}.xq_cell where table_number = %b and (row_key, column_key, version) > (%b, %b, %b) and {span}"
-_SCAN = f"""
-    select row_key, column_key, {{value}} {_SPAN} and {{seen}} order by row_key, column_key, version limit %b
+_SCAN = """
+    select {pick} row_key, column_key, {value} from {s}.xq_cell
+    where table_number = %b and (row_key, column_key, version) > (%b, %b, %b) and {span} and {seen}
+    order by row_key, column_key, version {order} limit %b
 """
-_SCAN_END = f"select row_key, column_key {_SPAN} order by row_key, column_key, version offset %b limit 1"
-_SCAN_NEWEST = f"""
-    select distinct on (row_key, column_key) row_key, column_key, {{value}} {_SPAN} and {{seen}} and {{end}}
-    order by row_key desc, column_key desc, version desc
-"""
-"""In the order of the index, backwards, so that nothing is sorted."""
-VERSIONS_OF_CELL = 4
-"""Where cells have at least so many versions, the newest are picked here."""
 
 
 def prepared(name: str, statement: str) -> Prepared:
@@ -140,51 +133,25 @@ def prepared(name: str, statement: str) -> Prepared:
     return Prepared(name.encode(), re.sub("%[bs]", lambda _: f"${next(numbers)}", statement).encode())
 
 
-def scan(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool) -> bytes:
-    """Write the statement that reads the first versions of a span.
+def scan(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool, newest: bool) -> bytes:
+    """Write the statement that reads the first versions of a span, or only the newest one of each cell.
 
     It takes the arguments of :func:`of_span`, those of :func:`of_snapshot`, and how many versions.
     """
-    return _SCAN.format(s=schema, value=_value(expires), span=_conditions(span), seen=_seen(snapshot)).encode()
-
-
-def scan_end(schema: str, span: Span) -> bytes:
-    """Write the statement that finds the cell behind so many versions of a span.
-
-    It takes the arguments of :func:`of_span`, and how many versions.
-    """
-    return _SCAN_END.format(s=schema, span=_conditions(span)).encode()
-
-
-def scan_newest(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool, ends: bool) -> bytes:
-    """Write the statement that reads the newest version of each cell of a span.
-
-    It takes the arguments of :func:`of_span`, those of :func:`of_snapshot`, and row and column of the cell in front of
-    which it ends, if it does.
-    """
-    end = "(row_key, column_key) < (%b, %b)" if ends else "true"
-    return _SCAN_NEWEST.format(
-        s=schema, value=_value(expires), span=_conditions(span), seen=_seen(snapshot), end=end
-    ).encode()
-
-
-def _conditions(span: Span) -> str:
     conditions = ["true"]
     if span.end_row is not None:
         conditions.append("row_key < %b")
     if span.columns:
         conditions.append("column_key = any(%b)")
-    return " and ".join(conditions)
-
-
-def _value(expires: bool) -> str:
-    return "case when version > %b then value end" if expires else "value"
-
-
-def _seen(snapshot: AnySnapshot) -> str:
+    value = "case when version > %b then value end" if expires else "value"
     if isinstance(snapshot, ServerSnapshot):
-        return _IN_SERVERS
-    return _UP_TO if snapshot.is_prefix else _VISIBLE
+        seen = _IN_SERVERS
+    else:
+        seen = _UP_TO if snapshot.is_prefix else _VISIBLE
+    pick, order = ("distinct on (row_key, column_key)", "desc") if newest else ("", "")
+    return _SCAN.format(
+        s=schema, pick=pick, value=value, span=" and ".join(conditions), seen=seen, order=order
+    ).encode()
 
 
 def of_snapshot(snapshot: AnySnapshot) -> tuple[Any, ...]:

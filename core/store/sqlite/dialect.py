@@ -22,7 +22,6 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store.dialect import (
-    LAST_VERSION,
     NO_VERSION,
     Begun,
     Cell,
@@ -33,7 +32,6 @@ from export_queue.core.store.dialect import (
     Handle,
     Outcome,
     Span,
-    StoredVersion,
     Swept,
     Version,
     VersionKey,
@@ -332,37 +330,9 @@ class SqliteDialect:
         after: VersionKey,
         limit: int,
         expired: int | None = None,
-    ) -> list[StoredVersion]:
+        newest: bool = False,
+    ) -> list[tuple[bytes, bytes, bytes | None]]:
         """Read the first visible versions of a span in order."""
-        return self._scan(connection, snapshot, table, span, after=after, limit=limit, expired=expired, newest=False)
-
-    def scan_newest(
-        self,
-        connection: Handle,
-        snapshot: AnySnapshot,
-        table: int,
-        span: Span,
-        *,
-        after: VersionKey,
-        limit: int,
-        expired: int | None = None,
-    ) -> tuple[list[StoredVersion], VersionKey | None]:
-        """Read the newest visible version of each of the first cells."""
-        found = self._scan(connection, snapshot, table, span, after=after, limit=limit, expired=expired, newest=True)
-        return found, None if len(found) < limit else (*found[-1][:2], LAST_VERSION)
-
-    def _scan(
-        self,
-        connection: Handle,
-        snapshot: AnySnapshot,
-        table: int,
-        span: Span,
-        *,
-        after: VersionKey,
-        limit: int,
-        expired: int | None,
-        newest: bool,
-    ) -> list[StoredVersion]:
         snapshot = _told_by_ids(snapshot)
         raw = _raw_of(connection)
         arguments: dict[str, object] = {"table": table, "pointer": snapshot.read_pointer, "limit": limit}
@@ -371,7 +341,7 @@ class SqliteDialect:
         arguments |= dict(zip(("after_row", "after_column", "after_version"), after, strict=True))
         arguments |= {f"column{i}": column for i, column in enumerate(span.columns)}
         statement = sql.scan(span, is_prefix=snapshot.is_prefix, expires=expired is not None, newest=newest)
-        found: list[StoredVersion] = raw.execute(statement, arguments).fetchall()
+        found = raw.execute(statement, arguments).fetchall()
         snapshot.require_above(raw.execute(sql.HORIZON).fetchone()[0])  # read later it is no smaller
         return found
 
