@@ -98,7 +98,7 @@ class WriteBuffer:
 
     def find(self, cell: Cell, level: Level) -> tuple[bool, bytes | None]:
         """Look an own write up: whether there is one, and its value."""
-        for layer in reversed(self.layers(level)) if len(self._layers) > 1 else self._layers:
+        for layer in reversed(self.layers(level)):
             if cell in layer:
                 return True, layer[cell]
         return False, None
