@@ -326,8 +326,10 @@ class _Course:
                 snapshot = settled_snapshot(self.database)
             else:
                 snapshot = take_snapshot(self.database)
-            parts = list(engine.work_off(queue, leases, snapshot, keeper))
-            self.parts += parts
+            parts = []
+            for part in engine.work_off(queue, leases, snapshot, keeper):
+                self.parts.append(part)
+                parts.append(part)
         if not engine.is_fenced:  # a fenced drain may have left entries that are not settled yet
             self.done |= {part.range for part in parts if part.problem is None}
         for part in parts:

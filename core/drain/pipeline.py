@@ -99,14 +99,15 @@ class _Pipeline:
     def run(self) -> list[RangeReport]:
         self.parts = [{} for _ in self.leases]
         trouble: BaseException | None = None
-        # Leaving the block waits for the removals: chunks that were acknowledged before an error leave all the same.
-        with ThreadPoolExecutor(1, thread_name_prefix="export-queue-store") as store_thread:
-            try:
+        try:
+            # Leaving the block waits for the removals: what was acknowledged before an error leaves all the same.
+            with ThreadPoolExecutor(1, thread_name_prefix="export-queue-store") as store_thread:
                 self._work_off(store_thread)
-            except BaseException as error:  # an interruption, too, ends in a report with the right counts
-                trouble = error
+        except BaseException as error:  # an interruption, too, ends in a report with the right counts
+            trouble = error
         for _, removed in self.removals:
-            trouble = trouble or removed.exception()
+            failure = removed.exception()  # waits, where an interruption has ended the waiting above
+            trouble = trouble or failure
         return self._report(trouble)
 
     def _work_off(self, store_thread: ThreadPoolExecutor) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections import Counter
 from itertools import count
 from typing import Any
 
 import pytest
+from tests.support.waiting import PATIENCE
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, Entry, drain, leases, one_drain, pipeline
@@ -67,6 +69,32 @@ def test_an_interruption_while_a_chunk_leaves_the_queue_is_counted_right(
     with pytest.raises(KeyboardInterrupt):
         drain(orders, "orders", MemorySink(), chunk_rows=4, drain_id="cut")
     assert assert_reported(orders, "cut").acknowledged > 0
+
+
+def test_an_interruption_while_the_last_removals_are_awaited_is_counted_right(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove_span, has_failed, calls = pipeline.remove_span, threading.Event(), count(1)
+
+    class Failing(MemorySink):
+        def apply(self, operations: Operations) -> ApplyResult:
+            if next(calls) == 2:
+                has_failed.set()
+                raise SinkError("no")
+            return super().apply(operations)
+
+    def remove(*arguments: Any) -> int:
+        has_failed.wait(PATIENCE)
+        for _ in range(20):  # the main thread is waiting by one of these
+            time.sleep(0.02)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.2)
+        return remove_span(*arguments)
+
+    monkeypatch.setattr(pipeline, "remove_span", remove)
+    with pytest.raises((KeyboardInterrupt, SinkError)):
+        drain(orders, "orders", Failing(), chunk_rows=4, drain_id="cut")
+    assert assert_reported(orders, "cut").acknowledged == 4
 
 
 @pytest.mark.parametrize("is_failing", [False, True], ids=["drained", "failed"])
