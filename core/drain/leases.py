@@ -68,7 +68,7 @@ class LeaseKeeper:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        # A lease that cannot be given back ends by itself; the work's own error matters more.
+        # The end of the drain gives back what is left here, or it ends by itself; the work's own error matters more.
         with contextlib.suppress(ExportQueueError):
             release(self._database, list(dict.fromkeys(self._leases + self._done)))
 

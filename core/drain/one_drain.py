@@ -95,6 +95,7 @@ def run_drain(
             _give_up(course, error, started_at)
             raise
         raise
+    _warn(report)
     _tidy(store.database, report)
     return report
 
@@ -126,9 +127,15 @@ def _drained(course: _Course, engine: AbstractContextManager[Engine], started_at
 def _give_up(course: _Course, error: BaseException, started_at: float) -> None:
     """Store the report of a drain that failed, and give back whatever it may still hold."""
     report = course.report(seconds=course.clock() - started_at, problem=Problem.of(error))
-    error.add_note(report.line())
     with contextlib.suppress(Exception):  # the error itself matters more
         _end(course, report)
+    _warn(report)
+    error.add_note(report.line())
+
+
+def _warn(report: DrainReport) -> None:
+    if warning := report.warning():
+        log.warning("%s", warning)
 
 
 def _tidy(database: Database, report: DrainReport) -> None:
@@ -145,11 +152,11 @@ def _tidy(database: Database, report: DrainReport) -> None:
 
 
 def _end(course: _Course, report: DrainReport) -> None:
-    request = course.request
-    if not course.number:  # in a SQL transaction of its own: nobody else draws it if the other one is rolled back
-        with course.database.begin() as work:
-            course.number = work.database.dialect.draw(work.connection)
-    with course.database.begin() as work:
+    database, request = course.database, course.request
+    if not course.number:  # before the SQL transaction: nobody else draws it if that one is rolled back
+        with database.connect() as connection:
+            course.number = database.dialect.draw(connection)
+    with database.begin() as work:
         if course.queue is not None:
             release_all(work, course.queue, course.wanted, request.owner)
         end_attempt(work, request.owner)
@@ -374,7 +381,7 @@ class _Course:
                     self.first_rejection = f"{letter.error_class}: {letter.reason[:_REASON_CHARACTERS]}"
 
     def report(self, *, seconds: float, problem: Problem | None) -> DrainReport:
-        """Put the report together, and log what it warns of."""
+        """Put the report together."""
         report = DrainReport(
             queue=self.request.queue_id,
             sink=self.request.sink_name,
@@ -388,6 +395,4 @@ class _Course:
             **total(self.parts),
         )
         report.check()
-        if warning := report.warning():
-            log.warning("%s", warning)
         return report
