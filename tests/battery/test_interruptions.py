@@ -29,7 +29,7 @@ from tests.support.fixtures import Covered
 from tests.support.histories import Append, Operation, ReadList, check_history
 
 from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import CommitOutcomeUnknown, StoreError, TransactionError
+from export_queue.core.errors import AfterCommitFailed, CommitOutcomeUnknown, StoreError, TransactionError
 from export_queue.core.store import schema
 from export_queue.core.transactions import Transaction
 
@@ -57,6 +57,11 @@ class Resource:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.was_hit = False
+        """Whether an interruption came in a step of its own: a plain exception counts as its failure there."""
+
+    def note_hit(self, error: BaseException) -> None:
+        self.was_hit |= any(f"participant {self.name!r} failed" in note for note in getattr(error, "__notes__", ()))
 
     def start(self, transaction: Transaction) -> None:
         """Nothing."""
@@ -127,30 +132,35 @@ class Client:
                     for slot in self.generator.sample(range(LISTS), 2):
                         self.append(tx, slot, operations)
                         if is_long:
-                            self.flush(tx, slot, operations)
+                            self.flush(tx, slot, operations, resource)
                     self.interrupt_soon()
             finally:
                 self.is_armed = False
         except CommitOutcomeUnknown:
             answer = "asked"
-        except (TransactionError, StoreError):
+        except AfterCommitFailed:
+            resource.was_hit = True
+        except (TransactionError, StoreError) as error:
             answer = "refused"
+            resource.note_hit(error)
         except (*INTERRUPTIONS, RuntimeError):  # the last one is of a lock of Python's, in their place
             answer = "asked"
         if request is None:
             return
         status = self.store.outcome(request).status if answer == "asked" else answer
         right, wrong = {"committed": ("after_commit", "rollback"), "refused": ("rollback", "after_commit")}[status]
-        if wrong in resource.told or (answer != "asked" and has_joined and resource.told.count(right) != 1):
+        is_told = has_joined and answer != "asked" and not resource.was_hit
+        if wrong in resource.told or (is_told and resource.told.count(right) != 1):
             self.journal.write(failure=f"{request} was {status} and its participant told {resource.told}")
         noted = [(LETTERS[type(operation)], *operation) for operation in operations]
         told = {"session": self.number, "begin": begin, "request": request, "operations": noted}
         self.journal.write(**told, asked=answer == "asked", answer=status, end=time.monotonic_ns())
 
-    def flush(self, tx: TransactionContext, slot: int, operations: list[Operation]) -> None:
+    def flush(self, tx: TransactionContext, slot: int, operations: list[Operation], resource: Resource) -> None:
         try:
             tx.flush()
-        except INTERRUPTIONS:
+        except INTERRUPTIONS as error:
+            resource.note_hit(error)
             if self.generator.random() < 0.5:
                 raise
             # Refused, or the first one was never sent: else it might arrive behind this one, and undo it.
