@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.command_line import run_cli
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument, StoreError, StoreNotCreated
@@ -43,6 +45,28 @@ def test_all_links_to_a_file_have_one_queue_of_writers(tmp_path: Path) -> None:
         tx.table("t").set("a", "b", b"1")
     assert not (tmp_path / "link.db.lock").exists()
     with FileLock(str(tmp_path / "store.db.lock"), seconds=PATIENCE):
+        pass
+
+
+def test_an_interruption_of_a_writer_that_gets_in_line_comes_out_as_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TimedOut(Exception):
+        """A plain exception, as that of a handler of signals."""
+
+    begin = threading._start_new_thread  # type: ignore[attr-defined]
+
+    def begin_and_stop(*arguments: Any) -> None:
+        begin(*arguments)
+        wait_until(lambda: not threading._limbo, "the thread did not begin")  # type: ignore[attr-defined]
+        raise TimedOut
+
+    side = str(tmp_path / "lock")
+    with FileLock(side, seconds=PATIENCE), monkeypatch.context() as patch:
+        patch.setattr(threading, "_start_new_thread", begin_and_stop)
+        with pytest.raises(TimedOut), FileLock(side, seconds=PATIENCE):
+            pass
+    with FileLock(side, seconds=PATIENCE):
         pass
 
 

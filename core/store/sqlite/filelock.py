@@ -157,6 +157,13 @@ class _Turn(threading.Thread):
         self._guard = threading.Lock()
         self.has_given_up = False
 
+    def start(self) -> None:
+        """Begin to wait; an interruption comes out as itself."""
+        try:
+            super().start()
+        except KeyError as error:  # Python looks for the thread among those that have not begun
+            raise error.__context__ or error from None
+
     def run(self) -> None:
         self._file.lock(wait=True)
         with self._guard:
