@@ -149,8 +149,9 @@ class Client:
             return
         status = self.store.outcome(request).status if answer == "asked" else answer
         right, wrong = {"committed": ("after_commit", "rollback"), "refused": ("rollback", "after_commit")}[status]
-        is_told = has_joined and answer != "asked" and not resource.was_hit
-        if wrong in resource.told or (is_told and resource.told.count(right) != 1):
+        must_be_told = has_joined and answer != "asked" and not resource.was_hit
+        times = resource.told.count(right)
+        if wrong in resource.told or times > 1 or (must_be_told and not times):
             self.journal.write(failure=f"{request} was {status} and its participant told {resource.told}")
         noted = [(LETTERS[type(operation)], *operation) for operation in operations]
         told = {"session": self.number, "begin": begin, "request": request, "operations": noted}

@@ -48,23 +48,29 @@ def test_all_links_to_a_file_have_one_queue_of_writers(tmp_path: Path) -> None:
         pass
 
 
-def test_an_interruption_of_a_writer_that_gets_in_line_comes_out_as_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class TimedOut(Exception):
-        """A plain exception, as that of a handler of signals."""
+class TimedOut(Exception):
+    """A plain exception, as that of a handler of signals."""
 
+
+class TimedOutByKey(KeyError):
+    """One of the kind that Python itself raises there."""
+
+
+@pytest.mark.parametrize("kind", [TimedOut, TimedOutByKey])
+def test_an_interruption_of_a_writer_that_gets_in_line_comes_out_as_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     begin = threading._start_new_thread  # type: ignore[attr-defined]
 
     def begin_and_stop(*arguments: Any) -> None:
         begin(*arguments)
         wait_until(lambda: not threading._limbo, "the thread did not begin")  # type: ignore[attr-defined]
-        raise TimedOut
+        raise kind
 
     side = str(tmp_path / "lock")
     with FileLock(side, seconds=PATIENCE), monkeypatch.context() as patch:
         patch.setattr(threading, "_start_new_thread", begin_and_stop)
-        with pytest.raises(TimedOut), FileLock(side, seconds=PATIENCE):
+        with pytest.raises(kind), FileLock(side, seconds=PATIENCE):
             pass
     with FileLock(side, seconds=PATIENCE):
         pass

@@ -161,7 +161,10 @@ class _Turn(threading.Thread):
         """Begin to wait; an interruption comes out as itself."""
         try:
             super().start()
-        except KeyError as error:  # Python looks for the thread among those that have not begun
+        except KeyError as error:
+            if error.args != (self,):
+                raise
+            # Python missed the thread among those that have not begun, on its way out with the interruption.
             raise error.__context__ or error from None
 
     def run(self) -> None:
