@@ -766,10 +766,16 @@ def test_what_an_administrator_has_set_is_left_alone_and_the_rest_is_bounded(pos
         assert parameters["tcp_user_timeout"] == "60000"
         shown = {
             name: raw.execute(f"show {name}".encode()).fetchone()
-            for name in ("tcp_keepalives_idle", "tcp_keepalives_count", "client_connection_check_interval")
+            for name in (
+                "tcp_keepalives_idle",
+                "tcp_keepalives_count",
+                "client_connection_check_interval",
+                "idle_in_transaction_session_timeout",
+            )
         }
     assert shown == {
         "tcp_keepalives_idle": ("7",),
         "tcp_keepalives_count": ("3",),
         "client_connection_check_interval": ("10s",),
+        "idle_in_transaction_session_timeout": ("20s",),
     }

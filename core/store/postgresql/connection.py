@@ -27,13 +27,22 @@ CLIENT_DEFAULTS = {
 }
 """Parameters of libpq, unless the URL gives others."""
 
-# The server's side of the same: a session whose client is gone may hold the registration of an id. Only where the
-# server's administrator has said nothing; names that a server does not know are left out.
+IDLE_SECONDS = 20.0
+"""How long a process may stand still inside of a SQL transaction before the server ends it."""
+
+# The server's side of the same: a session whose client is gone may hold the registration of an id, and one whose client
+# stands still (a stopped process, a suspended machine) rows that every claim of a queue waits for, whatever has become
+# of its lease. Only where the server's administrator has said nothing; names that a server does not know are left out.
 _SERVER_DEFAULTS = b"""
     select pg_catalog.set_config(s.name, v.value, false)
     from (values ('tcp_keepalives_idle', '30'), ('tcp_keepalives_interval', '10'), ('tcp_keepalives_count', '3'),
-                 ('tcp_user_timeout', '60000'), ('client_connection_check_interval', '10000')) v(name, value)
+                 ('tcp_user_timeout', '60000'), ('client_connection_check_interval', '10000'),
+                 ('idle_in_transaction_session_timeout', %s)) v(name, value)
     join pg_catalog.pg_settings s on s.name = v.name and s.source = 'default'
+"""
+_BOUND_TRANSACTION = b"""
+    select pg_catalog.set_config(s.name, %s, true)
+    from pg_catalog.pg_settings s where s.name = 'idle_in_transaction_session_timeout' and s.setting = '0'
 """
 # No function or operator that somebody creates in a schema of the role's path is called; and what has been acknowledged
 # survives a crash, whatever the default of the role or the database is.
@@ -68,7 +77,7 @@ def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[
             if found[1] == "off":
                 raise async_commits()  # the session is not ours to set up
             if settings:
-                raw.execute(_SERVER_DEFAULTS)
+                raw.execute(_SERVER_DEFAULTS, (_idle_ms(),))
         except BaseException:
             raw.close()
             raise
@@ -89,6 +98,15 @@ def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[
     def _lend(raw: BoundedConnection, record: object, proxy: object) -> None:
         if not is_alive(raw):
             raise sa.exc.InvalidatePoolError
+
+
+def bound_transaction(raw: Connection[Any]) -> None:
+    """Bound how long a SQL transaction of a session that is not ours stays open while its client stands still."""
+    raw.execute(_BOUND_TRANSACTION, (_idle_ms(),))
+
+
+def _idle_ms() -> str:
+    return str(int(IDLE_SECONDS * 1000))
 
 
 def is_idle(raw: BoundedConnection) -> bool:

@@ -46,6 +46,7 @@ from export_queue.core.store.postgresql.calls import BIGINT, INT
 from export_queue.core.store.postgresql.connection import (
     CLIENT_DEFAULTS,
     bound_connections,
+    bound_transaction,
     is_alive,
     is_idle,
     may_prepare,
@@ -185,6 +186,8 @@ class PostgresDialect:
         raw = calls.raw(connection)
         raw.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         with raw.transaction():
+            if not may_prepare(raw):
+                bound_transaction(raw)
             yield
 
     def id_source(self, connection: Handle) -> IdSource:
