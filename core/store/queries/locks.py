@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from export_queue.core.errors import UnknownQueue
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries.id_lists import among
 from export_queue.core.store.schema import lock as lk
@@ -20,8 +21,13 @@ _in_order = (lk.c.fence, lk.c.first_bucket)
 
 
 def serialise_requests(work: Work, queue: int) -> None:
-    """Let one request for locks of a queue decide at a time; commits do not touch this row."""
-    work.connection.execute(sa.select(q.c.number).where(q.c.number == queue).with_for_update())
+    """Let one request for locks of a queue decide at a time; commits hold this row, if at all, by a weaker lock.
+
+    :raises UnknownQueue: it is a subscription that was removed.
+    """
+    row = work.connection.execute(sa.select(q.c.number).where(q.c.number == queue).with_for_update(key_share=True))
+    if row.first() is None:
+        raise UnknownQueue(f"queue {queue} has been removed from the store")
 
 
 def overlapping(work: Work, queue: int, layout: int, *, first: int, end: int) -> list[Mapping[str, Any]]:
