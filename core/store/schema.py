@@ -104,6 +104,8 @@ table = _table(
     sa.Column("number", sa.BigInteger, nullable=False, unique=True),  # from the id source: never used again
     _text("conflict"),
     _id("ttl_ms", nullable=True),
+    sa.Column("row_codec", sa.Text, nullable=False, server_default=sa.text("'bytes'")),
+    sa.Column("value_codec", sa.Text, nullable=False, server_default=sa.text("'bytes'")),
 )
 conflict_key = _table(
     "xq_conflict_key",
