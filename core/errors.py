@@ -8,6 +8,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   ├── InvalidArgument
     │   ├── UnknownQueue
     │   ├── OptionsDiffer             a queue or table exists with other options
+    │   ├── CodecError                a codec cannot be loaded, or does not decode what is stored
     │   ├── SinkBindingError          the queue drains into another sink
     │   ├── SinkConfigurationError    the sink cannot be used as it is described
     │   └── SecretNotFound
@@ -89,6 +90,12 @@ class OptionsDiffer(ConfigurationError):
     """A queue or table exists with other options than those asked for."""
 
     default_hint = "ask for the stored options, or use another name"
+
+
+class CodecError(ConfigurationError):
+    """A codec cannot be loaded, or does not decode what is stored."""
+
+    default_hint = "the data was stored under another codec, or the codec has changed since"
 
 
 class SinkBindingError(ConfigurationError):
