@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from export_queue.core.errors import InvalidArgument
+from export_queue.core.errors import CodecError, InvalidArgument
 from export_queue.core.queue.options import Queue
 from export_queue.core.queue.read import Position
 from export_queue.core.store import Reading, Work, queries
@@ -28,6 +28,8 @@ class DeadLetter:
     """Length of the value; None where the entry had none."""
     dead_since_ms: int = 0
     """When it was set aside."""
+    key: Any = None
+    """The key as it was added, or its bytes where the codec fails; None before the letter is stored."""
 
     @property
     def place(self) -> tuple[int, bytes]:
@@ -147,11 +149,19 @@ def list_dead_letters(
             row["drain_id"],
             row["value_bytes"],
             row["dead_since_ms"],
+            _key(queue, bytes(row["key"])),
         )
         for row in queries.dead_letters.select_dead(
             work, queue.number, which.columns(queue), after=after, limit=limit, values=values
         )
     ]
+
+
+def _key(queue: Queue, key: bytes) -> Any:
+    try:
+        return queue.decode_key(key)
+    except CodecError:  # what does not decode is looked at here, too
+        return key
 
 
 def count_dead_letters(work: Reading, queue: Queue, which: DeadLetterFilter = ALL_DEAD_LETTERS) -> int:
