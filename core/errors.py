@@ -10,6 +10,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   ├── OptionsDiffer             a queue or table exists with other options
     │   ├── HasSubscriptions          readers of the queue are its subscriptions, each for itself
     │   ├── EntriesWait               a change would lose what waits in the queue
+    │   ├── CodecError                a codec cannot be loaded, or does not decode what is stored
     │   ├── SinkBindingError          the queue drains into another sink
     │   ├── SinkConfigurationError    the sink cannot be used as it is described
     │   └── SecretNotFound
@@ -103,6 +104,12 @@ class HasSubscriptions(ConfigurationError):
 
 class EntriesWait(ConfigurationError):
     """What waits in the queue would be lost, or would belong to nobody."""
+
+
+class CodecError(ConfigurationError):
+    """A codec cannot be loaded, or does not decode what is stored."""
+
+    default_hint = "the data was stored under another codec, or the codec has changed since"
 
 
 class SinkBindingError(ConfigurationError):

@@ -15,8 +15,8 @@ dead = typer.Typer(no_args_is_help=True, help="Entries that drains set aside: se
 app.add_typer(dead, name="dead")
 
 QueueId = Annotated[str, typer.Argument(help="id of the queue")]
-Key = Annotated[str | None, typer.Option(help="only entries of this key")]
-KeyHex = Annotated[str | None, typer.Option(help="the same, for keys that are not text: as hexadecimal digits")]
+Key = Annotated[str | None, typer.Option(help="only entries of this key: text, or a number")]
+KeyHex = Annotated[str | None, typer.Option(help="the same, for other keys: their bytes as hexadecimal digits")]
 Seq = Annotated[int | None, typer.Option(help="only the entry of this sequence")]
 Error = Annotated[str | None, typer.Option(help="only letters with this class of error")]
 OfDrain = Annotated[str | None, typer.Option(help="only letters of the drain of this id")]
@@ -155,7 +155,7 @@ def _bytes(digits: str) -> bytes:
 
 def _row(letter: DeadLetter) -> dict[str, Any]:
     return {
-        "key": _text(letter.position.key),
+        "key": _text(letter.key) if isinstance(letter.key, bytes) else str(letter.key),
         "key_hex": letter.position.key.hex(),
         "seq": str(letter.position.seq),
         "error": letter.error_class,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from export_queue.core.queue import Queue, find_queue
 from export_queue.core.store import Database
-from export_queue.core.tables import ObservedColumns, TableOptions, add_table, find_or_add_table, find_table
+from export_queue.core.tables import ObservedColumns, TableOptions, add_table, default_options, find_table
 from export_queue.core.transactions import BoundSession
 
 
@@ -42,8 +42,8 @@ class Catalogue:
         if name not in self._tables:
             found = find_table(self._database, name)
             if found is None and bound is not None:
-                return add_table(bound.begin(), name)  # not kept: the user may roll it back
-            self._tables[name] = found or find_or_add_table(self._database, name)
+                return add_table(bound.begin(), default_options(name))  # not kept: the user may roll it back
+            self._tables[name] = found or add_table(self._database.begin(), default_options(name))
         return self._tables[name]
 
     def _forget_another_store(self) -> None:

@@ -371,18 +371,27 @@ class Store:
             exclusive=exclusive,
         )
 
-    def configure_table(self, name: str, *, conflict: str = "row", ttl: float | None = None) -> TableOptions:
+    def configure_table(
+        self,
+        name: str,
+        *,
+        conflict: str = "row",
+        ttl: float | None = None,
+        row: str = "bytes",
+        value: str = "bytes",
+    ) -> TableOptions:
         """Store a table's options; the same options again change nothing, others are refused.
 
         See :func:`export_queue.core.tables.configure_table` for the parameters.
         """
         _ = self.identity
-        return configure_table(self.database, name, conflict=conflict, ttl=ttl)
+        return configure_table(self.database, name, conflict=conflict, ttl=ttl, row=row, value=value)
 
     def observe(self, table: str, column: str | bytes, function: Observer, kind: str = "strong") -> None:
         """Call a function for every row whose cell in a column awaits work, from :meth:`process_notifications`.
 
-        :param function: called with a transaction of its own, the row and the column, both as bytes.
+        :param function: called with a transaction of its own, the row and the column, as ``table.scan`` gives them:
+            both as bytes unless the table has a type of rows.
         :param kind: ``strong``: every write to the column notifies, and of the transactions that work a
             notification off exactly one commits; ``weak``: ``table.notify`` does, and it is worked off at least once.
         :raises OptionsDiffer: the column is observed in the other kind.

@@ -114,12 +114,13 @@ class FunctionExporter:
 
     def export(self, queue: Queue, entries: Entries) -> Exported:
         """Call the user's function entry by entry."""
+        queue.load_codecs()  # one that is not found here is no fault of the entries
         builder = OperationsBuilder()
         failures: dict[int, Failure] = {}
         for i, (key, value, seq) in enumerate(zip(entries.keys, entries.values, entries.seqs, strict=True)):
             for _ in range(2):
                 try:
-                    entry = Entry(queue.id, queue.decode_key(key), queue.decode_value(value), seq)
+                    entry = Entry(queue.id, queue.decode_key(key), queue.decode_value(value, key=key), seq)
                     builder.add(self._export(entry), seq=seq, entry=i)
                 except Exception as error:
                     if is_transient(error):

@@ -10,7 +10,7 @@ from export_queue.core.errors import InvalidArgument, OptionsDiffer
 from export_queue.core.observers.failures import ObserverFailure, observer_failures
 from export_queue.core.observers.rounds import Observation, Observer, Processed, Round
 from export_queue.core.store import Database, queries
-from export_queue.core.tables import ObserverKind, TableOptions, as_key, find_or_add_table
+from export_queue.core.tables import ObserverKind, TableOptions, add_table, as_key, find_table
 from export_queue.core.transactions import OpenTransaction
 
 __all__ = ["Observer", "Observers"]
@@ -80,7 +80,7 @@ class Observers:
         """Observe the tables that have new numbers, since the store was restored or created anew."""
         for place, one in list(self._known.items()):
             table = one.table
-            found = find_or_add_table(self._database, table.name, conflict=table.conflict, ttl_ms=table.ttl_ms)
+            found = find_table(self._database, table.name) or add_table(self._database.begin(), table)
             if found.number != table.number:
                 del self._known[place]
                 self.register(found, one.column, one.function, one.kind)

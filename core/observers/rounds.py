@@ -10,11 +10,11 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-from export_queue.core.errors import ConflictError
+from export_queue.core.errors import CodecError, ConflictError
 from export_queue.core.observers.backoff import delay_ms
 from export_queue.core.observers.failures import describe
 from export_queue.core.store import AnySnapshot, Cell, Database, Snapshot, notification_key, queries
-from export_queue.core.tables import ObserverKind, TableOptions
+from export_queue.core.tables import CellTypes, ObserverKind, TableOptions, cell_types
 from export_queue.core.transactions import OpenTransaction, take_snapshot
 
 PAGE = 256
@@ -22,8 +22,8 @@ PAGE = 256
 MOST_COUNTED = 1_000
 """The count of notifications that are left goes no further."""
 
-Observer = Callable[[Any, bytes, bytes], object]
-"""Called with a transaction, the row and the column."""
+Observer = Callable[[Any, Any, Any], object]
+"""Called with a transaction, the row and the column, as a scan of the table gives them."""
 
 log = logging.getLogger("export_queue.observers")
 
@@ -36,6 +36,11 @@ class Observation:
     column: bytes
     kind: ObserverKind
     function: Observer
+
+    @property
+    def types(self) -> CellTypes:
+        """The types of the table's cells."""
+        return cell_types(self.table.name, self.table.row, self.table.value)
 
     @property
     def name(self) -> str:
@@ -174,7 +179,8 @@ class Round:
 
     def _attempt(self, one: Observation, opened: OpenTransaction, row: bytes) -> tuple[_End, Exception | None]:
         try:
-            one.function(self._bind(opened), row, one.column)
+            types = one.types
+            one.function(self._bind(opened), types.decode_row(row), types.decode_column(one.column))
         except Exception as error:
             return _End.FAILED, error  # a conflict too: it is not this transaction's
         try:
@@ -197,7 +203,7 @@ class Round:
         log.warning(
             "the observer of %s failed on row %s, attempt %d, next in %.1f s: %s",
             one.name,
-            cell[1].decode("utf-8", "backslashreplace"),
+            _shown(one, cell[1]),
             attempts,
             wait / 1000,
             told,
@@ -213,3 +219,12 @@ class Round:
                     limit = MOST_COUNTED - left
                     left += queries.notifications.count_due(work, one.table.number, one.column, snapshot, limit=limit)
         return left
+
+
+def _shown(one: Observation, row: bytes) -> str:
+    """Show a row to people, also where its codec fails."""
+    try:
+        found = one.types.decode_row(row)
+    except CodecError:
+        found = row
+    return found.decode("utf-8", "backslashreplace") if isinstance(found, bytes) else str(found)

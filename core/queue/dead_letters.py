@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from export_queue.core.errors import InvalidArgument
+from export_queue.core.errors import CodecError, InvalidArgument
 from export_queue.core.queue.options import Queue
 from export_queue.core.queue.read import Position
 from export_queue.core.store import Reading, Work, queries
@@ -28,6 +28,8 @@ class DeadLetter:
     """Length of the value; None where the entry had none."""
     dead_since_ms: int = 0
     """When it was set aside."""
+    key: Any = None
+    """The key as it was added, or its bytes where the codec fails; None before the letter is stored."""
 
     @property
     def place(self) -> tuple[int, bytes]:
@@ -42,35 +44,45 @@ class DeadLetter:
 class DeadLetterFilter:
     """Which of a queue's dead letters are meant: those that have all that is given.
 
-    :param key: the entry's key; text is the same as its UTF-8.
+    :param key: the entry's key, as it was added; or bytes, as they are stored.
     :param seq: the entry's sequence.
     :param error_class: class of the error that it was rejected with.
     :param drain_id: name of the drain that set the entry aside.
-    :raises InvalidArgument: the key is neither text nor bytes.
     """
 
-    key: str | bytes | None = None
+    key: Any = None
     seq: int | None = None
     error_class: str | None = None
     drain_id: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.key is not None and not isinstance(self.key, str | bytes):
-            raise InvalidArgument(f"key: expected text or bytes, found {type(self.key).__name__}")
+    def columns(self, queue: Queue) -> dict[str, Any]:
+        """Return the given criteria by name, the key as it is stored in a queue.
 
-    def columns(self) -> dict[str, Any]:
-        """Return the given criteria by name, the key as bytes."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
-        return given | ({"key": self.key.encode()} if isinstance(self.key, str) else {})
+        :raises EntryError: the key is of another type than the queue's.
+        """
+        given = self._given()
+        return given | {"key": self._stored_key(queue)} if "key" in given else given
 
     def shown(self) -> dict[str, Any]:
         """Return the given criteria, readable and as JSON; a seq is text, since it exceeds 2⁵³."""
-        shown = self.columns()
-        if self.key is not None:
-            shown["key"] = shown["key"].decode("utf-8", "backslashreplace")
+        shown = self._given()
+        if isinstance(self.key, bytes):
+            shown["key"] = self.key.decode("utf-8", "backslashreplace")
+        elif self.key is not None:
+            shown["key"] = str(self.key)
         if self.seq is not None:
             shown["seq"] = str(self.seq)
         return shown
+
+    def _given(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+
+    def _stored_key(self, queue: Queue) -> bytes:
+        if isinstance(self.key, bytes):
+            return self.key
+        if isinstance(self.key, str) and queue.key in ("bytes", "int"):
+            return self.key.encode()  # what a command line has: the digits of a number are its bytes
+        return queue.encode_key(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +149,24 @@ def list_dead_letters(
             row["drain_id"],
             row["value_bytes"],
             row["dead_since_ms"],
+            _key(queue, bytes(row["key"])),
         )
         for row in queries.dead_letters.select_dead(
-            work, queue.number, which.columns(), after=after, limit=limit, values=values
+            work, queue.number, which.columns(queue), after=after, limit=limit, values=values
         )
     ]
 
 
+def _key(queue: Queue, key: bytes) -> Any:
+    try:
+        return queue.decode_key(key)
+    except CodecError:  # what does not decode is looked at here, too
+        return key
+
+
 def count_dead_letters(work: Reading, queue: Queue, which: DeadLetterFilter = ALL_DEAD_LETTERS) -> int:
     """Count a queue's dead letters."""
-    return queries.dead_letters.count_dead(work, queue.number, which.columns())
+    return queries.dead_letters.count_dead(work, queue.number, which.columns(queue))
 
 
 def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str, which: DeadLetterFilter) -> int:

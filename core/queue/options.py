@@ -6,14 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from export_queue.core.codecs import KEYS, MAX_KEY_BYTES, VALUES, Refused, check_codec, decode, find_codec
 from export_queue.core.errors import (
+    EntryError,
     HasSubscriptions,
     InvalidArgument,
     OptionsDiffer,
     SinkBindingError,
     UnknownQueue,
 )
-from export_queue.core.queue import codecs
 from export_queue.core.queue.buckets import Range, split, units_of
 from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.tables import check_name
@@ -33,9 +34,9 @@ class Queue:
     buckets: int
     buckets_per_range: int
     key: str
-    """Name of the keys' codec: ``str`` or ``bytes``."""
+    """The keys' codec: ``str``, ``int``, ``bytes`` or an import path."""
     value: str
-    """Name of the values' codec: ``json``, ``str`` or ``bytes``."""
+    """The values' codec: ``json``, ``str``, ``int``, ``bytes`` or an import path."""
     max_value_bytes: int
     exclusive: bool
     """Whether every key added is a conflict key."""
@@ -70,20 +71,54 @@ class Queue:
         return self.units() if ranges is None else split(ranges, self.buckets, self.buckets_per_range)
 
     def encode_key(self, key: Any) -> bytes:
-        """Encode a key, or raise :class:`EntryError`."""
-        return codecs.encode_key(self.key, key)
+        """Encode a key.
+
+        :raises EntryError: the key is of another type, empty or too long.
+        """
+        try:
+            encoded = find_codec(self.key, KEYS).encode(key)
+        except Refused as refused:
+            raise EntryError(f"queue {self.id!r}: key {key!a}: {refused.message}", hint=refused.hint) from refused
+        if not 1 <= len(encoded) <= MAX_KEY_BYTES:
+            raise EntryError(f"key: expected 1 to {MAX_KEY_BYTES} bytes, found {len(encoded)}: {str(key)[:60]!r}…")
+        return encoded
 
     def decode_key(self, key: bytes) -> Any:
-        """Decode a key."""
-        return codecs.KEY_CODECS[self.key].decode(key)
+        """Decode a key, or raise :class:`CodecError`."""
+        return decode(find_codec(self.key, KEYS), key, lambda: f"queue {self.id!r}: key {key!r}")
 
     def encode_value(self, value: Any, *, key: Any) -> bytes | None:
-        """Encode a value, or raise :class:`EntryError`."""
-        return codecs.encode_value(self.value, value, most=self.max_value_bytes, key=key)
+        """Encode a value; None stays None and means: the record is gone.
 
-    def decode_value(self, value: bytes | None) -> Any:
-        """Decode a value; None stays None."""
-        return None if value is None else codecs.VALUE_CODECS[self.value].decode(value)
+        :raises EntryError: the value is of another type or too large.
+        """
+        if value is None:
+            return None
+        try:
+            encoded = find_codec(self.value, VALUES).encode(value)
+        except Refused as refused:
+            problem = f"queue {self.id!r}: value of key {key!r}: {refused.message}"
+            raise EntryError(problem, hint=refused.hint) from refused
+        if len(encoded) > self.max_value_bytes:
+            raise EntryError(
+                f"value of key {key!r}: expected at most {self.max_value_bytes} bytes, found {len(encoded)}",
+                hint="configure the queue with a larger max_value_bytes, or add a reference instead of the content",
+            )
+        return encoded
+
+    def decode_value(self, value: bytes | None, *, key: object = None) -> Any:
+        """Decode a value, or raise :class:`CodecError`, which names the key; None stays None."""
+        if value is None:
+            return None
+        return decode(find_codec(self.value, VALUES), value, lambda: f"queue {self.id!r}: value of key {key!r}")
+
+    def load_codecs(self) -> None:
+        """Find both codecs.
+
+        :raises CodecError: an import path leads to no codec.
+        """
+        find_codec(self.key, KEYS)
+        find_codec(self.value, VALUES)
 
 
 def configure_queue(
@@ -104,18 +139,20 @@ def configure_queue(
     :param buckets: number of buckets; a prime spreads keys well.
     :param buckets_per_range: buckets of one unit: what one lock, and at most one task at a time, works on; by default
         a tenth of the buckets, so that there are ten units.
-    :param key: codec of keys.
-    :param value: codec of values.
+    :param key: codec of keys: ``str``, ``int``, ``bytes``, or the import path ``module:name`` of an object with
+        ``encode(value) -> bytes`` and ``decode(bytes) -> value``.
+    :param value: codec of values: ``json``, ``str``, ``int``, ``bytes``, or an import path.
     :param max_value_bytes: largest encoded value.
     :param exclusive: make every key a conflict key, for keys that are not tied to a cell that the transaction writes.
     :param subscriptions: names of the readers that a new queue has, each of which gets every entry; None says nothing
         about them.
     :raises InvalidArgument: an option is out of bounds.
+    :raises CodecError: an import path leads to no codec.
     :raises OptionsDiffer: the queue exists with other options, which are listed.
     """
     check_name("queue id", queue_id)
-    codecs.check_codec("key", key, codecs.KEY_CODECS)
-    codecs.check_codec("value", value, codecs.VALUE_CODECS)
+    check_codec("key", key, KEYS)
+    check_codec("value", value, VALUES)
     _check_number("buckets", buckets, MAX_BUCKETS)
     if buckets_per_range is None:
         buckets_per_range = -(-buckets // 10)
@@ -144,7 +181,9 @@ def configure_queue(
             row = queries.queues.queue_row(work, queue_id)
     assert row is not None
     differences = [
-        f"{name}: expected {wanted[name]!r}, found {row[name]!r}" for name in wanted if row[name] != wanted[name]
+        f"{name.removesuffix('_codec')}: expected {wanted[name]!r}, found {row[name]!r}"
+        for name in wanted
+        if row[name] != wanted[name]
     ]
     if differences:
         raise OptionsDiffer(f"queue {queue_id!r} exists with other options: {'; '.join(differences)}")

@@ -1,5 +1,6 @@
 """Tables of versioned cells inside a transaction."""
 
+from export_queue.core.tables.cells import CellTypes, as_key, cell_types
 from export_queue.core.tables.observed import ObservedColumns, ObserverKind
 from export_queue.core.tables.options import (
     ConflictLevel,
@@ -7,12 +8,13 @@ from export_queue.core.tables.options import (
     add_table,
     check_name,
     configure_table,
-    find_or_add_table,
+    default_options,
     find_table,
 )
-from export_queue.core.tables.table import Table, as_key
+from export_queue.core.tables.table import Table
 
 __all__ = [
+    "CellTypes",
     "ConflictLevel",
     "ObservedColumns",
     "ObserverKind",
@@ -20,8 +22,9 @@ __all__ = [
     "TableOptions",
     "add_table",
     "as_key",
+    "cell_types",
     "check_name",
     "configure_table",
-    "find_or_add_table",
+    "default_options",
     "find_table",
 ]

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 
+from export_queue.core.codecs import ROWS, VALUES, check_codec
 from export_queue.core.errors import InvalidArgument, OptionsDiffer
 from export_queue.core.store import Database, Reading, Work, queries
 
@@ -32,6 +33,10 @@ class TableOptions:
     conflict: ConflictLevel
     ttl_ms: int | None
     """Age in milliseconds from which a version counts as deleted."""
+    row: str = "bytes"
+    """The rows' codec: ``bytes``, ``str``, ``int`` or an import path."""
+    value: str = "bytes"
+    """The values' codec: ``bytes``, ``str``, ``int``, ``json`` or an import path."""
 
 
 def check_name(what: str, name: str) -> str:
@@ -48,14 +53,24 @@ def check_name(what: str, name: str) -> str:
 
 
 def configure_table(
-    database: Database, name: str, *, conflict: str = ConflictLevel.ROW, ttl: float | None = None
+    database: Database,
+    name: str,
+    *,
+    conflict: str = ConflictLevel.ROW,
+    ttl: float | None = None,
+    row: str = "bytes",
+    value: str = "bytes",
 ) -> TableOptions:
     """Store a table's options; the same options again change nothing.
 
     :param name: as a queue's name.
     :param conflict: ``row``, ``cell`` or ``none``: the unit that two overlapping transactions must not both write.
     :param ttl: seconds after which a version counts as deleted; None for never.
+    :param row: codec of rows: ``bytes``, ``str``, ``int``, or the import path ``module:name`` of an object with
+        ``encode(value) -> bytes`` and ``decode(bytes) -> value``. Columns come back as text, unless it is ``bytes``.
+    :param value: codec of values: ``bytes``, ``str``, ``int``, ``json``, or an import path.
     :raises OptionsDiffer: the table exists with other options, which are listed.
+    :raises CodecError: an import path leads to no codec.
     """
     check_name("table name", name)
     try:
@@ -65,16 +80,27 @@ def configure_table(
         raise InvalidArgument(f"conflict: expected one of {known}, found {conflict!r}") from error
     if ttl is not None and not 0.001 <= ttl <= MAX_TTL_SECONDS:
         raise InvalidArgument(f"ttl: expected 0.001 to {MAX_TTL_SECONDS:.0f} seconds, found {ttl!r}")
-    ttl_ms = None if ttl is None else int(ttl * 1000)
-    found = find_or_add_table(database, name, conflict=level, ttl_ms=ttl_ms)
-    differences = []
-    if found.conflict is not level:
-        differences.append(f"conflict: expected {level.value}, found {found.conflict.value}")
-    if found.ttl_ms != ttl_ms:
-        differences.append(f"ttl_ms: expected {ttl_ms}, found {found.ttl_ms}")
+    check_codec("row", row, ROWS)
+    check_codec("value", value, VALUES)
+    wanted = TableOptions(name, 0, level, None if ttl is None else int(ttl * 1000), row, value)
+    found = find_table(database, name) or add_table(database.begin(), wanted)
+    differences = [
+        f"{what}: expected {expected!r}, found {there!r}"
+        for what, expected, there in zip(_OPTIONS, _shown(wanted), _shown(found), strict=True)
+        if expected != there
+    ]
     if differences:
         raise OptionsDiffer(f"table {name!r} exists with other options: {'; '.join(differences)}")
     return found
+
+
+_OPTIONS = ("conflict", "ttl", "row", "value")
+
+
+def _shown(options: TableOptions) -> tuple[object, ...]:
+    """Return the options as users write them."""
+    ttl = None if options.ttl_ms is None else options.ttl_ms / 1000
+    return options.conflict.value, ttl, options.row, options.value
 
 
 def find_table(database: Database, name: str) -> TableOptions | None:
@@ -83,34 +109,38 @@ def find_table(database: Database, name: str) -> TableOptions | None:
         return _read(work, name)
 
 
-def find_or_add_table(
-    database: Database, name: str, *, conflict: ConflictLevel = ConflictLevel.ROW, ttl_ms: int | None = None
-) -> TableOptions:
-    """Read a table's options, or store these at its first use."""
-    return find_table(database, name) or add_table(database.begin(), name, conflict=conflict, ttl_ms=ttl_ms)
+def default_options(name: str) -> TableOptions:
+    """Return the options of a table that nobody has configured."""
+    return TableOptions(name, 0, ConflictLevel.ROW, None)
 
 
-def add_table(
-    begun: AbstractContextManager[Work],
-    name: str,
-    *,
-    conflict: ConflictLevel = ConflictLevel.ROW,
-    ttl_ms: int | None = None,
-) -> TableOptions:
-    """Store a table's options, unless others have just done so.
+def add_table(begun: AbstractContextManager[Work], options: TableOptions) -> TableOptions:
+    """Store a table's options under a number of its own, unless others have just done so.
 
     :param begun: a SQL transaction, which is ended.
+    :param options: the options; their number does not count.
+    :returns: the options that are stored.
     """
-    check_name("table name", name)
+    check_name("table name", options.name)
     with begun as work:
-        queries.queues.add_table(work, name, conflict.value, ttl_ms)
-        added = _read(work, name)
+        queries.queues.add_table(
+            work,
+            options.name,
+            conflict=options.conflict.value,
+            ttl_ms=options.ttl_ms,
+            row_codec=options.row,
+            value_codec=options.value,
+        )
+        added = _read(work, options.name)
     assert added is not None
     return added
 
 
 def _read(work: Reading, name: str) -> TableOptions | None:
-    row = queries.queues.table_row(work, name)
-    if row is None:
+    found = queries.queues.table_row(work, name)
+    if found is None:
         return None
-    return TableOptions(row["name"], row["number"], ConflictLevel(row["conflict"]), row["ttl_ms"])
+    level = ConflictLevel(found["conflict"])
+    return TableOptions(
+        found["name"], found["number"], level, found["ttl_ms"], found["row_codec"], found["value_codec"]
+    )

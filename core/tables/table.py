@@ -3,120 +3,124 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar, overload
+from typing import Any
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.store import Span, cell_key, row_key
+from export_queue.core.store import Cell, Span, cell_key, row_key
+from export_queue.core.tables.cells import as_key, cell_types
 from export_queue.core.tables.observed import ObservedColumns, ObserverKind
 from export_queue.core.tables.options import ConflictLevel, TableOptions
 from export_queue.core.transactions import OpenTransaction, read_cell, read_cells, read_versions, scan_cells
 
-MAX_KEY_BYTES = 1024
-
-Default = TypeVar("Default")
-
 
 class Table:
-    """Cells of (row, column) with byte values, as one transaction sees them.
+    """Cells of (row, column), as one transaction sees them.
 
-    Rows and columns are text or bytes of any content; a deleted cell reads like a cell that never was;
-    an empty value is a value.
+    Rows and values are of the types that ``store.configure_table`` gave the table, bytes without; columns are names.
+    A deleted cell reads like a cell that never was; an empty value is a value.
     """
 
     def __init__(self, transaction: OpenTransaction, options: TableOptions, observed: ObservedColumns) -> None:
         self._transaction = transaction
         self._options = options
         self._observed = observed
+        self._types = cell_types(options.name, options.row, options.value)
+        self._has_plain_rows = self._types.has_plain_rows
+        self._has_plain_values = self._types.has_plain_values
 
-    @overload
-    def get(self, row: str | bytes, column: str | bytes) -> bytes | None: ...
-
-    @overload
-    def get(self, row: str | bytes, column: str | bytes, default: Default) -> bytes | Default: ...
-
-    def get(self, row: str | bytes, column: str | bytes, default: object = None) -> object:
+    def get(self, row: Any, column: str | bytes, default: Any = None) -> Any:
         """Read one cell of the snapshot, own writes included.
 
-        :param row: 1–1024 bytes; text is taken as UTF-8.
-        :param column: the same.
+        :param row: of the table's type; 1–1024 bytes when encoded. In a table of ``bytes`` text is taken as UTF-8.
+        :param column: text, or its bytes.
         :param default: returned if there is no value.
         """
-        cell = self._options.number, as_key("row", row), as_key("column", column)
-        value = read_cell(self._transaction, cell, ttl_ms=self._options.ttl_ms)
-        return default if value is None else value
+        value = read_cell(self._transaction, self._cell(row, column), ttl_ms=self._options.ttl_ms)
+        if value is None:
+            return default
+        return value if self._has_plain_values else self._types.decode_value(value, row, column)
 
-    def versions(self, row: str | bytes, column: str | bytes) -> list[bytes | None]:
+    def versions(self, row: Any, column: str | bytes) -> list[Any]:
         """Read the versions of one cell that the transaction's level shows, the newest first; None is a delete.
 
         At ``SNAPSHOT_ALL`` these are its own of each checkpoint and, behind them, the committed one; at other levels
         the newest alone.
         """
-        cell = self._options.number, as_key("row", row), as_key("column", column)
-        return read_versions(self._transaction, cell, ttl_ms=self._options.ttl_ms)
+        found = read_versions(self._transaction, self._cell(row, column), ttl_ms=self._options.ttl_ms)
+        return [None if value is None else self._types.decode_value(value, row, column) for value in found]
 
-    def get_many(self, cells: Iterable[tuple[str | bytes, str | bytes]]) -> dict[tuple[bytes, bytes], bytes]:
+    def get_many(self, cells: Iterable[tuple[Any, str | bytes]]) -> dict[tuple[Any, Any], Any]:
         """Read many cells at once.
 
         :param cells: each row and column.
-        :returns: the values of those that have one, by row and column as bytes.
+        :returns: the values of those that have one, by row and column as :meth:`scan` gives them.
         """
-        wanted = [(as_key("row", row), as_key("column", column)) for row, column in cells]
-        return read_cells(self._transaction, self._options.number, wanted, ttl_ms=self._options.ttl_ms)
+        encode_row = self._types.encode_row
+        wanted = [(encode_row(row), as_key("column", column)) for row, column in cells]
+        found = read_cells(self._transaction, self._options.number, wanted, ttl_ms=self._options.ttl_ms)
+        if self._has_plain_rows and self._has_plain_values:
+            return found
+        decoded = (self._types.decode_cell((*cell, value)) for cell, value in found.items())
+        return {(row, column): value for row, column, value in decoded}
 
     def scan(
         self,
-        start: str | bytes | None = None,
-        stop: str | bytes | None = None,
+        start: Any = None,
+        stop: Any = None,
         *,
         prefix: str | bytes | None = None,
         columns: Iterable[str | bytes] = (),
         limit: int | None = None,
-    ) -> Iterator[tuple[bytes, bytes, bytes]]:
+    ) -> Iterator[tuple[Any, Any, Any]]:
         """Read cells in the order of rows and columns, page by page; own writes are in their places.
 
+        The order is that of the encoded bytes: of numbers by size, of text by its characters' code points.
         A write of this transaction while a scan runs is not part of it; a flush of a long transaction may be,
         unless the transaction has made a checkpoint and reads at ``SNAPSHOT_EXCLUDE_CURRENT``.
 
         :param start: first row.
         :param stop: the first row that is not read.
-        :param prefix: instead of both: rows that begin with these bytes.
+        :param prefix: instead of both, in tables of text or bytes: rows that begin with it.
         :param columns: only these columns.
         :param limit: most cells.
-        :returns: row, column and value of each cell that has one.
+        :returns: row, column and value of each cell that has one. Row and value are of the table's types; the column
+            is text, or bytes where the rows are ``bytes``.
         """
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit: expected a whole number of cells, found {limit!r}")
-        span = _span(start, stop, prefix, columns)
-        return scan_cells(self._transaction, self._options.number, span, ttl_ms=self._options.ttl_ms, limit=limit)
+        found = self._scan(self._types.span(start, stop, prefix, columns), limit=limit)
+        return found if self._has_plain_rows and self._has_plain_values else map(self._types.decode_cell, found)
 
-    def delete_row(self, row: str | bytes) -> None:
+    def delete_row(self, row: Any) -> None:
         """Remove all cells of one row that this transaction sees."""
-        key = as_key("row", row)
-        for _, column, _ in list(self.scan(key, key + b"\x00")):
-            self.delete(key, column)
+        key = self._types.encode_row(row)
+        for _, column, _ in list(self._scan(Span(key, key + b"\x00"))):
+            self._write((self._options.number, key, column), None)
 
-    def set(self, row: str | bytes, column: str | bytes, value: bytes) -> None:
+    def set(self, row: Any, column: str | bytes, value: Any) -> None:
         """Write one cell; others see it when the transaction has committed.
 
         If the column has a strong observer, the write sets a notification.
 
-        :raises InvalidArgument: the value is no bytes.
+        :raises InvalidArgument: row or value is not of the table's type.
         """
-        if not isinstance(value, bytes):
-            raise InvalidArgument(f"value: expected bytes, found {type(value).__name__}; encode it first")
-        self._write(row, column, value)
+        if self._has_plain_values and type(value) is bytes:  # as it is; most tables have no types
+            encoded = value
+        else:
+            encoded = self._types.encode_value(value, row, column)
+        self._write(self._cell_to_write(row, column), encoded)
 
-    def delete(self, row: str | bytes, column: str | bytes) -> None:
+    def delete(self, row: Any, column: str | bytes) -> None:
         """Remove one cell; a delete conflicts as a write does."""
-        self._write(row, column, None)
+        self._write(self._cell_to_write(row, column), None)
 
-    def notify(self, row: str | bytes, column: str | bytes) -> None:
+    def notify(self, row: Any, column: str | bytes) -> None:
         """Set a weak notification: the column's observer is called at least once after the commit.
 
         :raises InvalidArgument: the column has no weak observer.
         """
-        number = self._options.number
-        row_bytes, column_bytes = as_key("row", row), as_key("column", column)
+        cell = self._cell_to_write(row, column)
+        number, _, column_bytes = cell
         if self._observed.of(number).get(column_bytes) is not ObserverKind.WEAK:
             self._observed.refresh()  # it may be new
         found = self._observed.of(number).get(column_bytes)
@@ -127,57 +131,28 @@ class Table:
                 hint="register it: store.observe(table, column, function, kind='weak'); "
                 "a strong observer is called when the column is written",
             )
-        self._transaction.notify((number, row_bytes, column_bytes))
+        self._transaction.notify(cell)
 
-    def _write(self, row: str | bytes, column: str | bytes, value: bytes | None) -> None:
-        number, level = self._options.number, self._options.conflict
-        row_bytes, column_bytes = as_key("row", row), as_key("column", column)
+    def _cell(self, row: Any, column: str | bytes) -> Cell:
+        row_bytes = as_key("row", row) if self._has_plain_rows else self._types.encode_row(row)
+        return self._options.number, row_bytes, as_key("column", column)
+
+    def _cell_to_write(self, row: Any, column: str | bytes) -> Cell:
+        if self._has_plain_rows:
+            return self._options.number, as_key("row", row), as_key("column", column)
+        return self._options.number, self._types.encode_row(row), self._types.encode_column(column)
+
+    def _scan(self, span: Span, *, limit: int | None = None) -> Iterator[tuple[bytes, bytes, bytes]]:
+        return scan_cells(self._transaction, self._options.number, span, ttl_ms=self._options.ttl_ms, limit=limit)
+
+    def _write(self, cell: Cell, value: bytes | None) -> None:
+        number, row, column = cell
+        level = self._options.conflict
         conflict_key = None
         if level is ConflictLevel.ROW:
-            conflict_key = row_key(number, row_bytes)
+            conflict_key = row_key(number, row)
         elif level is ConflictLevel.CELL:
-            conflict_key = cell_key(number, row_bytes, column_bytes)
-        cell = (number, row_bytes, column_bytes)
+            conflict_key = cell_key(number, row, column)
         self._transaction.write_cell(cell, value, conflict_key=conflict_key)
-        if value is not None and self._observed.of(number).get(column_bytes) is ObserverKind.STRONG:
+        if value is not None and self._observed.of(number).get(column) is ObserverKind.STRONG:
             self._transaction.notify(cell)
-
-
-def _span(
-    start: str | bytes | None, stop: str | bytes | None, prefix: str | bytes | None, columns: Iterable[str | bytes]
-) -> Span:
-    if prefix is not None and (start is not None or stop is not None):
-        raise InvalidArgument("scan: expected either prefix or start and stop, found both")
-    chosen = tuple(as_key("column", column) for column in columns)
-    if prefix is not None:
-        first = _bytes(prefix)
-        return Span(first, _behind(first), chosen)
-    return Span(_bytes(start or b""), None if stop is None else _bytes(stop), chosen)
-
-
-def _bytes(value: str | bytes) -> bytes:
-    try:
-        return value.encode() if isinstance(value, str) else value
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(
-            f"a row or column: expected text or bytes, found half a character (a lone surrogate) at {error.start}",
-            hint="repair the text: text.encode('utf-8', 'replace').decode()",
-        ) from None
-
-
-def _behind(prefix: bytes) -> bytes | None:
-    """Return the first row behind all that begin with a prefix; None if there is none."""
-    stripped = prefix.rstrip(b"\xff")
-    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
-
-
-def as_key(what: str, value: str | bytes) -> bytes:
-    """Take a row or column as bytes.
-
-    :raises InvalidArgument: it is empty, too long or neither text nor bytes.
-    """
-    key = value if type(value) is bytes else _bytes(value)
-    if type(key) is not bytes or not 1 <= len(key) <= MAX_KEY_BYTES:
-        size = f"{len(key)} bytes" if isinstance(key, bytes) else type(value).__name__
-        raise InvalidArgument(f"{what}: expected text or bytes of 1 to {MAX_KEY_BYTES} bytes, found {size}")
-    return key

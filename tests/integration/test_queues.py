@@ -61,9 +61,7 @@ def test_the_same_options_again_change_nothing(store: Store) -> None:
 def test_other_options_are_refused_and_listed(store: Store) -> None:
     store.configure_queue("q", buckets=16, buckets_per_range=4)
     add(store, "kept")
-    with pytest.raises(
-        OptionsDiffer, match=r"buckets: expected 32, found 16; .*value_codec: expected 'str', found 'json'"
-    ):
+    with pytest.raises(OptionsDiffer, match=r"buckets: expected 32, found 16; .*value: expected 'str', found 'json'"):
         store.configure_queue("q", buckets=32, buckets_per_range=4, value="str")
     assert keys(store) == ["kept"]
 
@@ -91,8 +89,8 @@ def test_an_unknown_queue_names_those_that_exist(store: Store) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("value", "xml", "'bytes', 'json', 'str'"),
-        ("key", "int", "'bytes', 'str'"),
+        ("value", "xml", "'bytes', 'int', 'json', 'str'] or an import path 'module:name', found 'xml'"),
+        ("key", "json", "'bytes', 'int', 'str'] or an import path .*\n.*equal values may differ as JSON"),
         ("buckets", 0, "1 to 1000000"),
         ("buckets", True, "1 to 1000000"),
         ("buckets_per_range", 2000, "1 to 1009"),
@@ -116,7 +114,7 @@ def test_a_bad_option_names_what_is_allowed(store: Store, option: str, value: ob
         ("k", math.inf, "the value is inf"),
         ("k", {"a": {"b": "x\ud800"}}, r"field a.b is text with a lone surrogate at position 1\n.*repair the text"),
         ("k", {"a": {1: 2}}, r"field a has a key of type int\n.*str\(key\)"),
-        ("k", {"a": 2**64}, r"field a is a whole number of more than 64 bits\n.*str\(number\)"),
+        ("k", {"a": 10**309}, r"field a is a number beyond 1.8E\+308, .*\n.*str\("),
         ("k", {"a": b"x"}, r"field a is of type bytes\n.*decode\(\)"),
         ("k", "x" * 200, "value of key 'k': expected at most 100 bytes, found 202"),
     ],

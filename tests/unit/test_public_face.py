@@ -22,7 +22,8 @@ NAMES = """
     check_owner drain drain_job readmit refuse_seqs
 
     ExportQueueError
-    ConfigurationError InvalidArgument OptionsDiffer SecretNotFound SinkBindingError SinkConfigurationError UnknownQueue
+    ConfigurationError CodecError InvalidArgument OptionsDiffer SecretNotFound SinkBindingError SinkConfigurationError
+    UnknownQueue
     EntryError
     StoreError OtherCluster SchemaVersionError StoreNotCreated StoreReplaced StoreUnavailable
     TransactionError AfterCommitFailed AlreadyCommitted ChangeSetTooLarge CommitOutcomeUnknown CommitRefused

@@ -92,7 +92,7 @@ def failures(work: Reading, *, limit: int) -> list[Mapping[str, Any]]:
         n.c.table_number == f.c.table_number, n.c.row_key == f.c.row_key, n.c.column_key == f.c.column_key
     )
     statement = (
-        sa.select(t.c.name, f)
+        sa.select(t.c.name, t.c.row_codec, f)
         .join_from(f, t, t.c.number == f.c.table_number)
         .where(waits)
         .order_by(f.c.next_ms, f.c.table_number, f.c.row_key)

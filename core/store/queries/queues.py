@@ -42,12 +42,10 @@ def table_row(work: Reading, name: str) -> Mapping[str, Any] | None:
     return dict(row) if row else None
 
 
-def add_table(work: Work, name: str, conflict: str, ttl_ms: int | None) -> bool:
-    """Store a new table under a number of its own; False if another process has just stored it."""
-    values = {
-        "name": name,
-        "number": work.database.dialect.draw(work.connection),
-        "conflict": conflict,
-        "ttl_ms": ttl_ms,
-    }
+def add_table(work: Work, name: str, **options: Any) -> bool:
+    """Store a new table under a number of its own; False if another process has just stored it.
+
+    :param options: its other columns, by name.
+    """
+    values = {"name": name, "number": work.database.dialect.draw(work.connection), **options}
     return work.connection.execute(insert_into(work, t).values(values).on_conflict_do_nothing()).rowcount > 0

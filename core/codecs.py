@@ -1,0 +1,181 @@
+"""How keys, rows and values become bytes, and back: codecs by name or import path.
+
+=========  =============================  ===============================================================
+name       takes                          stores
+=========  =============================  ===============================================================
+``bytes``  bytes                          them; as rows also text, as its UTF-8
+``str``    text                           its UTF-8
+``int``    a whole number                 its decimal digits; as rows, 8 bytes in the order of the numbers
+``json``   what :mod:`.json_text` writes  JSON; only as values, since equal ones may differ in their text
+=========  =============================  ===============================================================
+
+An import path ``module:name`` leads to an object with ``encode(value) -> bytes`` and ``decode(bytes) -> value``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from export_queue.core.errors import CodecError, InvalidArgument
+from export_queue.core.json_text import NotJson, json_bytes
+from export_queue.core.references import import_object
+from export_queue.core.retry import is_transient
+
+MAX_KEY_BYTES = 1024
+"""The longest key, row or column, encoded."""
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """Two functions between the values of users and bytes; both may raise any error."""
+
+    name: str
+    encode: Callable[[Any], bytes]
+    """Raises :class:`Refused` for what it does not take."""
+    decode: Callable[[bytes], Any]
+
+
+class Refused(ValueError):
+    """A codec does not take a value; the text says why, without the value."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise Refused(f"expected bytes, found {type(value).__name__}")
+    return bytes(value)
+
+
+def _text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise Refused(f"expected str, found {type(value).__name__}")
+    try:
+        return str.encode(value)  # not str(value), which is the name of an enumeration's member
+    except UnicodeEncodeError as error:
+        raise Refused(
+            f"expected text, found half a character (a lone surrogate) at position {error.start}",
+            hint="repair the text: text.encode('utf-8', 'replace').decode(); bytes of any kind need the codec 'bytes'",
+        ) from None
+
+
+def _whole(value: Any) -> int:
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise Refused(f"expected a whole number, found {type(value).__name__}")
+
+
+def _digits(value: Any) -> bytes:
+    number = _whole(value)
+    try:
+        return b"%d" % number
+    except ValueError:
+        raise Refused("expected a whole number of at most some thousand digits, found a longer one") from None
+
+
+def _ordered(value: Any) -> bytes:
+    number = _whole(value)
+    if number not in _INT64:
+        raise Refused("expected a whole number of 64 bits, found a larger one")
+    return (number + (1 << 63)).to_bytes(8, "big")
+
+
+def _from_ordered(raw: bytes) -> int:
+    if len(raw) != 8:
+        raise ValueError(f"expected 8 bytes, found {len(raw)}")
+    return int.from_bytes(raw, "big") - (1 << 63)
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return json_bytes(value)
+    except NotJson as error:
+        raise Refused(f"expected a JSON value, but {error.misfit}", hint=error.misfit.remedy) from error
+
+
+_BYTES = Codec("bytes", _bytes, bytes)
+_TEXT = Codec("str", _text, bytes.decode)
+_INT = Codec("int", _digits, int)
+KEYS: Mapping[str, Codec] = {"bytes": _BYTES, "int": _INT, "str": _TEXT}
+"""Of queues; a sink has their bytes as ids."""
+ROWS: Mapping[str, Codec] = {"bytes": _BYTES, "int": Codec("int", _ordered, _from_ordered), "str": _TEXT}
+"""Of tables; a scan reads them in the order of their bytes."""
+VALUES: Mapping[str, Codec] = {"bytes": _BYTES, "int": _INT, "json": Codec("json", _json, orjson.loads), "str": _TEXT}
+
+
+def find_codec(name: str, known: Mapping[str, Codec]) -> Codec:
+    """Find a codec that is stored.
+
+    :param name: one of the known, or an import path.
+    :raises CodecError: the import path leads to no codec.
+    """
+    return known.get(name) or _imported(name)
+
+
+def check_codec(what: str, name: str, known: Mapping[str, Codec]) -> str:
+    """Check the name of a codec before it is stored.
+
+    :raises InvalidArgument: there is no such codec; the error names those that there are.
+    :raises CodecError: the import path leads to no codec.
+    """
+    if not isinstance(name, str) or (name not in known and ":" not in name):
+        raise InvalidArgument(
+            f"{what}: expected one of {sorted(known)} or an import path 'module:name', found {name!r}",
+            hint="equal values may differ as JSON: a key or row is str, int or bytes" if name == "json" else None,
+        )
+    find_codec(name, known)
+    return name
+
+
+_HINT = (
+    "a codec is an object with encode(value) -> bytes and decode(bytes) -> value; its module must be importable "
+    "wherever the store is used, on Spark's executors too"
+)
+
+
+@lru_cache(maxsize=256)
+def _imported(path: str) -> Codec:
+    found = import_object(path, error=CodecError, hint=_HINT)
+    encode, decode = getattr(found, "encode", None), getattr(found, "decode", None)
+    if not (callable(encode) and callable(decode)):
+        raise CodecError(f"codec {path}: expected an object with encode and decode, found {type(found).__name__}")
+
+    def checked(value: Any) -> bytes:
+        try:
+            encoded = encode(value)
+        except Exception as error:
+            if is_transient(error):
+                raise
+            raise Refused(f"the codec {path} refuses it with {type(error).__name__}") from error
+        if type(encoded) is not bytes:
+            raise Refused(f"expected bytes of the codec {path}, found {type(encoded).__name__}")
+        return encoded
+
+    return Codec(path, checked, decode)
+
+
+def decode(codec: Codec, raw: bytes, what: Callable[[], str]) -> Any:
+    """Decode what is stored.
+
+    :param what: names the thing for an error, its value never.
+    :raises CodecError: the codec raised an error; it is the cause.
+    """
+    try:
+        return codec.decode(raw)
+    except Exception as error:
+        if is_transient(error):
+            raise
+        kind = type(error).__name__
+        raise CodecError(f"{what()}: the codec {codec.name} cannot decode its {len(raw)} bytes: {kind}") from error

@@ -1,0 +1,162 @@
+"""The rows, columns and values of a table as its users have them, and as bytes; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from export_queue.core.codecs import MAX_KEY_BYTES, ROWS, VALUES, Codec, Refused, decode, find_codec
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.store import Span
+
+
+@dataclass(frozen=True, slots=True)
+class CellTypes:
+    """The types of one table's cells.
+
+    Where rows are ``bytes``, text is taken as its UTF-8, and rows and columns come back as bytes. In other tables
+    columns are text.
+    """
+
+    table: str
+    row: Codec
+    value: Codec
+
+    @property
+    def has_plain_rows(self) -> bool:
+        """Whether rows and columns are bytes."""
+        return self.row is ROWS["bytes"]
+
+    @property
+    def has_plain_values(self) -> bool:
+        """Whether values are bytes."""
+        return self.value is VALUES["bytes"]
+
+    def encode_row(self, row: Any) -> bytes:
+        """Encode a row.
+
+        :raises InvalidArgument: it is of another type, empty or too long.
+        """
+        return as_key("row", row if self.has_plain_rows else self._bound(row))
+
+    def encode_column(self, column: str | bytes) -> bytes:
+        """Take a column as bytes.
+
+        :raises InvalidArgument: it is empty, too long or neither text nor bytes; or bytes that would not come back as
+            text.
+        """
+        key = as_key("column", column)
+        if type(column) is bytes and not self.has_plain_rows:
+            try:
+                key.decode()
+            except UnicodeDecodeError as error:
+                raise InvalidArgument(
+                    f"table {self.table!r}: column: expected text, found bytes that are not UTF-8 (byte {error.start})",
+                    hint="columns are any bytes only in a table whose rows are 'bytes'",
+                ) from None
+        return key
+
+    def encode_value(self, value: Any, row: object, column: object) -> bytes:
+        """Encode a value.
+
+        :raises InvalidArgument: it is of another type; the error names the cell.
+        """
+        try:
+            return self.value.encode(value)
+        except Refused as refused:
+            hint = refused.hint
+            if self.has_plain_values:
+                hint = "encode it, or give the table a type: store.configure_table(name, value='json')"
+            raise InvalidArgument(
+                f"table {self.table!r}: value of {_named(row, column)}: {refused.message}", hint=hint
+            ) from refused
+
+    def decode_row(self, row: bytes) -> Any:
+        """Decode a row, or raise :class:`CodecError`."""
+        return row if self.has_plain_rows else decode(self.row, row, lambda: f"table {self.table!r}: row {row!r}")
+
+    def decode_column(self, column: bytes) -> Any:
+        """Return a column as it comes back."""
+        return column if self.has_plain_rows else column.decode()
+
+    def decode_value(self, value: bytes, row: object, column: object) -> Any:
+        """Decode a value, or raise :class:`CodecError`, which names the cell."""
+        return decode(self.value, value, lambda: f"table {self.table!r}: value of {_named(row, column)}")
+
+    def decode_cell(self, found: tuple[bytes, bytes, bytes]) -> tuple[Any, Any, Any]:
+        """Decode row, column and value of a cell."""
+        row, column = self.decode_row(found[0]), self.decode_column(found[1])
+        return row, column, self.decode_value(found[2], row, column)
+
+    def span(self, start: Any, stop: Any, prefix: Any, columns: Iterable[str | bytes]) -> Span:
+        """Find the bytes between which the rows of a scan lie.
+
+        :raises InvalidArgument: the arguments do not go together, or are of another type.
+        """
+        chosen = tuple(as_key("column", column) for column in columns)
+        if prefix is None:
+            first = b"" if start is None else self._bound(start)
+            return Span(first, None if stop is None else self._bound(stop), chosen)
+        if start is not None or stop is not None:
+            raise InvalidArgument("scan: expected either prefix or start and stop, found both")
+        if self.row not in (ROWS["bytes"], ROWS["str"]):
+            raise InvalidArgument(
+                f"table {self.table!r}: prefix: expected rows of text or bytes, found a table of {self.row.name}",
+                hint="give start and stop",
+            )
+        first = self._bound(prefix)
+        return Span(first, _behind(first), chosen)
+
+    def _bound(self, row: Any) -> bytes:
+        """Encode a row, or where a scan begins or ends: it may be empty."""
+        if self.has_plain_rows:
+            return _bytes(row)
+        try:
+            return self.row.encode(row)
+        except Refused as refused:
+            raise InvalidArgument(f"table {self.table!r}: row: {refused.message}", hint=refused.hint) from refused
+
+
+@lru_cache(maxsize=256)
+def cell_types(table: str, row: str, value: str) -> CellTypes:
+    """Find the types of a table's cells.
+
+    :param row: name or import path of the rows' codec.
+    :param value: the same of the values'.
+    :raises CodecError: an import path leads to no codec.
+    """
+    return CellTypes(table, find_codec(row, ROWS), find_codec(value, VALUES))
+
+
+def _named(row: object, column: object) -> str:
+    return f"row {row!r}, column {column!r}"
+
+
+def _bytes(value: str | bytes) -> bytes:
+    try:
+        return value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"a row or column: expected text or bytes, found half a character (a lone surrogate) at {error.start}",
+            hint="repair the text: text.encode('utf-8', 'replace').decode()",
+        ) from None
+
+
+def _behind(prefix: bytes) -> bytes | None:
+    """Return the first row behind all that begin with a prefix; None if there is none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+def as_key(what: str, value: str | bytes) -> bytes:
+    """Take a row or column as bytes.
+
+    :raises InvalidArgument: it is empty, too long or neither text nor bytes.
+    """
+    key = value if type(value) is bytes else _bytes(value)
+    if type(key) is not bytes or not 1 <= len(key) <= MAX_KEY_BYTES:
+        size = f"{len(key)} bytes" if isinstance(key, bytes) else type(value).__name__
+        raise InvalidArgument(f"{what}: expected text or bytes of 1 to {MAX_KEY_BYTES} bytes, found {size}")
+    return key
