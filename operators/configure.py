@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -15,17 +15,20 @@ if TYPE_CHECKING:
 
 
 class ExportQueueConfigureOperator(BaseOperator):
-    """Create an export queue, and its store where there is none; doing it again changes nothing.
+    """Create an export queue with its subscriptions, and the store where there is none; again changes nothing.
 
-    A queue that exists with other options is an error that lists the differences.
+    A queue or a table that exists with other options is an error that lists the differences.
 
     :param queue_id: the queue: 1 to 64 of ``a-z 0-9 _ . -``. (templated)
     :param buckets: number of buckets that keys are spread over. (templated)
     :param buckets_per_range: buckets per unit of work and locking; a tenth of the buckets. (templated)
-    :param key: codec of keys: ``str`` or ``bytes``. (templated)
-    :param value: codec of values: ``json``, ``str`` or ``bytes``. (templated)
+    :param key: codec of keys: ``str``, ``int``, ``bytes`` or an import path. (templated)
+    :param value: codec of values: ``json``, ``str``, ``int``, ``bytes`` or an import path. (templated)
     :param max_value_bytes: the largest value that the queue takes. (templated)
     :param exclusive: whether adding a key conflicts with concurrent transactions that add it, too.
+    :param subscriptions: names of the queue's readers, each of which gets every entry; none by default. (templated)
+    :param tables: tables that the transactions write, with the options of ``Store.configure_table``:
+        ``{"airports": {"row": "str", "value": "json"}}``. (templated)
     :param create_store: create the store where there is none, which needs the right to create tables; False leaves
         this to ``export-queue init``.
     :param export_queue_conn_id: connection of the store. (templated)
@@ -38,6 +41,8 @@ class ExportQueueConfigureOperator(BaseOperator):
         "key",
         "value",
         "max_value_bytes",
+        "subscriptions",
+        "tables",
         "export_queue_conn_id",
     )
     ui_color = "#e8f4ea"
@@ -52,6 +57,8 @@ class ExportQueueConfigureOperator(BaseOperator):
         value: str = "json",
         max_value_bytes: int | str = 1 << 20,
         exclusive: bool = False,
+        subscriptions: Sequence[str] | None = None,
+        tables: Mapping[str, Mapping[str, Any]] | None = None,
         create_store: bool = True,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         **kwargs: Any,
@@ -64,6 +71,8 @@ class ExportQueueConfigureOperator(BaseOperator):
         self.value = value
         self.max_value_bytes = max_value_bytes
         self.exclusive = exclusive
+        self.subscriptions = subscriptions
+        self.tables = tables
         self.create_store = create_store
         self.export_queue_conn_id = export_queue_conn_id
 
@@ -85,7 +94,10 @@ class ExportQueueConfigureOperator(BaseOperator):
                 value=self.value,
                 max_value_bytes=whole_number(self.max_value_bytes, what="max_value_bytes"),
                 exclusive=self.exclusive,
+                subscriptions=self.subscriptions,
             )
+            for name, options in (self.tables or {}).items():
+                store.configure_table(name, **options)
         units = queue.units()
         self.log.info("Queue %s is ready: %d buckets in %d units", queue.id, queue.buckets, len(units))
         return {"queue": queue.id, "buckets": queue.buckets, "units": [[unit.first, unit.end] for unit in units]}
