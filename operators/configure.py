@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -15,17 +15,19 @@ if TYPE_CHECKING:
 
 
 class ExportQueueConfigureOperator(BaseOperator):
-    """Create an export queue, and its store where there is none; doing it again changes nothing.
+    """Create an export queue, its tables, and its store where there is none; doing it again changes nothing.
 
-    A queue that exists with other options is an error that lists the differences.
+    A queue or table that exists with other options is an error that lists the differences.
 
     :param queue_id: the queue: 1 to 64 of ``a-z 0-9 _ . -``. (templated)
     :param buckets: number of buckets that keys are spread over. (templated)
     :param buckets_per_range: buckets per unit of work and locking; a tenth of the buckets. (templated)
-    :param key: codec of keys: ``str`` or ``bytes``. (templated)
-    :param value: codec of values: ``json``, ``str`` or ``bytes``. (templated)
+    :param key: codec of keys: ``str``, ``int``, ``bytes``, or an import path ``module:name``. (templated)
+    :param value: codec of values: ``json``, ``str``, ``int``, ``bytes``, or an import path. (templated)
     :param max_value_bytes: the largest value that the queue takes. (templated)
     :param exclusive: whether adding a key conflicts with concurrent transactions that add it, too.
+    :param tables: tables to create beside the queue: by name, the options of ``Store.configure_table``, such as
+        ``{"totals": {"row": "str", "value": "int"}}``.
     :param create_store: create the store where there is none, which needs the right to create tables; False leaves
         this to ``export-queue init``.
     :param export_queue_conn_id: connection of the store. (templated)
@@ -52,6 +54,7 @@ class ExportQueueConfigureOperator(BaseOperator):
         value: str = "json",
         max_value_bytes: int | str = 1 << 20,
         exclusive: bool = False,
+        tables: Mapping[str, Mapping[str, Any]] | None = None,
         create_store: bool = True,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         **kwargs: Any,
@@ -64,6 +67,7 @@ class ExportQueueConfigureOperator(BaseOperator):
         self.value = value
         self.max_value_bytes = max_value_bytes
         self.exclusive = exclusive
+        self.tables = tables or {}
         self.create_store = create_store
         self.export_queue_conn_id = export_queue_conn_id
 
@@ -75,6 +79,8 @@ class ExportQueueConfigureOperator(BaseOperator):
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
             if self.create_store:
                 store.create()
+            for name, options in self.tables.items():
+                store.configure_table(name, **options)
             queue = store.configure_queue(
                 self.queue_id,
                 buckets=whole_number(self.buckets, what="buckets"),
