@@ -177,6 +177,19 @@ def test_sql_makes_of_every_codec_what_the_tables_say(
         assert rows == [(key.sql,)], key
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
+def test_sql_takes_numbers_as_keys_of_numbers(
+    others: Store, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    request.param = kind
+    url = url_of(request, tmp_path)
+    with closing(SqlSink(url, table="t", key={"id": "integer"})) as sink:
+        for n, key in enumerate(KEYS):
+            if key.codec == "int":
+                assert drain(others, f"key{n}", sink, sink_name="s").acknowledged == 1
+    assert sorted(execute(url, "SELECT id FROM t_live")) == [(-77,), (77,)]
+
+
 def test_strings_of_redis_hold_the_stored_text(
     filled: Store, redis_server: RedisServer, redis_client: redis.Redis
 ) -> None:
