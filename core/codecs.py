@@ -18,7 +18,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
@@ -121,7 +121,10 @@ def find_codec(name: str, known: Mapping[str, Codec]) -> Codec:
     :param name: one of the known, or an import path.
     :raises CodecError: the import path leads to no codec.
     """
-    return known.get(name) or _imported(name)
+    try:
+        return known[name]
+    except KeyError:
+        return _imported(name)
 
 
 def check_codec(what: str, name: str, known: Mapping[str, Codec]) -> str:
@@ -166,16 +169,13 @@ def _imported(path: str) -> Codec:
     return Codec(path, checked, decode)
 
 
-def decode(codec: Codec, raw: bytes, what: Callable[[], str]) -> Any:
-    """Decode what is stored.
+def raise_undecodable(codec: Codec, raw: bytes, what: str, error: Exception) -> NoReturn:
+    """Say that a codec has raised an error where it should decode what is stored; a transient one is raised as it is.
 
-    :param what: names the thing for an error, its value never.
-    :raises CodecError: the codec raised an error; it is the cause.
+    :param what: names the thing; its value is not shown.
+    :raises CodecError: in the place of the error, which is its cause.
     """
-    try:
-        return codec.decode(raw)
-    except Exception as error:
-        if is_transient(error):
-            raise
-        kind = type(error).__name__
-        raise CodecError(f"{what()}: the codec {codec.name} cannot decode its {len(raw)} bytes: {kind}") from error
+    if is_transient(error):
+        raise error
+    kind = type(error).__name__
+    raise CodecError(f"{what}: the codec {codec.name} cannot decode its {len(raw)} bytes: {kind}") from error

@@ -20,14 +20,16 @@ def new_visits() -> dict[str, int]:
 
 @dag(schedule="@hourly", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
 def local_drain():
-    set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="visits")
+    set_up = ExportQueueConfigureOperator(
+        task_id="set_up", queue_id="visits", tables={"visits": {"row": "str", "value": "int"}}
+    )
 
     @task.export_transaction
     def count(*, tx):
         table, queue = tx.table("visits"), tx.queue("visits")
         for page, n in new_visits().items():
-            total = int(table.get(page, "n", b"0")) + n
-            table.set(page, "n", str(total).encode())
+            total = table.get(page, "n", 0) + n
+            table.set(page, "n", total)
             queue.add(page, {"visits": total})
 
     drain = ExportQueueDrainOperator(

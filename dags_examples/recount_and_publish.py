@@ -20,14 +20,16 @@ def new_orders():
 
 @dag(schedule="@hourly", start_date=START, catchup=False)
 def recount():
-    set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="orders")  # creates store and queue, once
+    set_up = ExportQueueConfigureOperator(  # creates store, queue and table, once
+        task_id="set_up", queue_id="orders", tables={"totals": {"row": "str", "value": "int"}}
+    )
 
     @task.export_transaction(outlets=[queue_asset("orders")])  # takes effect once, however often retried
     def totals(*, tx):
         table, queue = tx.table("totals"), tx.queue("orders")
         for customer, n in new_orders():
-            total = int(table.get(customer, "n", b"0")) + n
-            table.set(customer, "n", str(total).encode())
+            total = table.get(customer, "n", 0) + n
+            table.set(customer, "n", total)
             queue.add(customer, {"total": total})
 
     set_up >> totals()

@@ -23,9 +23,9 @@ STATUS_IN_REDIS = {"key": "aircraft:{id}"}
 
 @dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), max_active_runs=1)
 def flights():
-    configure = ExportQueueConfigureOperator.partial(task_id="configure", buckets=32, buckets_per_range=8).expand(
-        queue_id=list(QUEUES)
-    )
+    configure = ExportQueueConfigureOperator.partial(
+        task_id="configure", buckets=32, buckets_per_range=8, tables={"aircraft": {"row": "str", "value": "json"}}
+    ).expand(queue_id=list(QUEUES))
 
     @task
     def first_half():

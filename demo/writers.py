@@ -16,8 +16,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from demo import settings
 from demo.naive import NaiveIndex
 from demo.progress import report
@@ -42,16 +40,16 @@ def bring_in(tx: TransactionContext, batch: Batch, naive: NaiveIndex, *, times: 
         flights[flight.aircraft].append(flight)
     moves: list[tuple[str, int, int]] = []
     for aircraft, new_ones in flights.items():
-        old = int(table.get(aircraft, "flights", b"0"))
+        old = table.get(aircraft, "flights", 0)
         new = old + len(new_ones) * times
-        known: list[Any] = orjson.loads(table.get(aircraft, "last", b"[]"))
+        known: list[Any] = table.get(aircraft, "last", [])
         last = max(new_ones)
         if known and known > [last.at, last.number, last.origin, last.destination]:
             at, number, origin, destination = known
         else:
             at, number, origin, destination = last.at, last.number, last.origin, last.destination
-        table.set(aircraft, "flights", str(new).encode())
-        table.set(aircraft, "last", orjson.dumps([at, number, origin, destination]))
+        table.set(aircraft, "flights", new)
+        table.set(aircraft, "last", [at, number, origin, destination])
         status = {
             "aircraft": aircraft,
             "flights": new,

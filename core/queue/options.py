@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from export_queue.core.codecs import KEYS, MAX_KEY_BYTES, VALUES, Refused, check_codec, decode, find_codec
+from export_queue.core.codecs import KEYS, MAX_KEY_BYTES, VALUES, Refused, check_codec, find_codec, raise_undecodable
 from export_queue.core.errors import (
     EntryError,
     HasSubscriptions,
@@ -85,7 +85,11 @@ class Queue:
 
     def decode_key(self, key: bytes) -> Any:
         """Decode a key, or raise :class:`CodecError`."""
-        return decode(find_codec(self.key, KEYS), key, lambda: f"queue {self.id!r}: key {key!r}")
+        codec = find_codec(self.key, KEYS)
+        try:
+            return codec.decode(key)
+        except Exception as error:
+            raise_undecodable(codec, key, f"queue {self.id!r}: key {key!r}", error)
 
     def encode_value(self, value: Any, *, key: Any) -> bytes | None:
         """Encode a value; None stays None and means: the record is gone.
@@ -110,7 +114,11 @@ class Queue:
         """Decode a value, or raise :class:`CodecError`, which names the key; None stays None."""
         if value is None:
             return None
-        return decode(find_codec(self.value, VALUES), value, lambda: f"queue {self.id!r}: value of key {key!r}")
+        codec = find_codec(self.value, VALUES)
+        try:
+            return codec.decode(value)
+        except Exception as error:
+            raise_undecodable(codec, value, f"queue {self.id!r}: value of key {key!r}", error)
 
     def load_codecs(self) -> None:
         """Find both codecs.

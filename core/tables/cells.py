@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from export_queue.core.codecs import MAX_KEY_BYTES, ROWS, VALUES, Codec, Refused, decode, find_codec
+from export_queue.core.codecs import MAX_KEY_BYTES, ROWS, VALUES, Codec, Refused, find_codec, raise_undecodable
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.store import Span
 
@@ -75,7 +75,10 @@ class CellTypes:
 
     def decode_row(self, row: bytes) -> Any:
         """Decode a row, or raise :class:`CodecError`."""
-        return row if self.has_plain_rows else decode(self.row, row, lambda: f"table {self.table!r}: row {row!r}")
+        try:
+            return self.row.decode(row)
+        except Exception as error:
+            raise_undecodable(self.row, row, f"table {self.table!r}: row {row!r}", error)
 
     def decode_column(self, column: bytes) -> Any:
         """Return a column as it comes back."""
@@ -83,7 +86,10 @@ class CellTypes:
 
     def decode_value(self, value: bytes, row: object, column: object) -> Any:
         """Decode a value, or raise :class:`CodecError`, which names the cell."""
-        return decode(self.value, value, lambda: f"table {self.table!r}: value of {_named(row, column)}")
+        try:
+            return self.value.decode(value)
+        except Exception as error:
+            raise_undecodable(self.value, value, f"table {self.table!r}: value of {_named(row, column)}", error)
 
     def decode_cell(self, found: tuple[bytes, bytes, bytes]) -> tuple[Any, Any, Any]:
         """Decode row, column and value of a cell."""

@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowException
 from tests.support.servers import free_port
 
 from export_queue.core.arguments import parse_ranges
+from export_queue.core.client import Store
 from export_queue.core.drain import DrainRequest
 from export_queue.core.errors import (
     ConfigurationError,
@@ -91,6 +92,17 @@ def test_a_bad_queue_id_is_refused(airflow_store: Any, run_task: Any, queue_id: 
 def test_an_unknown_codec_names_those_that_exist(airflow_store: Any, run_task: Any) -> None:
     with pytest.raises(InvalidArgument, match="json"):
         run_task(ExportQueueConfigureOperator, queue_id="other", value="xml")
+
+
+def test_tables_are_configured_beside_the_queue(store_path: Path, run_task: Any) -> None:
+    tables = {"totals": {"row": "str", "value": "int"}, "seen": {"ttl": 60}}
+    for _ in range(2):
+        run_task(ExportQueueConfigureOperator, queue_id="orders", tables=tables)
+    with Store.open(f"sqlite:///{store_path}") as store, store.transaction() as tx:
+        tx.table("totals").set("anna", "n", 3)
+        assert list(tx.table("totals").scan()) == [("anna", "n", 3)]
+    with pytest.raises(OptionsDiffer, match="value: expected 'json', found 'int'"):
+        run_task(ExportQueueConfigureOperator, queue_id="orders", tables={"totals": {"row": "str", "value": "json"}})
 
 
 def test_without_create_store_a_missing_store_is_an_error(store_path: Path, run_task: Any) -> None:

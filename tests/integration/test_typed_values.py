@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from tests.support.command_line import run_cli
 
 from export_queue.core.client import Store
+from export_queue.core.codecs import ROWS
 from export_queue.core.drain import DrainRequest, Entry, drain
 from export_queue.core.errors import CodecError, EntryError, InvalidArgument, OptionsDiffer
 from export_queue.core.locks import Owner, claim
@@ -294,3 +295,22 @@ def test_observers_are_given_rows_of_the_tables_type(store: Store) -> None:
     assert (failure.table, failure.row, failure.column) == ("t", -1, "n")
     with store.transaction(read_only=True) as tx:
         assert list(tx.table("t").scan(columns=["seen"])) == [(7, "seen", 2), (8, "seen", 4)]
+
+
+def test_what_failed_is_listed_also_where_its_codec_is_gone(store: Store) -> None:
+    store.configure_table("t", row="int")
+    store.configure_queue("q", key="int", buckets=1)
+    store.observe("t", "n", lambda tx, row, column: tx.table("t").get(row, column).no_such_attribute)
+    with store.transaction() as tx:
+        tx.table("t").set(7, "n", b"1")
+        tx.queue("q").add(7, 1)
+    assert store.process_notifications().failed == 1
+    assert drain(store, "q", MemorySink(), sink_name="s", exporter=refuse).dead == 1
+    with store.database.begin() as work:
+        work.connection.execute(sa.update(schema.table).values(row_codec="no.such:codec"))
+        work.connection.execute(sa.update(schema.queue).values(key_codec="no.such:codec"))
+    (failure,) = store.observer_failures()
+    assert (failure.row, failure.column) == (ROWS["int"].encode(7), b"n")
+    (letter,) = store.dead_letters.list("q")
+    assert letter.key == letter.position.key == b"7"
+    assert store.dead_letters.drop("q", DeadLetterFilter(key=b"7")) == 1

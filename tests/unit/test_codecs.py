@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export_queue.core.codecs import KEYS, ROWS, VALUES, Refused, check_codec, decode, find_codec
+from export_queue.core.codecs import KEYS, ROWS, VALUES, Refused, check_codec, find_codec
 from export_queue.core.errors import CodecError, InvalidArgument
 from export_queue.core.tables import cell_types
 
@@ -139,7 +139,7 @@ def test_an_error_of_a_connection_stays_one_that_passes() -> None:
     with pytest.raises(ConnectionError):
         codec.encode(1)
     with pytest.raises(ConnectionError):
-        decode(codec, b"1", lambda: "it")
+        cell_types("t", "bytes", codec.name).decode_value(b"1", "r", "c")
 
 
 def test_rows_of_bytes_take_text_and_columns_of_other_tables_are_text() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,11 +106,13 @@ def test_slices_are_bounded_in_rows_and_bytes(rows, size, lengths):
 def test_the_builder_takes_text_bytes_and_json():
     builder = OperationsBuilder()
     builder.add(
-        [Put("c", "é", {"n": 1}), Put("c", b"\xff", b"\xff"), Put("c", "t", "text"), Delete("d", "x")], seq=5, entry=0
+        [Put("c", "é", {"n": Decimal("1.10")}), Put("c", b"\xff", b"\xff"), Put("c", "t", "text"), Delete("d", "x")],
+        seq=5,
+        entry=0,
     )
     built = builder.build()
     assert built.ids == ["é".encode(), b"\xff", b"t", b"x"]
-    assert built.documents == [b'{"n":1}', b"\xff", b"text", None]
+    assert built.documents == [b'{"n":1.10}', b"\xff", b"text", None]
     assert (built.seqs, built.entries, built.collections) == ([5] * 4, [0] * 4, ["c", "c", "c", "d"])
 
 
