@@ -29,7 +29,7 @@ def queue_asset(queue_id: str, *, export_queue_conn_id: str = "export_queue_defa
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:
-    """Check the URI of a queue's asset: ``export-queue://connection/queue``, with ``/subscription`` behind it or not."""
+    """Check the URI of a queue's asset: ``export-queue://connection/queue``, perhaps with ``/subscription``."""
     if not uri.netloc or not _PATH.fullmatch(uri.path):
         raise ValueError(f"expected {SCHEME}://connection/queue or …/queue/subscription, found {uri.geturl()}")
     return uri
