@@ -13,16 +13,22 @@ def status(
     behind_pooler: BehindPooler = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show every queue: its entries, their age, its dead letters and its sink."""
+    """Show every queue that entries wait in: how many, their age, its dead letters and its sink.
+
+    A queue with subscriptions has a line for each of them, and says whether its first load is missing.
+    """
     rows = []
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         for queue in opened.queues():
+            if queue.fans_out:
+                continue
             units = opened.backlog(queue.id)
             oldest = min((unit.oldest_seq for unit in units), default=None)
             rows.append(
                 {
                     "queue": queue.id,
                     "sink": queue.sink,
+                    "first_load": queue.first_load,
                     "entries": sum(unit.entries for unit in units),
                     "bytes": sum(unit.bytes for unit in units),
                     "ranges": [unit.range.to_json() for unit in units],

@@ -42,11 +42,11 @@ class Queue:
     """Whether every key added is a conflict key."""
     sink: str | None
     """Name of the sink into which it drains."""
-    parent: str | None
+    parent: str | None = None
     """Of a subscription: the id of the queue whose entries it gets."""
-    fans_out: bool
+    fans_out: bool = False
     """Whether it has subscriptions: they have its entries, and it has none of its own."""
-    first_load: Literal["missing", "made", "waived"] | None
+    first_load: Literal["missing", "made", "waived"] | None = None
     """Of a subscription that came later than its queue: whether it was given what had been committed before."""
 
     @property
