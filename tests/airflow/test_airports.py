@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.elasticsearch import VERSIONS
 from tests.support.servers import free_port
 
 pytest.importorskip("vega_datasets", reason="vega_datasets is missing: ./run setup installs it")
@@ -35,7 +36,8 @@ class Days:
         self.now = {**self.now, **{code: self.closed.pop(code) for code in codes}}
 
 
-@pytest.mark.full("five runs of a DAG with three sinks, and a server of Elasticsearch")
+@pytest.mark.full("four runs of a DAG with three sinks, and a server of Elasticsearch")
+@pytest.mark.parametrize("elasticsearch_server", [*VERSIONS][:1], indirect=True)
 def test_three_stores_equal_the_airports_with_one_down_for_half_of_the_days(
     store_path: Path,
     run_dag: Any,
@@ -46,8 +48,6 @@ def test_three_stores_equal_the_airports_with_one_down_for_half_of_the_days(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from elasticsearch import Elasticsearch
-
     from export_queue import Store
 
     module = importlib.import_module("export_queue.dags_examples.airports")
@@ -80,9 +80,9 @@ def test_three_stores_equal_the_airports_with_one_down_for_half_of_the_days(
         return dict(run_dag(dag).states())
 
     def in_search() -> Airports:
-        with Elasticsearch(search.url, basic_auth=(search.user, search.password)) as client:
-            client.indices.refresh(index="airports")
-            found = client.search(index="airports", size=5000)["hits"]["hits"]
+        search.request("POST", "/airports/_refresh")
+        _, answer = search.request("POST", "/airports/_search", {"size": 5000})
+        found = answer["hits"]["hits"]
         return {hit["_id"]: {name: hit["_source"][name] for name in hit["_source"] if name in FIELDS} for hit in found}
 
     def in_cache() -> Airports:
