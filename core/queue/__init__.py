@@ -1,6 +1,7 @@
 """Export queues: options, buckets and ranges, adding, reading, removing, dead letters."""
 
 from export_queue.core.queue.add import QueueWriter
+from export_queue.core.queue.altering import alter_queue
 from export_queue.core.queue.buckets import Range, as_range, bucket, buckets_of, join_ranges
 from export_queue.core.queue.dead_letters import (
     ALL_DEAD_LETTERS,
@@ -22,6 +23,7 @@ from export_queue.core.queue.options import (
     find_queue,
     list_queues,
 )
+from export_queue.core.queue.peek import QueuedEntry, hidden_seqs, peek
 from export_queue.core.queue.read import (
     Backlog,
     Entries,
@@ -44,8 +46,10 @@ __all__ = [
     "Position",
     "Queue",
     "QueueWriter",
+    "QueuedEntry",
     "Range",
     "Sighting",
+    "alter_queue",
     "as_range",
     "backlog",
     "bind_sink",
@@ -58,10 +62,12 @@ __all__ = [
     "dead_letter_audit",
     "drop_dead_letters",
     "find_queue",
+    "hidden_seqs",
     "join_ranges",
     "list_dead_letters",
     "list_queues",
     "look",
+    "peek",
     "read_entries",
     "remove_entries",
     "remove_span",

@@ -89,6 +89,7 @@ def encode_value(codec: str, value: Any, *, most: int, key: Any) -> bytes | None
     if len(encoded) > most:
         raise EntryError(
             f"value of key {key!r}: expected at most {most} bytes, found {len(encoded)}",
-            hint="configure the queue with a larger max_value_bytes, or add a reference instead of the content",
+            hint="give the queue a larger max_value_bytes (export-queue alter QUEUE --max-value-bytes …), "
+            "or add a reference instead of the content",
         )
     return encoded

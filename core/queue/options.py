@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,6 +15,10 @@ from export_queue.core.tables import check_name
 FIRST_LAYOUT = 1
 MAX_BUCKETS = 1_000_000
 MAX_VALUE_BYTES = 64 << 20
+FIXED = ("buckets", "key", "value")
+"""Options of a queue that cannot be altered: every entry, stored or on its way, was made by them."""
+_COLUMNS = {"key": "key_codec", "value": "value_codec"}
+"""Columns of the options that are stored under another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +95,16 @@ def configure_queue(
     check_name("queue id", queue_id)
     codecs.check_codec("key", key, codecs.KEY_CODECS)
     codecs.check_codec("value", value, codecs.VALUE_CODECS)
-    _check_number("buckets", buckets, MAX_BUCKETS)
+    check_number("buckets", buckets, MAX_BUCKETS)
     if buckets_per_range is None:
         buckets_per_range = -(-buckets // 10)
-    _check_number("buckets_per_range", buckets_per_range, buckets)
-    _check_number("max_value_bytes", max_value_bytes, MAX_VALUE_BYTES)
+    check_number("buckets_per_range", buckets_per_range, buckets)
+    check_number("max_value_bytes", max_value_bytes, MAX_VALUE_BYTES)
     wanted = {
         "buckets": buckets,
         "buckets_per_range": buckets_per_range,
-        "key_codec": key,
-        "value_codec": value,
+        "key": key,
+        "value": value,
         "max_value_bytes": max_value_bytes,
         "exclusive": exclusive,
     }
@@ -108,25 +112,43 @@ def configure_queue(
         row = queries.queues.queue_row(work, queue_id)
     if row is None:
         with database.begin() as work:
-            queries.queues.add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **wanted})
+            stored = {_COLUMNS.get(name, name): option for name, option in wanted.items()}
+            queries.queues.add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **stored})
             row = queries.queues.queue_row(work, queue_id)
     assert row is not None
-    differences = [
-        f"{name}: expected {wanted[name]!r}, found {row[name]!r}" for name in wanted if row[name] != wanted[name]
-    ]
-    if differences:
-        raise OptionsDiffer(f"queue {queue_id!r} exists with other options: {'; '.join(differences)}")
-    return _queue(row)
+    found = _queue(row)
+    if differing := {name: option for name, option in wanted.items() if getattr(found, name) != option}:
+        listed = (f"{name}: expected {option!r}, found {getattr(found, name)!r}" for name, option in differing.items())
+        raise OptionsDiffer(
+            f"queue {queue_id!r} exists with other options: {'; '.join(listed)}", hint=_remedy(queue_id, differing)
+        )
+    return found
 
 
-def _check_number(name: str, number: int, most: int) -> None:
+def _remedy(queue_id: str, differing: Mapping[str, Any]) -> str:
+    """Say how a queue gets the options that were asked for."""
+    if fixed := [name for name in differing if name in FIXED]:
+        named = " and ".join(fixed)
+        return f"{named} of a queue cannot be altered: ask for the stored options, or configure another queue"
+    flags = " ".join(
+        f"--{'' if option is not False else 'no-'}{name.replace('_', '-')}"
+        + ("" if isinstance(option, bool) else f" {option}")
+        for name, option in differing.items()
+    )
+    return f"ask for the stored options, or alter the queue: export-queue alter {queue_id} {flags} --store …"
+
+
+def check_number(name: str, number: int, most: int) -> None:
+    """Check an option that is a number.
+
+    :raises InvalidArgument: it is none from 1 to the most.
+    """
     if type(number) is not int or not 1 <= number <= most:
         raise InvalidArgument(f"{name}: expected a whole number from 1 to {most}, found {number!r}")
 
 
 def _queue(row: Any) -> Queue:
-    renamed = {"key": "key_codec", "value": "value_codec"}
-    return Queue(**{f.name: row[renamed.get(f.name, f.name)] for f in fields(Queue)})
+    return Queue(**{f.name: row[_COLUMNS.get(f.name, f.name)] for f in fields(Queue)})
 
 
 def find_queue(work: Reading, queue_id: str) -> Queue:

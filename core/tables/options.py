@@ -71,7 +71,7 @@ def configure_table(
     if found.conflict is not level:
         differences.append(f"conflict: expected {level.value}, found {found.conflict.value}")
     if found.ttl_ms != ttl_ms:
-        differences.append(f"ttl_ms: expected {ttl_ms}, found {found.ttl_ms}")
+        differences.append(f"ttl: expected {ttl}, found {None if found.ttl_ms is None else found.ttl_ms / 1000}")
     if differences:
         raise OptionsDiffer(f"table {name!r} exists with other options: {'; '.join(differences)}")
     return found

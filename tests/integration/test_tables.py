@@ -206,7 +206,7 @@ def test_what_has_expired_is_gone_for_those_who_only_read_too(store: Store, sett
 def test_a_time_to_live_is_a_stored_option(store: Store) -> None:
     store.configure_table("t", ttl=60)
     store.configure_table("t", ttl=60)
-    with pytest.raises(OptionsDiffer, match="ttl_ms: expected None, found 60000"):
+    with pytest.raises(OptionsDiffer, match="ttl: expected None, found 60.0"):
         store.configure_table("t")
     with pytest.raises(InvalidArgument, match="ttl"):
         store.configure_table("u", ttl=0)

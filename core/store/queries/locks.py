@@ -19,9 +19,14 @@ Place = tuple[int, int]
 _in_order = (lk.c.fence, lk.c.first_bucket)
 
 
-def serialise_requests(work: Work, queue: int) -> None:
-    """Let one request for locks of a queue decide at a time; commits do not touch this row."""
-    work.connection.execute(sa.select(q.c.number).where(q.c.number == queue).with_for_update())
+def serialise_requests(work: Work, queue: int) -> int | None:
+    """Let one request for locks of a queue decide at a time; commits do not touch this row.
+
+    :returns: the buckets of one unit; None where there is no such queue.
+    """
+    units = sa.select(q.c.buckets_per_range).where(q.c.number == queue).with_for_update()
+    found: int | None = work.connection.execute(units).scalar()
+    return found
 
 
 def overlapping(work: Work, queue: int, layout: int, *, first: int, end: int) -> list[Mapping[str, Any]]:
