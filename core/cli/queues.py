@@ -1,8 +1,26 @@
-"""``export-queue status``: the queues of a store and their backlog."""
+"""``export-queue status``, ``configure``, ``alter`` and ``rebind``: the queues of a store, and their options."""
 
 from __future__ import annotations
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show, utc_time
+from typing import Annotated, Any, Literal
+
+import typer
+
+from export_queue.core.cli.console import (
+    AsJson,
+    BehindPooler,
+    Password,
+    Schema,
+    Url,
+    app,
+    open_store,
+    seq_time,
+    show,
+    show_one,
+)
+from export_queue.core.queue import Queue
+
+QueueId = Annotated[str, typer.Argument(metavar="QUEUE", help="id of the queue")]
 
 
 @app.command()
@@ -26,8 +44,118 @@ def status(
                     "entries": sum(unit.entries for unit in units),
                     "bytes": sum(unit.bytes for unit in units),
                     "ranges": [unit.range.to_json() for unit in units],
-                    "oldest": None if oldest is None else utc_time(oldest // 1_000_000),
+                    "oldest": None if oldest is None else seq_time(oldest),
                     "dead": opened.dead_letters.count(queue.id),
                 }
             )
     show(rows, as_json=as_json, hide=("ranges",))
+
+
+@app.command()
+def configure(
+    queue_id: QueueId,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    buckets: Annotated[int, typer.Option(min=1, help="number of buckets; a prime spreads keys well")] = 1009,
+    buckets_per_range: Annotated[
+        int | None, typer.Option(min=1, help="buckets of one unit, which one lock covers; a tenth of the buckets")
+    ] = None,
+    key: Annotated[Literal["str", "bytes"], typer.Option(help="codec of keys")] = "str",
+    value: Annotated[Literal["json", "str", "bytes"], typer.Option(help="codec of values")] = "json",
+    max_value_bytes: Annotated[int, typer.Option(min=1, help="largest encoded value")] = 1 << 20,
+    exclusive: Annotated[bool, typer.Option("--exclusive", help="make every key added a conflict key")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Configure a queue; the same options again change nothing, others are refused, with the command that alters it."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        queue = opened.configure_queue(
+            queue_id,
+            buckets=buckets,
+            buckets_per_range=buckets_per_range,
+            key=key,
+            value=value,
+            max_value_bytes=max_value_bytes,
+            exclusive=exclusive,
+        )
+    show_one(_options(queue), as_json=as_json)
+
+
+@app.command()
+def alter(
+    queue_id: QueueId,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    max_value_bytes: Annotated[int | None, typer.Option(min=1, help="largest encoded value from now on")] = None,
+    exclusive: Annotated[bool | None, typer.Option(help="whether every key added is a conflict key")] = None,
+    buckets_per_range: Annotated[
+        int | None, typer.Option(min=1, help="buckets of one unit; only while no drain is at work")
+    ] = None,
+    guard: Annotated[
+        Literal["seq", "fence"],
+        typer.Option(help="guard of the queue's sinks: with seq, units are altered while entries wait, too"),
+    ] = "fence",
+    as_json: AsJson = False,
+) -> None:
+    """Alter options of a queue that is in use; other processes learn of it within a minute."""
+    if max_value_bytes is None and exclusive is None and buckets_per_range is None:
+        raise typer.BadParameter("nothing to alter: give --max-value-bytes, --exclusive or --buckets-per-range")
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        queue = opened.alter_queue(
+            queue_id,
+            max_value_bytes=max_value_bytes,
+            exclusive=exclusive,
+            buckets_per_range=buckets_per_range,
+            guard=guard,
+        )
+    show_one(_options(queue), as_json=as_json)
+
+
+@app.command()
+def rebind(
+    queue_id: QueueId,
+    sink: Annotated[str, typer.Argument(metavar="NAME", help="name of the sink, as drains give it")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a queue drain into another sink from now on; exported records stay where they are."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        before = opened.queue(queue_id).sink
+        opened.rebind(queue_id, sink)
+    show_one({"queue": queue_id, "sink": sink, "before": before}, as_json=as_json)
+
+
+@app.command("configure-table")
+def configure_table(
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="name of the table")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    conflict: Annotated[
+        Literal["row", "cell", "none"],
+        typer.Option(help="the unit that two overlapping transactions must not both write"),
+    ] = "row",
+    ttl: Annotated[float | None, typer.Option(help="seconds after which a version counts as deleted")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Configure a table before its first use; the same options again change nothing, others are refused."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        table = opened.configure_table(name, conflict=conflict, ttl=ttl)
+    row = {
+        "table": table.name,
+        "conflict": table.conflict.value,
+        "ttl": None if table.ttl_ms is None else table.ttl_ms / 1000,
+    }
+    show_one(row, as_json=as_json)
+
+
+def _options(queue: Queue) -> dict[str, Any]:
+    names = ("buckets", "buckets_per_range", "key", "value", "max_value_bytes", "exclusive", "sink")
+    return {"queue": queue.id, **{name: getattr(queue, name) for name in names}}
