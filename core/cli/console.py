@@ -16,7 +16,7 @@ from rich.table import Table
 from export_queue.core.cli.naming import open_named_store
 from export_queue.core.cli.passwords import refuse_passwords
 from export_queue.core.client import Store
-from export_queue.core.errors import ExportQueueError
+from export_queue.core.errors import ExportQueueError, InvalidArgument
 
 DISTRIBUTION = "airflow-provider-export-queue"
 FAILED, TRY_AGAIN = 1, 75
@@ -123,8 +123,11 @@ def text_of_bytes(raw: bytes | None) -> str | None:
 
 
 def bytes_of_hex(digits: str) -> bytes:
-    """Read hexadecimal digits of the command line."""
+    """Read hexadecimal digits of the command line.
+
+    :raises InvalidArgument: they are none.
+    """
     try:
         return bytes.fromhex(digits)
     except ValueError:
-        raise typer.BadParameter(f"expected hexadecimal digits, found {digits!r}") from None
+        raise InvalidArgument(f"expected hexadecimal digits, found {digits!r}") from None

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+import redis
 from tests.support.command_line import run_cli
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
@@ -89,7 +90,7 @@ def test_the_options_of_a_drain_reach_it(
 def test_a_refused_entry_may_stop_a_drain(url: str, copies: Path) -> None:
     options = ["--sink", f"sqlite:///{copies}", "--exporter", "no_such_module:name"]
     assert "ExporterError" in run_cli("drain", "orders", *options, url=url, status=1)
-    options = ["--sink", f"sqlite:///{copies}", "--exporter", "builtins:int", "--on-error", "fail"]
+    options = ["--sink", f"sqlite:///{copies}", "--exporter", "builtins:len", "--on-error", "fail"]
     complaint = run_cli("drain", "orders", *options, url=url, status=1)
     assert "EntryRejected" in complaint
     assert "stopped by EntryRejected" in complaint, "people read the report with the error"
@@ -223,12 +224,14 @@ def test_a_store_is_named_by_a_variable(url: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_redis_server_with_a_password_is_named_by_a_variable(
-    url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    url: str, redis_server: RedisServer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CACHE", f"redis://127.0.0.1:{redis_server.port}/9")
+    monkeypatch.setenv("CACHE", f"redis://:{redis_server.password}@127.0.0.1:{redis_server.port}/9")
     line = run_cli("drain", "orders", "--sink", "env:CACHE", "--sink-option", "key=order:{id}", url=url)
     assert "20 acknowledged" in line
     assert f"redis://127.0.0.1:{redis_server.port}/9 as order:{{id}}" in line
+    assert redis_server.password not in line
+    assert redis_client.dbsize() == 0, "of another database"
 
 
 @pytest.mark.parametrize(
@@ -241,12 +244,12 @@ def test_a_redis_server_with_a_password_is_named_by_a_variable(
             {"host": "cache.example", "port": 7000, "db": 3, "username": "me", "ssl": True},
             "p@ss",
         ),
-        ("redis://:word@h", "redis", {"host": "h", "port": 6379, "db": 0}, "word"),
+        ("redis://:w0rd@h", "redis", {"host": "h", "port": 6379, "db": 0}, "w0rd"),
         (
-            "https://me:word@es.example:9200/",
+            "https://me:w0rd@es.example:9200/",
             "elasticsearch",
             {"hosts": "https://es.example:9200", "username": "me"},
-            "word",
+            "w0rd",
         ),
         ("http://[::1]:9200", "elasticsearch", {"hosts": "http://[::1]:9200"}, None),
         ("sqlite:////tmp/x.db", "sql", {"url": "sqlite:////tmp/x.db"}, None),
