@@ -8,6 +8,8 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   ├── InvalidArgument
     │   ├── UnknownQueue
     │   ├── OptionsDiffer             a queue or table exists with other options
+    │   ├── HasSubscriptions          readers of the queue are its subscriptions, each for itself
+    │   ├── EntriesWait               a change would lose what waits in the queue
     │   ├── SinkBindingError          the queue drains into another sink
     │   ├── SinkConfigurationError    the sink cannot be used as it is described
     │   └── SecretNotFound
@@ -22,6 +24,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   ├── ConflictError             transient
     │   ├── SnapshotTooOld            transient
     │   ├── TransactionTimeout        transient
+    │   ├── TransactionsInProgress    transient; a first load waits for them to end
     │   ├── RegistrationLost          transient
     │   ├── CommitRefused             transient
     │   ├── CommitOutcomeUnknown
@@ -31,6 +34,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   └── AlreadyCommitted          the idempotency key has taken effect; carries the stored result
     ├── LockError
     │   ├── LockNotAvailable          transient
+    │   ├── QueueBusy                 transient; its subscriptions cannot change at this moment
     │   └── LeaseLost                 transient
     ├── SinkError
     │   ├── SinkUnavailable           transient
@@ -89,6 +93,16 @@ class OptionsDiffer(ConfigurationError):
     """A queue or table exists with other options than those asked for."""
 
     default_hint = "ask for the stored options, or use another name"
+
+
+class HasSubscriptions(ConfigurationError):
+    """The queue has no entries of its own: its subscriptions have them."""
+
+    default_hint = "name one of its subscriptions, as in 'airports/search'"
+
+
+class EntriesWait(ConfigurationError):
+    """What waits in the queue would be lost, or would belong to nobody."""
 
 
 class SinkBindingError(ConfigurationError):
@@ -189,6 +203,13 @@ class TransactionTimeout(TransactionError):
     default_hint = "do less in one transaction, or give it a longer timeout="
 
 
+class TransactionsInProgress(TransactionError):
+    """Transactions that began before are still in progress."""
+
+    transient = True
+    default_hint = "let them end, or abort them, then try again; the view active_transactions lists long ones"
+
+
 class RegistrationLost(TransactionError):
     """The store knows this transaction no longer: it was ended by others, or after its time-out."""
 
@@ -254,6 +275,13 @@ class LockNotAvailable(LockError):
 
     transient = True
     default_hint = "wait for it (if_locked='wait'), or see who holds it: export-queue locks"
+
+
+class QueueBusy(LockError):
+    """Transactions that add to the queue are in progress, and its subscriptions cannot change meanwhile."""
+
+    transient = True
+    default_hint = "try again; a transaction that is bound to a connection holds them until its user commits"
 
 
 class LeaseLost(LockError):

@@ -1,7 +1,8 @@
-"""``export-queue status``, ``configure``, ``alter`` and ``rebind``: the queues of a store, and their options."""
+"""``export-queue status``, ``configure``, ``alter``, ``subscribe`` …: the queues of a store, their options, readers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -31,10 +32,15 @@ def status(
     behind_pooler: BehindPooler = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show every queue: its entries, their age, its dead letters and its sink."""
+    """Show every queue and subscription: its entries, their age, its dead letters and its sink.
+
+    The entries of a queue with subscriptions are theirs: the queue itself is left out.
+    """
     rows = []
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         for queue in opened.queues():
+            if queue.fans_out:
+                continue
             units = opened.backlog(queue.id)
             oldest = min((unit.oldest_seq for unit in units), default=None)
             rows.append(
@@ -46,9 +52,11 @@ def status(
                     "ranges": [unit.range.to_json() for unit in units],
                     "oldest": None if oldest is None else seq_time(oldest),
                     "dead": opened.dead_letters.count(queue.id),
+                    "first_load": queue.first_load,
                 }
             )
-    show(rows, as_json=as_json, hide=("ranges",))
+    hidden = ("ranges",) if any(row["first_load"] for row in rows) else ("ranges", "first_load")
+    show(rows, as_json=as_json, hide=hidden)
 
 
 @app.command()
@@ -66,6 +74,9 @@ def configure(
     value: Annotated[Literal["json", "str", "bytes"], typer.Option(help="codec of values")] = "json",
     max_value_bytes: Annotated[int, typer.Option(min=1, help="largest encoded value")] = 1 << 20,
     exclusive: Annotated[bool, typer.Option("--exclusive", help="make every key added a conflict key")] = False,
+    subscription: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="a reader of the queue; one for each of several")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Configure a queue; the same options again change nothing, others are refused, with the command that alters it."""
@@ -78,8 +89,10 @@ def configure(
             value=value,
             max_value_bytes=max_value_bytes,
             exclusive=exclusive,
+            subscriptions=subscription,
         )
-    show_one(_options(queue), as_json=as_json)
+        readers = opened.subscriptions(queue_id)
+    show_one(_options(queue, readers), as_json=as_json)
 
 
 @app.command()
@@ -111,7 +124,60 @@ def alter(
             buckets_per_range=buckets_per_range,
             guard=guard,
         )
-    show_one(_options(queue), as_json=as_json)
+        readers = opened.subscriptions(queue_id)
+    show_one(_options(queue, readers), as_json=as_json)
+
+
+@app.command()
+def subscribe(
+    queue_id: QueueId,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the new reader")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give a queue one more reader, which gets what is committed from now on; one that is there stays as it is."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        reader = opened.subscribe(queue_id, name)
+    show_one(_subscription(reader), as_json=as_json)
+
+
+@app.command()
+def unsubscribe(
+    queue_id: QueueId,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the reader")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="give up its waiting entries and its dead letters")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take a reader from a queue for good; what it has in its sink stays there."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        opened.unsubscribe(queue_id, name, discard=discard)
+        left = [reader.id for reader in opened.subscriptions(queue_id)]
+    show_one({"queue": queue_id, "unsubscribed": name, "subscriptions": left}, as_json=as_json)
+
+
+@app.command("waive-first-load")
+def waive_first_load(
+    subscription: Annotated[str, typer.Argument(metavar="QUEUE/NAME", help="id of the subscription")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
+) -> None:
+    """Declare that a subscription needs nothing of what was committed before it."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        opened.waive_first_load(subscription)
+        reader = opened.queue(subscription)
+    show_one(_subscription(reader), as_json=as_json)
 
 
 @app.command()
@@ -156,6 +222,14 @@ def configure_table(
     show_one(row, as_json=as_json)
 
 
-def _options(queue: Queue) -> dict[str, Any]:
+def _options(queue: Queue, readers: Sequence[Queue]) -> dict[str, Any]:
     names = ("buckets", "buckets_per_range", "key", "value", "max_value_bytes", "exclusive", "sink")
-    return {"queue": queue.id, **{name: getattr(queue, name) for name in names}}
+    return {
+        "queue": queue.id,
+        **{name: getattr(queue, name) for name in names},
+        "subscriptions": [reader.id for reader in readers],
+    }
+
+
+def _subscription(reader: Queue) -> dict[str, Any]:
+    return {"subscription": reader.id, "queue": reader.parent, "sink": reader.sink, "first_load": reader.first_load}

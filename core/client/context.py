@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import QueueWriter
+from export_queue.core.queue import Queue, QueueWriter
+from export_queue.core.store import added_to_subscription
 from export_queue.core.tables import Table
 from export_queue.core.transactions import Level, OpenTransaction, Participant
 
@@ -44,10 +46,14 @@ class TransactionContext:
         """Bind a queue to this transaction.
 
         :raises UnknownQueue: the store has no such queue.
+        :raises InvalidArgument: it is a subscription, which gets what is added to its queue.
         """
         self._transaction.require_open()
         if queue_id not in self._writers:
-            self._writers[queue_id] = QueueWriter(self._transaction, self._catalogue.queue(queue_id))
+            queue = self._catalogue.queue(queue_id)
+            if queue.parent is not None:
+                raise added_to_subscription(queue.id)
+            self._writers[queue_id] = QueueWriter(self._transaction, queue)
         return self._writers[queue_id]
 
     def join(self, participant: Participant) -> None:
@@ -81,3 +87,33 @@ class TransactionContext:
         """Return a long transaction as a value that another process may :meth:`Store.resume`."""
         self._transaction.flush()
         return self._transaction.value.to_json()
+
+
+class FirstLoad:
+    """The handle of a subscription's first load: it reads tables, and adds to the subscription alone."""
+
+    def __init__(self, context: TransactionContext, transaction: OpenTransaction, subscription: Queue) -> None:
+        self._context = context
+        self._transaction = transaction
+        self._writer = QueueWriter(transaction, subscription)
+
+    @property
+    def id(self) -> int:
+        """The transaction's id, and the sequence of its entries: what is committed by now has a smaller one."""
+        return self._transaction.id
+
+    def table(self, name: str) -> Table:
+        """Bind a table to the load; it can only be read."""
+        return self._context.table(name)
+
+    def add(self, key: Any, value: Any, *, replace: bool = False) -> None:
+        """Add an entry for the subscription; see :meth:`QueueWriter.add` for the parameters and the errors."""
+        self._writer.add(key, value, replace=replace)
+
+    def add_many(self, entries: Iterable[tuple[Any, Any]]) -> None:
+        """Add pairs of key and value."""
+        self._writer.add_many(entries)
+
+    def flush(self) -> None:
+        """Stage the entries so far in the store, so that they need not fit into memory."""
+        self._transaction.flush()

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 from export_queue.core.client.catalogue import Catalogue
-from export_queue.core.client.context import TransactionContext
+from export_queue.core.client.context import FirstLoad, TransactionContext
 from export_queue.core.client.dead_letters import DeadLetters
 from export_queue.core.drain import KeyStory, why
 from export_queue.core.errors import AlreadyCommitted, InvalidArgument, StoreError, TransactionError
@@ -34,9 +34,15 @@ from export_queue.core.queue import (
     bind_sink,
     configure_queue,
     find_queue,
+    find_reader,
     list_queues,
+    missing_load,
     peek,
+    subscribe,
+    subscriptions,
+    unsubscribe,
     waiting_ranges,
+    waive_first_load,
 )
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import Sink, SinkSpec
@@ -87,7 +93,7 @@ class Store:
     def __init__(self, database: Database) -> None:
         self.database = database
         self._catalogue = Catalogue(database)
-        self.dead_letters = DeadLetters(database, self.queue)
+        self.dead_letters = DeadLetters(database, self._reader)
         """Entries that drains set aside: ``list``, ``count``, ``retry``, ``drop`` and ``audit``."""
         self._observers = Observers(database, self._context)
 
@@ -358,6 +364,7 @@ class Store:
         value: str = "json",
         max_value_bytes: int = 1 << 20,
         exclusive: bool = False,
+        subscriptions: Sequence[str] | None = None,
     ) -> Queue:
         """Store a queue's options; the same options again change nothing, others are refused.
 
@@ -373,6 +380,7 @@ class Store:
             value=value,
             max_value_bytes=max_value_bytes,
             exclusive=exclusive,
+            subscriptions=subscriptions,
         )
 
     def alter_queue(
@@ -400,6 +408,72 @@ class Store:
         )
         self._catalogue.forget_queue(queue_id)
         return altered
+
+    def subscribe(self, queue_id: str, name: str) -> Queue:
+        """Give a queue one more reader, which gets what is committed from now on; one that is there stays as it is.
+
+        :param queue_id: the queue.
+        :param name: the subscription's; its id is ``queue_id/name``, as in ``airports/search``.
+        :returns: the subscription. It is empty, and its first load is missing: :meth:`first_load` makes it.
+        :raises EntriesWait: it would be the first one, and something waits in the queue.
+        :raises QueueBusy: transactions that add to the queue were in progress for ten seconds.
+        """
+        _ = self.identity
+        return subscribe(self.database, queue_id, name)
+
+    def unsubscribe(self, queue_id: str, name: str, *, discard: bool = False) -> None:
+        """Take a reader from a queue for good; what it has in its sink stays there.
+
+        :param queue_id: the queue.
+        :param name: the subscription's.
+        :param discard: whether its waiting entries and its dead letters are given up.
+        :raises EntriesWait: some wait; the error counts them.
+        :raises InvalidArgument: it is the queue's last one.
+        :raises QueueBusy: transactions that add to the queue were in progress for ten seconds.
+        """
+        _ = self.identity
+        unsubscribe(self.database, queue_id, name, discard=discard)
+
+    def subscriptions(self, queue_id: str) -> list[Queue]:
+        """Read the subscriptions of a queue, by name."""
+        _ = self.identity
+        with self.database.read() as work:
+            return subscriptions(work, queue_id)
+
+    def waive_first_load(self, subscription: str) -> None:
+        """Declare that a subscription needs nothing of what was committed before it.
+
+        :param subscription: its id, as in ``airports/reports``.
+        """
+        _ = self.identity
+        waive_first_load(self.database, subscription)
+
+    @contextmanager
+    def first_load(
+        self, subscription: str, *, timeout: float | None = None, settle_timeout: float = 60.0
+    ) -> Iterator[FirstLoad]:
+        """Give a subscription what was committed before it, in a long transaction of its own.
+
+        It reads in a snapshot that holds every transaction older than itself, and adds to this subscription alone: its
+        entries never overwrite newer ones. With its commit the first load is made.
+
+        :param subscription: its id, as in ``airports/reports``.
+        :param timeout: seconds until the commit is refused; 24 hours.
+        :param settle_timeout: seconds for which older transactions are waited for.
+        :raises InvalidArgument: the first load is not missing.
+        :raises TransactionsInProgress: older transactions did not end in time.
+        """
+        _ = self.identity
+        with self.database.read() as work:
+            reader = missing_load(work, subscription)
+        opened = OpenTransaction(self.database, kind="long", timeout=timeout, load=reader.number)
+        try:
+            opened.read_settled(Retry(attempts=None, seconds=settle_timeout, first_pause=0.02))
+            yield FirstLoad(self._context(opened), opened, reader)
+            opened.commit()
+        except BaseException as error:
+            opened.abort(error)
+            raise
 
     def configure_table(self, name: str, *, conflict: str = "row", ttl: float | None = None) -> TableOptions:
         """Store a table's options; the same options again change nothing, others are refused.
@@ -445,8 +519,14 @@ class Store:
         with self.database.read() as work:
             return find_queue(work, queue_id)
 
+    def _reader(self, queue_id: str) -> Queue:
+        """Read the options of a queue, or of a subscription, in which entries wait."""
+        _ = self.identity
+        with self.database.read() as work:
+            return find_reader(work, queue_id)
+
     def queues(self) -> list[Queue]:
-        """Read all queues, by name."""
+        """Read all queues and subscriptions, by name."""
         _ = self.identity
         with self.database.read() as work:
             return list_queues(work)
@@ -454,18 +534,24 @@ class Store:
     def rebind(self, queue_id: str, sink: str) -> None:
         """Let a queue drain into another sink from now on; exported records stay where they are."""
         with self.database.begin() as work:
-            bind_sink(work, find_queue(work, queue_id), sink, rebind=True)
+            bind_sink(work, find_reader(work, queue_id), sink, rebind=True)
 
     def backlog(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Backlog]:
-        """Count the waiting entries, unit by unit."""
-        queue = self.queue(queue_id)
+        """Count the waiting entries, unit by unit.
+
+        :raises HasSubscriptions: they have its entries; the error names them.
+        """
+        queue = self._reader(queue_id)
         snapshot = take_snapshot(self.database)
         with self.database.read() as work:
             return backlog(work, queue, snapshot, None if ranges is None else queue.split(ranges))
 
     def waiting_ranges(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Range]:
-        """Return the units that have work; cheaper than counting it."""
-        queue = self.queue(queue_id)
+        """Return the units that have work; cheaper than counting it.
+
+        :raises HasSubscriptions: they have its entries; the error names them.
+        """
+        queue = self._reader(queue_id)
         snapshot = take_snapshot(self.database)
         with self.database.read() as work:
             return waiting_ranges(work, queue, snapshot, None if ranges is None else queue.split(ranges))
@@ -476,8 +562,9 @@ class Store:
         :param key: only entries of this key.
         :param limit: most entries, 1 to 1000.
         :param values: whether their values are read, too.
+        :raises HasSubscriptions: they have its entries; the error names them.
         """
-        queue = self.queue(queue_id)
+        queue = self._reader(queue_id)
         encoded = None if key is None else queue.encode_key(key)
         snapshot = take_snapshot(self.database)
         with self.database.read() as work:
@@ -487,8 +574,9 @@ class Store:
         """Tell what the store knows of one key: its last commit, what waits, what is dead, and which drains came by.
 
         :param key: the key, by the queue's key codec.
+        :raises HasSubscriptions: they have its entries; the error names them.
         """
-        queue = self.queue(queue_id)
+        queue = self._reader(queue_id)
         return why(self.database, queue, queue.encode_key(key))
 
     def maintain(self, *, limit: int = 100_000) -> MaintenanceReport:

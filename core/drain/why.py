@@ -14,6 +14,7 @@ from export_queue.core.queue import (
     QueuedEntry,
     Range,
     bucket,
+    find_queue,
     hidden_seqs,
     list_dead_letters,
     peek,
@@ -76,7 +77,8 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
         queued = peek(work, queue, snapshot, key=key, limit=MOST_SHOWN)
         hidden = hidden_seqs(work, queue, snapshot, key, limit=MOST_SHOWN)
         dead = list_dead_letters(work, queue, DeadLetterFilter(key=key), limit=MOST_SHOWN)
-        writer = queries.conflict_keys.last_writer(work, queries.conflict_keys.entry_key(queue.number, key))
+        added_to = queue if queue.parent is None else find_queue(work, queue.parent)
+        writer = queries.conflict_keys.last_writer(work, queries.conflict_keys.entry_key(added_to.number, key))
         newest = _finished(queries.reports.latest_reports(work, queue.id, idle=True, limit=_REPORTS))
         busy = _finished(queries.reports.latest_reports(work, queue.id, idle=False, limit=_REPORTS))
     at = bucket(key, queue.buckets)

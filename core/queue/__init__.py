@@ -21,6 +21,7 @@ from export_queue.core.queue.options import (
     bind_sink,
     configure_queue,
     find_queue,
+    find_reader,
     list_queues,
 )
 from export_queue.core.queue.peek import QueuedEntry, hidden_seqs, peek
@@ -33,6 +34,13 @@ from export_queue.core.queue.read import (
     remove_entries,
     remove_span,
     waiting_ranges,
+)
+from export_queue.core.queue.subscriptions import (
+    missing_load,
+    subscribe,
+    subscriptions,
+    unsubscribe,
+    waive_first_load,
 )
 from export_queue.core.queue.watching import Sighting, look
 
@@ -62,15 +70,21 @@ __all__ = [
     "dead_letter_audit",
     "drop_dead_letters",
     "find_queue",
+    "find_reader",
     "hidden_seqs",
     "join_ranges",
     "list_dead_letters",
     "list_queues",
     "look",
+    "missing_load",
     "peek",
     "read_entries",
     "remove_entries",
     "remove_span",
     "requeue",
+    "subscribe",
+    "subscriptions",
+    "unsubscribe",
     "waiting_ranges",
+    "waive_first_load",
 ]

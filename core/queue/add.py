@@ -6,14 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from export_queue.core.errors import EntryError
-from export_queue.core.queue.buckets import bucket
+from export_queue.core.queue.buckets import hash_of
 from export_queue.core.queue.options import Queue
 from export_queue.core.store import entry_key
 from export_queue.core.transactions import OpenTransaction
 
 
 class QueueWriter:
-    """One queue, bound to its transaction: an added entry exists if and only if the transaction commits (I3)."""
+    """One queue, bound to its transaction: an added entry exists if and only if the transaction commits (I3).
+
+    The commit gives it to each reader of the queue.
+    """
 
     def __init__(self, transaction: OpenTransaction, queue: Queue) -> None:
         self._transaction = transaction
@@ -36,8 +39,9 @@ class QueueWriter:
                 f"key {key!r} was added to queue {self._queue.id!r} before in this transaction",
                 hint="pass replace=True if the new value counts",
             )
-        place = (self._queue.number, self._queue.layout, bucket(encoded, self._queue.buckets), encoded)
-        guarded = exclusive or self._queue.exclusive
+        place = (self._queue.number, hash_of(encoded), encoded)
+        # Nothing conflicts with a first load: whatever is newer has a higher sequence.
+        guarded = (exclusive or self._queue.exclusive) and self._queue.parent is None
         conflict_key = entry_key(self._queue.number, encoded) if guarded else None
         self._transaction.add_entry(place, payload, conflict_key=conflict_key)
         self._added.add(encoded)

@@ -10,7 +10,8 @@ option                 may be altered
                        an old unit would not be recognised by the claim of a new one
 =====================  ============================================================================================
 
-A process that has used the queue learns of it within a minute; see :mod:`export_queue.core.client.catalogue`.
+A subscription has the options of its queue, and is altered with it. A process that has used the queue learns of it
+within a minute; see :mod:`export_queue.core.client.catalogue`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from export_queue.core.errors import InvalidArgument, LockNotAvailable
-from export_queue.core.queue.options import MAX_VALUE_BYTES, Queue, check_number, find_queue
+from export_queue.core.queue.options import MAX_VALUE_BYTES, Queue, check_number, find_queue, readers_of
 from export_queue.core.queue.read import ASSUMED_BYTES
 from export_queue.core.store import Database, Work, queries
 
@@ -42,7 +43,8 @@ def alter_queue(
     :param guard: the guard of the sinks into which the queue is drained. The units of a queue with entries are altered
         only where it is ``seq``.
     :returns: the options as they are stored now.
-    :raises InvalidArgument: an option is out of bounds, or cannot be altered while such entries wait.
+    :raises InvalidArgument: an option is out of bounds, or cannot be altered while such entries wait; or the queue is a
+        subscription.
     :raises LockNotAvailable: the units cannot be altered, since somebody works on them.
     """
     if guard not in ("seq", "fence"):
@@ -52,13 +54,27 @@ def alter_queue(
     wanted = {"max_value_bytes": max_value_bytes, "exclusive": exclusive, "buckets_per_range": buckets_per_range}
     given = {name: option for name, option in wanted.items() if option is not None}
     with database.begin() as work:
-        queries.locks.serialise_requests(work, find_queue(work, queue_id).number)
-        queue = find_queue(work, queue_id)  # again, under the lock
-        changed = {name: option for name, option in given.items() if getattr(queue, name) != option}
-        _check(work, queue, changed, guard)
-        if changed:
-            queries.queues.alter_queue(work, queue.number, changed)
+        number = find_queue(work, queue_id).number
+        queries.locks.serialise_requests(work, number)  # of a queue with subscriptions: keeps these as they are
+        queue = find_queue(work, queue_id)
+        if queue.parent is not None:
+            raise InvalidArgument(
+                f"subscription {queue_id!r} has the options of its queue",
+                hint=f"alter queue {queue.parent!r}: its subscriptions are altered with it",
+            )
+        for reader in sorted(readers_of(work, queue), key=lambda reader: reader.number):
+            queries.locks.serialise_requests(work, reader.number)
+            _alter(work, find_queue(work, reader.id), given, guard)
+        _alter(work, queue, given, guard)
         return find_queue(work, queue_id)
+
+
+def _alter(work: Work, queue: Queue, given: Mapping[str, Any], guard: str) -> None:
+    """Alter a queue, or one of its subscriptions; the caller keeps out who asks for locks."""
+    changed = {name: option for name, option in given.items() if getattr(queue, name) != option}
+    _check(work, queue, changed, guard)
+    if changed:
+        queries.queues.alter_queue(work, queue.number, changed)
 
 
 def _check(work: Work, queue: Queue, changed: Mapping[str, Any], guard: str) -> None:

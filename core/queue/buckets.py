@@ -13,13 +13,18 @@ SEED = 42
 """Spark's seed of ``xxhash64``, so that its native expression gives the same numbers (I8)."""
 
 
+def hash_of(key: bytes) -> int:
+    """Compute the hash of a key: XXH64 as a signed 64-bit number, which tells its bucket in every layout (I8)."""
+    unsigned = xxhash.xxh64_intdigest(key, SEED)
+    return unsigned - (1 << 64) if unsigned >> 63 else unsigned
+
+
 def bucket(key: bytes, buckets: int) -> int:
-    """Compute the bucket of a key: XXH64 as a signed 64-bit number, positive modulo the buckets (I8).
+    """Compute the bucket of a key: its hash, positive modulo the buckets (I8).
 
     Source: Spark's ``pmod(xxhash64(key), n)``, which gives the same number natively.
     """
-    unsigned = xxhash.xxh64_intdigest(key, SEED)
-    return (unsigned - (1 << 64) if unsigned >> 63 else unsigned) % buckets
+    return hash_of(key) % buckets
 
 
 def buckets_of(keys: Iterable[bytes], buckets: int) -> list[int]:

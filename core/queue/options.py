@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
-from export_queue.core.errors import InvalidArgument, OptionsDiffer, SinkBindingError, UnknownQueue
+from export_queue.core.errors import (
+    HasSubscriptions,
+    InvalidArgument,
+    OptionsDiffer,
+    SinkBindingError,
+    UnknownQueue,
+)
 from export_queue.core.queue import codecs
 from export_queue.core.queue.buckets import Range, split, units_of
 from export_queue.core.store import Database, Reading, Work, queries
@@ -39,6 +45,22 @@ class Queue:
     """Whether every key added is a conflict key."""
     sink: str | None
     """Name of the sink into which it drains."""
+    parent: str | None = None
+    """Of a subscription: the id of the queue whose entries it gets."""
+    fans_out: bool = False
+    """Whether it has subscriptions: they have its entries, and it has none of its own."""
+    first_load: Literal["missing", "made", "waived"] | None = None
+    """Of a subscription that came later than its queue: whether it was given what had been committed before."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its id: of a subscription its name."""
+        return self.id.rpartition("/")[2]
+
+    @property
+    def source(self) -> str:
+        """The id of the queue that is added to: sinks know records by it."""
+        return self.parent or self.id
 
     def units(self) -> list[Range]:
         """List the units: what one lock covers."""
@@ -78,6 +100,7 @@ def configure_queue(
     value: str = "json",
     max_value_bytes: int = 1 << 20,
     exclusive: bool = False,
+    subscriptions: Sequence[str] | None = None,
 ) -> Queue:
     """Store a queue's options; the same options again change nothing.
 
@@ -89,6 +112,8 @@ def configure_queue(
     :param value: codec of values.
     :param max_value_bytes: largest encoded value.
     :param exclusive: make every key a conflict key, for keys that are not tied to a cell that the transaction writes.
+    :param subscriptions: names of the readers that a new queue has, each of which gets every entry; None says nothing
+        about them.
     :raises InvalidArgument: an option is out of bounds.
     :raises OptionsDiffer: the queue exists with other options, which are listed.
     """
@@ -108,12 +133,19 @@ def configure_queue(
         "max_value_bytes": max_value_bytes,
         "exclusive": exclusive,
     }
+    names = None if subscriptions is None else check_names(subscriptions)
     with database.read() as work:
         row = queries.queues.queue_row(work, queue_id)
     if row is None:
         with database.begin() as work:
             stored = {_COLUMNS.get(name, name): option for name, option in wanted.items()}
-            queries.queues.add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **stored})
+            added = queries.queues.add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **stored})
+            if added and names:
+                # Nobody can have added to it: its readers lack nothing.
+                parent = find_queue(work, queue_id)
+                queries.readers.begin_fan_out(work, parent.number)
+                for name in names:
+                    add_reader(work, parent, name, first_load=None)
             row = queries.queues.queue_row(work, queue_id)
     assert row is not None
     found = _queue(row)
@@ -122,7 +154,53 @@ def configure_queue(
         raise OptionsDiffer(
             f"queue {queue_id!r} exists with other options: {'; '.join(listed)}", hint=_remedy(queue_id, differing)
         )
+    if names is not None:
+        _compare_names(database, found, names)
     return found
+
+
+def check_names(subscriptions: Sequence[str]) -> list[str]:
+    """Check the names of a queue's subscriptions.
+
+    :raises InvalidArgument: one is no name, or is given twice.
+    """
+    if isinstance(subscriptions, str):
+        raise InvalidArgument(f"subscriptions: expected a list of names, found {subscriptions!r}")
+    names = sorted(check_name("subscription", name) for name in subscriptions)
+    if len(set(names)) < len(names):
+        raise InvalidArgument(f"subscriptions: expected each name once, found {names}")
+    return names
+
+
+def _compare_names(database: Database, queue: Queue, wanted: list[str]) -> None:
+    with database.read() as work:
+        found = sorted(reader.name for reader in readers_of(work, queue))
+    if found != wanted:
+        raise OptionsDiffer(
+            f"queue {queue.id!r} exists with other subscriptions: expected {wanted}, found {found}",
+            hint="add one by store.subscribe(queue_id, name), remove one by store.unsubscribe(queue_id, name); on the "
+            f"command line: export-queue subscribe {queue.id} NAME, export-queue unsubscribe {queue.id} NAME",
+        )
+
+
+def add_reader(work: Work, parent: Queue, name: str, *, first_load: str | None) -> None:
+    """Store a subscription; its options are those of its queue, and it drains into a sink of its own."""
+    queries.queues.add_queue(
+        work,
+        {
+            "id": f"{parent.id}/{name}",
+            "parent": parent.number,
+            "layout": FIRST_LAYOUT,
+            "buckets": parent.buckets,
+            "buckets_per_range": parent.buckets_per_range,
+            "key_codec": parent.key,
+            "value_codec": parent.value,
+            "max_value_bytes": parent.max_value_bytes,
+            "exclusive": parent.exclusive,
+            "sink": None,
+            "first_load": first_load,
+        },
+    )
 
 
 def _remedy(queue_id: str, differing: Mapping[str, Any]) -> str:
@@ -148,11 +226,18 @@ def check_number(name: str, number: int, most: int) -> None:
 
 
 def _queue(row: Any) -> Queue:
-    return Queue(**{f.name: row[_COLUMNS.get(f.name, f.name)] for f in fields(Queue)})
+    stored = {f.name: row[_COLUMNS.get(f.name, f.name)] for f in fields(Queue) if f.name != "parent"}
+    return Queue(**stored, parent=parent_of(row["id"]))
+
+
+def parent_of(queue_id: str) -> str | None:
+    """Tell the queue of a subscription by its id; None for the id of a queue."""
+    parent, slash, _ = queue_id.partition("/")
+    return parent if slash else None
 
 
 def find_queue(work: Reading, queue_id: str) -> Queue:
-    """Read a queue's options.
+    """Read the options of a queue, or of a subscription: ``airports/search``.
 
     :raises UnknownQueue: there is no such queue; the error names those that there are.
     """
@@ -163,8 +248,29 @@ def find_queue(work: Reading, queue_id: str) -> Queue:
     return _queue(row)
 
 
+def find_reader(work: Reading, queue_id: str) -> Queue:
+    """Read the options of a queue without subscriptions, or of a subscription: entries wait there for a drain.
+
+    :raises UnknownQueue: there is no such queue.
+    :raises HasSubscriptions: they have its entries; the error names them.
+    """
+    queue = find_queue(work, queue_id)
+    if queue.fans_out:
+        names = ", ".join(reader.id for reader in readers_of(work, queue))
+        raise HasSubscriptions(
+            f"queue {queue_id!r} has no entries of its own: each of its subscriptions has them: {names}",
+            hint=f"name one of them instead of {queue_id!r}",
+        )
+    return queue
+
+
+def readers_of(work: Reading, queue: Queue) -> list[Queue]:
+    """Read the subscriptions of a queue, by name."""
+    return [_queue(row) for row in queries.readers.reader_rows(work, queue.number)]
+
+
 def list_queues(work: Reading) -> list[Queue]:
-    """Read all queues, by name."""
+    """Read all queues and subscriptions, by name."""
     return [_queue(row) for row in queries.queues.queue_rows(work)]
 
 

@@ -33,6 +33,7 @@ from export_queue.core.store.queries.conflict_keys import (
     row_key,
 )
 from export_queue.core.store.queries.outcomes import new_request
+from export_queue.core.store.queries.readers import added_to_subscription
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapshot, pack_ids, unpack_ids
 from export_queue.core.store.spec import StoreSpec
 
@@ -63,6 +64,7 @@ __all__ = [
     "VersionKey",
     "Work",
     "Writes",
+    "added_to_subscription",
     "adopt",
     "cell_key",
     "cells_of_key",

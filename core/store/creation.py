@@ -73,7 +73,7 @@ def _add_first_rows(work: Work, source: IdSource) -> None:
                 one=1,
                 store_id=uuid4().hex,
                 schema_version=schema.SCHEMA_VERSION,
-                oldest_code=schema.SCHEMA_VERSION,
+                oldest_code=schema.OLDEST_CODE,
                 mask=secrets.randbits(63) - _SIGN,  # the sign bit is set: never like the small keys of applications
                 id_source=source,
                 horizon=0,

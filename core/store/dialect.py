@@ -70,9 +70,8 @@ class Writes:
     """Conflict keys, ascending and without repetition, so that two commits cannot deadlock."""
     cells: Sequence[tuple[int, bytes, bytes, bytes | None]] = ()
     """Table number, row, column, value; None is a tombstone."""
-    entries: Sequence[tuple[int, int, int, bytes, bytes | None]] = ()
-    """Queue number, layout, bucket, key, value."""
-
+    entries: Sequence[tuple[int, int, bytes, bytes | None]] = ()
+    """Number of the queue that is added to, the key's hash, key, value; the store finds the queue's readers."""
     notifications: Sequence[tuple[int, bytes, bytes]] = ()
     """Notifications to set: table number, row, column."""
     acknowledged: Sequence[tuple[int, bytes, bytes]] = ()
@@ -97,6 +96,8 @@ class CommitCall:
     generation: int = 1
     result: str | None = None
     """JSON, stored with the idempotency key."""
+    load: int | None = None
+    """The number of the subscription whose first load this is: entries are added to it alone, and it has its load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +201,22 @@ class StoreDialect(Protocol):
         :raises OtherCluster: it was copied into another one.
         """
 
-    def migrate(self, connection: Handle) -> None:
-        """Change the tables of a store of schema 1, which has no views at this moment, into those of schema 2."""
+    def migrate(self, connection: Handle, *, to_schema: int) -> None:
+        """Change the tables of a store of the schema before into those of this one; schema 1 has no views then."""
+
+    def try_readers(self, connection: Handle, queue: int) -> bool:
+        """Take the right to change the readers of a queue until the SQL transaction ends; never waits for it.
+
+        Each commit that adds to the queue holds its readers as they are, from before it reads them to its end.
+
+        :returns: False where such a commit is under way.
+        """
+
+    def admit_subscriptions(self, connection: Handle) -> None:
+        """Make sure that clients of an older schema which are at work lose nothing once a queue has subscriptions.
+
+        :raises SchemaVersionError: they could.
+        """
 
     def adopt(self, connection: Handle) -> None:
         """Let a store that was copied into another cluster of servers live there."""
@@ -319,13 +334,16 @@ class StoreDialect(Protocol):
         """
 
     def stage(
-        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str
+        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str, load: int | None
     ) -> tuple[int, ...]:
         """Write rows of a long transaction early: cells under its newest write pointer, entries under its id.
+
+        Entries of a queue with subscriptions wait under the queue's own number for the commit, which finds its readers.
 
         :param flush: a number that was drawn before the call. A call that arrives behind a younger one, or behind a
             checkpoint, changes nothing: its process may be gone, and the younger one its repetition.
         :param store_id: the store that the numbers of queues and tables are of.
+        :param load: the number of the subscription whose first load this is.
         :returns: all its write pointers, ascending: another process may have made a checkpoint; empty if the call
             came too late.
         :raises RegistrationLost: it has ended.

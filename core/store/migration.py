@@ -2,7 +2,7 @@
 
 Schema 2 changed what a snapshot is, so no client of schema 1 may go on beside those of schema 2. One that still runs
 finds neither the functions nor the table that it draws ids from: each of its transactions ends in an error, and what
-it was told is committed stays so.
+it was told is committed stays so. From schema 2 to schema 3 clients of schema 2 go on.
 """
 
 from __future__ import annotations
@@ -27,31 +27,38 @@ _OWNER = sa.text("""
     select pg_get_userbyid(c.relowner) from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname = :schema and c.relname = 'xq_store'
 """)
-_LOCK_SECONDS = 5
-"""How long the migration waits for whoever uses a table, and all others for it, before it tries again."""
+_LOCK_SECONDS = {1: 5.0, 2: 0.5}
+"""How long the migration from a schema waits for whoever uses a table, and all others for it, before it tries again."""
+_CHANGED_TO_3 = ("xq_outcome", "xq_staged_entry", "xq_queue", "xq_table")
+"""The tables that the way to schema 3 locks. The outcomes come first: a commit of schema 2 that has one already, and
+perhaps entries, is waited for."""
 
 
 def migrate(work: Work) -> Callable[[], None]:
-    """Bring the tables of a store of schema 1 to schema 2; does nothing where there is none.
+    """Bring the tables of a store of an older schema to this one; does nothing where there is none.
 
     :returns: what to do when the views are there again: their rights are given as before.
-    :raises SchemaVersionError: a long transaction is in progress.
+    :raises SchemaVersionError: the store is of schema 1, and a long transaction is in progress.
     """
     connection = work.connection
     is_postgres = connection.dialect.name == "postgresql"
     names = sa.inspect(connection).get_table_names(schema=schema_of(connection) if is_postgres else None)
     if schema.store.name not in names:
         return _nothing
-    if connection.scalar(sa.select(schema.store.c.schema_version)) != 1:
+    found = connection.scalar(sa.select(schema.store.c.schema_version))
+    if found not in _LOCK_SECONDS:
         return _nothing
     if is_postgres:
-        _lock(connection, names)
-        if connection.scalar(sa.select(schema.store.c.schema_version)) != 1:
-            return _nothing
-    _require_no_long_transaction(work)
-    queries.invalid.end_all(work)
-    grants = _drop_views(connection)
-    work.database.dialect.migrate(connection)
+        _lock(connection, names if found == 1 else _CHANGED_TO_3, found)
+        if connection.scalar(sa.select(schema.store.c.schema_version)) != found:
+            return migrate(work)  # another one was there first
+    grants: list[str] = []
+    if found == 1:
+        _require_no_long_transaction(work)
+        queries.invalid.end_all(work)
+        grants = _drop_views(connection)
+    for version in range(found + 1, schema.SCHEMA_VERSION + 1):
+        work.database.dialect.migrate(connection, to_schema=version)
 
     def give_rights() -> None:
         for grant in grants:
@@ -64,16 +71,16 @@ def _nothing() -> None:
     pass
 
 
-def _lock(connection: sa.Connection, names: Sequence[str]) -> None:
-    """Become the owner, and lock all tables; whoever uses the store is waited for, for some seconds."""
+def _lock(connection: sa.Connection, names: Sequence[str], found: int) -> None:
+    """Become the owner, and lock tables; whoever uses them is waited for, for a while."""
     owner = connection.scalar(_OWNER, {"schema": schema_of(connection)})
     if not connection.scalar(sa.text("select pg_has_role(:owner, 'member')"), {"owner": owner}):
         raise SchemaVersionError(
-            f"the store is of schema 1 and belongs to role {owner}",
+            f"the store is of schema {found} and belongs to role {owner}",
             hint=f"run `export-queue init` as {owner}, or as a role that is a member of it",
         )
     connection.exec_driver_sql(f"set local role {_quoted(connection, owner)}".replace("%", "%%"))
-    connection.exec_driver_sql(f"set local lock_timeout = '{_LOCK_SECONDS}s'")
+    connection.exec_driver_sql(f"set local lock_timeout = '{int(_LOCK_SECONDS[found] * 1000)}ms'")
     # A commit that has locks on some of the others has one on the outcomes.
     first = [name for name in ("xq_active", "xq_invalid", "xq_outcome") if name in names]
     others = sorted(name for name in names if name.startswith("xq_") and name not in first)

@@ -26,6 +26,9 @@ HOUR_OF_IDS = 3600 * 1000 * 1_000_000
 """While anything is registered, no id is drawn that lies further above the last one, unless the clock has stayed there:
 a step of the clock is followed little by little, and must not put registered ids out of the window of locks."""
 
+QUEUE_BIT = 1 << 62
+"""Set in the key of the lock that holds a queue's readers, beside the queue's number: all ids are smaller."""
+
 STAYED_MS = 10 * 60 * 1000
 """How long ago, at least, a run of clean-up has met the clock where it has stayed."""
 

@@ -6,10 +6,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the schema that this code creates."""
-OLDEST_SCHEMA = 2
+OLDEST_SCHEMA = 3
 """Oldest schema that this code can work with."""
+OLDEST_CODE = 2
+"""Oldest code, by its schema, that may open a store, until a queue has subscriptions."""
+SUBSCRIPTIONS_CODE = 3
+"""Oldest code that may open a store once a queue has subscriptions: older code would drain them under wrong names."""
 
 metadata = sa.MetaData()
 
@@ -104,6 +108,8 @@ table = _table(
     sa.Column("number", sa.BigInteger, nullable=False, unique=True),  # from the id source: never used again
     _text("conflict"),
     _id("ttl_ms", nullable=True),
+    sa.Column("row_codec", sa.Text, nullable=False, server_default=sa.text("'bytes'")),
+    sa.Column("value_codec", sa.Text, nullable=False, server_default=sa.text("'bytes'")),
 )
 conflict_key = _table(
     "xq_conflict_key",
@@ -141,6 +147,8 @@ staged_entry = _table(
     _int("bucket", primary_key=True),
     _bytes("key", primary_key=True),
     _id("flush"),
+    # In a queue with subscriptions, whose staged entries have layout and bucket 0: each reader's bucket comes from it.
+    _id("hash", nullable=True),
 )
 observed = _table(
     "xq_observed", _id("table_number", primary_key=True), _bytes("column_key", primary_key=True), _text("kind")
@@ -176,7 +184,14 @@ queue = _table(
     sa.Column("exclusive", sa.Boolean, nullable=False),
     _text("sink", nullable=True),
     _id("created_ms"),
+    _id("parent", nullable=True),  # of a subscription: the number of the queue that is added to
+    # Whether it has subscriptions: they have its entries, and it has none of its own.
+    sa.Column("fans_out", sa.Boolean, nullable=False, server_default=sa.text("false")),
+    _text("first_load", nullable=True),  # of a subscription that came later: 'missing', 'made' or 'waived'
+    # By the queue that is added to, for commits: who reads it.
+    sa.Index("xq_queue_source", sa.text("coalesce(parent, number)")),
 )
+removed_queue = _table("xq_removed_queue", _id("number", primary_key=True))  # its rows go bit by bit, by clean-up
 entry = _table(
     "xq_entry",
     _id("queue_number", primary_key=True),

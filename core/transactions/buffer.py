@@ -9,8 +9,8 @@ from export_queue.core.errors import ChangeSetTooLarge
 from export_queue.core.store import Cell, Limits, Writes
 from export_queue.core.transactions.value import Level
 
-EntryKey = tuple[int, int, int, bytes]
-"""Queue number, layout, bucket, key."""
+EntryKey = tuple[int, int, bytes]
+"""Queue number, hash of the key, key."""
 
 log = logging.getLogger("export_queue.transactions")
 
@@ -64,7 +64,7 @@ class WriteBuffer:
         :raises ChangeSetTooLarge: the transaction would write more than it may.
         """
         replaced = self.entries.get(key)
-        self._grow(len(value or b"") - len(replaced or b"") + (0 if key in self.entries else len(key[3])))
+        self._grow(len(value or b"") - len(replaced or b"") + (0 if key in self.entries else len(key[2])))
         self.entries[key] = value
 
     def _grow(self, size: int) -> None:

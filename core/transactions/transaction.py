@@ -21,8 +21,11 @@ from export_queue.core.errors import (
     RegistrationLost,
     StoreUnavailable,
     TransactionEnded,
+    TransactionsInProgress,
     TransactionTimeout,
+    clock_of,
 )
+from export_queue.core.retry import Retry
 from export_queue.core.store import (
     AnySnapshot,
     Cell,
@@ -47,7 +50,7 @@ from export_queue.core.transactions.invalid_ids import expire_if_due
 from export_queue.core.transactions.outcomes import ask_outcome
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.sessions import BoundSession, PooledSession, Session
-from export_queue.core.transactions.snapshots import settled_snapshot
+from export_queue.core.transactions.snapshots import settled_snapshot, unfinished_below
 from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
 from export_queue.core.transactions.value import Level, Transaction
 
@@ -78,6 +81,7 @@ class OpenTransaction:
     :param timeout: seconds from the first read until the commit is refused.
     :param idempotency_key: the unit of work; a second commit under it is refused (I14).
     :param bound: the user's own SQL transaction, for that kind.
+    :param load: for ``long``: the number of a subscription, to which alone it adds, as its first load.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class OpenTransaction:
         timeout: float | None = None,
         idempotency_key: str | None = None,
         bound: BoundSession | None = None,
+        load: int | None = None,
     ) -> None:
         self._timeout_ms = database.limits.timeout_ms(timeout, long=kind == "long")
         self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
@@ -109,6 +114,7 @@ class OpenTransaction:
         self._value: Transaction | None = None
         """What others may be told of it; it has an id and a snapshot made of ids."""
         self._settled = settled
+        self._load = load
         self._generation = 1
         self._participants = Participants()
         self._is_resumed = False
@@ -156,6 +162,11 @@ class OpenTransaction:
                 "expected a transaction that may write, found a read-only one",
                 hint="leave out read_only=True and settled=True",
             )
+
+    def _require_cells(self) -> None:
+        self._require_writable()
+        if self._load is not None:
+            raise InvalidArgument("a first load adds entries to its subscription and writes nothing else")
 
     def _move(self, state: State) -> None:
         assert state in TRANSITIONS[self._state], f"{self._state} → {state}"
@@ -313,9 +324,32 @@ class OpenTransaction:
             taken_ms = self._deadline_ms - self._timeout_ms
         return aged_from(self.database, taken_ms=taken_ms)
 
+    def read_settled(self, retry: Retry) -> None:
+        """Wait until every smaller id has ended, and read from now on what is committed by then.
+
+        No commit to come has a smaller id. The snapshot is a new one, since a transaction with a smaller id may have
+        written under write pointers greater than this id.
+
+        :param retry: how often, and for how long, it is looked.
+        :raises TransactionsInProgress: some have not ended.
+        """
+        own = self.value.id
+
+        def look() -> None:
+            snapshot, unfinished = unfinished_below(self.database, own)
+            if unfinished:
+                raise TransactionsInProgress(
+                    f"transaction {own} waits for {len(unfinished)} older ones, the oldest is {unfinished[0]}, "
+                    f"started at {clock_of(unfinished[0])}"
+                )
+            others = Snapshot(snapshot.read_pointer, tuple(i for i in snapshot.excluded if i != own))
+            self._become(replace(self.value, snapshot=others))
+
+        retry.call(look, worth_repeating=lambda error: isinstance(error, TransactionsInProgress))
+
     def write_cell(self, cell: Cell, value: bytes | None, *, conflict_key: bytes | None) -> None:
         """Buffer a write; None is a delete."""
-        self._require_writable()
+        self._require_cells()
         self.buffer.put_cell(cell, value)
         if conflict_key is not None:
             self.buffer.keys.add(conflict_key)
@@ -329,7 +363,7 @@ class OpenTransaction:
 
     def notify(self, cell: Cell) -> None:
         """Set a notification on a cell, with the commit."""
-        self._require_writable()
+        self._require_cells()
         self.buffer.notifications.add(cell)
 
     def acknowledge(self, cell: Cell, *, conflict_key: bytes | None) -> None:
@@ -337,7 +371,7 @@ class OpenTransaction:
 
         :param conflict_key: of two overlapping transactions that give it, one commits.
         """
-        self._require_writable()
+        self._require_cells()
         _ = self.snapshot  # which decides which notifications it sees
         self.buffer.acknowledged.add(cell)
         if conflict_key is not None:
@@ -401,7 +435,9 @@ class OpenTransaction:
         dialect = self.database.dialect
         for _ in range(STAGE_TRIES):
             number = self._session.call(dialect.draw)
-            pointers = self._session.call(dialect.stage, transaction, writes, number, store_id=self._store_id)
+            pointers = self._session.call(
+                dialect.stage, transaction, writes, number, store_id=self._store_id, load=self._load
+            )
             if pointers:
                 return pointers
         unavailable = StoreUnavailable(
@@ -467,6 +503,7 @@ class OpenTransaction:
             idempotency_key=self.idempotency_key,
             generation=self._generation,
             result=None if self.idempotency_key is None else as_json(result, self.idempotency_key),
+            load=self._load,
         )
 
     def _send(self, call: CommitCall) -> int:

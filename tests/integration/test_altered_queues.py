@@ -10,7 +10,7 @@ from tests.support.contexts import catalogue_of, context_of, opened_by
 
 from export_queue.core.client import Store
 from export_queue.core.client.catalogue import FRESH_SECONDS, Catalogue
-from export_queue.core.drain import drain
+from export_queue.core.drain import LastCommit, drain
 from export_queue.core.errors import (
     ConflictError,
     EntryError,
@@ -169,3 +169,32 @@ def test_a_drain_that_began_with_the_old_units_claims_none(store: Store, queue_i
         claim(store.database, old, old.units(), owner=Owner.unique(), lease_seconds=600)
     new = store.queue(queue_id)
     assert len(claim(store.database, new, new.units(), owner=Owner.unique(), lease_seconds=600)) == 2
+
+
+def test_subscriptions_are_altered_with_their_queue(store: Store) -> None:
+    store.configure_queue("airports", buckets=16, buckets_per_range=4, subscriptions=["search", "cache"])
+    with store.transaction() as tx:
+        tx.queue("airports").add("OSL", 1)
+    with pytest.raises(InvalidArgument, match="'airports/search' has the options of its queue"):
+        store.alter_queue("airports/search", max_value_bytes=9)
+    store.alter_queue("airports", max_value_bytes=99, exclusive=True)
+    with pytest.raises(InvalidArgument, match="'airports/cache': expected an empty queue"):
+        store.alter_queue("airports", buckets_per_range=8)
+    search = store.queue("airports/search")
+    leases = claim(store.database, search, search.units()[:1], owner=Owner("worker", "1"), lease_seconds=600)
+    with pytest.raises(LockNotAvailable, match="'airports/search' are worked on"):
+        store.alter_queue("airports", buckets_per_range=8, guard="seq")
+    assert store.queue("airports/cache").buckets_per_range == 4, "all of them are altered, or none"
+    release(store.database, leases)
+    store.alter_queue("airports", buckets_per_range=8, guard="seq")
+    for found in (store.queue("airports"), *store.subscriptions("airports")):
+        assert (found.max_value_bytes, found.exclusive, found.buckets_per_range) == (99, True, 8)
+    drain(store, "airports/search", MemorySink(), sink_name="s")
+    story = store.why("airports/search", "OSL")
+    assert story.last_commit is None, "the entry came before the queue was exclusive"
+    with store.transaction() as tx:
+        tx.queue("airports").add("OSL", 2)
+        seq = tx.id
+    sink = MemorySink()
+    drain(store, "airports/cache", sink, sink_name="c")
+    assert store.why("airports/cache", "OSL").last_commit == LastCommit(seq, "conflict key")

@@ -38,6 +38,7 @@ def test_a_queue_is_configured_and_altered_by_the_command_of_the_error(url: str)
         "max_value_bytes": 1 << 20,
         "exclusive": False,
         "sink": None,
+        "subscriptions": [],
     }
     assert "buckets_per_range  2" in run_cli(*options, url=url)
     options += ["--max-value-bytes", "99", "--exclusive", "--buckets-per-range", "4"]
@@ -75,6 +76,38 @@ def test_a_queue_is_bound_to_another_sink(url: str) -> None:
     assert found == {"queue": "orders", "sink": "new", "before": "old"}
     with Store.open(url) as store:
         assert store.queue("orders").sink == "new"
+
+
+def test_readers_of_a_queue_come_and_go(url: str) -> None:
+    options = ["configure", "airports", "--buckets", "16", "--subscription", "search", "--subscription", "cache"]
+    assert json.loads(run_cli(*options, "--json", url=url))["subscriptions"] == ["airports/cache", "airports/search"]
+    assert "export-queue subscribe airports NAME" in run_cli(*options[:-2], url=url, status=1)
+    reports = json.loads(run_cli("subscribe", "airports", "reports", "--json", url=url))
+    assert reports == {
+        "subscription": "airports/reports",
+        "queue": "airports",
+        "sink": None,
+        "first_load": "missing",
+    }
+    waived = json.loads(run_cli("waive-first-load", "airports/reports", "--json", url=url))
+    assert waived["first_load"] == "waived"
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("airports").add("OSL", 1)
+    rows = json.loads(run_cli("status", "--json", url=url))
+    assert [(row["queue"], row["entries"], row["first_load"]) for row in rows] == [
+        ("airports/cache", 1, None),
+        ("airports/reports", 1, "waived"),
+        ("airports/search", 1, None),
+    ]
+    assert "waived" in run_cli("status", url=url)
+    (entry,) = json.loads(run_cli("peek", "airports/search", "--json", url=url))
+    assert entry["key"] == "OSL"
+    assert len(json.loads(run_cli("why", "airports/search", "OSL", "--json", url=url))["queued"]) == 1
+    for command in (["peek", "airports"], ["why", "airports", "OSL"]):
+        assert "airports/cache, airports/reports, airports/search" in run_cli(*command, url=url, status=1)
+    assert "1 entries" in run_cli("unsubscribe", "airports", "reports", url=url, status=1)
+    left = json.loads(run_cli("unsubscribe", "airports", "reports", "--discard", "--json", url=url))
+    assert left["subscriptions"] == ["airports/cache", "airports/search"]
 
 
 def test_entries_are_looked_at_and_values_shown_on_request_only(url: str) -> None:

@@ -287,12 +287,13 @@ def described(store: Store) -> dict[str, Any]:
                 "select relname, reloptions from pg_class where relnamespace = 'export_queue'::regnamespace",
                 "select oid::regprocedure from pg_proc where pronamespace = 'export_queue'::regnamespace",
                 "select tgname, pg_get_triggerdef(oid) from pg_trigger where not tgisinternal",
+                "select indexdef from pg_indexes where schemaname = 'export_queue' and indexdef like '%%coalesce%%'",
             ):
                 found[what] = sorted(map(str, connection.exec_driver_sql(what)))
         else:
-            found["triggers"] = list(
-                connection.exec_driver_sql("select name, sql from sqlite_master where type = 'trigger' order by name")
-            )
+            of_file = "select name, lower(sql) from sqlite_master where {} order by name"
+            for what in ("type = 'trigger'", "type = 'index' and sql like '%coalesce%'"):
+                found[what] = [tuple(row) for row in connection.exec_driver_sql(of_file.format(what))]
         return found
 
 

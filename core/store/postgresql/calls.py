@@ -14,10 +14,8 @@ from psycopg.rows import tuple_row
 from export_queue.core.postgresql_arrays import (
     NO_BIGINTS,
     NO_BYTEAS,
-    NO_INTS,
     BigintArray,
     ByteaArray,
-    IntArray,
     Packed,
 )
 from export_queue.core.postgresql_connection import BoundedConnection, Prepared
@@ -116,18 +114,17 @@ def cells(notifications: Sequence[tuple[int, bytes, bytes]]) -> tuple[BigintArra
     return BigintArray.of(tables), ByteaArray.of(row_keys), ByteaArray.of(columns)
 
 
-def columns(writes: Writes) -> list[BigintArray | IntArray | ByteaArray]:
+def columns(writes: Writes) -> list[BigintArray | ByteaArray]:
     """Turn keys, cells and entries into columns, as the functions take them."""
-    found: list[BigintArray | IntArray | ByteaArray] = [ByteaArray.of(writes.keys) if writes.keys else NO_BYTEAS]
+    found: list[BigintArray | ByteaArray] = [ByteaArray.of(writes.keys) if writes.keys else NO_BYTEAS]
     if writes.cells:
         tables, row_keys, column_keys, values = zip(*writes.cells, strict=True)
         found += (BigintArray.of(tables), ByteaArray.of(row_keys), ByteaArray.of(column_keys), ByteaArray.of(values))
     else:
         found += (NO_BIGINTS, NO_BYTEAS, NO_BYTEAS, NO_BYTEAS)
     if writes.entries:
-        queues, layouts, buckets, keys, payloads = zip(*writes.entries, strict=True)
-        found += (BigintArray.of(queues), IntArray.of(layouts), IntArray.of(buckets))
-        found += (ByteaArray.of(keys), ByteaArray.of(payloads))
+        queues, hashes, keys, payloads = zip(*writes.entries, strict=True)
+        found += (BigintArray.of(queues), BigintArray.of(hashes), ByteaArray.of(keys), ByteaArray.of(payloads))
     else:
-        found += (NO_BIGINTS, NO_INTS, NO_INTS, NO_BYTEAS, NO_BYTEAS)
+        found += (NO_BIGINTS, NO_BIGINTS, NO_BYTEAS, NO_BYTEAS)
     return found

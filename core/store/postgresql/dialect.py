@@ -20,6 +20,7 @@ from export_queue.core.errors import (
     InvalidArgument,
     OtherCluster,
     RegistrationLost,
+    SchemaVersionError,
     StoreUnavailable,
 )
 from export_queue.core.postgresql_arrays import BigintArray, ByteaArray, numbers_of, register_arrays
@@ -56,6 +57,7 @@ from export_queue.core.store.registration import (
     HOUR_OF_IDS,
     LAG_OF_IDS,
     LOCK_WINDOW,
+    QUEUE_BIT,
     STAYED_MS,
     IdSource,
     Kind,
@@ -208,12 +210,12 @@ class PostgresDialect:
                 if not calls.one(connection, sql.HAS_WRITER.format(**named).encode())[0]:
                     calls.run(connection, sql.ADD_WRITER.format(**named).encode())
         ids = ("ids_by_clock.sql",) if source == "clock" else ("ids_by_locks.sql", "servers.sql")
-        for name in (*ids, "transactions.sql"):
+        for name in (*ids, "transactions.sql", "for_schema_2.sql"):
             self._run_file(connection, name, mask)
 
-    def migrate(self, connection: Handle) -> None:
-        """Change the tables, and drop the functions."""
-        self._run_file(connection, "to_schema_2.sql", mask=0)
+    def migrate(self, connection: Handle, *, to_schema: int) -> None:
+        """Change the tables; on the way to schema 2 drop the functions."""
+        self._run_file(connection, f"to_schema_{to_schema}.sql", mask=0)
 
     def _run_file(self, connection: Handle, name: str, mask: int) -> None:
         text = (files("export_queue.core.store.postgresql") / "sql" / name).read_text("utf-8")
@@ -225,6 +227,9 @@ class PostgresDialect:
             "{hour}": str(HOUR_OF_IDS),
             "{stayed_ms}": str(STAYED_MS),
             "{lag}": str(LAG_OF_IDS),
+            "{queue_bit}": f"{QUEUE_BIT}::bigint",
+            "{bucket}": sql.BUCKET.format(hash="e.h", queue="q"),
+            "{bucket_of_staged}": sql.BUCKET.format(hash="s.hash", queue="r"),
         }
         for placeholder, value in values.items():
             text = text.replace(placeholder, value)
@@ -258,6 +263,18 @@ class PostgresDialect:
     def is_creation_met(self, error: Exception) -> bool:
         """Look for the catalogue's words on what is there already, or has just been changed."""
         return errors.is_creation_met(error)
+
+    def try_readers(self, connection: Handle, queue: int) -> bool:
+        """Take the lock that commits share."""
+        return bool(calls.one(connection, self._sql(sql.TRY_READERS), (queue,))[0])
+
+    def admit_subscriptions(self, connection: Handle) -> None:
+        """Look at what clients of schema 2 call: an older release may have put its own functions back."""
+        if not calls.one(connection, self._sql(sql.HAS_STEPS_FOR_SCHEMA_2))[0]:
+            raise SchemaVersionError(
+                "an older release has put its functions back into the store, which do not know subscriptions",
+                hint="run `export-queue init` with this version, as the store's owner",
+            )
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
@@ -503,10 +520,10 @@ class PostgresDialect:
         return tuple(found)
 
     def stage(
-        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str
+        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str, load: int | None
     ) -> tuple[int, ...]:
         """Write rows of a long transaction early, in one call."""
-        arguments = (store_id, transaction, flush, *calls.columns(writes), *calls.cells(writes.notifications))
+        arguments = (store_id, transaction, flush, *calls.columns(writes), *calls.cells(writes.notifications), load)
         return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0] or ())
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
@@ -521,7 +538,7 @@ class PostgresDialect:
     def _commit_bound(self, connection: Handle, call: CommitCall, registration: Registration) -> Committed:
         """Lock the keys, those of entries too, and only then draw the number of all that is written."""
         writes = call.writes
-        keys = sorted({*writes.keys, *(entry_key(queue, key) for queue, _, _, key, _ in writes.entries)})
+        keys = sorted({*writes.keys, *(entry_key(queue, key) for queue, _, key, _ in writes.entries)})
         ended = call.transaction if registration == "row" else None
         calls.one(connection, self._sql(sql.LOCK_KEYS), (ByteaArray.of(keys), ended))
         if registration == "row":
@@ -571,6 +588,7 @@ class PostgresDialect:
             texts[1],
             *[column.sent for column in columns],
             None if call.transaction is None else BIGINT.pack(call.transaction),
+            None if call.load is None else BIGINT.pack(call.load),
         )
         try:
             return Committed(_number(calls.ask(connection, self._commit, values).get_value(0, 0)))

@@ -18,6 +18,11 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error
+from export_queue.core.store.queries.readers import (
+    added_to_subscription,
+    first_load_not_missing,
+    staged_by_older_client,
+)
 
 NO_WRITES = "25006"
 STANDBY_HINT = (
@@ -104,6 +109,12 @@ def refusal(error: psycopg.Error) -> ExportQueueError | None:
                 f"transactions need READ COMMITTED, found {error.diag.message_primary}",
                 hint="remove default_transaction_isolation from the role, the database or the server",
             )
+        case "XQ010":
+            return added_to_subscription(error.diag.message_primary or "")
+        case "XQ011":
+            return first_load_not_missing()
+        case "XQ012":
+            return staged_by_older_client()
         case "XQ009":
             return async_commits()
         case "XQ008":

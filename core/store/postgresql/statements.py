@@ -15,7 +15,7 @@ _VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
 _UP_TO = "version <= %b"  # of a snapshot that is a prefix
 _BY_SERVER = "xid < %b and xid <> all(%b)"  # of a snapshot of the server's without excluded ids
 _IN_SERVERS = f"{_BY_SERVER} and version <> all(%b)"
-_WRITES = ", ".join(["%b"] * 10)
+_WRITES = ", ".join(["%b"] * 9)
 _CELLS = "%b, %b, %b"
 
 NOW = "(extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint"
@@ -81,8 +81,16 @@ MAKE_DURABLE = "update {s}.xq_active set client = client where owner = %b"
 CHECKPOINT = "select {s}.xq_checkpoint_v2(%b)"
 TAKE_SNAPSHOT = "select read_pointer, excluded from {s}.xq_take_snapshot_v2()"
 POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
-STAGE = "select {s}.xq_stage_v2(%s, %b, %b, " + _WRITES + ", " + _CELLS + ")"
-COMMIT = "select {s}.xq_commit_v2(" + ", ".join([*["%b"] * 12, _WRITES, _CELLS, _CELLS, "%b"]) + ")"
+STAGE = "select {s}.xq_stage_v3(%s, %b, %b, " + _WRITES + ", " + _CELLS + ", %b)"
+COMMIT = "select {s}.xq_commit_v3(" + ", ".join([*["%b"] * 12, _WRITES, _CELLS, _CELLS, "%b, %b"]) + ")"
+BUCKET = "((({hash} % {queue}.buckets) + {queue}.buckets) % {queue}.buckets)::int"
+"""An entry's bucket in the layout of one of its readers (I8)."""
+TRY_READERS = "select {s}.xq_try_readers_v3(%b)"
+HAS_STEPS_FOR_SCHEMA_2 = """
+    select count(*) = 2 from pg_catalog.pg_proc p
+    where p.pronamespace = '{s}'::regnamespace and p.proname in ('xq_commit_v2', 'xq_stage_v2')
+      and p.prosrc like '%%\\_v3(%%'
+"""
 LOCK_KEYS = "select {s}.xq_lock_keys_v2(%b, %b)"
 EXPIRE = "select ended, failed from {s}.xq_expire_v2()"
 PRUNE = "select ended, failed from {s}.xq_prune_v2(%b)"

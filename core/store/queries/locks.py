@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from export_queue.core.errors import UnknownQueue
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries.id_lists import among
 from export_queue.core.store.schema import lock as lk
@@ -19,14 +20,17 @@ Place = tuple[int, int]
 _in_order = (lk.c.fence, lk.c.first_bucket)
 
 
-def serialise_requests(work: Work, queue: int) -> int | None:
-    """Let one request for locks of a queue decide at a time; commits do not touch this row.
+def serialise_requests(work: Work, queue: int) -> int:
+    """Let one request for locks of a queue decide at a time; commits hold this row, if at all, by a weaker lock.
 
-    :returns: the buckets of one unit; None where there is no such queue.
+    :returns: the buckets of one unit.
+    :raises UnknownQueue: it is a subscription that was removed.
     """
-    units = sa.select(q.c.buckets_per_range).where(q.c.number == queue).with_for_update()
-    found: int | None = work.connection.execute(units).scalar()
-    return found
+    units = sa.select(q.c.buckets_per_range).where(q.c.number == queue).with_for_update(key_share=True)
+    found = work.connection.execute(units).scalar()
+    if found is None:
+        raise UnknownQueue(f"queue {queue} has been removed from the store")
+    return int(found)
 
 
 def overlapping(work: Work, queue: int, layout: int, *, first: int, end: int) -> list[Mapping[str, Any]]:

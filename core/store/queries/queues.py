@@ -27,7 +27,9 @@ def queue_rows(work: Reading) -> list[Mapping[str, Any]]:
 def add_queue(work: Work, options: Mapping[str, Any]) -> bool:
     """Store a new queue under a number of its own; False if another process has just stored it."""
     values = {**options, "number": work.database.dialect.draw(work.connection), "created_ms": work.now()}
-    return work.connection.execute(insert_into(work, q).values(values).on_conflict_do_nothing()).rowcount > 0
+    # Asked for by RETURNING: a server's driver does not tell the number of rows of such a statement.
+    statement = insert_into(work, q).values(values).on_conflict_do_nothing().returning(q.c.number)
+    return work.connection.execute(statement).first() is not None
 
 
 def alter_queue(work: Work, number: int, options: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -38,6 +39,11 @@ from export_queue.core.store.dialect import (
     Writes,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
+from export_queue.core.store.queries.readers import (
+    added_to_subscription,
+    first_load_not_missing,
+    staged_by_older_client,
+)
 from export_queue.core.store.registration import HOUR_OF_IDS, STAYED_MS, IdSource, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import migrations
@@ -151,12 +157,20 @@ class SqliteDialect:
         for statement in sql.TRIGGERS:
             raw.execute(statement)
 
-    def migrate(self, connection: Handle) -> None:
+    def migrate(self, connection: Handle, *, to_schema: int) -> None:
         """Change the tables."""
         raw = _raw_of(connection)
         raw.create_function("xq_wider", 1, migrations.wider, deterministic=True)
-        for statement in migrations.TO_SCHEMA_2:
+        for statement in migrations.TO_SCHEMA[to_schema]:
             raw.execute(statement)
+
+    def try_readers(self, connection: Handle, queue: int) -> bool:
+        """Always: there is one writer at a time."""
+        return True
+
+    def admit_subscriptions(self, connection: Handle) -> None:
+        """Let the file refuse what a client of schema 2 would add where nobody reads it."""
+        _raw_of(connection).execute(sql.REFUSE_OLDER_CLIENTS)
 
     def check_server(self, connection: Handle) -> None:
         """Nothing: the numbers in a file are those of the file."""
@@ -353,12 +367,12 @@ class SqliteDialect:
         return tuple(row[0] for row in rows)
 
     def stage(
-        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str
+        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str, load: int | None
     ) -> tuple[int, ...]:
         """Write rows of a long transaction early."""
         raw = _raw_of(connection)
         with self.transaction(connection):
-            _prove_store(raw, store_id, writes)
+            _prove_store(raw, store_id, writes, load)
             pointers = self.pointers(connection, transaction)
             pointer = pointers[-1]
             if flush < pointer:
@@ -367,18 +381,28 @@ class SqliteDialect:
             staged = raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3], flush) for cell in writes.cells])
             if writes.cells and staged.rowcount < len(writes.cells):
                 return ()
-            staged = raw.executemany(sql.STAGE_ENTRY, [(transaction, *entry[:4], flush) for entry in writes.entries])
+            entries = _staged(raw, writes.entries)
+            staged = raw.executemany(sql.STAGE_ENTRY, [(transaction, *place, h, flush) for place, h, _ in entries])
             if writes.entries and staged.rowcount < len(writes.entries):
                 return ()
-            self._write(raw, pointer, transaction, writes)
+            self._write_cells(raw, pointer, writes)
+            raw.executemany(sql.PUT_ENTRY, [(*place, transaction, value) for place, _, value in entries])
             raw.executemany(sql.PUT_NOTIFICATION, [(*cell, pointer) for cell in writes.notifications])
         return pointers
 
-    def _write(self, raw: sqlite3.Connection, pointer: int, seq: int, writes: Writes) -> None:
+    def _write_cells(self, raw: sqlite3.Connection, pointer: int, writes: Writes) -> None:
         if writes.cells:
             raw.executemany(sql.PUT_CELL, [(t, r, c, pointer, v) for t, r, c, v in writes.cells])
-        if writes.entries:
-            raw.executemany(sql.PUT_ENTRY, [(q, la, b, k, seq, v) for q, la, b, k, v in writes.entries])
+
+    def _publish_staged(self, raw: sqlite3.Connection, transaction: int, load: int | None) -> None:
+        """Give the entries that were staged for queues with subscriptions to the readers that there are now."""
+        if load is not None:
+            if raw.execute(sql.MAKE_FIRST_LOAD, (load,)).rowcount == 0:
+                raise first_load_not_missing()
+        elif raw.execute(sql.STAGED_FOR_READERS, (transaction,)).fetchone() is not None:
+            if raw.execute(sql.STAGED_BY_OLDER_CLIENT, (transaction,)).fetchone() is not None:
+                raise staged_by_older_client()
+            self._run_for_each(raw, sql.PUBLISH_STAGED, (transaction,))
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
@@ -434,7 +458,11 @@ class SqliteDialect:
             executemany(sql.TAKE_KEY, [(key, pointers[-1]) for key in keys])
 
         # 5. Cells, entries, notifications.
-        self._write(raw, transaction, transaction, writes)
+        self._write_cells(raw, transaction, writes)
+        if call.kind == "long":
+            self._publish_staged(raw, transaction, call.load)
+        if writes.entries:
+            executemany(sql.PUT_ENTRY, _of_readers(raw, writes.entries, transaction, call.load))
         if writes.notifications:
             executemany(sql.PUT_NOTIFICATION, [(*cell, transaction) for cell in writes.notifications])
         if writes.acknowledged and snapshot is not None:
@@ -445,7 +473,7 @@ class SqliteDialect:
             self._run_for_each(raw, sql.FORGET_STAGED, pointers)
 
         # 6. The store, and the horizon, behind the checks.
-        horizon = _prove_store(raw, call.store_id, writes)
+        horizon = _prove_store(raw, call.store_id, writes, call.load)
         if snapshot is not None:
             snapshot.require_above(horizon)
         return Committed(transaction)
@@ -579,15 +607,61 @@ def _with_staged_keys(raw: sqlite3.Connection, keys: Sequence[bytes], pointers: 
     return sorted(staged.union(keys))
 
 
-def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes) -> int:
+def _of_readers(
+    raw: sqlite3.Connection, entries: Sequence[tuple[int, int, bytes, bytes | None]], seq: int, load: int | None
+) -> list[tuple[int, int, int, bytes, int, bytes | None]]:
+    """Give each entry to all readers of the queue that it is added to; that of a first load to its subscription."""
+    readers: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    added_to = json.dumps(list({entry[0] for entry in entries}))
+    if load is None:
+        for source, *place in raw.execute(sql.READERS, (added_to,)):
+            readers[source].append(tuple(place))
+    else:
+        for number, layout, buckets, _ in raw.execute(sql.QUEUES, (added_to,)):
+            readers[number].append((number, layout, buckets))
+    return [
+        (number, layout, hashed % buckets, key, seq, value)
+        for queue, hashed, key, value in entries
+        for number, layout, buckets in readers[queue]
+    ]
+
+
+def _staged(
+    raw: sqlite3.Connection, entries: Sequence[tuple[int, int, bytes, bytes | None]]
+) -> list[tuple[tuple[int, int, int, bytes], int | None, bytes | None]]:
+    """Tell where entries wait for the commit: place, hash and value.
+
+    Those of a queue with subscriptions wait in its layout and bucket 0, and the commit needs their hash.
+    """
+    if not entries:
+        return []
+    numbers = json.dumps(list({entry[0] for entry in entries}))
+    queues = {row[0]: row[1:] for row in raw.execute(sql.QUEUES, (numbers,))}
+    found: list[tuple[tuple[int, int, int, bytes], int | None, bytes | None]] = []
+    for queue, hashed, key, value in entries:
+        layout, buckets, fans_out = queues[queue]
+        if fans_out:
+            found.append(((queue, 0, 0, key), hashed, value))
+        else:
+            found.append(((queue, layout, hashed % buckets, key), None, value))
+    return found
+
+
+def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes, load: int | None) -> int:
     """Prove that rows go into the store that their writer knows, whose numbers are never used again.
 
+    :param load: the subscription whose first load this is; no other one is added to by itself.
     :returns: the horizon.
     """
     tables = {row[0] for row in (*writes.cells, *writes.notifications, *writes.acknowledged)}
     queues = {entry[0] for entry in writes.entries}
-    found, horizon, known = raw.execute(sql.store_proof(len(tables), len(queues)), (*tables, *queues)).fetchone()
-    if found != store_id or known != len(tables) + len(queues):
+    proof = sql.store_proof(len(tables), len(queues))
+    found, horizon, known = raw.execute(proof, (*tables, *queues, load)).fetchone()
+    if found != store_id or known != len(tables) + len(queues) or (load is not None and queues - {load}):
+        for queue in queues - {load}:
+            subscription = raw.execute(sql.SUBSCRIPTION, (queue,)).fetchone()
+            if subscription is not None:
+                raise added_to_subscription(subscription[0])
         raise StoreReplaced
     return int(horizon)
 

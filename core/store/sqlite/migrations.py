@@ -11,7 +11,7 @@ def wider(key: bytes) -> bytes:
     return key[:1] + bytes(4) + key[1:]
 
 
-TO_SCHEMA_2 = (
+_TO_SCHEMA_2 = (
     "alter table xq_store add column expiry_ms bigint not null default 0",
     "alter table xq_store add column cluster text",
     "alter table xq_store add column changes_from bigint not null default 0",
@@ -42,3 +42,17 @@ TO_SCHEMA_2 = (
     "update xq_store set schema_version = 2, oldest_code = 2, lists = random()",
 )
 """A client of schema 1 that still runs draws an id from ``xq_clock`` at each transaction."""
+_TO_SCHEMA_3 = (
+    "alter table xq_staged_entry add column hash bigint",
+    "alter table xq_queue add column parent bigint",
+    "alter table xq_queue add column fans_out boolean not null default false",
+    "alter table xq_queue add column first_load text",
+    "create index xq_queue_source on xq_queue (coalesce(parent, number))",
+    "alter table xq_table add column row_codec text not null default 'bytes'",
+    "alter table xq_table add column value_codec text not null default 'bytes'",
+    "update xq_store set schema_version = 3",
+)
+"""Clients of schema 2 go on."""
+
+TO_SCHEMA = {2: _TO_SCHEMA_2, 3: _TO_SCHEMA_3}
+"""By the schema that they lead to, from the one before it."""

@@ -78,10 +78,16 @@ def scan(span: Span, *, is_prefix: bool, expires: bool, newest: bool) -> str:
 
 
 def store_proof(tables: int, queues: int) -> str:
-    """Write the statement that reads the store's identity, its horizon, and how many of these numbers it has."""
+    """Write the statement that reads the store's identity, its horizon, and how many of these numbers it has.
+
+    The last argument is the subscription whose first load this is: no other subscription is added to by itself.
+    """
     counts = (
-        f"(select count(*) from {table} where number in ({', '.join('?' * numbers)}))"
-        for table, numbers in (("xq_table", tables), ("xq_queue", queues))
+        f"(select count(*) from {table} where number in ({', '.join('?' * numbers)}){condition})"
+        for table, numbers, condition in (
+            ("xq_table", tables, ""),
+            ("xq_queue", queues, " and (parent is null or number = ?)"),
+        )
     )
     return f"select store_id, horizon, {' + '.join(counts)} from xq_store"
 
@@ -101,6 +107,37 @@ PUT_ENTRY = """
     insert into xq_entry (queue_number, layout, bucket, key, seq, value) values (?, ?, ?, ?, ?, ?)
     on conflict do update set value = excluded.value
 """
+READERS = """
+    select coalesce(parent, number), number, layout, buckets from xq_queue
+    where coalesce(parent, number) in (select value from json_each(?)) and not fans_out
+"""
+QUEUES = "select number, layout, buckets, fans_out from xq_queue where number in (select value from json_each(?))"
+SUBSCRIPTION = "select id from xq_queue where number = ? and parent is not null"
+STAGED_FOR_READERS = """
+    select 1 from xq_staged_entry where id = ? and queue_number in (select number from xq_queue where fans_out) limit 1
+"""
+STAGED_BY_OLDER_CLIENT = """
+    select 1 from xq_staged_entry
+    where id = ? and hash is null and queue_number in (select number from xq_queue where fans_out) limit 1
+"""
+PUBLISH_STAGED = (
+    """insert into xq_entry (queue_number, layout, bucket, key, seq, value)
+       select r.number, r.layout, ((s.hash % r.buckets) + r.buckets) % r.buckets, s.key, s.id, e.value
+       from xq_staged_entry s
+       join xq_entry e on e.queue_number = s.queue_number and e.layout = s.layout and e.bucket = s.bucket
+         and e.key = s.key and e.seq = s.id
+       join xq_queue r on r.parent = s.queue_number
+       where s.id = :id and s.hash is not null""",
+    """delete from xq_entry where seq = :id and (queue_number, layout, bucket, key) in
+       (select queue_number, layout, bucket, key from xq_staged_entry where id = :id and hash is not null)""",
+)
+MAKE_FIRST_LOAD = "update xq_queue set first_load = 'made' where number = ? and first_load in ('missing', 'waived')"
+# Clients of schema 2 write entries under the number of the queue that they add to, in layout 1.
+REFUSE_OLDER_CLIENTS = """
+    create trigger if not exists xq_entry_of_readers before insert on xq_entry
+    when new.layout <> 0 and exists (select 1 from xq_queue where number = new.queue_number and fans_out)
+    begin select raise(abort, 'the queue has subscriptions, for which this client is too old'); end
+"""
 PUT_NOTIFICATION = """
     insert or ignore into xq_notification (table_number, row_key, column_key, version) values (?, ?, ?, ?)
 """
@@ -115,7 +152,7 @@ STAGE_CELL = f"""
     insert into xq_staged_cell (id, table_number, row_key, column_key, flush) values (?, ?, ?, ?, ?) {_UNLESS_YOUNGER}
 """
 STAGE_ENTRY = f"""
-    insert into xq_staged_entry (id, queue_number, layout, bucket, key, flush) values (?, ?, ?, ?, ?, ?)
+    insert into xq_staged_entry (id, queue_number, layout, bucket, key, hash, flush) values (?, ?, ?, ?, ?, ?, ?)
     {_UNLESS_YOUNGER}
 """
 OUTCOME = "select status, id from xq_outcome where request = ?"

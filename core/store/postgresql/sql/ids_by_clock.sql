@@ -60,3 +60,20 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   return 'registered in another way than the store''s';
 end $body$;
+
+-- Holds the readers of queues as they are until this SQL transaction ends, beside others who hold them: by the weakest
+-- lock of their rows, which requests for locks of a queue's units do not meet.
+create or replace function {s}.xq_hold_readers_v3(queues bigint[]) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+begin
+  perform 1 from {s}.xq_queue q where q.number = any(queues) order by q.number for key share;
+end $body$;
+
+-- Takes the right to change the readers of a queue, until this SQL transaction ends; false where others hold them. By
+-- try: whoever waited for it would have all later commits wait behind.
+create or replace function {s}.xq_try_readers_v3(queue bigint) returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+begin
+  perform 1 from {s}.xq_queue q where q.number = queue for update skip locked;
+  return found;
+end $body$;

@@ -159,3 +159,27 @@ begin
   end if;
   return null;
 end $body$;
+
+-- Holds the readers of queues as they are until this SQL transaction ends, beside others who hold them. The key is that
+-- of the queue's number with bit 62 set: no id is as great, so that it is never read as one, nor is it the gate's.
+create or replace function {s}.xq_hold_readers_v3(queues bigint[]) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+declare
+  queue bigint;
+  held bigint;
+begin
+  foreach queue in array queues loop
+    if queue is distinct from held then
+      perform pg_advisory_xact_lock_shared((queue | {queue_bit}) # {mask});
+      held := queue;
+    end if;
+  end loop;
+end $body$;
+
+-- Takes the right to change the readers of a queue, until this SQL transaction ends; false where others hold them. By
+-- try: whoever waited for it would have all later commits wait behind.
+create or replace function {s}.xq_try_readers_v3(queue bigint) returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+begin
+  return pg_try_advisory_xact_lock((queue | {queue_bit}) # {mask});
+end $body$;

@@ -5,7 +5,8 @@
 -- Where plans are generic by order: the server would choose anew at each call, and find the same.
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
 --         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level,
---         XQ008 another store, XQ009 commits are not durable.
+--         XQ008 another store, XQ009 commits are not durable, XQ010 added to a subscription itself,
+--         XQ011 a first load that is not missing, XQ012 staged before the queue had subscriptions.
 
 -- A standby shows no registration: its snapshots would be wrong.
 create or replace function {s}.xq_require_primary_v2() returns void
@@ -115,28 +116,73 @@ begin
 end $body$;
 
 -- Proves that rows go into the store that their writer knows: numbers of queues and tables are never used again, so
--- that a store which was restored to an earlier state, or created anew, has none that the writer learned before.
-create or replace function {s}.xq_prove_store_v2(store text, queues bigint[], tables bigint[]) returns void
+-- that a store which was restored to an earlier state, or created anew, has none that the writer learned before. What
+-- is added to a queue reaches its subscriptions; only the one of a first load is added to by itself.
+create or replace function {s}.xq_prove_store_v3(store text, queues bigint[], tables bigint[], load bigint) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
+declare
+  subscription text;
 begin
   if store <> (select s.store_id from {s}.xq_store s)
     or cardinality(queues) > 0 and exists (
-      select 1 from unnest(queues) as n(n) where not exists (select 1 from {s}.xq_queue q where q.number = n.n))
+      select 1 from unnest(queues) as n(n) where not exists (
+        select 1 from {s}.xq_queue q where q.number = n.n and (load is null and q.parent is null or q.number = load)))
     or cardinality(tables) > 0 and exists (
       select 1 from unnest(tables) as n(n) where not exists (select 1 from {s}.xq_table t where t.number = n.n))
   then
+    select q.id into subscription from {s}.xq_queue q
+      where q.number = any(queues) and q.parent is not null and q.number is distinct from load limit 1;
+    if found then
+      raise exception using errcode = 'XQ010', message = subscription;
+    end if;
     raise exception using errcode = 'XQ008', message = 'another store';
   end if;
+end $body$;
+
+-- The queues whose readers decide where entries go: a first load's is that of its subscription.
+create or replace function {s}.xq_sources_v3(queues bigint[], load bigint) returns bigint[]
+language plpgsql stable set search_path = pg_catalog, pg_temp as $body$
+begin
+  if load is null then
+    return queues;
+  end if;
+  return array(select q.parent from {s}.xq_queue q where q.number = load);
+end $body$;
+
+-- Publishes the entries that a long transaction has staged for queues with subscriptions, at its commit: the readers
+-- that there are now get them, whichever there were when they were staged. Called after the readers have been held.
+create or replace function {s}.xq_publish_staged_v3(tx bigint, queues bigint[]) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+begin
+  if not exists (select 1 from {s}.xq_queue q where q.number = any(queues) and q.fans_out) then
+    return;
+  end if;
+  if exists (select 1 from {s}.xq_staged_entry e join {s}.xq_queue q on q.number = e.queue_number
+             where e.id = tx and e.hash is null and q.fans_out) then
+    raise exception using errcode = 'XQ012', message = 'staged before the queue had subscriptions';
+  end if;
+  insert into {s}.xq_entry (queue_number, layout, bucket, key, seq, value)
+    select r.number, r.layout, {bucket_of_staged}, s.key, tx, e.value
+    from {s}.xq_staged_entry s
+    join {s}.xq_entry e on e.queue_number = s.queue_number and e.layout = s.layout and e.bucket = s.bucket
+      and e.key = s.key and e.seq = tx
+    join {s}.xq_queue r on r.parent = s.queue_number
+    where s.id = tx and s.hash is not null;
+  delete from {s}.xq_entry e using {s}.xq_staged_entry s
+    where s.id = tx and s.hash is not null and e.queue_number = s.queue_number and e.layout = s.layout
+      and e.bucket = s.bucket and e.key = s.key and e.seq = tx;
 end $body$;
 
 -- Stages cells under the newest write pointer, in whichever process the last checkpoint was made, and entries under the
 -- id; returns all pointers. Null: a younger flush has written some of the same rows, or a checkpoint has been made since
 -- the flush drew its number; nothing is written then, and a process that is still there draws another number.
-create or replace function {s}.xq_stage_v2(
+-- Entries of a queue with subscriptions stay under the queue's own number, in layout and bucket 0, up to the commit.
+-- load: the subscription whose first load this is, and to which alone it adds.
+create or replace function {s}.xq_stage_v3(
   store text, tx bigint, flush bigint, keys bytea[],
   cell_table bigint[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
-  entry_queue bigint[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
-  notify_table bigint[], notify_row bytea[], notify_column bytea[])
+  entry_queue bigint[], entry_hash bigint[], entry_key bytea[], entry_value bytea[],
+  notify_table bigint[], notify_row bytea[], notify_column bytea[], load bigint)
 returns bigint[]
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -144,7 +190,10 @@ declare
   pointer bigint;
   taken bigint;
 begin
-  perform {s}.xq_prove_store_v2(store, entry_queue, cell_table || notify_table);
+  if cardinality(entry_queue) > 0 then
+    perform {s}.xq_hold_readers_v3({s}.xq_sources_v3(entry_queue, load));
+  end if;
+  perform {s}.xq_prove_store_v3(store, entry_queue, cell_table || notify_table, load);
   perform {s}.xq_hold_active_v2(tx);
   pointers := array(select a.id from {s}.xq_active a where a.owner = tx order by a.id);
   pointer := greatest(tx, pointers[cardinality(pointers)]);
@@ -153,15 +202,16 @@ begin
   end if;
   insert into {s}.xq_staged_key (id, key) select pointer, k from unnest(keys) k on conflict do nothing;
   insert into {s}.xq_staged_cell as o (id, table_number, row_key, column_key, flush)
-    select pointer, c.n, c.r, c.k, xq_stage_v2.flush from unnest(cell_table, cell_row, cell_column) as c(n, r, k)
+    select pointer, c.n, c.r, c.k, xq_stage_v3.flush from unnest(cell_table, cell_row, cell_column) as c(n, r, k)
     on conflict on constraint xq_staged_cell_pkey do update set flush = excluded.flush where o.flush < excluded.flush;
   get diagnostics taken = row_count;
   if taken < cardinality(cell_table) then
     return null;
   end if;
-  insert into {s}.xq_staged_entry as o (id, queue_number, layout, bucket, key, flush)
-    select tx, e.q, e.l, e.b, e.k, xq_stage_v2.flush
-    from unnest(entry_queue, entry_layout, entry_bucket, entry_key) as e(q, l, b, k)
+  insert into {s}.xq_staged_entry as o (id, queue_number, layout, bucket, key, flush, hash)
+    select tx, q.number, case when q.fans_out then 0 else q.layout end,
+      case when q.fans_out then 0 else {bucket} end, e.k, xq_stage_v3.flush, case when q.fans_out then e.h end
+    from unnest(entry_queue, entry_hash, entry_key) as e(q, h, k) join {s}.xq_queue q on q.number = e.q
     on conflict on constraint xq_staged_entry_pkey do update set flush = excluded.flush where o.flush < excluded.flush;
   get diagnostics taken = row_count;
   if taken < cardinality(entry_queue) then
@@ -171,8 +221,10 @@ begin
     select c.n, c.r, c.k, pointer, c.v from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
     on conflict on constraint xq_cell_pkey do update set value = excluded.value;
   insert into {s}.xq_entry (queue_number, layout, bucket, key, seq, value)
-    select e.q, e.l, e.b, e.k, tx, e.v
-    from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v)
+    select q.number, case when q.fans_out then 0 else q.layout end, case when q.fans_out then 0 else {bucket} end,
+      e.k, tx, e.v
+    from unnest(entry_queue, entry_hash, entry_key, entry_value) as e(q, h, k, v)
+    join {s}.xq_queue q on q.number = e.q
     on conflict on constraint xq_entry_pkey do update set value = excluded.value;
   -- No snapshot sees it before the commit, as all of this id.
   insert into {s}.xq_notification select n.n, n.r, n.k, pointer
@@ -207,14 +259,15 @@ end $body$;
 -- locked.
 -- server_xmax, server_xip: the server's snapshot in which it read, but for the ids in excluded; server_xmax is null if
 -- its snapshot is made of ids.
-create or replace function {s}.xq_commit_v2(
+-- load: as in staging.
+create or replace function {s}.xq_commit_v3(
   store text, registration text, request uuid, tx bigint, excluded bigint[], low bigint,
   server_xmax bigint, server_xip bigint[], deadline bigint,
   idempotency_key text, generation int, result text, keys bytea[],
   cell_table bigint[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
-  entry_queue bigint[], entry_layout int[], entry_bucket int[], entry_key bytea[], entry_value bytea[],
+  entry_queue bigint[], entry_hash bigint[], entry_key bytea[], entry_value bytea[],
   notify_table bigint[], notify_row bytea[], notify_column bytea[],
-  seen_table bigint[], seen_row bytea[], seen_column bytea[], started bigint)
+  seen_table bigint[], seen_row bytea[], seen_column bytea[], started bigint, load bigint)
 returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 #variable_conflict use_variable
@@ -222,6 +275,7 @@ declare
   pointers bigint[];
   newest bigint;  -- the last pointer: each later commit must have a greater id than any version written here
   lost text;
+  queues bigint[];
   k bytea;
   named bigint;
   decided record;
@@ -257,7 +311,7 @@ begin
   -- 2. The outcome, before the deadline and the keys, so that a repeated call meets neither, nor its own writes.
   insert into {s}.xq_outcome values (request, 'committed', tx, {now}) on conflict do nothing;
   if not found then
-    select o.status, o.id into decided from {s}.xq_outcome o where o.request = xq_commit_v2.request;
+    select o.status, o.id into decided from {s}.xq_outcome o where o.request = xq_commit_v3.request;
     if decided.status = 'committed' then
       return decided.id;
     end if;
@@ -316,8 +370,20 @@ begin
     insert into {s}.xq_cell select c.n, c.r, c.k, tx, c.v
       from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
       on conflict on constraint xq_cell_pkey do update set value = excluded.value;
-    insert into {s}.xq_entry select e.q, e.l, e.b, e.k, tx, e.v
-      from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v)
+    queues := {s}.xq_sources_v3(
+      array(select distinct s.queue_number from {s}.xq_staged_entry s where s.id = tx) || entry_queue, load);
+    perform {s}.xq_hold_readers_v3(queues);
+    if load is null then
+      perform {s}.xq_publish_staged_v3(tx, queues);
+    else
+      update {s}.xq_queue q set first_load = 'made' where q.number = load and q.first_load in ('missing', 'waived');
+      if not found then
+        raise exception using errcode = 'XQ011', message = 'the first load is not missing';
+      end if;
+    end if;
+    insert into {s}.xq_entry select q.number, q.layout, {bucket}, e.k, tx, e.v
+      from unnest(entry_queue, entry_hash, entry_key, entry_value) as e(q, h, k, v)
+      join {s}.xq_queue q on not q.fans_out and e.q = case when load is null then coalesce(q.parent, q.number) else q.number end
       on conflict on constraint xq_entry_pkey do update set value = excluded.value;
   else
     if cardinality(cell_table) > 0 then
@@ -325,8 +391,11 @@ begin
         from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v);
     end if;
     if cardinality(entry_queue) > 0 then
-      insert into {s}.xq_entry select e.q, e.l, e.b, e.k, tx, e.v
-        from unnest(entry_queue, entry_layout, entry_bucket, entry_key, entry_value) as e(q, l, b, k, v);
+      perform {s}.xq_hold_readers_v3(entry_queue);
+      -- A new statement, and so a new SQL snapshot: of the readers that cannot change any more.
+      insert into {s}.xq_entry select q.number, q.layout, {bucket}, e.k, tx, e.v
+        from unnest(entry_queue, entry_hash, entry_key, entry_value) as e(q, h, k, v)
+        join {s}.xq_queue q on coalesce(q.parent, q.number) = e.q and not q.fans_out;
     end if;
   end if;
   if cardinality(notify_table) > 0 then
@@ -347,7 +416,7 @@ begin
     delete from {s}.xq_staged_entry s where s.id = any(pointers);
   end if;
 
-  perform {s}.xq_prove_store_v2(store, entry_queue, cell_table || notify_table || seen_table);
+  perform {s}.xq_prove_store_v3(store, entry_queue, cell_table || notify_table || seen_table, load);
 
   -- 6. The horizon, in a statement after the checks: a purge that removed a key raised it, and 4 waited for that.
   if low < (select s.horizon from {s}.xq_store s) then

@@ -1,0 +1,170 @@
+"""Subscriptions: several readers of one queue, each with entries, sink, drains, locks and dead letters of its own.
+
+A commit holds the readers of the queues that it adds to as they are, from before it reads them until it is visible, and
+whoever changes them shuts such commits out. So a reader gets the entries of exactly the transactions that commit after
+its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from export_queue.core.errors import EntriesWait, InvalidArgument, QueueBusy, UnknownQueue
+from export_queue.core.queue.options import Queue, add_reader, find_queue, readers_of
+from export_queue.core.retry import Retry
+from export_queue.core.store import Database, Reading, Work, queries
+from export_queue.core.tables import check_name
+
+Changed = TypeVar("Changed")
+
+PATIENCE = Retry(attempts=None, seconds=10, first_pause=0.01, longest_pause=0.25)
+"""How long the commits that are under way are waited for: by trying, since all later ones would wait behind."""
+
+
+def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PATIENCE) -> Queue:
+    """Give a queue one more reader; one of this name that is there stays as it is.
+
+    :param queue_id: the queue.
+    :param name: the subscription's, as a queue's id; its own id is ``queue_id/name``.
+    :param retry: how long transactions that add to the queue are waited for.
+    :returns: the subscription. It is empty, and its first load is missing.
+    :raises EntriesWait: it would be the first one, and entries wait in the queue, or dead letters or drains are there.
+    :raises QueueBusy: transactions that add to the queue were in progress all the time.
+    """
+    queue = _find_parent(database, queue_id)
+    check_name("subscription", name)
+
+    def change(work: Work) -> bool:
+        parent = find_queue(work, queue_id)
+        if not parent.fans_out:
+            if queries.readers.has_rows(work, parent.number, locked_at=work.now()):
+                return False
+            queries.readers.begin_fan_out(work, parent.number)
+        if name not in {reader.name for reader in readers_of(work, parent)}:
+            add_reader(work, parent, name, first_load="missing")
+        return True
+
+    if not _change(database, queue, change, retry):
+        raise EntriesWait(
+            f"queue {queue_id!r} has no subscriptions, and before it gets its first one nothing may wait in it, found "
+            f"{_waiting(database, queue)}",
+            hint="drain the queue, retry or drop its dead letters, let its drains and its long transactions end, then "
+            "subscribe; as long as producers add to it, drain it again and subscribe at once",
+        )
+    with database.read() as work:
+        return find_queue(work, f"{queue_id}/{name}")
+
+
+def unsubscribe(
+    database: Database, queue_id: str, name: str, *, discard: bool = False, retry: Retry = PATIENCE
+) -> None:
+    """Take a reader from a queue for good; its records in a sink stay there. Its rows are deleted by clean-up.
+
+    :param queue_id: the queue.
+    :param name: the subscription's.
+    :param discard: whether its waiting entries and its dead letters are given up.
+    :param retry: how long transactions that add to the queue are waited for.
+    :raises UnknownQueue: the queue has no such subscription.
+    :raises EntriesWait: entries or dead letters wait, which the error counts.
+    :raises InvalidArgument: it is the queue's last one: what is added would reach nobody.
+    :raises QueueBusy: transactions that add to the queue were in progress all the time.
+    """
+    queue = _find_parent(database, queue_id)
+
+    def change(work: Work) -> bool:
+        readers = {reader.name: reader for reader in readers_of(work, queue)}
+        if name not in readers:
+            raise UnknownQueue(
+                f"queue {queue_id!r} has no subscription {name!r}; it has: {', '.join(readers) or 'none'}",
+                hint="store.subscriptions(queue_id) lists them",
+            )
+        if len(readers) == 1:
+            raise InvalidArgument(
+                f"subscription {name!r} is the last one of queue {queue_id!r}: what is added would reach nobody",
+                hint="subscribe another reader first; where nobody shall read any more, let the producers stop adding",
+            )
+        reader = readers[name]
+        # First the locks: a drain that is at work changes nothing any more, and what it has just set aside is seen.
+        queries.readers.delete_locks(work, reader.number)
+        if not discard and queries.readers.has_rows(work, reader.number):
+            return False
+        queries.readers.remove(work, reader.number, reader.id)
+        return True
+
+    if not _change(database, queue, change, retry):
+        with database.read() as work:
+            reader = find_queue(work, f"{queue_id}/{name}")
+        raise EntriesWait(
+            f"subscription {reader.id!r}: expected nothing that waits, found {_waiting(database, reader)}",
+            hint="drain it and retry or drop its dead letters, or give them up: "
+            f"store.unsubscribe({queue_id!r}, {name!r}, discard=True)",
+        )
+
+
+def subscriptions(work: Reading, queue_id: str) -> list[Queue]:
+    """Read the subscriptions of a queue, by name; none if it has none.
+
+    :raises UnknownQueue: there is no such queue.
+    """
+    return readers_of(work, find_queue(work, queue_id))
+
+
+def waive_first_load(database: Database, subscription: str) -> None:
+    """Declare that a subscription needs nothing of what was committed before it.
+
+    :param subscription: its id, as in ``airports/reports``.
+    :raises InvalidArgument: it is a queue.
+    """
+    with database.begin() as work:
+        queries.readers.waive_first_load(work, _find_subscription(work, subscription).number)
+
+
+def missing_load(work: Reading, subscription: str) -> Queue:
+    """Find a subscription whose first load may be made.
+
+    :param subscription: its id, as in ``airports/reports``.
+    :raises InvalidArgument: it is a queue, or its first load is not missing.
+    """
+    reader = _find_subscription(work, subscription)
+    if reader.first_load not in ("missing", "waived"):
+        found = "was made" if reader.first_load == "made" else "is none: it has read its queue from the beginning"
+        raise InvalidArgument(
+            f"subscription {subscription!r}: expected a first load that is missing, found that it {found}"
+        )
+    return reader
+
+
+def _find_parent(database: Database, queue_id: str) -> Queue:
+    with database.read() as work:
+        queue = find_queue(work, queue_id)
+    if queue.parent is not None:
+        raise InvalidArgument(f"expected the id of a queue, found that of a subscription: {queue_id!r}")
+    return queue
+
+
+def _find_subscription(work: Reading, subscription: str) -> Queue:
+    reader = find_queue(work, subscription)
+    if reader.parent is None:
+        raise InvalidArgument(
+            f"expected the id of a subscription, as in 'airports/search', found queue {subscription!r}"
+        )
+    return reader
+
+
+def _change(database: Database, queue: Queue, change: Callable[[Work], Changed], retry: Retry) -> Changed:
+    """Change the readers of a queue in a SQL transaction that no commit which adds to it overlaps."""
+
+    def attempt() -> Changed:
+        with database.begin() as work:
+            if not database.dialect.try_readers(work.connection, queue.number):
+                raise QueueBusy(f"transactions that add to queue {queue.id!r} are in progress")
+            return change(work)
+
+    return retry.call(attempt, worth_repeating=lambda error: isinstance(error, QueueBusy))
+
+
+def _waiting(database: Database, queue: Queue) -> str:
+    with database.read() as work:
+        entries, dead, locks = queries.readers.count_rows(work, queue.number, locked_at=work.now())
+    return f"{entries} entries, {dead} dead letters and {locks} locks"

@@ -1,0 +1,129 @@
+"""SQL about the readers of a queue that has subscriptions, and about subscriptions that were removed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from export_queue.core.errors import CommitRefused, InvalidArgument
+from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.schema import (
+    SUBSCRIPTIONS_CODE,
+    dead_letter,
+    entry,
+    lock,
+    removed_queue,
+    sink_fence,
+    store,
+)
+from export_queue.core.store.schema import queue as q
+
+_OF_A_QUEUE = (entry, dead_letter, lock)
+"""Tables with rows of queues, by the queue's number."""
+
+
+def added_to_subscription(subscription: str) -> InvalidArgument:
+    """Build the error of an entry for one subscription alone.
+
+    :param subscription: its id.
+    """
+    queue = subscription.partition("/")[0]
+    return InvalidArgument(
+        f"expected the id of a queue, found subscription {subscription!r}, which gets what is added to {queue!r}",
+        hint=f"add to {queue!r}; a first load alone adds to one subscription: store.first_load({subscription!r})",
+    )
+
+
+def first_load_not_missing() -> InvalidArgument:
+    """Build the error of a first load that was made meanwhile, or whose subscription has gone."""
+    return InvalidArgument(
+        "first load: expected a subscription whose first load is missing, found that it was made meanwhile, or that "
+        "the subscription was removed"
+    )
+
+
+def staged_by_older_client() -> CommitRefused:
+    """Build the error of staged entries whose buckets nobody can tell."""
+    return CommitRefused("entries were staged by an older client before their queue had subscriptions")
+
+
+def reader_rows(work: Reading, parent: int) -> list[Mapping[str, Any]]:
+    """Read the options of a queue's subscriptions, by name."""
+    statement = sa.select(q).where(q.c.parent == parent).order_by(q.c.id)
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def begin_fan_out(work: Work, parent: int) -> None:
+    """Let a queue have subscriptions, and no sink of its own; from now on no older code opens the store."""
+    work.database.dialect.admit_subscriptions(work.connection)
+    work.connection.execute(q.update().where(q.c.number == parent).values(fans_out=True, sink=None))
+    work.connection.execute(
+        store.update().where(store.c.oldest_code < SUBSCRIPTIONS_CODE).values(oldest_code=SUBSCRIPTIONS_CODE)
+    )
+
+
+def has_rows(work: Work, number: int, *, locked_at: int | None = None) -> bool:
+    """Tell whether a queue has entries, those of transactions in progress too, or dead letters.
+
+    :param locked_at: the time by which locks count, too; None leaves them out.
+    """
+    found = [sa.exists().where(entry.c.queue_number == number), sa.exists().where(dead_letter.c.queue_number == number)]
+    if locked_at is not None:
+        found.append(sa.exists().where(*_held(number, locked_at)))
+    return bool(work.connection.scalar(sa.select(sa.or_(*found))))
+
+
+def count_rows(work: Reading, number: int, *, locked_at: int) -> tuple[int, int, int]:
+    """Count a queue's entries, those of transactions in progress too, its dead letters and its locks."""
+    counted = (
+        sa.select(sa.func.count()).select_from(table).where(*condition).scalar_subquery()
+        for table, condition in (
+            (entry, [entry.c.queue_number == number]),
+            (dead_letter, [dead_letter.c.queue_number == number]),
+            (lock, _held(number, locked_at)),
+        )
+    )
+    entries, dead, locks = work.connection.execute(sa.select(*counted)).one()
+    return entries, dead, locks
+
+
+def _held(number: int, at_ms: int) -> list[sa.ColumnElement[bool]]:
+    return [lock.c.queue_number == number, lock.c.lease_ms > at_ms, lock.c.revoked.is_(False)]
+
+
+def delete_locks(work: Work, number: int) -> None:
+    """Delete all locks of a queue: their holders learn of it at their next critical section."""
+    of_queue = lock.c.queue_number == number
+    order = (lock.c.fence, lock.c.first_bucket)
+    work.connection.execute(sa.select(*order).where(of_queue).order_by(*order).with_for_update())
+    work.connection.execute(lock.delete().where(of_queue))
+
+
+def remove(work: Work, number: int, queue_id: str) -> None:
+    """Remove a subscription; what it has is left to clean-up."""
+    work.connection.execute(q.delete().where(q.c.number == number))
+    work.connection.execute(sink_fence.delete().where(sink_fence.c.queue == queue_id))
+    work.connection.execute(removed_queue.insert().values(number=number))
+
+
+def delete_removed(work: Work, limit: int) -> int:
+    """Delete some rows of subscriptions that were removed; returns how many, fewer than asked for at the end."""
+    deleted = 0
+    for number in list(work.connection.scalars(sa.select(removed_queue.c.number).order_by(removed_queue.c.number))):
+        for table in _OF_A_QUEUE:
+            key = sa.tuple_(*table.primary_key.columns)
+            doomed = sa.select(*table.primary_key.columns).where(table.c.queue_number == number).limit(limit - deleted)
+            deleted += work.connection.execute(table.delete().where(key.in_(doomed))).rowcount
+            if deleted >= limit:
+                return deleted
+        work.connection.execute(removed_queue.delete().where(removed_queue.c.number == number))
+    return deleted
+
+
+def waive_first_load(work: Work, number: int) -> None:
+    """Note that a subscription's first load is not needed, if it is missing."""
+    work.connection.execute(
+        q.update().where(q.c.number == number, q.c.first_load == "missing").values(first_load="waived")
+    )
