@@ -20,13 +20,13 @@ from export_queue.core.cli.console import (
     text_of_bytes,
     utc_time,
 )
+from export_queue.core.cli.queues import QueueId
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import ALL_DEAD_LETTERS, DeadLetter, DeadLetterFilter
 
 dead = typer.Typer(no_args_is_help=True, help="Entries that drains set aside: see why, send them again, or drop them.")
 app.add_typer(dead, name="dead")
 
-QueueId = Annotated[str, typer.Argument(help="id of the queue")]
 Key = Annotated[str | None, typer.Option(help="only entries of this key")]
 KeyHex = Annotated[str | None, typer.Option(help="the same, for keys that are not text: as hexadecimal digits")]
 Seq = Annotated[int | None, typer.Option(help="only the entry of this sequence")]

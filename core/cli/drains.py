@@ -39,11 +39,11 @@ def drain(
         list[str] | None, typer.Option("--range", metavar="FIRST:END", help="only these buckets, whole units")
     ] = None,
     if_locked: Annotated[
-        Literal["wait", "skip", "fail"] | None, typer.Option(help="what to do about ranges that another drain holds")
+        Literal["wait", "skip", "fail"] | None, typer.Option(help="ranges that others hold: wait, skip or fail; wait")
     ] = None,
     lock_timeout: Annotated[float | None, typer.Option(min=0, help="seconds to wait for other drains; 600")] = None,
     on_error: Annotated[
-        Literal["dead_letter", "fail"] | None, typer.Option(help="what becomes of refused entries")
+        Literal["dead_letter", "fail"] | None, typer.Option(help="refused entries: dead_letter or fail; dead_letter")
     ] = None,
     max_dead: Annotated[int | None, typer.Option(min=0, help="most entries that may be set aside; 1000")] = None,
     as_json: AsJson = False,

@@ -70,8 +70,8 @@ def configure(
     buckets_per_range: Annotated[
         int | None, typer.Option(min=1, help="buckets of one unit, which one lock covers; a tenth of the buckets")
     ] = None,
-    key: Annotated[Literal["str", "bytes"], typer.Option(help="codec of keys")] = "str",
-    value: Annotated[Literal["json", "str", "bytes"], typer.Option(help="codec of values")] = "json",
+    key: Annotated[Literal["str", "bytes"], typer.Option(help="codec of keys: str or bytes")] = "str",
+    value: Annotated[Literal["json", "str", "bytes"], typer.Option(help="codec of values: json, str, bytes")] = "json",
     max_value_bytes: Annotated[int, typer.Option(min=1, help="largest encoded value")] = 1 << 20,
     exclusive: Annotated[bool, typer.Option("--exclusive", help="make every key added a conflict key")] = False,
     subscription: Annotated[
@@ -109,7 +109,7 @@ def alter(
     ] = None,
     guard: Annotated[
         Literal["seq", "fence"],
-        typer.Option(help="guard of the queue's sinks: with seq, units are altered while entries wait, too"),
+        typer.Option(help="guard of the queue's sinks: fence, or seq, with which entries may wait meanwhile"),
     ] = "fence",
     as_json: AsJson = False,
 ) -> None:
@@ -206,7 +206,7 @@ def configure_table(
     behind_pooler: BehindPooler = False,
     conflict: Annotated[
         Literal["row", "cell", "none"],
-        typer.Option(help="the unit that two overlapping transactions must not both write"),
+        typer.Option(help="what two overlapping transactions must not both write: a row, a cell, or none"),
     ] = "row",
     ttl: Annotated[float | None, typer.Option(help="seconds after which a version counts as deleted")] = None,
     as_json: AsJson = False,
