@@ -87,7 +87,9 @@ class InvalidArgument(ConfigurationError, ValueError):
 class UnknownQueue(ConfigurationError):
     """The store has no queue of this name."""
 
-    default_hint = "configure it first: store.configure_queue(...) or ExportQueueConfigureOperator"
+    default_hint = (
+        "configure it first: export-queue configure, store.configure_queue(...) or ExportQueueConfigureOperator"
+    )
 
 
 class OptionsDiffer(ConfigurationError):
@@ -117,7 +119,8 @@ class SinkBindingError(ConfigurationError):
 
     default_hint = (
         "two drains into different sinks would split the data; "
-        "where the sink has moved, store.rebind(queue_id, sink_name) binds the queue to it (docs/drains.md); "
+        "where the sink has moved, export-queue rebind QUEUE NAME, or store.rebind(queue_id, sink_name), binds the "
+        "queue to it (docs/drains.md); "
         "to feed both, add to a second queue in the same transaction, or drain into a composite sink"
     )
 

@@ -1,5 +1,6 @@
 """Airflow hooks: the store and the sinks, on the connections that users have."""
 
+from export_queue.hooks.command_line import open_store_of_connection, sink_of_connection
 from export_queue.hooks.described import Described, environment
 from export_queue.hooks.elasticsearch import ElasticsearchSinkHook
 from export_queue.hooks.export_queue import ExportQueueHook, open_store
@@ -17,6 +18,8 @@ __all__ = [
     "SqlSinkHook",
     "environment",
     "open_store",
+    "open_store_of_connection",
     "resolve_sink",
     "sink_hook",
+    "sink_of_connection",
 ]

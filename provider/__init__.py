@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from export_queue.core.client import Store, TransactionContext
-    from export_queue.core.drain import DrainReport, Entry, drain, readmit
+    from export_queue.core.drain import DrainReport, Entry, KeyStory, drain, readmit
     from export_queue.core.errors import (
         AfterCommitFailed,
         AlreadyCommitted,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         UnknownQueue,
     )
     from export_queue.core.locks import Owner
-    from export_queue.core.queue import DeadLetter, DeadLetterFilter, Range, bucket
+    from export_queue.core.queue import DeadLetter, DeadLetterFilter, QueuedEntry, Range, bucket
     from export_queue.core.retry import Retry
     from export_queue.core.sinks import (
         ApplyResult,
@@ -111,6 +111,7 @@ __all__ = [
     "ExportQueueError",
     "ExporterError",
     "InvalidArgument",
+    "KeyStory",
     "LeaseLost",
     "Level",
     "Limits",
@@ -124,6 +125,7 @@ __all__ = [
     "Owner",
     "Participant",
     "Put",
+    "QueuedEntry",
     "Range",
     "RedisSink",
     "RegistrationLost",
@@ -170,9 +172,9 @@ __all__ = [
 
 _ROOMS = {
     "client": "Store TransactionContext",
-    "drain": "DrainReport Entry drain readmit",
+    "drain": "DrainReport Entry KeyStory drain readmit",
     "locks": "Owner",
-    "queue": "DeadLetter DeadLetterFilter Range bucket",
+    "queue": "DeadLetter DeadLetterFilter QueuedEntry Range bucket",
     "sinks": (
         "ApplyResult Capabilities ControlRecord Delete ElasticsearchSink MemorySink Operations Put RedisSink Rejection "
         "Sink SinkSpec SqlSink apply_batch check_owner refuse_seqs"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import orjson
@@ -12,14 +13,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from export_queue.core.cli.naming import open_named_store
+from export_queue.core.cli.passwords import refuse_passwords
 from export_queue.core.client import Store
-from export_queue.core.errors import ExportQueueError
-from export_queue.core.references import resolve_secret
+from export_queue.core.errors import ExportQueueError, InvalidArgument
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at a store of export queues and set it up.")
+DISTRIBUTION = "airflow-provider-export-queue"
+FAILED, TRY_AGAIN = 1, 75
+"""Exit statuses after an error: whether a repetition may help. 75 is EX_TEMPFAIL of sysexits.h."""
+
+app = typer.Typer(no_args_is_help=True, help="Set a store of export queues up, look at it, and drain its queues.")
 
 Url = Annotated[
-    str, typer.Option("--store", envvar="EXPORT_QUEUE_STORE", help="sqlite:///path or postgresql://user@host/db")
+    str,
+    typer.Option(
+        "--store",
+        envvar="EXPORT_QUEUE_STORE",
+        callback=refuse_passwords,
+        help="sqlite:///path, postgresql://user@host/db, env:NAME of such a URL, or the id of an Airflow connection",
+    ),
 ]
 Password = Annotated[
     str | None,
@@ -32,15 +44,31 @@ BehindPooler = Annotated[
     bool,
     typer.Option("--behind-pooler", help="the URL leads to a pooler in transaction mode, such as PgBouncer's"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"export-queue {version(DISTRIBUTION)}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Set a store of export queues up, look at it, and drain its queues."""
 
 
 def main() -> None:
-    """Run the command line; an error of this library ends it with one message and status 1."""
+    """Run the command line; an error of this library ends it with one message, and with status 1 or 75."""
     try:
         app()
     except ExportQueueError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        print("\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        sys.exit(TRY_AGAIN if error.transient else FAILED)
 
 
 def open_store(url: str, password: str | None, schema: str, *, behind_pooler: bool) -> Store:
@@ -48,11 +76,10 @@ def open_store(url: str, password: str | None, schema: str, *, behind_pooler: bo
 
     :param password: a reference to the password.
     """
-    secret = None if password is None else resolve_secret(password)
-    return Store.open(url, password=secret, schema=schema, behind_pooler=behind_pooler)
+    return open_named_store(url, password=password, schema=schema, behind_pooler=behind_pooler)
 
 
-def show(rows: Sequence[dict[str, Any]], *, as_json: bool, hide: Sequence[str] = ()) -> None:
+def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str] = ()) -> None:
     """Print rows of equal names.
 
     :param hide: names that the table leaves out; JSON has them all.
@@ -70,6 +97,37 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, hide: Sequence[str] =
     Console().print(table)
 
 
+def show_one(row: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print one thing: its names and values line by line, or a JSON object."""
+    if as_json:
+        print(orjson.dumps(row, option=orjson.OPT_INDENT_2).decode())
+        return
+    width = max(map(len, row))
+    for name, value in row.items():
+        print(f"{name:<{width}}  {'' if value is None else value}".rstrip())
+
+
 def utc_time(milliseconds: int) -> str:
     """Show milliseconds since the epoch as a time of day, in UTC."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
+
+
+def seq_time(seq: int) -> str:
+    """Show the time that an id carries."""
+    return utc_time(seq // 1_000_000)
+
+
+def text_of_bytes(raw: bytes | None) -> str | None:
+    """Show bytes as text, with escapes for what is none."""
+    return None if raw is None else raw.decode("utf-8", "backslashreplace")
+
+
+def bytes_of_hex(digits: str) -> bytes:
+    """Read hexadecimal digits of the command line.
+
+    :raises InvalidArgument: they are none.
+    """
+    try:
+        return bytes.fromhex(digits)
+    except ValueError:
+        raise InvalidArgument(f"expected hexadecimal digits, found {digits!r}") from None

@@ -7,14 +7,26 @@ from typing import Annotated, Any
 
 import typer
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show, utc_time
+from export_queue.core.cli.console import (
+    AsJson,
+    BehindPooler,
+    Password,
+    Schema,
+    Url,
+    app,
+    bytes_of_hex,
+    open_store,
+    show,
+    text_of_bytes,
+    utc_time,
+)
+from export_queue.core.cli.queues import QueueId
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import ALL_DEAD_LETTERS, DeadLetter, DeadLetterFilter
 
 dead = typer.Typer(no_args_is_help=True, help="Entries that drains set aside: see why, send them again, or drop them.")
 app.add_typer(dead, name="dead")
 
-QueueId = Annotated[str, typer.Argument(help="id of the queue")]
 Key = Annotated[str | None, typer.Option(help="only entries of this key: text, or a number")]
 KeyHex = Annotated[str | None, typer.Option(help="the same, for other keys: their bytes as hexadecimal digits")]
 Seq = Annotated[int | None, typer.Option(help="only the entry of this sequence")]
@@ -70,7 +82,7 @@ def show_letters(
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         which = _filter(key, key_hex, seq, None, None)
         letters = opened.dead_letters.list(queue_id, which, limit=limit, values=value)
-    rows = [_row(letter) | ({"value": _text(letter.value)} if value else {}) for letter in letters]
+    rows = [_row(letter) | ({"value": text_of_bytes(letter.value)} if value else {}) for letter in letters]
     if as_json or not rows:
         show(rows, as_json=as_json)
         return
@@ -135,7 +147,7 @@ def _filter(
 ) -> DeadLetterFilter:
     if key is not None and key_hex is not None:
         raise InvalidArgument("a key is given by --key or by --key-hex, not by both")
-    given = key if key_hex is None else _bytes(key_hex)
+    given = key if key_hex is None else bytes_of_hex(key_hex)
     return DeadLetterFilter(key=given, seq=seq, error_class=error, drain_id=drain_id)
 
 
@@ -143,19 +155,12 @@ def _place(text: str) -> tuple[int, bytes]:
     seq, colon, key = text.partition(":")
     if not colon or not seq.isdecimal():
         raise InvalidArgument(f"--after: expected SEQ:KEY_HEX, found {text!r}")
-    return int(seq), _bytes(key)
-
-
-def _bytes(digits: str) -> bytes:
-    try:
-        return bytes.fromhex(digits)
-    except ValueError:
-        raise InvalidArgument(f"expected hexadecimal digits, found {digits!r}") from None
+    return int(seq), bytes_of_hex(key)
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:
     return {
-        "key": _text(letter.key) if isinstance(letter.key, bytes) else str(letter.key),
+        "key": text_of_bytes(letter.key) if isinstance(letter.key, bytes) else str(letter.key),
         "key_hex": letter.position.key.hex(),
         "seq": str(letter.position.seq),
         "error": letter.error_class,
@@ -164,7 +169,3 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
         "since": utc_time(letter.dead_since_ms),
         "value_bytes": letter.value_bytes,
     }
-
-
-def _text(raw: bytes | None) -> str | None:
-    return None if raw is None else raw.decode("utf-8", "backslashreplace")

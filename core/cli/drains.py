@@ -1,9 +1,103 @@
-"""``export-queue locks``: the drains that are at work."""
+"""``export-queue drain`` and ``locks``: draining a queue in this process, and the drains that are at work."""
 
 from __future__ import annotations
 
+import sys
+import uuid
+from typing import Annotated, Literal
+
+import orjson
+import typer
+
 from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show, utc_time
+from export_queue.core.cli.loading import search_current_folder
+from export_queue.core.cli.naming import named_sink
+from export_queue.core.cli.progress import shown_progress
+from export_queue.core.cli.sink_options import SinkName, SinkOptions, SinkSecrets, SinkText
+from export_queue.core.cli.stopping import sigterm_interrupts, status_of
+from export_queue.core.client import Store
+from export_queue.core.drain import DrainRequest, drain_as_requested
+from export_queue.core.errors import ExportQueueError
 from export_queue.core.locks import holders
+
+
+@app.command()
+def drain(
+    queue_id: Annotated[str, typer.Argument(metavar="QUEUE", help="id of the queue")],
+    sink: SinkText,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    sink_option: SinkOptions = None,
+    sink_secret: SinkSecrets = None,
+    sink_name: SinkName = None,
+    exporter: Annotated[
+        str | None, typer.Option(metavar="MODULE:NAME", help="exporter; by default each entry is one record")
+    ] = None,
+    ranges: Annotated[
+        list[str] | None, typer.Option("--range", metavar="FIRST:END", help="only these buckets, whole units")
+    ] = None,
+    if_locked: Annotated[
+        Literal["wait", "skip", "fail"] | None, typer.Option(help="ranges that others hold: wait, skip or fail; wait")
+    ] = None,
+    lock_timeout: Annotated[float | None, typer.Option(min=0, help="seconds to wait for other drains; 600")] = None,
+    on_error: Annotated[
+        Literal["dead_letter", "fail"] | None, typer.Option(help="refused entries: dead_letter or fail; dead_letter")
+    ] = None,
+    max_dead: Annotated[int | None, typer.Option(min=0, help="most entries that may be set aside; 1000")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the committed entries of a queue into a sink, in this process.
+
+    Once it has ended with status 0, every entry that was committed before is in the sink or is a dead letter. Ctrl-C
+    and SIGTERM end it cleanly: what the sink has acknowledged stays removed, the rest waits.
+    """
+    search_current_folder()
+    with (
+        named_sink(sink, options=sink_option or (), secrets=sink_secret or (), name=sink_name) as described,
+        open_store(store, password, schema, behind_pooler=behind_pooler) as opened,
+    ):
+        options = {
+            "exporter": exporter,
+            "ranges": None if ranges is None else [_range(text) for text in ranges],
+            "if_locked": if_locked,
+            "lock_timeout": lock_timeout,
+            "on_error": on_error,
+            "max_dead": max_dead,
+            "drain_id": uuid.uuid4().hex,
+        }
+        request = DrainRequest.of(queue_id, described.name, options)
+        try:
+            with sigterm_interrupts(), shown_progress(opened, request) as on_progress:
+                report = drain_as_requested(opened, described, request, on_progress=on_progress)
+        except KeyboardInterrupt as interruption:
+            _tell_failure(opened, request, as_json=as_json)
+            print("\n".join(["stopped", *getattr(interruption, "__notes__", ())]), file=sys.stderr)
+            raise typer.Exit(status_of(interruption)) from None
+        except ExportQueueError:
+            _tell_failure(opened, request, as_json=as_json)
+            raise
+    print(orjson.dumps(report.to_dict()).decode() if as_json else report.line(), flush=True)
+
+
+def _tell_failure(store: Store, request: DrainRequest, *, as_json: bool) -> None:
+    """Print the report of a drain that has failed, for programs; people read it with the error."""
+    if not as_json:
+        return
+    try:
+        found = store.reports(drain_id=request.drain_id)
+    except ExportQueueError:  # the drain's own error is told
+        return
+    for report in found:
+        print(orjson.dumps(report).decode(), flush=True)
+
+
+def _range(text: str) -> list[int]:
+    first, colon, end = text.partition(":")
+    if not colon or not first.isdecimal() or not end.isdecimal():
+        raise typer.BadParameter(f"expected two numbers such as 0:101, found {text!r}", param_hint="--range")
+    return [int(first), int(end)]
 
 
 @app.command()

@@ -13,7 +13,9 @@ from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema
 
 @app.command()
 def idempotency(
-    name: Annotated[str, typer.Argument(help="the unit of work; of a task: dag/run/task or dag/run/task/map index")],
+    name: Annotated[
+        str, typer.Argument(metavar="KEY", help="the unit of work; of a task: dag/run/task or dag/run/task/map index")
+    ],
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",

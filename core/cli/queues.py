@@ -1,8 +1,27 @@
-"""``export-queue status``: the queues of a store and their backlog."""
+"""``export-queue status``, ``configure``, ``alter``, ``subscribe`` …: the queues of a store, their options, readers."""
 
 from __future__ import annotations
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show, utc_time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import typer
+
+from export_queue.core.cli.console import (
+    AsJson,
+    BehindPooler,
+    Password,
+    Schema,
+    Url,
+    app,
+    open_store,
+    seq_time,
+    show,
+    show_one,
+)
+from export_queue.core.queue import Queue
+
+QueueId = Annotated[str, typer.Argument(metavar="QUEUE", help="id of the queue")]
 
 
 @app.command()
@@ -28,12 +47,193 @@ def status(
                 {
                     "queue": queue.id,
                     "sink": queue.sink,
-                    "first_load": queue.first_load,
                     "entries": sum(unit.entries for unit in units),
                     "bytes": sum(unit.bytes for unit in units),
                     "ranges": [unit.range.to_json() for unit in units],
-                    "oldest": None if oldest is None else utc_time(oldest // 1_000_000),
+                    "oldest": None if oldest is None else seq_time(oldest),
                     "dead": opened.dead_letters.count(queue.id),
+                    "first_load": queue.first_load,
                 }
             )
-    show(rows, as_json=as_json, hide=("ranges",))
+    hidden = ("ranges",) if any(row["first_load"] for row in rows) else ("ranges", "first_load")
+    show(rows, as_json=as_json, hide=hidden)
+
+
+@app.command()
+def configure(
+    queue_id: QueueId,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    buckets: Annotated[int, typer.Option(min=1, help="number of buckets; a prime spreads keys well")] = 1009,
+    buckets_per_range: Annotated[
+        int | None, typer.Option(min=1, help="buckets of one unit, which one lock covers; a tenth of the buckets")
+    ] = None,
+    key: Annotated[str, typer.Option(help="codec of keys: str, int, bytes, or module:name")] = "str",
+    value: Annotated[str, typer.Option(help="codec of values: json, str, int, bytes, or module:name")] = "json",
+    max_value_bytes: Annotated[int, typer.Option(min=1, help="largest encoded value")] = 1 << 20,
+    exclusive: Annotated[bool, typer.Option("--exclusive", help="make every key added a conflict key")] = False,
+    subscription: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="a reader of the queue; one for each of several")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Configure a queue; the same options again change nothing, others are refused, with the command that alters it."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        queue = opened.configure_queue(
+            queue_id,
+            buckets=buckets,
+            buckets_per_range=buckets_per_range,
+            key=key,
+            value=value,
+            max_value_bytes=max_value_bytes,
+            exclusive=exclusive,
+            subscriptions=subscription,
+        )
+        readers = opened.subscriptions(queue_id)
+    show_one(_options(queue, readers), as_json=as_json)
+
+
+@app.command()
+def alter(
+    queue_id: QueueId,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    max_value_bytes: Annotated[int | None, typer.Option(min=1, help="largest encoded value from now on")] = None,
+    exclusive: Annotated[bool | None, typer.Option(help="whether every key added is a conflict key")] = None,
+    buckets_per_range: Annotated[
+        int | None, typer.Option(min=1, help="buckets of one unit; only while no drain is at work")
+    ] = None,
+    guard: Annotated[
+        Literal["seq", "fence"],
+        typer.Option(help="guard of the queue's sinks: fence, or seq, with which entries may wait meanwhile"),
+    ] = "fence",
+    as_json: AsJson = False,
+) -> None:
+    """Alter options of a queue that is in use; other processes learn of it within a minute."""
+    if max_value_bytes is None and exclusive is None and buckets_per_range is None:
+        raise typer.BadParameter("nothing to alter: give --max-value-bytes, --exclusive or --buckets-per-range")
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        queue = opened.alter_queue(
+            queue_id,
+            max_value_bytes=max_value_bytes,
+            exclusive=exclusive,
+            buckets_per_range=buckets_per_range,
+            guard=guard,
+        )
+        readers = opened.subscriptions(queue_id)
+    show_one(_options(queue, readers), as_json=as_json)
+
+
+@app.command()
+def subscribe(
+    queue_id: QueueId,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the new reader")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give a queue one more reader, which gets what is committed from now on; one that is there stays as it is."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        reader = opened.subscribe(queue_id, name)
+    show_one(_subscription(reader), as_json=as_json)
+
+
+@app.command()
+def unsubscribe(
+    queue_id: QueueId,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the reader")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="give up its waiting entries and its dead letters")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take a reader from a queue for good; what it has in its sink stays there."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        opened.unsubscribe(queue_id, name, discard=discard)
+        left = [reader.id for reader in opened.subscriptions(queue_id)]
+    show_one({"queue": queue_id, "unsubscribed": name, "subscriptions": left}, as_json=as_json)
+
+
+@app.command("waive-first-load")
+def waive_first_load(
+    subscription: Annotated[str, typer.Argument(metavar="QUEUE/NAME", help="id of the subscription")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
+) -> None:
+    """Declare that a subscription needs nothing of what was committed before it."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        opened.waive_first_load(subscription)
+        reader = opened.queue(subscription)
+    show_one(_subscription(reader), as_json=as_json)
+
+
+@app.command()
+def rebind(
+    queue_id: QueueId,
+    sink: Annotated[str, typer.Argument(metavar="NAME", help="name of the sink, as drains give it")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a queue drain into another sink from now on; exported records stay where they are."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        before = opened.queue(queue_id).sink
+        opened.rebind(queue_id, sink)
+    show_one({"queue": queue_id, "sink": sink, "before": before}, as_json=as_json)
+
+
+@app.command("configure-table")
+def configure_table(
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="name of the table")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    conflict: Annotated[
+        Literal["row", "cell", "none"],
+        typer.Option(help="what two overlapping transactions must not both write: a row, a cell, or none"),
+    ] = "row",
+    ttl: Annotated[float | None, typer.Option(help="seconds after which a version counts as deleted")] = None,
+    row: Annotated[str, typer.Option(help="codec of rows: bytes, str, int, or module:name")] = "bytes",
+    value: Annotated[str, typer.Option(help="codec of values: bytes, str, int, json, or module:name")] = "bytes",
+    as_json: AsJson = False,
+) -> None:
+    """Configure a table before its first use; the same options again change nothing, others are refused."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        table = opened.configure_table(name, conflict=conflict, ttl=ttl, row=row, value=value)
+    row = {
+        "table": table.name,
+        "conflict": table.conflict.value,
+        "ttl": None if table.ttl_ms is None else table.ttl_ms / 1000,
+        "row": table.row,
+        "value": table.value,
+    }
+    show_one(row, as_json=as_json)
+
+
+def _options(queue: Queue, readers: Sequence[Queue]) -> dict[str, Any]:
+    names = ("buckets", "buckets_per_range", "key", "value", "max_value_bytes", "exclusive", "sink")
+    return {
+        "queue": queue.id,
+        **{name: getattr(queue, name) for name in names},
+        "subscriptions": [reader.id for reader in readers],
+    }
+
+
+def _subscription(reader: Queue) -> dict[str, Any]:
+    return {"subscription": reader.id, "queue": reader.parent, "sink": reader.sink, "first_load": reader.first_load}

@@ -1,32 +1,32 @@
-"""``export-queue sweep`` and ``readmit``: tombstones in sinks, and sinks that have lost data."""
+"""``export-queue sweep``, ``readmit`` and ``ddl``: tombstones, sinks that have lost data, and what a target lacks."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
-from pathlib import Path
 from typing import Annotated
 
 import orjson
 import typer
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store
-from export_queue.core.cli.loading import search_current_folder
+from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show_one
+from export_queue.core.cli.naming import named_sink
+from export_queue.core.cli.passwords import refuse_passwords
+from export_queue.core.cli.sink_options import NAMES, SinkName, SinkOptions, SinkSecrets, SinkText
 from export_queue.core.drain import readmit as take_anyway
-from export_queue.core.errors import InvalidArgument, SinkConfigurationError
-from export_queue.core.sinks import SinkSpec
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.sinks import PreparableSink, SinkSpec
 
 
 @app.command()
 def sweep(
-    sinks: Annotated[
-        list[Path],
-        typer.Argument(metavar="SINK.json…", help="files with descriptions of sinks: kind, options, secrets"),
-    ],
+    sinks: Annotated[list[str], typer.Argument(metavar="SINK…", callback=refuse_passwords, help=f"sinks: {NAMES}")],
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",
     behind_pooler: BehindPooler = False,
+    sink_option: SinkOptions = None,
+    sink_secret: SinkSecrets = None,
     as_json: AsJson = False,
 ) -> None:
     """Let sinks forget deletes that no delivery can meet any more; safe beside drains, and to interrupt.
@@ -37,8 +37,12 @@ def sweep(
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("export_queue").setLevel(logging.INFO)  # not the root: clients log each request
-    described = [load_sink(path) for path in sinks]
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with contextlib.ExitStack() as stack:
+        described = [
+            stack.enter_context(named_sink(text, options=sink_option or (), secrets=sink_secret or ()))
+            for text in sinks
+        ]
+        opened = stack.enter_context(open_store(store, password, schema, behind_pooler=behind_pooler))
         for sink in described:
             report = opened.sweep_sink(sink)
             print(orjson.dumps(report.to_json()).decode() if as_json else report.line(), flush=True)
@@ -46,40 +50,68 @@ def sweep(
 
 @app.command()
 def readmit(
-    queue_id: Annotated[str, typer.Argument(metavar="QUEUE")],
-    sink: Annotated[
-        Path, typer.Argument(metavar="SINK.json", help="file with the description of a sink: kind, options, secrets")
-    ],
+    queue_id: Annotated[str, typer.Argument(metavar="QUEUE", help="id of the queue")],
+    sink: Annotated[str, typer.Argument(metavar="SINK", callback=refuse_passwords, help=f"the sink: {NAMES}")],
     store: Url,
     password: Password = None,
     schema: Schema = "export_queue",
     behind_pooler: BehindPooler = False,
+    sink_option: SinkOptions = None,
+    sink_secret: SinkSecrets = None,
+    sink_name: SinkName = None,
+    as_json: AsJson = False,
 ) -> None:
     """Go on with a sink that has lost data, which drains refuse; it is taken as it is.
 
     The command brings nothing back: add the records that the sink lacks to the queue anew. Tables and indices of the
     sink's description that are gone are created again.
     """
-    described = load_sink(sink)
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with (
+        named_sink(sink, options=sink_option or (), secrets=sink_secret or (), name=sink_name) as described,
+        open_store(store, password, schema, behind_pooler=behind_pooler) as opened,
+    ):
         take_anyway(opened, queue_id, described)
-    print(f"{described.name} is admitted as it is; queue {queue_id} may be drained into it")
+    if as_json:
+        show_one({"queue": queue_id, "sink": described.name}, as_json=True)
+    else:
+        print(f"{described.name} is admitted as it is; queue {queue_id} may be drained into it")
 
 
-def load_sink(path: Path) -> SinkSpec:
-    """Read the description of a sink from a file: JSON with ``kind``, and perhaps ``options``, ``secrets``, ``name``.
+@app.command()
+def ddl(
+    collections: Annotated[
+        list[str],
+        typer.Argument(metavar="QUEUE|COLLECTION…", help="collections: by default the queue's id"),
+    ],
+    sink: SinkText,
+    sink_option: SinkOptions = None,
+    sink_secret: SinkSecrets = None,
+    run: Annotated[bool, typer.Option("--run", help="run the statements, too")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a sink's target still lacks: tables, columns, indices; with --run, bring it about.
 
-    :raises InvalidArgument: the file cannot be read, or holds no JSON; its content is not shown.
-    :raises SinkConfigurationError: the JSON describes no sink.
+    Nothing is printed where nothing is missing. Running is safe beside drains, and to repeat: a change waits two
+    seconds for those that use its table, and tries again.
     """
+    rows = []
+    with named_sink(sink, options=sink_option or (), secrets=sink_secret or ()) as described:
+        for part in described.leaves():
+            statements = _statements(part, collections, run=run)
+            rows.append({"sink": part.name, "statements": statements, "ran": run and bool(statements)})
+    if as_json:
+        print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
+    else:
+        print("\n".join(str(row["statements"]) for row in rows if row["statements"]), end="")
+
+
+def _statements(part: SinkSpec, collections: list[str], *, run: bool) -> str:
+    opened = part.open()
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidArgument(f"{path}: {error.strerror}") from None
-    except ValueError:
-        raise InvalidArgument(f"{path}: expected JSON, the description of a sink") from None
-    search_current_folder()
-    try:
-        return SinkSpec.from_dict(found)
-    except SinkConfigurationError as error:
-        raise SinkConfigurationError(f"{path}: {error.message}", hint=error.hint) from None
+        if not isinstance(opened, PreparableSink):
+            raise InvalidArgument(
+                f"sink {part.name} has nothing to prepare: it creates what it needs, with the first batch"
+            )
+        return opened.run_ddl(*collections) if run else opened.ddl(*collections)
+    finally:
+        opened.close()

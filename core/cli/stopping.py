@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -48,3 +49,26 @@ class StopSignals:
     def wait(self, seconds: float) -> None:
         """Wait, until a signal comes or the time is over."""
         select.select([self._reader], [], [], seconds)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come."""
+
+
+@contextlib.contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM interrupt a block as Ctrl-C does, for work that ends cleanly when it is interrupted."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    old = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def status_of(interruption: KeyboardInterrupt) -> int:
+    """Return the exit status that shells know a signal by."""
+    return 128 + (signal.SIGTERM if isinstance(interruption, Terminated) else signal.SIGINT)

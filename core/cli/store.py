@@ -10,12 +10,16 @@ from typing import Annotated
 
 import typer
 
-from export_queue.core.cli.console import BehindPooler, Password, Schema, Url, app, open_store
+from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show_one
 
 
 @app.command()
 def adopt(
-    store: Url, password: Password = None, schema: Schema = "export_queue", behind_pooler: BehindPooler = False
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
 ) -> None:
     """Let a store that was restored live where it is, in another cluster of servers too.
 
@@ -23,7 +27,10 @@ def adopt(
     """
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         opened.adopt()
-        print(f"store {opened.id} lives here now")
+        if as_json:
+            show_one({"store": opened.id}, as_json=True)
+        else:
+            print(f"store {opened.id} lives here now")
 
 
 @app.command()
@@ -33,6 +40,7 @@ def backup(
     password: Password = None,
     schema: Schema = "export_queue",
     behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a SQLite store into a new file, while others use the store; of PostgreSQL, use pg_basebackup or pg_dump.
 
@@ -41,7 +49,10 @@ def backup(
     """
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         size = opened.backup(target, on_progress=_telling(5.0))
-        print(f"store {opened.id} is copied to {target}: {size} bytes")
+        if as_json:
+            show_one({"store": opened.id, "file": str(target), "bytes": size}, as_json=True)
+        else:
+            print(f"store {opened.id} is copied to {target}: {size} bytes")
 
 
 def _telling(seconds: float) -> Callable[[int, int], None]:
@@ -59,9 +70,17 @@ def _telling(seconds: float) -> Callable[[int, int], None]:
 
 @app.command()
 def init(
-    store: Url, password: Password = None, schema: Schema = "export_queue", behind_pooler: BehindPooler = False
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
 ) -> None:
     """Create the store, or complete it; safe to repeat."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         opened.create()
-        print(f"store {opened.id} is ready in {opened.url_safe} (schema version {opened.identity.schema_version})")
+        version = opened.identity.schema_version
+        if as_json:
+            show_one({"store": opened.id, "url": opened.url_safe, "schema_version": version}, as_json=True)
+        else:
+            print(f"store {opened.id} is ready in {opened.url_safe} (schema version {version})")

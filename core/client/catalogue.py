@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from export_queue.core.queue import Queue, find_queue
 from export_queue.core.store import Database
 from export_queue.core.tables import ObservedColumns, TableOptions, add_table, default_options, find_table
 from export_queue.core.transactions import BoundSession
 
+FRESH_SECONDS = 60.0
+"""How long a process goes by the options of a queue that it has read."""
+
 
 class Catalogue:
     """The options of a store's queues and tables, each read once, and its observed columns.
 
-    Codecs, buckets and layout of a stored queue never change, so that a transaction need not read them again; where
-    another store is found in the place of the one that was known, all is read anew.
+    Codecs, buckets and layout of a stored queue never change, so that a transaction need not read them again; its other
+    options may be altered, and are read again after a minute. Where another store is found in the place of the one that
+    was known, all is read anew.
+
+    :param clock: tells seconds.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.observed = ObservedColumns(database)
         self._database = database
+        self._clock = clock
         self._identity = database.identity
-        self._queues: dict[str, Queue] = {}
+        self._queues: dict[str, tuple[Queue, float]] = {}
+        """Each with the time at which it was read."""
         self._tables: dict[str, TableOptions] = {}
 
     def queue(self, queue_id: str) -> Queue:
@@ -28,10 +39,18 @@ class Catalogue:
         :raises UnknownQueue: the store has no such queue.
         """
         self._forget_another_store()
-        if queue_id not in self._queues:
-            with self._database.read() as work:
-                self._queues[queue_id] = find_queue(work, queue_id)
-        return self._queues[queue_id]
+        now = self._clock()
+        known = self._queues.get(queue_id)
+        if known is not None and now - known[1] < FRESH_SECONDS:
+            return known[0]
+        with self._database.read() as work:
+            queue = find_queue(work, queue_id)
+        self._queues[queue_id] = queue, now
+        return queue
+
+    def forget_queue(self, queue_id: str) -> None:
+        """Read a queue anew at its next use."""
+        self._queues.pop(queue_id, None)
 
     def table(self, name: str, bound: BoundSession | None = None) -> TableOptions:
         """Find a table; an unknown one is stored with default options.

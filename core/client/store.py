@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.client.context import FirstLoad, TransactionContext
 from export_queue.core.client.dead_letters import DeadLetters
+from export_queue.core.drain import KeyStory, why
 from export_queue.core.errors import AlreadyCommitted, InvalidArgument, StoreError, TransactionError
 from export_queue.core.maintenance import (
     MaintenanceReport,
@@ -26,7 +27,9 @@ from export_queue.core.observers import Observer, ObserverFailure, Observers, Pr
 from export_queue.core.queue import (
     Backlog,
     Queue,
+    QueuedEntry,
     Range,
+    alter_queue,
     backlog,
     bind_sink,
     configure_queue,
@@ -34,6 +37,7 @@ from export_queue.core.queue import (
     find_reader,
     list_queues,
     missing_load,
+    peek,
     subscribe,
     subscriptions,
     unsubscribe,
@@ -379,6 +383,32 @@ class Store:
             subscriptions=subscriptions,
         )
 
+    def alter_queue(
+        self,
+        queue_id: str,
+        *,
+        max_value_bytes: int | None = None,
+        exclusive: bool | None = None,
+        buckets_per_range: int | None = None,
+        guard: Literal["seq", "fence"] = "fence",
+    ) -> Queue:
+        """Alter options of a queue that is in use; options that are left out stay as they are.
+
+        Other processes that use the queue learn of it within a minute. See
+        :func:`export_queue.core.queue.alter_queue` for the parameters and the errors.
+        """
+        _ = self.identity
+        altered = alter_queue(
+            self.database,
+            queue_id,
+            max_value_bytes=max_value_bytes,
+            exclusive=exclusive,
+            buckets_per_range=buckets_per_range,
+            guard=guard,
+        )
+        self._catalogue.forget_queue(queue_id)
+        return altered
+
     def subscribe(self, queue_id: str, name: str) -> Queue:
         """Give a queue one more reader, which gets what is committed from now on; one that is there stays as it is.
 
@@ -534,6 +564,29 @@ class Store:
         snapshot = take_snapshot(self.database)
         with self.database.read() as work:
             return waiting_ranges(work, queue, snapshot, None if ranges is None else queue.split(ranges))
+
+    def peek(self, queue_id: str, *, key: Any = None, limit: int = 10, values: bool = False) -> list[QueuedEntry]:
+        """Look at the entries that wait, in the order in which a drain takes them; nothing is removed.
+
+        :param key: only entries of this key.
+        :param limit: most entries, 1 to 1000.
+        :param values: whether their values are read, too.
+        :raises HasSubscriptions: they have its entries; the error names them.
+        """
+        queue = self._reader(queue_id)
+        encoded = None if key is None else queue.encode_key(key)
+        snapshot = take_snapshot(self.database)
+        with self.database.read() as work:
+            return peek(work, queue, snapshot, key=encoded, limit=limit, values=values)
+
+    def why(self, queue_id: str, key: Any) -> KeyStory:
+        """Tell what the store knows of one key: its last commit, what waits, what is dead, and which drains came by.
+
+        :param key: the key, by the queue's key codec.
+        :raises HasSubscriptions: they have its entries; the error names them.
+        """
+        queue = self._reader(queue_id)
+        return why(self.database, queue, queue.encode_key(key))
 
     def maintain(self, *, limit: int = 100_000) -> MaintenanceReport:
         """Delete data that nobody can read or ask for any more; safe beside everything, and to interrupt.

@@ -12,6 +12,7 @@ from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainOptions, DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY
+from export_queue.core.drain.why import FinishedDrain, KeyStory, LastCommit, why
 
 __all__ = [
     "DRAIN_RETRY",
@@ -23,6 +24,9 @@ __all__ = [
     "Entry",
     "Exported",
     "Exporter",
+    "FinishedDrain",
+    "KeyStory",
+    "LastCommit",
     "LeaseKeeper",
     "LocalEngine",
     "Problem",
@@ -39,4 +43,5 @@ __all__ = [
     "retry_dead_letters",
     "run_drain",
     "total",
+    "why",
 ]

@@ -1,6 +1,7 @@
 """Export queues: options, buckets and ranges, adding, reading, removing, dead letters."""
 
 from export_queue.core.queue.add import QueueWriter
+from export_queue.core.queue.altering import alter_queue
 from export_queue.core.queue.buckets import Range, as_range, bucket, buckets_of, join_ranges
 from export_queue.core.queue.dead_letters import (
     ALL_DEAD_LETTERS,
@@ -23,6 +24,7 @@ from export_queue.core.queue.options import (
     find_reader,
     list_queues,
 )
+from export_queue.core.queue.peek import QueuedEntry, hidden_seqs, peek
 from export_queue.core.queue.read import (
     Backlog,
     Entries,
@@ -52,8 +54,10 @@ __all__ = [
     "Position",
     "Queue",
     "QueueWriter",
+    "QueuedEntry",
     "Range",
     "Sighting",
+    "alter_queue",
     "as_range",
     "backlog",
     "bind_sink",
@@ -67,11 +71,13 @@ __all__ = [
     "drop_dead_letters",
     "find_queue",
     "find_reader",
+    "hidden_seqs",
     "join_ranges",
     "list_dead_letters",
     "list_queues",
     "look",
     "missing_load",
+    "peek",
     "read_entries",
     "remove_entries",
     "remove_span",

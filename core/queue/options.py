@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -22,6 +22,10 @@ from export_queue.core.tables import check_name
 FIRST_LAYOUT = 1
 MAX_BUCKETS = 1_000_000
 MAX_VALUE_BYTES = 64 << 20
+FIXED = ("buckets", "key", "value")
+"""Options of a queue that cannot be altered: every entry, stored or on its way, was made by them."""
+_COLUMNS = {"key": "key_codec", "value": "value_codec"}
+"""Columns of the options that are stored under another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +110,8 @@ class Queue:
         if len(encoded) > self.max_value_bytes:
             raise EntryError(
                 f"value of key {key!r}: expected at most {self.max_value_bytes} bytes, found {len(encoded)}",
-                hint="configure the queue with a larger max_value_bytes, or add a reference instead of the content",
+                hint="give the queue a larger max_value_bytes (export-queue alter QUEUE --max-value-bytes …), "
+                "or add a reference instead of the content",
             )
         return encoded
 
@@ -161,16 +166,16 @@ def configure_queue(
     check_name("queue id", queue_id)
     check_codec("key", key, KEYS)
     check_codec("value", value, VALUES)
-    _check_number("buckets", buckets, MAX_BUCKETS)
+    check_number("buckets", buckets, MAX_BUCKETS)
     if buckets_per_range is None:
         buckets_per_range = -(-buckets // 10)
-    _check_number("buckets_per_range", buckets_per_range, buckets)
-    _check_number("max_value_bytes", max_value_bytes, MAX_VALUE_BYTES)
+    check_number("buckets_per_range", buckets_per_range, buckets)
+    check_number("max_value_bytes", max_value_bytes, MAX_VALUE_BYTES)
     wanted = {
         "buckets": buckets,
         "buckets_per_range": buckets_per_range,
-        "key_codec": key,
-        "value_codec": value,
+        "key": key,
+        "value": value,
         "max_value_bytes": max_value_bytes,
         "exclusive": exclusive,
     }
@@ -179,7 +184,8 @@ def configure_queue(
         row = queries.queues.queue_row(work, queue_id)
     if row is None:
         with database.begin() as work:
-            added = queries.queues.add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **wanted})
+            stored = {_COLUMNS.get(name, name): option for name, option in wanted.items()}
+            added = queries.queues.add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **stored})
             if added and names:
                 # Nobody can have added to it: its readers lack nothing.
                 parent = find_queue(work, queue_id)
@@ -188,17 +194,15 @@ def configure_queue(
                     add_reader(work, parent, name, first_load=None)
             row = queries.queues.queue_row(work, queue_id)
     assert row is not None
-    differences = [
-        f"{name.removesuffix('_codec')}: expected {wanted[name]!r}, found {row[name]!r}"
-        for name in wanted
-        if row[name] != wanted[name]
-    ]
-    if differences:
-        raise OptionsDiffer(f"queue {queue_id!r} exists with other options: {'; '.join(differences)}")
-    queue = _queue(row)
+    found = _queue(row)
+    if differing := {name: option for name, option in wanted.items() if getattr(found, name) != option}:
+        listed = (f"{name}: expected {option!r}, found {getattr(found, name)!r}" for name, option in differing.items())
+        raise OptionsDiffer(
+            f"queue {queue_id!r} exists with other options: {'; '.join(listed)}", hint=_remedy(queue_id, differing)
+        )
     if names is not None:
-        _compare_names(database, queue, names)
-    return queue
+        _compare_names(database, found, names)
+    return found
 
 
 def check_names(subscriptions: Sequence[str]) -> list[str]:
@@ -220,7 +224,8 @@ def _compare_names(database: Database, queue: Queue, wanted: list[str]) -> None:
     if found != wanted:
         raise OptionsDiffer(
             f"queue {queue.id!r} exists with other subscriptions: expected {wanted}, found {found}",
-            hint="add one by store.subscribe(queue_id, name), remove one by store.unsubscribe(queue_id, name)",
+            hint="add one by store.subscribe(queue_id, name), remove one by store.unsubscribe(queue_id, name); on the "
+            f"command line: export-queue subscribe {queue.id} NAME, export-queue unsubscribe {queue.id} NAME",
         )
 
 
@@ -244,14 +249,30 @@ def add_reader(work: Work, parent: Queue, name: str, *, first_load: str | None) 
     )
 
 
-def _check_number(name: str, number: int, most: int) -> None:
+def _remedy(queue_id: str, differing: Mapping[str, Any]) -> str:
+    """Say how a queue gets the options that were asked for."""
+    if fixed := [name for name in differing if name in FIXED]:
+        named = " and ".join(fixed)
+        return f"{named} of a queue cannot be altered: ask for the stored options, or configure another queue"
+    flags = " ".join(
+        f"--{'' if option is not False else 'no-'}{name.replace('_', '-')}"
+        + ("" if isinstance(option, bool) else f" {option}")
+        for name, option in differing.items()
+    )
+    return f"ask for the stored options, or alter the queue: export-queue alter {queue_id} {flags} --store …"
+
+
+def check_number(name: str, number: int, most: int) -> None:
+    """Check an option that is a number.
+
+    :raises InvalidArgument: it is none from 1 to the most.
+    """
     if type(number) is not int or not 1 <= number <= most:
         raise InvalidArgument(f"{name}: expected a whole number from 1 to {most}, found {number!r}")
 
 
 def _queue(row: Any) -> Queue:
-    renamed = {"key": "key_codec", "value": "value_codec"}
-    stored = {f.name: row[renamed.get(f.name, f.name)] for f in fields(Queue) if f.name != "parent"}
+    stored = {f.name: row[_COLUMNS.get(f.name, f.name)] for f in fields(Queue) if f.name != "parent"}
     return Queue(**stored, parent=parent_of(row["id"]))
 
 

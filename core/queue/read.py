@@ -12,6 +12,9 @@ from export_queue.core.queue.options import Queue
 from export_queue.core.store import Reading, Work, queries
 from export_queue.core.transactions import Snapshot
 
+ASSUMED_BYTES = 1 << 20
+"""A value may be so large whatever its queue takes now: the option may have been lowered since the value was added."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
@@ -86,7 +89,7 @@ def read_entries(
         after=None if after is None else after._sql,
         rows=rows,
         size=size,
-        largest=queue.max_value_bytes,
+        largest=max(queue.max_value_bytes, ASSUMED_BYTES),
     )
     end = len(found) if total <= size else _fitting(found, size)  # as a rule all fit; no need to look at each
     if whole_keys and found and (end < len(found) or not is_last):
@@ -109,7 +112,7 @@ def _pages(
     Thousands of small entries take three statements, which cost hardly more than one would.
 
     :param select: reads rows behind a position.
-    :param largest: bytes of a value at most.
+    :param largest: bytes of a value, about at most.
     :returns: the rows, their bytes, and whether nothing follows.
     """
     found: list[_Row] = []

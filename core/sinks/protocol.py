@@ -99,6 +99,27 @@ class ContinuingSink(Protocol):
 
 
 @runtime_checkable
+class PreparableSink(Protocol):
+    """A sink that tells what its target still lacks, and can bring that about: tables, columns, indices."""
+
+    def ddl(self, *collections: str) -> str:
+        """Return the statements that the target still needs, for a person who runs them; empty where it needs none.
+
+        :param collections: the collections that are going to be written to.
+        """
+
+    def run_ddl(self, *collections: str) -> str:
+        """Run these statements; safe beside running drains, and to repeat.
+
+        :param collections: the collections that are going to be written to.
+        :returns: what :meth:`ddl` would have returned.
+        :raises SinkConfigurationError: the target cannot be a sink even so.
+        :raises SinkRefused: the target does not allow it.
+        :raises SinkUnavailable: the target does not answer, or others keep it locked.
+        """
+
+
+@runtime_checkable
 class SweepableSink(Sink, Protocol):
     """A sink that can forget tombstones; one without ``sweep`` keeps them for ever."""
 

@@ -126,7 +126,7 @@ def test_a_table_that_is_there_becomes_a_sink_by_the_printed_ddl(url, make):
         admit(make(url, **options))
     sink = make(url, create_tables=False, **options)
     printed = sink.ddl("any")
-    assert printed.partition(";\n")[2] in caught.value.hint
+    assert printed in caught.value.hint
     execute(url, *printed.split(";\n")[:-1])
     admit(sink)
     documents = [b'{"total":7.25,"note":"paid"}', None, b'{"total":1}', b'{"note":"%s"}' % (b"x" * 21)]
@@ -140,7 +140,7 @@ def test_a_table_that_is_there_becomes_a_sink_by_the_printed_ddl(url, make):
     rows = execute(url, "SELECT number, CAST(total * 100 AS int), note FROM bills_live ORDER BY number")
     assert [(int(a), int(b), c) for a, b, c in rows] == [(1, 725, "paid"), (3, 100, None)]
     assert [more for (more,) in execute(url, "SELECT more FROM bills WHERE _rank <= 1")] == [7, 7, 7]
-    assert make(url, **options).ddl("any").count(";") == 1, "what is there is not printed again"
+    assert make(url, **options).ddl("any") == "", "what is there is not printed again"
 
 
 def test_columns_that_a_table_lacks_are_added_by_the_printed_ddl(url, make):
@@ -148,7 +148,7 @@ def test_columns_that_a_table_lacks_are_added_by_the_printed_ddl(url, make):
     options = {"columns": {"a": "text", "b": "numeric", "c": "text"}}
     with pytest.raises(SinkConfigurationError, match="missing columns: b") as caught:
         make(url, **options).create("orders")
-    printed = make(url, **options).ddl("orders").partition(";\n")[2]
+    printed = make(url, **options).ddl("orders")
     assert "CREATE TABLE" not in printed
     assert printed in caught.value.hint
     execute(url, *printed.split(";\n")[:-1])

@@ -17,7 +17,8 @@ from export_queue.core.spark.archive import package_archive
 
 NAMES = """
     ApplyResult Capabilities ControlRecord DeadLetter DeadLetterFilter Delete DrainJob DrainReport ElasticsearchSink
-    Entry Level Limits MemorySink Operations Outcome Owner Participant Put Range RedisSink Rejection Retry Sink SinkSpec
+    Entry KeyStory Level Limits MemorySink Operations Outcome Owner Participant Put QueuedEntry Range RedisSink
+    Rejection Retry Sink SinkSpec
     SqlSink Store StoreSpec Submitter Transaction TransactionContext __version__ apply_batch bucket bucket_column
     check_owner drain drain_job readmit refuse_seqs
 

@@ -87,9 +87,40 @@ def control_definition() -> tuple[str, dict[str, Any]]:
     return CONTROL, {"settings": {"index": index}, "mappings": _CONTROL_MAPPING}
 
 
-def console(definitions: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """Write requests that create indices as the console of Kibana takes them."""
-    return "\n".join(f"PUT /{name}\n{json.dumps(body, indent=2)}\n" for name, body in definitions)
+Request = tuple[str, str, Mapping[str, Any]]
+"""Method, path and body of a request to the server."""
+
+
+def creation(definition: tuple[str, Mapping[str, Any]]) -> Request:
+    """Return the request that creates an index."""
+    name, body = definition
+    return "PUT", f"/{name}", body
+
+
+def missing(alias: str, found: Found | None) -> list[Request]:
+    """Return the requests that bring about what a name leads to, or what an index behind it lacks, where that may be.
+
+    :param found: what the server says of the name; None where it is unknown.
+    """
+    if found is None:
+        return [creation(definition(alias))]
+    if alias in found or len(found) != 1 or any("data_stream" in index for index in found.values()):
+        return []  # nothing that is added would mend it
+    ((name, index),) = found.items()
+    requests: list[Request] = []
+    if RESERVED not in index.get("mappings", {}).get("properties", {}):
+        requests.append(("PUT", f"/{name}/_mapping", _MAPPING))
+    behind = index.get("aliases", {}).get(alias, {})
+    if "filter" not in behind:
+        requests.append(
+            ("POST", "/_aliases", {"actions": [{"add": {"index": name, "alias": alias, **behind, "filter": _HIDDEN}}]})
+        )
+    return requests
+
+
+def console(requests: Iterable[Request]) -> str:
+    """Write requests as the console of Kibana takes them."""
+    return "\n".join(f"{method} {path}\n{json.dumps(body, indent=2)}\n" for method, path, body in requests)
 
 
 def misfits(alias: str, found: Found) -> list[str]:

@@ -169,12 +169,47 @@ class ElasticsearchSink:
         self._prepare(self._alias(collection))
 
     def ddl(self, *collections: str) -> str:
-        """Return the requests that create what the sink needs, to be sent by a user with more rights.
+        """Return the requests that bring about what the sink still needs, to be sent by a user with more rights.
 
-        :param collections: whose indices are wanted; the index of control records always comes first.
+        See :class:`~export_queue.core.sinks.PreparableSink`.
+
+        :param collections: whose indices are wanted; the index of control records comes first.
         """
-        wanted = [indices.definition(self._alias(collection)) for collection in collections]
-        return indices.console([indices.control_definition(), *wanted])
+        return indices.console(self._missing(collections))
+
+    def run_ddl(self, *collections: str) -> str:
+        """Bring about what the sink still needs.
+
+        :param collections: whose indices are wanted.
+        :returns: the requests.
+        :raises SinkConfigurationError: an index cannot be a sink even so.
+        """
+        requests = self._missing(collections)
+
+        def attempt() -> None:
+            for request in self._missing(collections):
+                method, path, body = request
+                status, answer = self._connection.ask(method, path, body=body)
+                outcome = whole(status, answer)
+                if outcome.type == "resource_already_exists_exception" or outcome.meaning is Meaning.BUSY:
+                    raise PutOff(SinkUnavailable(f"{self}: {path} exists already, and is not what the sink needs"))
+                if outcome.meaning is Meaning.UNAVAILABLE:
+                    raise outcome.explain(f"{self}, {path}")
+                if status != 200:
+                    hint = f"let a user with more rights send:\n{indices.console([request])}"
+                    raise SinkRefused(f"{self}, {path}: {outcome}", hint=hint)
+
+        self._connection.repeat(attempt)
+        for collection in collections:
+            self._check(self._alias(collection))
+        return indices.console(requests)
+
+    def _missing(self, collections: Sequence[str]) -> list[indices.Request]:
+        control = indices.creation(indices.control_definition())
+        found = [] if self._look(indices.CONTROL) is not None else [control]
+        for alias in dict.fromkeys(map(self._alias, collections)):
+            found += indices.missing(alias, self._look(alias))
+        return found
 
     def close(self) -> None:
         """Close all connections."""
@@ -385,7 +420,8 @@ class ElasticsearchSink:
         if problems:
             raise SinkConfigurationError(
                 f"{alias!r} of {self} cannot be a sink:\n  " + "\n  ".join(problems),
-                hint=f"name another, or make it like this one:\n{indices.console([indices.definition(alias)])}",
+                hint="name another, or make it like this one (export-queue ddl COLLECTION --sink … --run adds what it "
+                f"lacks):\n{indices.console([indices.creation(indices.definition(alias))])}",
             )
 
     def _look(self, name: str) -> Mapping[str, Any] | None:
@@ -400,7 +436,7 @@ class ElasticsearchSink:
     def _ensure(self, name: str, definition: tuple[str, Mapping[str, Any]]) -> None:
         """Create what is missing; another process may do the same at this moment."""
         index, body = definition
-        request = indices.console([definition])
+        request = indices.console([indices.creation(definition)])
 
         def create() -> None:
             if name in self._ready or self._look(name) is not None:

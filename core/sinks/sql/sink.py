@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from export_queue.core.errors import (
     ExportQueueError,
     SinkConfigurationError,
+    SinkError,
     SinkLostData,
     SinkRefused,
     SinkUnavailable,
@@ -27,6 +28,7 @@ from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 from export_queue.core.sinks.sql.claims import UNIT_TABLE, claim_units, create_units, write_under
 from export_queue.core.sinks.sql.control_table import admit, held_floor, raise_floor, read_control
+from export_queue.core.sinks.sql.ddl import missing_ddl
 from export_queue.core.sinks.sql.dialects import (
     KEPT_OUT,
     Clash,
@@ -65,6 +67,8 @@ from export_queue.core.sinks.sql.tombstones import sweep_table, tables_of
 
 RETRY = Retry(attempts=5, first_pause=0.02, longest_pause=0.2)
 """How a transaction is repeated that gave way to another one."""
+DDL_RETRY = Retry(attempts=6, first_pause=0.1, longest_pause=1.0)
+"""How a change of tables is repeated that did not get its locks: drains go on in the pauses."""
 _Result = TypeVar("_Result")
 _WriteRows = Callable[[Connection, Table, Rows], int]
 """Writes rows in an open transaction, and counts those that were written."""
@@ -228,25 +232,42 @@ class SqlSink:
     def ddl(self, *collections: str) -> str:
         """Return the statements that the sink still needs, to be run by a user with more rights.
 
-        A table that is missing is created, one that is there gets the columns that it lacks.
+        A table that is missing is created, one that is there gets the columns that it lacks; see
+        :class:`~export_queue.core.sinks.PreparableSink`.
 
-        :param collections: whose tables are wanted; the control table always comes first.
+        :param collections: whose tables are wanted; the control table comes first.
         """
         tables = [self._table(collection) for collection in collections]
+        return _script(self._ask(lambda connection: self._missing(connection, tables)))
 
-        def collect(connection: Connection) -> list[str]:
-            there = inspect(connection)
-            found = [self._dialect.create_control(connection, self._schema)]
-            if self._is_fenced and not there.has_table(UNIT_TABLE, schema=self._schema):
-                found.append(create_units(connection, self._schema))
-            for table in tables:
-                if not there.has_table(table.name, schema=table.schema):
-                    found += self._dialect.create_table(connection, table)
-                elif addable := misfits(connection, table).addable:
-                    found += self._dialect.add_columns(connection, table, addable)
-            return found
+    def run_ddl(self, *collections: str) -> str:
+        """Run the statements that the sink still needs, beside running drains.
 
-        return _script(self._ask(collect))
+        :param collections: whose tables are wanted.
+        :returns: the statements.
+        :raises SinkConfigurationError: a table cannot be a sink with these columns either.
+        """
+        tables = [self._table(collection) for collection in collections]
+        printed = self.ddl(*collections)
+
+        def attempt() -> None:
+            with self._transaction() as connection:
+                self._dialect.limit_ddl(connection)
+                for command in self._missing(connection, tables):
+                    connection.exec_driver_sql(command.replace("%", "%%"))
+
+        try:
+            # also after a refusal: another process may have run the same at this moment
+            DDL_RETRY.call(attempt, worth_repeating=lambda error: isinstance(error, Poison | TryAgain | SinkError))
+        except (Poison, TryAgain) as error:
+            raise SinkRefused(f"{self}: {error}") from error
+        for table in tables:
+            problems, commands, _ = self._ask(partial(self._examine, table=table))
+            self._refuse_misfits(table, problems, commands)
+        return printed
+
+    def _missing(self, connection: Connection, tables: Sequence[Table]) -> list[str]:
+        return missing_ddl(connection, self._dialect, tables, schema=self._schema, is_fenced=self._is_fenced)
 
     def probe(self) -> str:
         """Reach the database once, as a drain would, and name the server that answered; nothing is created.
@@ -420,17 +441,21 @@ class SqlSink:
         table = self._named(name)
         if not is_known:
             self._ensure(name, lambda connection: self._dialect.create_table(connection, table))
-        problems, commands, fitted = self._ask(lambda connection: self._examine(connection, table))
-        if problems:
-            raise SinkConfigurationError(
-                f"table {str(table)!r} of {self} cannot be a sink:\n  " + "\n  ".join(problems),
-                hint=f"name another table, or run this, or make it like a new one:\n{_script(commands)}",
-            )
+        problems, commands, fitted = self._ask(partial(self._examine, table=table))
+        self._refuse_misfits(table, problems, commands)
         if self._create and table.ranked:
             # also beside a user's own table, and where the creator of the sink's table was stopped before the view
             self._ensure(table.live, lambda connection: self._dialect.create_table(connection, table)[-1:])
         self._tables[name] = fitted
         return fitted
+
+    def _refuse_misfits(self, table: Table, problems: Sequence[str], commands: Sequence[str]) -> None:
+        if problems:
+            raise SinkConfigurationError(
+                f"table {str(table)!r} of {self} cannot be a sink:\n  " + "\n  ".join(problems),
+                hint="name another table, or run this (export-queue ddl COLLECTION --sink … --run does), "
+                f"or make it like a new one:\n{_script(commands)}",
+            )
 
     def _prepare_control(self) -> None:
         """Make sure, once, that the control table is there."""

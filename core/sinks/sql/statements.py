@@ -20,6 +20,9 @@ SELECT set_config('lock_timeout', :lock, true),
 is one of UTC. A database or a role may have switched off that a commit waits for the disk: what is acknowledged has to
 be there."""
 
+LIMIT_LOCKS = "SELECT set_config('lock_timeout', :lock, true)"
+"""PostgreSQL, for one transaction."""
+
 MERGING_COLLATION_POSTGRESQL = """\
 SELECT a.attname, c.collname
   FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation

@@ -1,10 +1,14 @@
-"""Conflict keys as bytes, and how they are shown to people."""
+"""Conflict keys as bytes, how they are shown to people, and SQL about one of them."""
 
 from __future__ import annotations
 
 import struct
 
+import sqlalchemy as sa
+
 from export_queue.core.errors import ConflictError
+from export_queue.core.store.database import Reading
+from export_queue.core.store.schema import conflict_key as c
 
 _NUMBER = struct.Struct(">cQ")
 _LENGTH = struct.Struct(">H")
@@ -76,6 +80,12 @@ def show_key(key: bytes, name: str | None) -> str:
 
 def _text(part: bytes) -> str:
     return part.decode("utf-8", "backslashreplace")
+
+
+def last_writer(work: Reading, key: bytes) -> int | None:
+    """Read the transaction that committed a write of a conflict key last; None where clean-up has forgotten it."""
+    found = work.connection.execute(sa.select(c.c.writer).where(c.c.key == key)).scalar()
+    return None if found is None else int(found)
 
 
 def conflict_error(transaction: int | None, key: bytes, writer: int, *, name: str | None) -> ConflictError:

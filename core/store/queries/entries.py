@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.dialect import EntryKey
 from export_queue.core.store.queries.id_lists import visible_ids
+from export_queue.core.store.schema import dead_letter as d
 from export_queue.core.store.schema import entry as e
 from export_queue.core.store.snapshot import Snapshot
 
@@ -60,6 +61,49 @@ def select_entries(
     return list(cursor.fetchall())
 
 
+def select_waiting(
+    work: Reading,
+    queue: int,
+    layout: int,
+    snapshot: Snapshot,
+    *,
+    place: tuple[int, bytes] | None,
+    rows: int,
+    values: bool,
+) -> list[tuple[int, bytes, int, int | None, bytes | None]]:
+    """Read the first visible entries in the order of their keys: bucket, key, seq, bytes of the value, value.
+
+    :param place: bucket and key of the entries; None for all.
+    :param values: whether the values are read; None stands for each where not.
+    """
+    value = e.c.value if values else sa.null()
+    statement = (
+        sa.select(e.c.bucket, e.c.key, e.c.seq, sa.func.length(e.c.value), value)
+        .where(_of(queue, layout), visible(work, snapshot), *_at(place))
+        .order_by(e.c.bucket, e.c.key, e.c.seq)
+        .limit(rows)
+    )
+    found = work.connection.execute(statement)
+    return [(bucket, bytes(key), seq, size, content) for bucket, key, seq, size, content in found]
+
+
+def hidden_seqs(
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, place: tuple[int, bytes], rows: int
+) -> list[int]:
+    """Read the sequences of a key's entries that a snapshot does not see."""
+    statement = (
+        sa.select(e.c.seq)
+        .where(_of(queue, layout), sa.not_(visible(work, snapshot)), *_at(place))
+        .order_by(e.c.seq)
+        .limit(rows)
+    )
+    return [int(seq) for seq in work.connection.execute(statement).scalars()]
+
+
+def _at(place: tuple[int, bytes] | None) -> tuple[sa.ColumnElement[bool], ...]:
+    return () if place is None else (e.c.bucket == place[0], e.c.key == place[1])
+
+
 def delete_span(work: Work, queue: int, layout: int, snapshot: Snapshot, first: EntryKey, last: EntryKey) -> int:
     """Remove the entries that the snapshot sees between two positions, both included."""
     order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
@@ -102,6 +146,17 @@ def count_by_unit(
         .order_by(unit)
     )
     return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in work.connection.execute(statement)]
+
+
+def has_any(work: Reading, queue: int) -> bool:
+    """Tell whether a queue has any entry, staged ones included."""
+    return bool(work.connection.execute(sa.select(sa.exists().where(e.c.queue_number == queue))).scalar())
+
+
+def largest_value(work: Reading, queue: int) -> int:
+    """Read the bytes of the largest value among a queue's entries, staged ones included, and its dead letters."""
+    sizes = (sa.select(sa.func.max(sa.func.length(t.c.value))).where(t.c.queue_number == queue) for t in (e, d))
+    return max(work.connection.execute(size).scalar() or 0 for size in sizes)
 
 
 def first_bucket(

@@ -20,14 +20,17 @@ Place = tuple[int, int]
 _in_order = (lk.c.fence, lk.c.first_bucket)
 
 
-def serialise_requests(work: Work, queue: int) -> None:
+def serialise_requests(work: Work, queue: int) -> int:
     """Let one request for locks of a queue decide at a time; commits hold this row, if at all, by a weaker lock.
 
+    :returns: the buckets of one unit.
     :raises UnknownQueue: it is a subscription that was removed.
     """
-    row = work.connection.execute(sa.select(q.c.number).where(q.c.number == queue).with_for_update(key_share=True))
-    if row.first() is None:
+    units = sa.select(q.c.buckets_per_range).where(q.c.number == queue).with_for_update(key_share=True)
+    found = work.connection.execute(units).scalar()
+    if found is None:
         raise UnknownQueue(f"queue {queue} has been removed from the store")
+    return int(found)
 
 
 def overlapping(work: Work, queue: int, layout: int, *, first: int, end: int) -> list[Mapping[str, Any]]:

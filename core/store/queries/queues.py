@@ -32,6 +32,11 @@ def add_queue(work: Work, options: Mapping[str, Any]) -> bool:
     return work.connection.execute(statement).first() is not None
 
 
+def alter_queue(work: Work, number: int, options: Mapping[str, Any]) -> None:
+    """Change stored options of a queue."""
+    work.connection.execute(q.update().where(q.c.number == number).values(**options))
+
+
 def bind_queue(work: Work, number: int, sink: str, *, rebind: bool) -> None:
     """Note the name of the sink that a queue drains into; without ``rebind`` only if it has none."""
     statement = q.update().where(q.c.number == number).values(sink=sink)

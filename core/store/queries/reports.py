@@ -52,6 +52,18 @@ def find_reports(
     return [orjson.loads(text) for text in work.connection.execute(statement).scalars()]
 
 
+def latest_reports(work: Reading, queue_id: str, *, idle: bool, limit: int) -> list[tuple[int, dict[str, Any]]]:
+    """Read a queue's reports, newest first, each with the time at which it was stored, in milliseconds.
+
+    :param idle: whether those of drains that found nothing count.
+    """
+    statement = sa.select(r.c.finished_ms, r.c.report).where(r.c.queue == queue_id)
+    if not idle:
+        statement = statement.where(r.c.idle.is_(False))
+    found = work.connection.execute(statement.order_by(r.c.id.desc()).limit(limit))
+    return [(finished_ms, orjson.loads(text)) for finished_ms, text in found]
+
+
 def latest_idempotency(work: Reading, idempotency_key: str) -> Mapping[str, Any] | None:
     """Read the newest generation of an idempotency key."""
     statement = sa.select(t).where(t.c.idempotency_key == idempotency_key).order_by(t.c.generation.desc()).limit(1)

@@ -98,6 +98,9 @@ class GenericDialect:
     def begin(self, connection: sa.Connection) -> None:
         """Nothing: any transaction will do."""
 
+    def limit_ddl(self, connection: sa.Connection) -> None:
+        """Nothing: each database has a way of its own."""
+
     def create_control(self, connection: sa.Connection, schema: str | None) -> str:
         """Return the statement that creates the control table."""
         return _text(CreateTable(control_table(schema)), connection)

@@ -15,6 +15,7 @@ from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects import mysql_statements
 from export_queue.core.sinks.sql.dialects.protocol import (
+    DDL_LOCK_SECONDS,
     Password,
     Poison,
     TryAgain,
@@ -137,6 +138,10 @@ class MySqlDialect:
             )
         seconds = max(1, int(self._timeout))
         connection.execute(text(mysql_statements.SET_LIMITS), {"lock": seconds, "idle": seconds})
+
+    def limit_ddl(self, connection: Connection) -> None:
+        """Set a shorter limit for locks of whole tables; the next transaction sets its own."""
+        connection.execute(text(mysql_statements.LIMIT_LOCKS), {"lock": DDL_LOCK_SECONDS})
 
     def create_control(self, connection: Connection, schema: str | None) -> str:
         """Return the statement that creates the control table."""

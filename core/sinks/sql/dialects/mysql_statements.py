@@ -9,10 +9,13 @@ SQL_MODE = "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY
 """Values that do not fit are errors, not cut or replaced; a backslash in a literal escapes."""
 
 SET_LIMITS = (
-    f"SET SESSION sql_mode = '{SQL_MODE}', SESSION innodb_lock_wait_timeout = :lock, SESSION wait_timeout = :idle, "
+    f"SET SESSION sql_mode = '{SQL_MODE}', SESSION innodb_lock_wait_timeout = :lock, "
+    "SESSION lock_wait_timeout = :lock, SESSION wait_timeout = :idle, "
     "SESSION time_zone = '+00:00'"
 )
 """At each transaction: settings of a session may be lost behind a proxy."""
+
+LIMIT_LOCKS = "SET SESSION lock_wait_timeout = :lock"
 
 SESSION = (
     "SELECT @@sql_mode AS mode, @@character_set_client AS charset, @@character_set_connection AS connection_charset"

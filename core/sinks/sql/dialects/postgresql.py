@@ -16,6 +16,7 @@ from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects.protocol import (
+    DDL_LOCK_SECONDS,
     Password,
     Poison,
     TryAgain,
@@ -135,6 +136,10 @@ class PostgresDialect:
         """Set limits: a session that hangs must not hold its locks for ever."""
         limit = f"{int(self._timeout * 1000)}ms"
         connection.execute(text(statements.SET_LIMITS), {"lock": limit, "statement": limit, "idle": limit})
+
+    def limit_ddl(self, connection: Connection) -> None:
+        """Set a shorter limit for locks, for this transaction."""
+        connection.execute(text(statements.LIMIT_LOCKS), {"lock": f"{DDL_LOCK_SECONDS}s"})
 
     def create_control(self, connection: Connection, schema: str | None) -> str:
         """Return the statement that creates the control table."""

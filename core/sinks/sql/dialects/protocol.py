@@ -17,6 +17,8 @@ Password = str | Callable[[], str] | None
 """A password, or a function that finds it, called at each new connection."""
 
 
+DDL_LOCK_SECONDS = 2
+"""How long a change of a table waits for those that use the table."""
 KEPT_OUT = "the table holds neither this row nor a newer one: a trigger or a rule keeps it out"
 """Why a row is rejected that met no error and is not there."""
 
@@ -85,6 +87,9 @@ class Dialect(Protocol):
 
     def begin(self, connection: Connection) -> None:
         """Prepare a transaction that is going to write."""
+
+    def limit_ddl(self, connection: Connection) -> None:
+        """Let a transaction that has begun wait for tables but shortly: whoever comes behind it waits, too."""
 
     def create_control(self, connection: Connection, schema: str | None) -> str:
         """Return the statement that creates the control table."""

@@ -89,6 +89,9 @@ class SqliteDialect:
     def begin(self, connection: Connection) -> None:
         """Nothing: the transaction has begun as one that writes."""
 
+    def limit_ddl(self, connection: Connection) -> None:
+        """Nothing: the transaction has the file by now."""
+
     def create_control(self, connection: Connection, schema: str | None) -> str:
         """Return the statement that creates the control table."""
         return statements.create_control(schema, statements.SQLITE)

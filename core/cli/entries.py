@@ -1,0 +1,180 @@
+"""``export-queue peek`` and ``why``: the entries that wait, and the story of one key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from export_queue.core.cli.console import (
+    AsJson,
+    BehindPooler,
+    Password,
+    Schema,
+    Url,
+    app,
+    bytes_of_hex,
+    open_store,
+    seq_time,
+    show,
+    show_one,
+    text_of_bytes,
+    utc_time,
+)
+from export_queue.core.cli.queues import QueueId
+from export_queue.core.client import Store
+from export_queue.core.drain import FinishedDrain, KeyStory
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.queue import DeadLetter, QueuedEntry
+
+KeyHex = Annotated[str | None, typer.Option(help="a key that is not text, as hexadecimal digits")]
+
+
+@app.command()
+def peek(
+    queue_id: QueueId,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="most entries")] = 10,
+    key: Annotated[str | None, typer.Option(help="only entries of this key")] = None,
+    key_hex: KeyHex = None,
+    values: Annotated[bool, typer.Option("--values", help="show values, too")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the entries that wait, in the order in which a drain takes them; nothing is removed."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        chosen = None if key is None and key_hex is None else _key(opened, queue_id, key, key_hex)
+        found = opened.peek(queue_id, key=chosen, limit=limit, values=values)
+    rows = [_entry(one) | ({"value": text_of_bytes(one.value)} if values else {}) for one in found]
+    show(rows, as_json=as_json, hide=("key_hex",))
+
+
+@app.command()
+def why(
+    queue_id: QueueId,
+    store: Url,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="the key")] = None,
+    key_hex: KeyHex = None,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what the store knows of one key: its last commit, what waits, what is dead, and which drains came by."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        story = opened.why(queue_id, _key(opened, queue_id, key, key_hex))
+    if as_json:
+        show_one(_story(story), as_json=True)
+    else:
+        print("\n".join(_told(story)))
+
+
+def _key(store: Store, queue_id: str, key: str | None, key_hex: str | None) -> Any:
+    """Return a key of the command line as the queue's codec takes it."""
+    if (key is None) == (key_hex is None):
+        raise typer.BadParameter("which key? give it as text, or by --key-hex")
+    raw = key.encode() if key is not None else bytes_of_hex(key_hex or "")
+    try:
+        return store.queue(queue_id).decode_key(raw)
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"keys of queue {queue_id!r} are text, found bytes that are none") from None
+
+
+def _entry(entry: QueuedEntry) -> dict[str, Any]:
+    position = entry.position
+    return {
+        "key": text_of_bytes(position.key),
+        "key_hex": position.key.hex(),
+        "seq": str(position.seq),
+        "time": seq_time(position.seq),
+        "value_bytes": entry.value_bytes,
+    }
+
+
+def _letter(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "seq": str(letter.position.seq),
+        "time": seq_time(letter.position.seq),
+        "error": letter.error_class,
+        "since": utc_time(letter.dead_since_ms),
+        "drain_id": letter.drain_id,
+    }
+
+
+def _drain(drain: FinishedDrain | None) -> dict[str, Any] | None:
+    if drain is None:
+        return None
+    report = drain.report
+    return {
+        "drain_id": report.drain_id,
+        "finished": utc_time(drain.finished_ms),
+        "sink": report.sink,
+        "acknowledged": report.acknowledged,
+        "dead": report.dead,
+        "stopped_by": None if report.problem is None else report.problem.error_class,
+    }
+
+
+def _story(story: KeyStory) -> dict[str, Any]:
+    commit = story.last_commit
+    return {
+        "queue": story.queue.id,
+        "sink": story.queue.sink,
+        "key": text_of_bytes(story.key),
+        "key_hex": story.key.hex(),
+        "bucket": story.bucket,
+        "unit": story.unit.to_json(),
+        "last_commit": None
+        if commit is None
+        else {"seq": str(commit.seq), "time": seq_time(commit.seq), "known_by": commit.known_by},
+        "queued": [
+            {name: value for name, value in _entry(one).items() if name not in ("key", "key_hex")}
+            for one in story.queued
+        ],
+        "not_committed": [str(seq) for seq in story.not_committed],
+        "dead": [_letter(letter) for letter in story.dead],
+        "last_drain": _drain(story.last_drain),
+        "may_have_brought": _drain(story.may_have_brought),
+    }
+
+
+def _told(story: KeyStory) -> list[str]:
+    """Tell a story in lines."""
+    commit = story.last_commit
+    lines = [
+        f"queue {story.queue.id}, sink {story.queue.sink or 'none yet'}",
+        f"key {text_of_bytes(story.key)!r}: bucket {story.bucket}, unit {story.unit}",
+        "last commit: "
+        + (
+            "no trace in the store: it was drained, or there was none"
+            if commit is None
+            else f"seq {commit.seq} of {seq_time(commit.seq)}, known by its {commit.known_by}"
+        ),
+        f"waiting: {len(story.queued) or 'nothing'}",
+    ]
+    lines += [
+        f"  seq {one.position.seq} of {seq_time(one.position.seq)}, "
+        + ("says that the record is gone" if one.value_bytes is None else f"{one.value_bytes} bytes")
+        for one in story.queued
+    ]
+    if story.not_committed:
+        lines.append("staged, not committed (a transaction in progress, or one that ended without a commit):")
+        lines += [f"  seq {seq} of {seq_time(seq)}" for seq in story.not_committed]
+    lines.append(f"dead letters: {len(story.dead) or 'none'}")
+    lines += [
+        f"  seq {letter.position.seq} of {seq_time(letter.position.seq)}: {letter.error_class}, "
+        f"since {utc_time(letter.dead_since_ms)}, drain {letter.drain_id}"
+        for letter in story.dead
+    ]
+    lines.append(f"last drain of its unit: {_told_drain(story.last_drain)}")
+    lines.append(f"may have been brought by: {_told_drain(story.may_have_brought)}")
+    lines.append("Of transactions in progress, nothing is known before they stage or commit.")
+    return lines
+
+
+def _told_drain(drain: FinishedDrain | None) -> str:
+    if drain is None:
+        return "none that is known"
+    return f"{drain.report.drain_id}, {utc_time(drain.finished_ms)}: {drain.report.line()}"

@@ -1,0 +1,238 @@
+"""How the command line names stores and sinks.
+
+=========================  =========================================================================================
+a text                     names
+=========================  =========================================================================================
+``scheme://…``             a database, server or cluster
+``env:NAME``               what the variable holds: any of the others, also a URL with a password
+``airflow:ID``, ``ID``     an Airflow connection, where Airflow is installed
+``{…}``, a file            of a sink: its description as JSON
+``module:factory``         of a sink: one of the user's own
+=========================  =========================================================================================
+
+The core knows no Airflow: the hooks that read connections are found by their import path, once a connection is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from export_queue.core.cli.loading import search_current_folder
+from export_queue.core.client import DEFAULT_SCHEMA, Store
+from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
+from export_queue.core.references import import_object, resolve_secret
+from export_queue.core.sinks import SinkSpec
+
+SINK_PASSWORD = "EXPORT_QUEUE_SINK_PASSWORD"
+"""The variable of this process through which the password of a sink's URL goes."""
+_AIRFLOW = "airflow:"
+_CONNECTION = re.compile(r"[A-Za-z0-9_.-]+")
+_OPEN_STORE = "export_queue.hooks:open_store_of_connection"
+_NAMED_SINK = "export_queue.hooks:sink_of_connection"
+
+
+def open_named_store(text: str, *, password: str | None, schema: str, behind_pooler: bool) -> Store:
+    """Open the store that a text names.
+
+    :param password: a reference to its password.
+    :raises InvalidArgument: the text names none.
+    :raises SecretNotFound: a reference leads nowhere.
+    """
+    named = _followed(text, "--store")
+    conn_id = _connection(named)
+    if conn_id is None:
+        secret = None if password is None else resolve_secret(password)
+        return Store.open(named, password=secret, schema=schema, behind_pooler=behind_pooler)
+    if password is not None or schema != DEFAULT_SCHEMA or behind_pooler:
+        raise InvalidArgument(
+            f"connection {conn_id!r} of Airflow has password, schema and pooler of its own, found one beside it"
+        )
+    opening = _of_airflow(_OPEN_STORE, conn_id, expected="expected sqlite:///path or postgresql://user@host/db")
+    return cast(Store, opening(conn_id))
+
+
+@contextlib.contextmanager
+def named_sink(
+    text: str, *, options: Sequence[str] = (), secrets: Sequence[str] = (), name: str | None = None
+) -> Iterator[SinkSpec]:
+    """Describe the sink that a text names, for a block in which its secrets can be found.
+
+    :param options: ``name=value``, options that the text does not give; a value is JSON where it can be, else text.
+    :param secrets: ``name=reference``.
+    :param name: what a queue is bound to.
+    :raises InvalidArgument: the text names no sink.
+    :raises SinkConfigurationError: the description fits no sink.
+    """
+    chosen = {option: _value(value) for option, value in map(_pair, options)}
+    references = dict(map(_pair, secrets))
+    named = _followed(text, "--sink")
+    if (conn_id := _connection(named)) is not None:
+        describe = _of_airflow(_NAMED_SINK, conn_id, expected="expected a URL, a file SINK.json or module:factory")
+        if references:
+            raise InvalidArgument(f"secrets belong in connection {conn_id!r} of Airflow, found --sink-secret")
+        with describe(conn_id, chosen) as spec:
+            yield spec if name is None else SinkSpec(spec.kind, spec.options, spec.secrets, name=name)
+        return
+    found, password = _description(named)
+    if doubled := sorted({*found.get("options", {}), *found.get("secrets", {})} & {*chosen, *references}):
+        raise InvalidArgument(f"{', '.join(doubled)} of the sink: given twice, by its name and by an option")
+    if chosen and found.get("kind") == "composite":
+        raise InvalidArgument("options of a composite sink belong into its parts, found --sink-option")
+    described = {
+        **found,
+        "options": {**(found.get("options") or {}), **chosen},
+        "secrets": {**(found.get("secrets") or {}), **references},
+    }
+    if name is not None:
+        described["name"] = name
+    with _variable(SINK_PASSWORD, password):
+        if password is not None and "password" not in described["secrets"]:
+            described["secrets"]["password"] = f"env:{SINK_PASSWORD}"
+        yield SinkSpec.from_dict(described)
+
+
+def _followed(text: str, option: str) -> str:
+    """Follow ``env:NAME``."""
+    if not text.startswith("env:"):
+        return text
+    name = text.removeprefix("env:")
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise SecretNotFound(f"{option} {text}: the environment has no variable {name}") from None
+
+
+def _connection(text: str) -> str | None:
+    """Return the id where a text names an Airflow connection."""
+    if text.startswith(_AIRFLOW) and "://" not in text:
+        return text.removeprefix(_AIRFLOW)
+    return text if _CONNECTION.fullmatch(text) and not _is_file(text) else None
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".json") or Path(text).is_file()
+
+
+def _of_airflow(path: str, conn_id: str, *, expected: str) -> Callable[..., Any]:
+    try:
+        found = import_object(path, error=InvalidArgument)
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"{conn_id!r} is no URL, so that it would be a connection of Airflow, which cannot be imported here: "
+            f"{error.__cause__}",
+            hint=f"{expected}; or install Airflow here: pip install 'airflow-provider-export-queue[airflow]'",
+        ) from None
+    return cast(Callable[..., Any], found)
+
+
+def _description(text: str) -> tuple[dict[str, Any], str | None]:
+    """Return the description of a sink as people write it, and the password that stood in its URL."""
+    if text.lstrip().startswith("{"):
+        return _read_json(text, "--sink"), None
+    if _is_file(text):
+        return read_description(Path(text)), None
+    if "://" in text:
+        return _of_url(text)
+    search_current_folder()
+    return {"kind": text}, None
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Read the description of a sink from a file: JSON with ``kind``, and perhaps ``options``, ``secrets``, ``name``.
+
+    :raises InvalidArgument: the file cannot be read, or holds no JSON; its content is not shown.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path}: {getattr(error, 'strerror', None) or 'no text'}") from None
+    search_current_folder()
+    return _read_json(text, str(path))
+
+
+def _read_json(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise InvalidArgument(f"{where}: expected JSON, the description of a sink") from None
+    try:
+        SinkSpec.from_dict(found)
+    except SinkConfigurationError as error:
+        raise SinkConfigurationError(f"{where}: {error.message}", hint=error.hint) from None
+    return dict(found)
+
+
+def _of_url(text: str) -> tuple[dict[str, Any], str | None]:
+    scheme = text.partition("://")[0]
+    if scheme in ("redis", "rediss", "http", "https"):
+        return _of_server(text)
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        # not repeated: it may hold a password
+        raise InvalidArgument(
+            "the URL of the sink cannot be read: expected redis://host:6379/0, https://host:9200, "
+            "postgresql://user@host/db, mysql://user@host/db or sqlite:///path"
+        ) from None
+    bare = url._replace(password=None).render_as_string(hide_password=False)  # set() would keep it
+    return {"kind": "sql", "options": {"url": bare}}, None if url.password is None else str(url.password)
+
+
+def _of_server(text: str) -> tuple[dict[str, Any], str | None]:
+    try:
+        url = urlsplit(text)
+        host, port = url.hostname, url.port
+    except ValueError:
+        raise InvalidArgument("the URL of the sink cannot be read: expected scheme://host:port") from None
+    if not host or url.query or url.fragment:
+        raise InvalidArgument("the URL of the sink: expected scheme://user@host:port; options go with --sink-option")
+    options: dict[str, Any] = {} if url.username in (None, "") else {"username": unquote(url.username or "")}
+    password = None if not url.password else unquote(url.password)
+    if url.scheme in ("http", "https"):
+        place = f"[{host}]" if ":" in host else host
+        options["hosts"] = f"{url.scheme}://{place}{f':{port}' if port else ''}{url.path.rstrip('/')}"
+        return {"kind": "elasticsearch", "options": options}, password
+    db = url.path.strip("/") or "0"
+    if not db.isdecimal():
+        raise InvalidArgument(f"the URL of the sink: expected the number of a Redis database, found {db!r}")
+    options |= {"host": host, "port": port or 6379, "db": int(db)}
+    return {"kind": "redis", "options": options | ({"ssl": True} if url.scheme == "rediss" else {})}, password
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidArgument("an option or secret of the sink: expected name=value, found no name before a '='")
+    return name, value
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str | None) -> Iterator[None]:
+    """Set a variable of this process for a block; None leaves it."""
+    if value is None:
+        yield
+        return
+    before: Mapping[str, str] = {key: os.environ[key] for key in (name,) if key in os.environ}
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        os.environ.update(before)

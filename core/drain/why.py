@@ -1,0 +1,136 @@
+"""The story of one key: its last commit as far as it is known, what waits, what is dead, and which drains came by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from export_queue.core.drain.report import DrainReport
+from export_queue.core.queue import (
+    DeadLetter,
+    DeadLetterFilter,
+    Queue,
+    QueuedEntry,
+    Range,
+    bucket,
+    find_queue,
+    hidden_seqs,
+    list_dead_letters,
+    peek,
+)
+from export_queue.core.store import Database, queries
+from export_queue.core.transactions import take_snapshot
+
+MOST_SHOWN = 100
+"""Entries, and letters, of the key that a story has."""
+_REPORTS = 1000
+"""How many of the newest reports are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastCommit:
+    """The newest commit of a key of which the store still has a trace."""
+
+    seq: int
+    known_by: Literal["entry", "dead letter", "conflict key"]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedDrain:
+    """A drain that has ended."""
+
+    finished_ms: int
+    report: DrainReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyStory:
+    """What a store knows of one key of a queue."""
+
+    queue: Queue
+    key: bytes
+    bucket: int
+    unit: Range
+    last_commit: LastCommit | None
+    """None where the store has no trace of one: it has been drained, or there was none."""
+    queued: tuple[QueuedEntry, ...]
+    """Committed entries that wait, oldest first, 100 at most."""
+    not_committed: tuple[int, ...]
+    """Sequences of staged entries: of long transactions in progress, or of such as ended without a commit."""
+    dead: tuple[DeadLetter, ...]
+    """Oldest first, 100 at most."""
+    last_drain: FinishedDrain | None
+    """The newest drain that was asked for the key's unit, whatever it has found; perhaps it did not come so far."""
+    may_have_brought: FinishedDrain | None
+    """The newest drain whose report fits the last delivery of the key. Reports count entries and name none, so that it
+    is not proven."""
+
+
+def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
+    """Tell the story of a key.
+
+    :param key: the encoded key.
+    """
+    snapshot = take_snapshot(database)
+    with database.read() as work:
+        queued = peek(work, queue, snapshot, key=key, limit=MOST_SHOWN)
+        hidden = hidden_seqs(work, queue, snapshot, key, limit=MOST_SHOWN)
+        dead = list_dead_letters(work, queue, DeadLetterFilter(key=key), limit=MOST_SHOWN)
+        added_to = queue if queue.parent is None else find_queue(work, queue.parent)
+        writer = queries.conflict_keys.last_writer(work, queries.conflict_keys.entry_key(added_to.number, key))
+        newest = _finished(queries.reports.latest_reports(work, queue.id, idle=True, limit=_REPORTS))
+        busy = _finished(queries.reports.latest_reports(work, queue.id, idle=False, limit=_REPORTS))
+    at = bucket(key, queue.buckets)
+    commit = last_commit([one.position.seq for one in queued], [one.position.seq for one in dead], writer)
+    delivered = commit.seq if commit is not None and commit.known_by == "conflict key" else None
+    return KeyStory(
+        queue=queue,
+        key=key,
+        bucket=at,
+        unit=queue.units()[at // queue.buckets_per_range],
+        last_commit=commit,
+        queued=tuple(queued),
+        not_committed=tuple(hidden),
+        dead=tuple(dead),
+        last_drain=next((one for one in newest if _covers(one.report.ranges + one.report.skipped, at)), None),
+        may_have_brought=may_have_brought(busy, at, delivered),
+    )
+
+
+def last_commit(queued: Iterable[int], dead: Iterable[int], writer: int | None) -> LastCommit | None:
+    """Find the newest commit among its traces; pure.
+
+    :param queued: sequences of committed entries.
+    :param dead: sequences of dead letters.
+    :param writer: the transaction that wrote the key's conflict key last.
+    """
+    traces = [LastCommit(seq, "conflict key") for seq in (writer,) if seq is not None]
+    traces += [LastCommit(seq, "dead letter") for seq in dead]
+    traces += [LastCommit(seq, "entry") for seq in queued]
+    # of equal ones the last: an entry that waits says more than its conflict key
+    return max(reversed(traces), key=lambda trace: trace.seq, default=None)
+
+
+def may_have_brought(drains: Iterable[FinishedDrain], at: int, seq: int | None) -> FinishedDrain | None:
+    """Find the newest drain that may have brought a key last; pure.
+
+    :param drains: newest first.
+    :param at: the key's bucket.
+    :param seq: the sequence that was delivered; None where it is not known.
+    """
+    for drain in drains:
+        report = drain.report
+        if not report.acknowledged or not _covers(report.ranges, at) or report.lowest_seq is None:
+            continue
+        if seq is None or report.lowest_seq <= seq <= (report.highest_seq or 0):
+            return drain
+    return None
+
+
+def _covers(ranges: Iterable[Range], at: int) -> bool:
+    return any(part.first <= at < part.end for part in ranges)
+
+
+def _finished(found: Iterable[tuple[int, dict[str, object]]]) -> list[FinishedDrain]:
+    return [FinishedDrain(finished_ms, DrainReport.from_dict(report)) for finished_ms, report in found]

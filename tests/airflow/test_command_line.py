@@ -1,0 +1,74 @@
+"""Stores and sinks that the command line names by the id of an Airflow connection."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.command_line import run_cli
+
+
+@pytest.fixture
+def connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store behind the connection ``exports``, and a SQL sink behind ``copies``; returns the sink's file."""
+    store = {"conn_type": "export_queue", "host": f"sqlite:///{tmp_path}/exports.db"}
+    sink = {"conn_type": "sqlite", "host": f"{tmp_path}/copies.db"}
+    monkeypatch.setenv("AIRFLOW_CONN_EXPORTS", json.dumps(store))
+    monkeypatch.setenv("AIRFLOW_CONN_COPIES", json.dumps(sink))
+    return tmp_path / "copies.db"
+
+
+def test_a_store_and_a_sink_are_named_by_their_connections(connections: Path) -> None:
+    for store in ("exports", "airflow:exports"):
+        assert "is ready" in run_cli("init", "--store", store, url="")
+    run_cli("configure", "orders", url="airflow:exports")
+    options = ["--sink-option", 'columns={"n": "integer"}']
+    for sink in ("copies", "airflow:copies"):
+        report = json.loads(run_cli("drain", "orders", "--sink", sink, *options, "--json", url="exports"))
+        assert (report["sink"], report["problem"]) == ("copies", None)
+    run_cli("ddl", "orders", "--sink", "copies", *options, "--run", url="")
+    with sqlite3.connect(connections) as connection:
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(orders)")]
+    connection.close()
+    assert columns == ["id", "n", "_rank", "_deleted"]
+
+
+def test_what_belongs_in_a_connection_is_refused_beside_it(connections: Path) -> None:
+    complaint = run_cli("status", "--store", "exports", "--schema", "other", url="", status=1)
+    assert "connection 'exports' of Airflow has password, schema and pooler of its own" in complaint
+    run_cli("init", url="exports")
+    for option, expected in (
+        (["--sink-option", "url=sqlite:///x"], "url belongs in connection 'copies'"),
+        (["--sink-secret", "password=env:PW"], "secrets belong in connection 'copies'"),
+    ):
+        assert expected in run_cli("drain", "orders", "--sink", "copies", *option, url="exports", status=1)
+
+
+def test_a_missing_connection_is_told_with_the_variable_to_set(connections: Path) -> None:
+    complaint = run_cli("status", "--store", "airflow:nowhere", url="", status=1)
+    assert "AIRFLOW_CONN_NOWHERE" in complaint
+
+
+@pytest.mark.full("Airflow's database is created, which takes half a minute")
+def test_a_connection_of_airflows_database_is_found(tmp_path: Path) -> None:
+    environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
+    environment |= {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{tmp_path}/airflow.db"}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("airflow", "db", "migrate")
+    run("airflow", "connections", "add", "cache", "--conn-type", "redis", "--conn-host", "cache.example")
+    program = "from export_queue.core.cli import main; main()"
+    arguments = [sys.executable, "-c", program, "ddl", "orders", "--sink", "cache"]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60)
+    assert "sink cache has nothing to prepare" in done.stderr

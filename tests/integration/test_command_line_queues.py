@@ -1,0 +1,185 @@
+"""Queues and tables from the command line: options, entries that wait, the story of a key."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+from tests.support.command_line import run_cli
+from tests.support.contexts import context_of, opened_by
+
+from export_queue.core.client import Store
+from export_queue.core.drain import drain
+from export_queue.core.queue import bucket
+from export_queue.core.sinks import MemorySink
+from export_queue.core.transactions import OpenTransaction
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    assert set(json.loads(run_cli("init", "--json", url=found))) == {"store", "url", "schema_version"}
+    return found
+
+
+def test_a_queue_is_configured_and_altered_by_the_command_of_the_error(url: str) -> None:
+    options = ["configure", "orders", "--buckets", "16", "--value", "str"]
+    configured = json.loads(run_cli(*options, "--json", url=url))
+    assert configured == {
+        "queue": "orders",
+        "buckets": 16,
+        "buckets_per_range": 2,
+        "key": "str",
+        "value": "str",
+        "max_value_bytes": 1 << 20,
+        "exclusive": False,
+        "sink": None,
+        "subscriptions": [],
+    }
+    assert "buckets_per_range  2" in run_cli(*options, url=url)
+    options += ["--max-value-bytes", "99", "--exclusive", "--buckets-per-range", "4"]
+    complaint = run_cli(*options, url=url, status=1)
+    command = complaint.partition("export-queue ")[2].partition(" --store")[0]
+    altered = json.loads(run_cli(*command.split(), "--json", url=url))
+    assert json.loads(run_cli(*options, "--json", url=url)) == altered
+    assert (altered["max_value_bytes"], altered["exclusive"], altered["buckets_per_range"]) == (99, True, 4)
+    assert not json.loads(run_cli("alter", "orders", "--no-exclusive", "--json", url=url))["exclusive"]
+    assert "nothing to alter" in run_cli("alter", "orders", url=url, status=2)
+
+
+def test_units_are_altered_beside_entries_only_where_the_sinks_have_ranks(url: str) -> None:
+    run_cli("configure", "orders", "--buckets", "16", url=url)
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("orders").add("anna", 1)
+    assert "--guard seq" in run_cli("alter", "orders", "--buckets-per-range", "8", url=url, status=1)
+    run_cli("alter", "orders", "--buckets-per-range", "8", "--guard", "seq", url=url)
+
+
+def test_a_table_is_configured(url: str) -> None:
+    options = ["configure-table", "totals", "--conflict", "cell", "--ttl", "60"]
+    assert json.loads(run_cli(*options, "--json", url=url)) == {"table": "totals", "conflict": "cell", "ttl": 60.0}
+    run_cli(*options, url=url)
+    assert "ttl: expected None, found 60.0" in run_cli(*options[:-2], url=url, status=1)
+
+
+def test_a_queue_is_bound_to_another_sink(url: str) -> None:
+    run_cli("configure", "orders", url=url)
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("orders").add("anna", 1)
+    with Store.open(url) as store:
+        drain(store, "orders", MemorySink(), sink_name="old")
+    found = json.loads(run_cli("rebind", "orders", "new", "--json", url=url))
+    assert found == {"queue": "orders", "sink": "new", "before": "old"}
+    with Store.open(url) as store:
+        assert store.queue("orders").sink == "new"
+
+
+def test_readers_of_a_queue_come_and_go(url: str) -> None:
+    options = ["configure", "airports", "--buckets", "16", "--subscription", "search", "--subscription", "cache"]
+    assert json.loads(run_cli(*options, "--json", url=url))["subscriptions"] == ["airports/cache", "airports/search"]
+    assert "export-queue subscribe airports NAME" in run_cli(*options[:-2], url=url, status=1)
+    reports = json.loads(run_cli("subscribe", "airports", "reports", "--json", url=url))
+    assert reports == {
+        "subscription": "airports/reports",
+        "queue": "airports",
+        "sink": None,
+        "first_load": "missing",
+    }
+    waived = json.loads(run_cli("waive-first-load", "airports/reports", "--json", url=url))
+    assert waived["first_load"] == "waived"
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("airports").add("OSL", 1)
+    rows = json.loads(run_cli("status", "--json", url=url))
+    assert [(row["queue"], row["entries"], row["first_load"]) for row in rows] == [
+        ("airports/cache", 1, None),
+        ("airports/reports", 1, "waived"),
+        ("airports/search", 1, None),
+    ]
+    assert "waived" in run_cli("status", url=url)
+    (entry,) = json.loads(run_cli("peek", "airports/search", "--json", url=url))
+    assert entry["key"] == "OSL"
+    assert len(json.loads(run_cli("why", "airports/search", "OSL", "--json", url=url))["queued"]) == 1
+    for command in (["peek", "airports"], ["why", "airports", "OSL"]):
+        assert "airports/cache, airports/reports, airports/search" in run_cli(*command, url=url, status=1)
+    assert "1 entries" in run_cli("unsubscribe", "airports", "reports", url=url, status=1)
+    left = json.loads(run_cli("unsubscribe", "airports", "reports", "--discard", "--json", url=url))
+    assert left["subscriptions"] == ["airports/cache", "airports/search"]
+
+
+def test_entries_are_looked_at_and_values_shown_on_request_only(url: str) -> None:
+    run_cli("configure", "orders", "--key", "bytes", "--value", "str", url=url)
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("orders").add(b"anna", "confidential")
+        tx.queue("orders").add(b"\xff", None)
+        seq = str(tx.id)
+    rows = json.loads(run_cli("peek", "orders", "--json", url=url))
+    assert {(row["key"], row["key_hex"], row["seq"], row["value_bytes"]) for row in rows} == {
+        ("anna", "616e6e61", seq, 12),
+        ("\\xff", "ff", seq, None),
+    }
+    assert all(row["time"].startswith("20") and "value" not in row for row in rows)
+    assert "confidential" not in run_cli("peek", "orders", url=url)
+    (anna,) = json.loads(run_cli("peek", "orders", "--key", "anna", "--values", "--json", url=url))
+    assert anna["value"] == "confidential"
+    assert json.loads(run_cli("peek", "orders", "--key-hex", "ff", "--json", url=url))[0]["key_hex"] == "ff"
+    assert len(json.loads(run_cli("peek", "orders", "--limit", "1", "--json", url=url))) == 1
+    assert "which key?" in run_cli("peek", "orders", "--key", "a", "--key-hex", "61", url=url, status=2)
+    assert len(json.loads(run_cli("peek", "orders", "--json", url=url))) == 2, "nothing was removed"
+
+
+def test_the_story_of_a_key_is_told(url: str) -> None:
+    run_cli("configure", "orders", "--buckets", "16", url=url)
+    nothing = json.loads(run_cli("why", "orders", "anna", "--json", url=url))
+    assert {name for name, value in nothing.items() if value in (None, [])} == {
+        "sink",
+        "last_commit",
+        "queued",
+        "not_committed",
+        "dead",
+        "last_drain",
+        "may_have_brought",
+    }
+    with Store.open(url) as store:
+        long = context_of(store, OpenTransaction(store.database, kind="long"))
+        long.queue("orders").add("anna", 0)
+        long.flush()
+        with store.transaction() as tx:
+            tx.queue("orders").add("anna", "confidential")
+            seq = str(tx.id)
+        story = json.loads(run_cli("why", "orders", "anna", "--json", url=url))
+        assert story["bucket"] == bucket(b"anna", 16)
+        assert story["unit"][0] <= story["bucket"] < story["unit"][1]
+        assert (story["last_commit"]["seq"], story["last_commit"]["known_by"]) == (seq, "entry")
+        assert [one["seq"] for one in story["queued"]] == [seq]
+        assert story["not_committed"] == [str(long.id)]
+        told = run_cli("why", "orders", "anna", url=url)
+        assert "staged, not committed" in told
+        assert "confidential" not in told
+        opened_by(long).abort()
+        report = drain(store, "orders", MemorySink(), sink_name="s", exporter=lambda entry: [entry])
+    dead = json.loads(run_cli("why", "orders", "--key-hex", b"anna".hex(), "--json", url=url))
+    (letter,) = dead["dead"]
+    assert (letter["seq"], letter["drain_id"]) == (seq, report.drain_id)
+    assert dead["last_drain"]["drain_id"] == report.drain_id
+    assert dead["last_drain"]["dead"] == 1
+    assert dead["may_have_brought"] is None, "the drain brought nothing"
+    assert report.drain_id in run_cli("why", "orders", "anna", url=url)
+    assert "keys of queue 'orders' are text" in run_cli("why", "orders", "--key-hex", "ff", url=url, status=1)
+    assert "which key?" in run_cli("why", "orders", url=url, status=2)
+
+
+def test_the_program_tells_its_version() -> None:
+    assert run_cli("--version", url="") == f"export-queue {version('airflow-provider-export-queue')}\n"
+
+
+def test_the_program_completes_commands() -> None:
+    program = "import sys; sys.argv = ['export-queue']; from export_queue.core.cli import main; main()"
+    asked = {"_EXPORT_QUEUE_COMPLETE": "complete_bash", "COMP_WORDS": "export-queue conf", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **asked}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["configure", "configure-table"], done.stderr
