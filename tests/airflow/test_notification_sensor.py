@@ -98,8 +98,8 @@ def test_changes_that_are_not_committed_let_it_wait(
     if deferrable:
         seen = commit_at_look(watched, transaction, monkeypatch)
         assert run_sensor(run_dag, deferrable=True) == listed("late")
-        assert seen[:2] == [[()], [()]]
-        assert seen[2] == [[(b"late",)]] or seen[2] == [(b"late",)]
+        assert seen[:2] == [[()], [()]], "it waited on the trigger"
+        assert seen[2] == [(b"late",)]
     else:
         with pytest.raises(AirflowSensorTimeout):
             run_sensor(run_dag, timeout=0)
@@ -129,6 +129,29 @@ def test_it_lists_as_many_rows_as_it_is_told_and_counts_the_others(watched: Stor
         write(watched, f"row {i}")
     found = run_sensor(run_dag, table="{{ 'meta' }}", column="{{ 'updates' }}", limit="{{ 2 }}")
     assert found == listed("row 0", "row 1", more=3)
+
+
+def test_deferred_it_watches_what_it_was_asked_for() -> None:
+    common = {"task_id": "wait", "poke_interval": 7, "export_queue_conn_id": "other"}
+    column = ExportQueueNotificationSensor(table="meta", column="updates", limit="5", **common).trigger()
+    assert column.serialize() == (
+        "export_queue.triggers.ExportQueueNotificationTrigger",
+        {
+            "table": "meta",
+            "column": "updates",
+            "limit": 5,
+            "poll_interval": 7,
+            "min_interval": None,
+            "export_queue_conn_id": "other",
+        },
+    )
+    path, arguments = ExportQueueNotificationSensor(queue_id="orders", **common).trigger().serialize()
+    assert path == "export_queue.triggers.ExportQueueTrigger"
+    assert (arguments["queue_id"], arguments["poll_interval"], arguments["export_queue_conn_id"]) == (
+        "orders",
+        7,
+        "other",
+    )
 
 
 @pytest.mark.parametrize("deferrable", [False, True])

@@ -67,6 +67,13 @@ def test_writes_to_a_declared_column_wait_for_an_observer_of_another_process(wat
     assert not watched.waiting_rows("t", "n")
 
 
+def test_a_process_that_has_written_before_notifies_from_its_own_declaration_on(store: Store) -> None:
+    write(store, "before")
+    store.watch("t", "n")
+    write(store, "anna")
+    assert store.waiting_rows("t", "n").rows == (b"anna",)
+
+
 def test_marks_on_a_column_that_is_declared_weak_wait(store: Store) -> None:
     store.watch("t", "n", kind="weak")
     write(store, "anna")
@@ -282,12 +289,14 @@ def test_a_failure_whose_row_has_only_an_uncommitted_write_is_no_news(watched: S
 
 
 class Clock:
-    """Milliseconds that the test sets."""
+    """Milliseconds that the test sets, and that may pass with each reading."""
 
     def __init__(self) -> None:
         self.ms = 1_760_000_000_000
+        self.passing = 0
 
     def __call__(self) -> int:
+        self.ms += self.passing
         return self.ms
 
 
@@ -302,6 +311,33 @@ def clocked(tmp_path: Path, clock: Clock) -> Iterator[Store]:
         store.create()
         store.watch("t", "n")
         yield store
+
+
+def test_a_wait_that_ends_during_a_look_is_announced_by_it_or_by_the_next_one(clocked: Store, clock: Clock) -> None:
+    clocked.observe("t", "n", fail)
+    write(clocked, "anna")
+    assert clocked.process_notifications().failed == 1
+    write(clocked, "ben")
+    clock.passing = 1000
+    for after in range(500, 8000, 500):
+        set_waits(clocked, clock.ms + after)
+        announced = seen(clocked)
+        clock.ms += 10_000
+        assert b"anna" in announced.waiting.rows or seen(clocked, announced).has_news, after
+
+
+def test_after_the_clock_was_set_back_what_waits_is_announced_once(clocked: Store, clock: Clock) -> None:
+    clocked.observe("t", "n", fail)
+    write(clocked, "ben")
+    write(clocked, "anna")
+    clock.ms += 3_600_000
+    announced = seen(clocked)
+    clock.ms -= 3_600_000
+    assert clocked.process_notifications(limit=1).failed == 1
+    clock.ms += 2_000
+    again = seen(clocked, announced)
+    assert again.has_news
+    assert not seen(clocked, again).has_news
 
 
 @pytest.mark.parametrize("seed", range(12))
