@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.errors import ColumnNotObserved, InvalidArgument, OptionsDiffer
@@ -236,8 +237,7 @@ def test_a_row_whose_observer_failed_waits_and_is_news_when_it_is_due_again(watc
     announced = seen(watched, announced)
     assert not seen(watched, announced).has_news
     set_waits(watched, announced.at_ms + 1)
-    while now(watched) <= announced.at_ms:
-        pass
+    wait_until(lambda: now(watched) > announced.at_ms, "the store's clock stands still")
     again = seen(watched, announced)
     assert again.has_news
     assert again.waiting.rows == (b"anna", b"ben")
@@ -278,8 +278,7 @@ def test_a_failure_whose_row_has_only_an_uncommitted_write_is_no_news(watched: S
     with watched.resume(long) as tx:
         tx.table("t").set("anna", "n", b"x")
     set_waits(watched, announced.at_ms + 1)
-    while now(watched) <= announced.at_ms:
-        pass
+    wait_until(lambda: now(watched) > announced.at_ms, "the store's clock stands still")
     assert not seen(watched, announced).has_news
     watched.commit(long)
     assert seen(watched, announced).has_news
