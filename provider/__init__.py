@@ -2,8 +2,8 @@
 
 This is the package's face: import from here, and from ``export_queue.hooks``, ``.operators``, ``.sensors`` and
 ``.testing``. Each name is loaded when it is first asked for, so that the import itself needs nothing but the standard
-library. Names that need Airflow (``queue_asset`` and the triggers) are not in ``__all__``: a star import must work
-where Airflow is missing.
+library. Names that need Airflow (``queue_asset`` and the triggers) are not in ``__all__``, so that a star import asks
+for no Airflow, which Spark's environment must not have.
 """
 
 from __future__ import annotations
