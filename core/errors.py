@@ -7,6 +7,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     ├── ConfigurationError            wrong from the start; trying again changes nothing
     │   ├── InvalidArgument
     │   ├── UnknownQueue
+    │   ├── ColumnNotObserved         nobody has declared the column, so that no write of it notifies
     │   ├── OptionsDiffer             a queue or table exists with other options
     │   ├── HasSubscriptions          readers of the queue are its subscriptions, each for itself
     │   ├── EntriesWait               a change would lose what waits in the queue
@@ -90,6 +91,12 @@ class UnknownQueue(ConfigurationError):
     default_hint = (
         "configure it first: export-queue configure, store.configure_queue(...) or ExportQueueConfigureOperator"
     )
+
+
+class ColumnNotObserved(ConfigurationError):
+    """The column is not observed, so that no write to it notifies anybody."""
+
+    default_hint = "declare it once, before its writers start: store.watch(table, column), or store.observe(...)"
 
 
 class OptionsDiffer(ConfigurationError):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from airflow.sdk import dag, task
 
-from export_queue.assets import queue_asset
+from export_queue import queue_asset
 from export_queue.operators import ExportQueueConfigureOperator, ExportQueueSparkDrainOperator
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

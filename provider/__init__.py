@@ -2,7 +2,8 @@
 
 This is the package's face: import from here, and from ``export_queue.hooks``, ``.operators``, ``.sensors`` and
 ``.testing``. Each name is loaded when it is first asked for, so that the import itself needs nothing but the standard
-library.
+library. Names that need Airflow (``queue_asset`` and the triggers) are not in ``__all__``, so that a star import asks
+for no Airflow, which Spark's environment must not have.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from export_queue.core.client import Store, TransactionContext
+    from export_queue.assets import queue_asset as queue_asset
+    from export_queue.core.client import FirstLoad, Store, TransactionContext
     from export_queue.core.drain import DrainReport, Entry, KeyStory, drain, readmit
     from export_queue.core.errors import (
         AfterCommitFailed,
@@ -19,22 +21,26 @@ if TYPE_CHECKING:
         AmbiguousRecord,
         ChangeSetTooLarge,
         CodecError,
+        ColumnNotObserved,
         CommitOutcomeUnknown,
         CommitRefused,
         ConfigurationError,
         ConflictError,
         DrainError,
         EntriesNotSettled,
+        EntriesWait,
         EntryError,
         EntryRejected,
         ExporterError,
         ExportQueueError,
+        HasSubscriptions,
         InvalidArgument,
         LeaseLost,
         LockError,
         LockNotAvailable,
         OptionsDiffer,
         OtherCluster,
+        QueueBusy,
         RegistrationLost,
         SchemaVersionError,
         SecretNotFound,
@@ -54,18 +60,26 @@ if TYPE_CHECKING:
         TooManyDeadLetters,
         TransactionEnded,
         TransactionError,
+        TransactionsInProgress,
         TransactionTimeout,
         UnknownQueue,
     )
     from export_queue.core.locks import Owner
+    from export_queue.core.observers import WaitingRows
     from export_queue.core.queue import DeadLetter, DeadLetterFilter, QueuedEntry, Range, bucket
     from export_queue.core.retry import Retry
     from export_queue.core.sinks import (
         ApplyResult,
         Capabilities,
+        Claim,
         ControlRecord,
         Delete,
         ElasticsearchSink,
+        ErrorRow,
+        ErrorTable,
+        Fate,
+        FencedSink,
+        FloorRecord,
         MemorySink,
         Operations,
         Put,
@@ -74,13 +88,19 @@ if TYPE_CHECKING:
         Sink,
         SinkSpec,
         SqlSink,
+        SweepableSink,
         apply_batch,
         check_owner,
+        raise_floor,
         refuse_seqs,
+        register_store,
+        stale_rank,
     )
     from export_queue.core.spark import DrainJob, Submitter, bucket_column, drain_job
     from export_queue.core.store import Limits, Outcome, StoreSpec
     from export_queue.core.transactions import Level, Participant, Transaction
+    from export_queue.triggers import ExportQueueNotificationTrigger as ExportQueueNotificationTrigger
+    from export_queue.triggers import ExportQueueTrigger as ExportQueueTrigger
 
 __version__ = "0.1.0"
 
@@ -91,7 +111,9 @@ __all__ = [
     "ApplyResult",
     "Capabilities",
     "ChangeSetTooLarge",
+    "Claim",
     "CodecError",
+    "ColumnNotObserved",
     "CommitOutcomeUnknown",
     "CommitRefused",
     "ConfigurationError",
@@ -105,11 +127,19 @@ __all__ = [
     "DrainReport",
     "ElasticsearchSink",
     "EntriesNotSettled",
+    "EntriesWait",
     "Entry",
     "EntryError",
     "EntryRejected",
+    "ErrorRow",
+    "ErrorTable",
     "ExportQueueError",
     "ExporterError",
+    "Fate",
+    "FencedSink",
+    "FirstLoad",
+    "FloorRecord",
+    "HasSubscriptions",
     "InvalidArgument",
     "KeyStory",
     "LeaseLost",
@@ -125,6 +155,7 @@ __all__ = [
     "Owner",
     "Participant",
     "Put",
+    "QueueBusy",
     "QueuedEntry",
     "Range",
     "RedisSink",
@@ -152,13 +183,16 @@ __all__ = [
     "StoreSpec",
     "StoreUnavailable",
     "Submitter",
+    "SweepableSink",
     "TooManyDeadLetters",
     "Transaction",
     "TransactionContext",
     "TransactionEnded",
     "TransactionError",
     "TransactionTimeout",
+    "TransactionsInProgress",
     "UnknownQueue",
+    "WaitingRows",
     "__version__",
     "apply_batch",
     "bucket",
@@ -166,18 +200,23 @@ __all__ = [
     "check_owner",
     "drain",
     "drain_job",
+    "raise_floor",
     "readmit",
     "refuse_seqs",
+    "register_store",
+    "stale_rank",
 ]
 
 _ROOMS = {
-    "client": "Store TransactionContext",
+    "client": "FirstLoad Store TransactionContext",
     "drain": "DrainReport Entry KeyStory drain readmit",
     "locks": "Owner",
+    "observers": "WaitingRows",
     "queue": "DeadLetter DeadLetterFilter QueuedEntry Range bucket",
     "sinks": (
-        "ApplyResult Capabilities ControlRecord Delete ElasticsearchSink MemorySink Operations Put RedisSink Rejection "
-        "Sink SinkSpec SqlSink apply_batch check_owner refuse_seqs"
+        "ApplyResult Capabilities Claim ControlRecord Delete ElasticsearchSink ErrorRow ErrorTable Fate FencedSink "
+        "FloorRecord MemorySink Operations Put RedisSink Rejection Sink SinkSpec SqlSink SweepableSink apply_batch "
+        "check_owner raise_floor refuse_seqs register_store stale_rank"
     ),
     "spark": "DrainJob Submitter bucket_column drain_job",
     "store": "Limits Outcome StoreSpec",
@@ -186,10 +225,19 @@ _ROOMS = {
 }
 """Names by the room that they are loaded from; all others are errors."""
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
+_NEED_AIRFLOW = {
+    "ExportQueueNotificationTrigger": "triggers",
+    "ExportQueueTrigger": "triggers",
+    "queue_asset": "assets",
+}
+"""Names by the module beside this one that they are loaded from."""
 
 if not TYPE_CHECKING:  # with a module's __getattr__, a checker takes every name for one that exists
 
     def __getattr__(name: str) -> object:
+        if name in _NEED_AIRFLOW:
+            globals()[name] = found = _from_airflow(name)
+            return found
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = found = getattr(import_module(f"{__name__}.core.{_HOME.get(name, 'errors')}"), name)
@@ -197,3 +245,16 @@ if not TYPE_CHECKING:  # with a module's __getattr__, a checker takes every name
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
+
+
+def _from_airflow(name: str) -> object:
+    try:
+        return getattr(import_module(f"{__name__}.{_NEED_AIRFLOW[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "airflow":
+            raise
+        raise ImportError(
+            f"{__name__}.{name} needs Apache Airflow, which is not installed here\n"
+            "  hint: pip install 'airflow-provider-export-queue[airflow]'",
+            name=error.name,
+        ) from error

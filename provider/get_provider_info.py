@@ -44,7 +44,9 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": _modules("operators", "configure", "drain", "spark_drain"),
             }
         ],
-        "sensors": [{"integration-name": INTEGRATION, "python-modules": _modules("sensors", "export_queue")}],
+        "sensors": [
+            {"integration-name": INTEGRATION, "python-modules": _modules("sensors", "export_queue", "notification")}
+        ],
         "triggers": [{"integration-name": INTEGRATION, "python-modules": ["export_queue.triggers"]}],
     }
 

@@ -5,32 +5,79 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from export_queue.core.errors import ExportQueueError
 from export_queue.hooks import Described, ExportQueueHook, open_store
 
 if TYPE_CHECKING:
     from export_queue.core.client import Store
+    from export_queue.core.observers import ColumnSighting, WaitingRows
     from export_queue.core.queue import Sighting
-    from export_queue.core.store import StoreSpec
+    from export_queue.core.store import Reading, Snapshot, StoreSpec
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A trigger's question: what waits in a queue, and is some of it newer than what the trigger announced?
+class Seen(Protocol):
+    """What every answer tells."""
 
-    Triggers that ask the same share the answer.
+    @property
+    def waiting(self) -> Sized | WaitingRows:
+        """What waits; false if nothing does."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether some of it is newer than what the trigger announced."""
+
+
+class Question(Protocol):
+    """A trigger's question: what waits, and is some of it newer than what the trigger announced?
+
+    Questions are hashable; triggers that ask the same share the answer.
     """
+
+    def answer(self, work: Reading, snapshot: Snapshot) -> Seen:
+        """Look at the store.
+
+        :raises ExportQueueError: the question cannot be answered.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class QueueQuestion:
+    """Ask for entries of a queue."""
 
     queue_id: str
     ranges: tuple[tuple[int, int], ...] | None
     since: Sighting | None = None
+
+    def answer(self, work: Reading, snapshot: Snapshot) -> Sighting:
+        """Look for entries."""
+        from export_queue.core.queue import find_reader, look
+
+        queue = find_reader(work, self.queue_id)
+        units = None if self.ranges is None else queue.split(self.ranges)
+        return look(work, queue, snapshot, units, since=self.since)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnQuestion:
+    """Ask for notifications of a column."""
+
+    table: str
+    column: str
+    limit: int
+    since: ColumnSighting | None = None
+
+    def answer(self, work: Reading, snapshot: Snapshot) -> ColumnSighting:
+        """Look for notifications."""
+        from export_queue.core.observers import look
+
+        return look(work, self.table, self.column, snapshot, limit=self.limit, since=self.since)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +88,7 @@ class _Ask:
     interval: float
     asked: float
     """When the store was last looked at for this trigger; a new trigger shares the last look of the others."""
-    answer: asyncio.Future[Sighting]
+    answer: asyncio.Future[Any]
 
 
 @dataclass(slots=True)
@@ -68,12 +115,13 @@ class Poller:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "export-queue-poller"))
     _task: asyncio.Task[None] | None = None
 
-    async def look(self, question: Question, interval: float) -> Sighting:
+    async def look(self, question: Question, interval: float) -> Any:
         """Wait for the next look at the store.
 
         :param question: what is asked.
         :param interval: seconds between two looks for this trigger; the first look of a poller comes at once.
-        :raises ExportQueueError: the question cannot be answered: no such queue, no such units, no store.
+        :returns: the answer, of the question's own type.
+        :raises ExportQueueError: the question cannot be answered: no such queue, column or units, no store.
         """
         loop = asyncio.get_running_loop()
         if self._task is None:
@@ -133,23 +181,20 @@ class Poller:
                 self.described = described
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
 
-    def _answer(self, questions: Iterable[Question]) -> dict[Question, Sighting | Exception]:
+    def _answer(self, questions: Iterable[Question]) -> dict[Question, Seen | Exception]:
         """Look at the store for all questions, by one snapshot."""
-        from export_queue.core.queue import find_reader, look
         from export_queue.core.transactions import take_snapshot
 
         if self._store is None:
             self._store = open_store(self.described)
         store = self._store
         _ = store.identity
-        answers: dict[Question, Sighting | Exception] = {}
+        answers: dict[Question, Seen | Exception] = {}
         snapshot = take_snapshot(store.database)
         with store.database.read() as work:
             for question in questions:
                 try:
-                    queue = find_reader(work, question.queue_id)
-                    units = None if question.ranges is None else queue.split(question.ranges)
-                    answers[question] = look(work, queue, snapshot, units, since=question.since)
+                    answers[question] = question.answer(work, snapshot)
                 except ExportQueueError as error:
                     if error.transient:
                         raise
@@ -162,7 +207,7 @@ class Poller:
             store.close()
 
 
-def _settle(ask: _Ask, answer: Sighting | Exception) -> None:
+def _settle(ask: _Ask, answer: Seen | Exception) -> None:
     if ask.answer.done():
         return
     if isinstance(answer, Exception):

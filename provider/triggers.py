@@ -1,26 +1,83 @@
-"""Triggers: waiting for a queue on the triggerer's event loop."""
+"""Triggers: waiting for a queue, or for notifications, on the triggerer's event loop."""
 
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from export_queue.hooks import ExportQueueHook
-from export_queue.polling import Question, polled_store
-
-if TYPE_CHECKING:
-    from export_queue.core.queue import Sighting
+from export_queue.polling import ColumnQuestion, Question, QueueQuestion, Seen, polled_store
 
 
-class ExportQueueTrigger(BaseEventTrigger):
+class StoreTrigger(BaseEventTrigger):
+    """Fires when work waits in a store: when there was none, and again for newer commits.
+
+    No commit is missed: what was committed after the last event, also between the end of older work and the next look,
+    makes another event, at the earliest ``min_interval`` after the last one. All triggers of a triggerer that watch
+    one store share its looks and one connection. A store that does not answer is asked again until it does.
+
+    :param poll_interval: seconds between two looks.
+    :param min_interval: least seconds between two events while work keeps waiting; by default ``poll_interval``.
+    :param export_queue_conn_id: connection of the store.
+    """
+
+    def __init__(
+        self,
+        *,
+        poll_interval: float = 60.0,
+        min_interval: float | None = None,
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+    ) -> None:
+        super().__init__()
+        self.poll_interval = poll_interval
+        self.min_interval = min_interval
+        self.export_queue_conn_id = export_queue_conn_id
+
+    @abstractmethod
+    def watched(self) -> dict[str, Any]:
+        """Return the arguments that say what is watched."""
+
+    @abstractmethod
+    def question(self, announced: Any) -> Question:
+        """Ask for work, and whether some of it is newer than what was announced."""
+
+    @abstractmethod
+    def payload(self, seen: Any) -> dict[str, Any]:
+        """Return the payload of an event."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the import path and the arguments."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                **self.watched(),
+                "poll_interval": self.poll_interval,
+                "min_interval": self.min_interval,
+                "export_queue_conn_id": self.export_queue_conn_id,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look again and again, together with the other triggers that watch the store."""
+        min_interval = self.poll_interval if self.min_interval is None else self.min_interval
+        announced: Seen | None = None
+        announced_at = 0.0
+        async with polled_store(self.export_queue_conn_id) as poller:
+            while True:
+                seen = await poller.look(self.question(announced), self.poll_interval)
+                if not seen.waiting:
+                    announced = None
+                elif announced is None or (seen.has_news and time.monotonic() - announced_at >= min_interval):
+                    announced, announced_at = seen, time.monotonic()
+                    yield TriggerEvent(self.payload(seen))
+
+
+class ExportQueueTrigger(StoreTrigger):
     """Fires when entries wait in a queue: when the queue ceases to be empty, and again for newer commits.
-
-    No commit is missed: entries that were committed after the last event, also between a drain and the next look, make
-    another event, at the earliest ``min_interval`` after the last one. All triggers of a triggerer that watch one
-    store share its looks and one connection. A store that does not answer is asked again until it does.
 
     The event's payload is ``{"queue": …, "waiting": [[first, end], …]}``, one item a unit with entries.
 
@@ -40,37 +97,68 @@ class ExportQueueTrigger(BaseEventTrigger):
         min_interval: float | None = None,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            poll_interval=poll_interval, min_interval=min_interval, export_queue_conn_id=export_queue_conn_id
+        )
         self.queue_id = queue_id
         self.ranges = ranges
-        self.poll_interval = poll_interval
-        self.min_interval = min_interval
-        self.export_queue_conn_id = export_queue_conn_id
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the import path and the arguments."""
-        return (
-            f"{type(self).__module__}.{type(self).__qualname__}",
-            {
-                "queue_id": self.queue_id,
-                "ranges": self.ranges,
-                "poll_interval": self.poll_interval,
-                "min_interval": self.min_interval,
-                "export_queue_conn_id": self.export_queue_conn_id,
-            },
-        )
+    def watched(self) -> dict[str, Any]:
+        """Return queue and ranges."""
+        return {"queue_id": self.queue_id, "ranges": self.ranges}
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look again and again, together with the other triggers that watch the store."""
+    def question(self, announced: Any) -> QueueQuestion:
+        """Ask for entries."""
         ranges = None if self.ranges is None else tuple((first, end) for first, end in self.ranges)
-        min_interval = self.poll_interval if self.min_interval is None else self.min_interval
-        announced: Sighting | None = None
-        announced_at = 0.0
-        async with polled_store(self.export_queue_conn_id) as poller:
-            while True:
-                seen = await poller.look(Question(self.queue_id, ranges, announced), self.poll_interval)
-                if not seen.waiting:
-                    announced = None
-                elif announced is None or (seen.has_news and time.monotonic() - announced_at >= min_interval):
-                    announced, announced_at = seen, time.monotonic()
-                    yield TriggerEvent({"queue": self.queue_id, "waiting": [unit.to_json() for unit in seen.waiting]})
+        return QueueQuestion(self.queue_id, ranges, announced)
+
+    def payload(self, seen: Any) -> dict[str, Any]:
+        """Return the units that have entries."""
+        return {"queue": self.queue_id, "waiting": [unit.to_json() for unit in seen.waiting]}
+
+
+class ExportQueueNotificationTrigger(StoreTrigger):
+    """Fires when notifications of a column are due: when there were none, and again for newer ones.
+
+    It consumes none. A notification whose observer failed is announced again when its observer is due again.
+
+    The event's payload is ``{"table": …, "column": …, "rows": […], "more": …, "is_all": …}``, as
+    :class:`~export_queue.sensors.ExportQueueNotificationSensor` returns it.
+
+    :param table: the table.
+    :param column: the observed column, by :meth:`Store.watch` or :meth:`Store.observe`.
+    :param limit: most rows that an event lists, 1 to 1000.
+    :param poll_interval: seconds between two looks.
+    :param min_interval: least seconds between two events while notifications keep waiting; by default
+        ``poll_interval``.
+    :param export_queue_conn_id: connection of the store.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        column: str,
+        limit: int = 100,
+        poll_interval: float = 60.0,
+        min_interval: float | None = None,
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+    ) -> None:
+        super().__init__(
+            poll_interval=poll_interval, min_interval=min_interval, export_queue_conn_id=export_queue_conn_id
+        )
+        self.table = table
+        self.column = column
+        self.limit = limit
+
+    def watched(self) -> dict[str, Any]:
+        """Return table, column and limit."""
+        return {"table": self.table, "column": self.column, "limit": self.limit}
+
+    def question(self, announced: Any) -> ColumnQuestion:
+        """Ask for notifications."""
+        return ColumnQuestion(self.table, self.column, self.limit, announced)
+
+    def payload(self, seen: Any) -> dict[str, Any]:
+        """Return the rows that wait."""
+        return {"table": self.table, "column": self.column, **seen.waiting.to_json()}

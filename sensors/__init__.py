@@ -1,5 +1,6 @@
 """Airflow sensors."""
 
 from export_queue.sensors.export_queue import ExportQueueSensor
+from export_queue.sensors.notification import ExportQueueNotificationSensor
 
-__all__ = ["ExportQueueSensor"]
+__all__ = ["ExportQueueNotificationSensor", "ExportQueueSensor"]

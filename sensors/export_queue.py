@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
-
-from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+from typing import Any
 
 from export_queue.core.arguments import parse_ranges, whole_number
 from export_queue.hooks import ExportQueueHook
+from export_queue.sensors.waiting import WaitForStore
 from export_queue.triggers import ExportQueueTrigger
 
-if TYPE_CHECKING:
-    from airflow.sdk import Context
 
-
-class ExportQueueSensor(BaseSensorOperator):
+class ExportQueueSensor(WaitForStore):
     """Wait until entries wait in a queue, and return where.
 
     It watches and consumes nothing.
@@ -39,8 +34,6 @@ class ExportQueueSensor(BaseSensorOperator):
         queue_id: str,
         ranges: Any = None,
         groups: int | str | None = None,
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -49,44 +42,25 @@ class ExportQueueSensor(BaseSensorOperator):
         self.queue_id = queue_id
         self.ranges = ranges
         self.groups = groups
-        self.deferrable = deferrable
-        self.export_queue_conn_id = export_queue_conn_id
 
-    def poke(self, context: Context) -> PokeReturnValue:
-        """Look once."""
-        waiting = self._look()
-        return PokeReturnValue(is_done=bool(waiting), xcom_value=self._result(waiting) if waiting else None)
-
-    def execute(self, context: Context) -> Any:
-        """Wait in the worker, or defer unless work waits already.
-
-        :returns: ranges, or groups of ranges.
-        """
-        if not self.deferrable:
-            return super().execute(context)
-        if waiting := self._look():
-            return self._result(waiting)
-        return self.defer(
-            trigger=ExportQueueTrigger(
-                queue_id=self.queue_id,
-                ranges=parse_ranges(self.ranges),
-                poll_interval=self.poke_interval,
-                export_queue_conn_id=self.export_queue_conn_id,
-            ),
-            method_name="execute_complete",
-            timeout=timedelta(seconds=self.timeout),
-        )
-
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Go on after the trigger's event."""
-        return self._result(event["waiting"])
-
-    def _look(self) -> list[list[int]]:
+    def look(self) -> dict[str, Any]:
         """Find the units that have work; nothing is counted, since most looks find none."""
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
-            return [unit.to_json() for unit in store.waiting_ranges(self.queue_id, parse_ranges(self.ranges))]
+            waiting = store.waiting_ranges(self.queue_id, parse_ranges(self.ranges))
+        return {"waiting": [unit.to_json() for unit in waiting]} if waiting else {}
 
-    def _result(self, waiting: list[list[int]]) -> list[Any]:
+    def trigger(self) -> ExportQueueTrigger:
+        """Watch the queue."""
+        return ExportQueueTrigger(
+            queue_id=self.queue_id,
+            ranges=parse_ranges(self.ranges),
+            poll_interval=self.poke_interval,
+            export_queue_conn_id=self.export_queue_conn_id,
+        )
+
+    def result(self, seen: dict[str, Any]) -> list[Any]:
+        """Return ranges, or groups of ranges."""
+        waiting = seen["waiting"]
         self.log.info("Queue %s: entries wait in %d units", self.queue_id, len(waiting))
         if self.groups is None:
             return waiting

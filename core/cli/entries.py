@@ -24,7 +24,7 @@ from export_queue.core.cli.console import (
 from export_queue.core.cli.queues import QueueId
 from export_queue.core.client import Store
 from export_queue.core.drain import FinishedDrain, KeyStory
-from export_queue.core.errors import InvalidArgument
+from export_queue.core.errors import CodecError, InvalidArgument
 from export_queue.core.queue import DeadLetter, QueuedEntry
 
 KeyHex = Annotated[str | None, typer.Option(help="a key that is not text, as hexadecimal digits")]
@@ -78,8 +78,11 @@ def _key(store: Store, queue_id: str, key: str | None, key_hex: str | None) -> A
     raw = key.encode() if key is not None else bytes_of_hex(key_hex or "")
     try:
         return store.queue(queue_id).decode_key(raw)
-    except UnicodeDecodeError:
-        raise InvalidArgument(f"keys of queue {queue_id!r} are text, found bytes that are none") from None
+    except CodecError:
+        codec = store.queue(queue_id).key
+        raise InvalidArgument(
+            f"keys of queue {queue_id!r} have the codec {codec}, which does not read {raw!r}"
+        ) from None
 
 
 def _entry(entry: QueuedEntry) -> dict[str, Any]:

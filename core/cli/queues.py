@@ -216,14 +216,14 @@ def configure_table(
     """Configure a table before its first use; the same options again change nothing, others are refused."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         table = opened.configure_table(name, conflict=conflict, ttl=ttl, row=row, value=value)
-    row = {
+    options = {
         "table": table.name,
         "conflict": table.conflict.value,
         "ttl": None if table.ttl_ms is None else table.ttl_ms / 1000,
         "row": table.row,
         "value": table.value,
     }
-    show_one(row, as_json=as_json)
+    show_one(options, as_json=as_json)
 
 
 def _options(queue: Queue, readers: Sequence[Queue]) -> dict[str, Any]:

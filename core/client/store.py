@@ -23,7 +23,7 @@ from export_queue.core.maintenance import (
     render,
     sweep_sink,
 )
-from export_queue.core.observers import Observer, ObserverFailure, Observers, Processed
+from export_queue.core.observers import Observer, ObserverFailure, Observers, Processed, WaitingRows, waiting_rows
 from export_queue.core.queue import (
     Backlog,
     Queue,
@@ -503,6 +503,32 @@ class Store:
         _ = self.identity
         self._observers.register(self._catalogue.table(table), column, function, kind)
         self._catalogue.observed.refresh()
+
+    def watch(self, table: str, column: str | bytes, kind: str = "strong") -> None:
+        """Declare that a column is observed, without a function: from now on it gets notifications.
+
+        They wait until a process with an observer works them off, such as an Airflow task that was started because of
+        them. The same declaration again changes nothing.
+
+        :param kind: ``strong`` or ``weak``, as the observer's.
+        :raises OptionsDiffer: the column is observed in the other kind.
+        """
+        _ = self.identity
+        self._observers.declare(self._catalogue.table(table), column, kind)
+        self._catalogue.observed.refresh()
+
+    def waiting_rows(self, table: str, column: str | bytes, *, limit: int = 100) -> WaitingRows:
+        """Return the rows whose notifications of a column are due, those that wait longest first; nothing is consumed.
+
+        A row whose observer failed is among them when its observer is due again.
+
+        :param limit: most rows to list, 1 to 1000.
+        :raises ColumnNotObserved: nobody has declared the column.
+        """
+        _ = self.identity
+        snapshot = take_snapshot(self.database)
+        with self.database.read() as work:
+            return waiting_rows(work, table, column, snapshot, limit=limit)
 
     def process_notifications(
         self, *, limit: int | None = None, timeout: float | None = None, stop: Callable[[], bool] | None = None

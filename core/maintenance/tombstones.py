@@ -86,7 +86,7 @@ def sweep_sink(database: Database, store_id: str, sink: SinkSpec | Sink, *, sink
         if not isinstance(opened, SweepableSink):
             raise SinkConfigurationError(
                 f"sink {name} has no method sweep: it keeps its tombstones",
-                hint="a sink of your own may have one: see export_queue.core.sinks.SweepableSink",
+                hint="a sink of your own may have one: see export_queue.SweepableSink",
             )
         safe = safe_floor(database)
         removed = opened.sweep(store_id=store_id, floor=safe.floor)

@@ -37,12 +37,7 @@ class Observers:
         :raises OptionsDiffer: the column is observed in the other kind.
         :raises InvalidArgument: this process has another function for the column.
         """
-        key = as_key("column", column)
-        try:
-            wanted = ObserverKind(kind)
-        except ValueError as error:
-            known = [one.value for one in ObserverKind]
-            raise InvalidArgument(f"kind: expected one of {known}, found {kind!r}") from error
+        key, wanted = as_key("column", column), _kind(kind)
         if not callable(function):
             raise InvalidArgument(f"observer: expected a function, found {type(function).__name__}")
         before = self._known.get((table.number, key))
@@ -52,14 +47,24 @@ class Observers:
                 f"found another one, {_name(function)}",
                 hint="a column has one observer; call both functions from one",
             )
+        self._declare(table, key, wanted)
+        self._known[table.number, key] = Observation(table, key, wanted, function)
+
+    def declare(self, table: TableOptions, column: str | bytes, kind: str) -> None:
+        """Store that a column is observed, by this process or others; the same again changes nothing.
+
+        :raises OptionsDiffer: the column is observed in the other kind.
+        """
+        self._declare(table, as_key("column", column), _kind(kind))
+
+    def _declare(self, table: TableOptions, column: bytes, wanted: ObserverKind) -> None:
         with self._database.begin() as work:
-            found = queries.notifications.add_observed(work, table.number, key, wanted.value)
+            found = queries.notifications.add_observed(work, table.number, column, wanted.value)
         if found != wanted:
             raise OptionsDiffer(
-                f"column {key!r} of table {table.name!r} is observed in another kind: "
+                f"column {column!r} of table {table.name!r} is observed in another kind: "
                 f"expected {wanted.value}, found {found}"
             )
-        self._known[table.number, key] = Observation(table, key, wanted, function)
 
     def process(
         self, *, limit: int | None = None, timeout: float | None = None, stop: Callable[[], bool] | None = None
@@ -89,6 +94,14 @@ class Observers:
         """Read the failures of all processes whose notifications still wait."""
         with self._database.read() as work:
             return observer_failures(work, limit=limit)
+
+
+def _kind(kind: str) -> ObserverKind:
+    try:
+        return ObserverKind(kind)
+    except ValueError as error:
+        known = [one.value for one in ObserverKind]
+        raise InvalidArgument(f"kind: expected one of {known}, found {kind!r}") from error
 
 
 def _never() -> bool:

@@ -19,6 +19,7 @@ from export_queue.core.sinks.control import (
     register_store,
     stale_rank,
 )
+from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.memory import MemorySink
 from export_queue.core.sinks.operations import (
     MAX_SEQ,
@@ -56,6 +57,9 @@ __all__ = [
     "ControlRecord",
     "Delete",
     "ElasticsearchSink",
+    "ErrorRow",
+    "ErrorTable",
+    "Fate",
     "FencedSink",
     "FloorRecord",
     "MemorySink",

@@ -128,7 +128,7 @@ class Table:
             raise InvalidArgument(
                 f"notify: expected a column of table {self._options.name!r} with a weak observer, "
                 f"found {column_bytes!r} with {f'a {found} one' if found else 'none'}",
-                hint="register it: store.observe(table, column, function, kind='weak'); "
+                hint="register it: store.observe(table, column, function, kind='weak') or store.watch(...); "
                 "a strong observer is called when the column is written",
             )
         self._transaction.notify(cell)

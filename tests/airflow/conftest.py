@@ -186,3 +186,11 @@ def spark_connection(connect: Callable[..., None]) -> None:
     if not Path(os.environ["AIRFLOW__EXPORT_QUEUE__SPARK_HOME"], "bin", "spark-submit").exists():
         pytest.skip("Spark is missing: ./run setup builds .venv-spark")
     connect("spark_default", conn_type="spark", host="local[2]")
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The looks of triggers at their store, which the test counts and waits for."""
+    from tests.support.triggers import Looks
+
+    return Looks(monkeypatch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
+from export_queue import Store
 from export_queue.hooks import ExportQueueHook, sink_hook
 
 PAGE = (Path(__file__).parents[2] / "docs" / "airflow.md").read_text()
@@ -56,13 +58,47 @@ def test_its_connections_are_understood(monkeypatch: pytest.MonkeyPatch, connect
     assert sink_hook("elasticsearch_default").describe().spec.options["hosts"] == ["https://search.example:9200"]
 
 
-@pytest.mark.parametrize("operator", ["ExportQueueDrainOperator", "ExportQueueSparkDrainOperator", "ExportQueueSensor"])
+@pytest.mark.parametrize("name", ["greet_customers", "greet_renamed_customers"])
+def test_its_dags_about_notifications_work_off_what_has_changed(
+    store_path: Path, run_dag: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (block,) = [block for block in blocks("python") if f"def {name}()" in block]
+    names: dict[str, Any] = {}
+    exec(compile(block, "docs/airflow.md", "exec"), names)
+    with Store.open(f"sqlite:///{store_path}") as store:
+        store.create()
+        store.watch("customers", "name")
+        with store.transaction() as tx:
+            tx.table("customers").set("anna", "name", b"Anna")
+            tx.table("customers").set(b"\xff\x00", "name", b"Ben")
+        dag = names[name]()
+        run = run_dag(dag)
+        assert run.state == "success"
+        if dag.has_task("wait"):
+            (shown,) = blocks("json")
+            assert run.result("wait") == json.loads(shown)
+        with store.transaction() as tx:
+            assert tx.table("letters").get("anna", "text") == b"Dear anna"
+        assert not store.waiting_rows("customers", "name")
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "ExportQueueDrainOperator",
+        "ExportQueueSparkDrainOperator",
+        "ExportQueueSensor",
+        "ExportQueueNotificationSensor",
+        "ExportQueueTrigger",
+        "ExportQueueNotificationTrigger",
+    ],
+)
 def test_every_argument_in_its_tables_exists(operator: str) -> None:
     import inspect
 
-    from export_queue import operators, sensors
+    from export_queue import operators, sensors, triggers
 
-    found = getattr(operators, operator, None) or getattr(sensors, operator)
+    found = next(getattr(room, operator) for room in (operators, sensors, triggers) if hasattr(room, operator))
     known = {name for base in found.mro() if base is not object for name in inspect.signature(base).parameters}
     shared = {"queue_id", "sink_conn_id", "sink_options", "sink", "exporter", "ranges", "if_locked", "lock_timeout"}
     drains = shared | {"on_error", "max_dead"}
@@ -79,6 +115,18 @@ def test_every_argument_in_its_tables_exists(operator: str) -> None:
             "sink_secrets",
         },
         "ExportQueueSensor": {"queue_id", "groups", "deferrable"},
+        "ExportQueueNotificationSensor": {
+            "table",
+            "column",
+            "queue_id",
+            "limit",
+            "deferrable",
+            "export_queue_conn_id",
+            "poke_interval",
+            "timeout",
+        },
+        "ExportQueueTrigger": {"queue_id", "ranges", "poll_interval", "min_interval", "export_queue_conn_id"},
+        "ExportQueueNotificationTrigger": {"table", "column", "limit"},
     }[operator]
     assert expected <= known
     assert all(f"`{name}`" in PAGE or f"`{name}=" in PAGE for name in expected)

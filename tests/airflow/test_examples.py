@@ -62,6 +62,48 @@ def test_local_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Pat
     run_local_drain(run_dag, connect, tmp_path)
 
 
+def test_react_to_changes(store_path: Path, run_dag: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from export_queue import Store, polling
+
+    looks = []
+    answer = polling.Poller._answer
+
+    def change_at_second_look(poller: polling.Poller, questions: Any) -> Any:
+        found = answer(poller, questions)
+        looks.append([bool(one.waiting) for one in found.values()])
+        if len(looks) == 2:
+            change({"salt": b"3", "rice": b"40"})
+        return found
+
+    def change(stock: dict[str, bytes]) -> None:
+        with store.transaction() as tx:
+            for name, number in stock.items():
+                tx.table("goods").set(name, "stock", number)
+
+    def written() -> Any:
+        dag = example("react_to_changes", "react_to_changes")
+        dag.task_dict["wait"].poke_interval = 0.05
+        return dag
+
+    monkeypatch.setattr(polling.Poller, "_answer", change_at_second_look)
+    with Store.open(f"sqlite:///{store_path}") as store:
+        run = run_dag(written())
+        assert run.state == "success"
+        assert looks[:2] == [[False], [False]], "the run waited on the trigger"
+        seen = run.result("wait")
+        assert (sorted(seen["rows"]), seen["more"]) == (["rice", "salt"], 0)
+        assert run.result("work_off") == 2
+        with store.transaction() as tx:
+            assert list(tx.table("orders").scan()) == [(b"salt", b"wanted", b"7")]
+        assert not store.waiting_rows("goods", "stock")
+
+        change({"salt": b"11"})
+        run = run_dag(written())
+        assert run.result("wait")["rows"] == ["salt"]
+        with store.transaction() as tx:
+            assert list(tx.table("orders").scan()) == []
+
+
 @pytest.mark.full("three submissions of Spark; recount_and_publish has one")
 def test_all_examples_run_together_on_one_store(
     orders: Any, run_dag: Any, redis_connection: Any, spark_connection: None, connect: Any, tmp_path: Path
@@ -87,4 +129,12 @@ def test_all_examples_run_together_on_one_store(
     }
     assert not any(orders.backlog(queue.id) for queue in orders.queues())
     names = {path.stem for path in Path(importlib.import_module("export_queue.dags_examples").__path__[0]).glob("*.py")}
-    assert names == {"__init__", "exporters", "set_up_orders", "recount_and_publish", "mapped_drain", "local_drain"}
+    assert names == {
+        "__init__",
+        "exporters",
+        "set_up_orders",
+        "recount_and_publish",
+        "mapped_drain",
+        "local_drain",
+        "react_to_changes",
+    }

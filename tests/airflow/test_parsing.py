@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
+DAGS = ("recount", "publish", "set_up_orders", "mapped_drain", "local_drain", "react_to_changes")
 HEAVY = ("pyspark", "redis", "elasticsearch", "pyarrow", "pandas", "psycopg", "psycopg2")
 
 PROGRAM = """
@@ -39,10 +40,12 @@ def test_airflow_finds_all_examples_without_errors(airflow_database: Path) -> No
 
     bag = DagBag(dag_folder=str(EXAMPLES), bundle_path=EXAMPLES, bundle_name="examples")
     assert bag.import_errors == {}
-    assert {"recount", "publish", "set_up_orders", "mapped_drain", "local_drain"} <= set(bag.dags)
+    assert set(DAGS) <= set(bag.dags)
 
 
-@pytest.mark.parametrize("dag_id", ["recount", "publish", "set_up_orders", "mapped_drain", "local_drain"])
+@pytest.mark.parametrize(
+    "dag_id", ["recount", "publish", "set_up_orders", "mapped_drain", "local_drain", "react_to_changes"]
+)
 def test_examples_can_be_stored_by_the_dag_processor(airflow_database: Path, dag_id: str) -> None:
     from airflow.dag_processing.dagbag import DagBag
     from airflow.serialization.serialized_objects import DagSerialization

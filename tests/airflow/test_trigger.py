@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from tests.support.servers import PostgresServer
+from tests.support.triggers import Looks, Watch, pollers, run, store_held
 
-from export_queue import polling
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
 from export_queue.core.errors import UnknownQueue
@@ -30,68 +29,14 @@ def empty(store: Any, **options: Any) -> None:
     drain(store, "orders", MemorySink(name=store.id), **options)
 
 
-def run(watch: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(watch, 60))
-
-
-class Watch:
-    """A trigger that runs, with its events, and a look at the store whenever the test asks for one."""
-
-    def __init__(self, **arguments: Any) -> None:
-        self.events: list[dict[str, Any]] = []
-        self._trigger = ExportQueueTrigger(**{"queue_id": "orders", "poll_interval": 3600, **arguments})
-        self._task = asyncio.ensure_future(self._watch())
-
-    async def _watch(self) -> None:
-        async with contextlib.aclosing(self._trigger.run()) as events:
-            async for event in events:
-                self.events.append(event.payload)
-
-    async def stop(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-
-
-class Looks:
-    """Lets a poller look when it is told to, and counts the looks."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        inner = polling.Poller._answer
-
-        def counted(poller: polling.Poller, questions: Any) -> Any:
-            try:
-                return inner(poller, questions)
-            finally:
-                self.count += 1
-
-        monkeypatch.setattr(polling.Poller, "_answer", counted)
-
-    async def another(self, times: int = 1) -> None:
-        """Wait until the store was looked at, and the triggers know what was found."""
-        await self.until(self.count + times)
-
-    async def until(self, count: int) -> None:
-        while self.count < count or any(ask.answer.done() for poller in pollers() for ask in poller._asks):
-            await asyncio.sleep(0.005)
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-
-def pollers() -> list[polling.Poller]:
-    return list(polling._pollers.values())
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
-    return Looks(monkeypatch)
+def watch_orders(**arguments: Any) -> Watch:
+    return Watch(ExportQueueTrigger(**{"queue_id": "orders", "poll_interval": 3600, **arguments}))
 
 
 def test_it_fires_each_time_the_queue_ceases_to_be_empty(airflow_store: Any, looks: Looks) -> None:
     async def watch() -> None:
         add(airflow_store, "anna")
-        watched = Watch(poll_interval=0.02, min_interval=3600)
+        watched = watch_orders(poll_interval=0.02, min_interval=3600)
         await looks.another()
         (first,) = watched.events
         (unit,) = airflow_store.backlog("orders")
@@ -112,7 +57,7 @@ def test_it_fires_each_time_the_queue_ceases_to_be_empty(airflow_store: Any, loo
 def test_a_commit_between_a_drain_and_the_next_look_is_announced(airflow_store: Any, looks: Looks) -> None:
     async def watch() -> None:
         add(airflow_store, "anna")
-        watched = Watch(poll_interval=0.02)
+        watched = watch_orders(poll_interval=0.02)
         await looks.another()
         assert len(watched.events) == 1
         await looks.another(2)
@@ -129,16 +74,6 @@ def test_a_commit_between_a_drain_and_the_next_look_is_announced(airflow_store: 
     run(watch())
 
 
-@contextlib.contextmanager
-def store_held(looks: Looks) -> Any:
-    """Make sure that no look falls into a block: it runs without giving the event loop a turn, or a look goes on."""
-    (poller,) = pollers()
-    poller._thread.submit(lambda: None).result()  # a look that is under way ends first
-    before = looks.count
-    yield
-    assert looks.count == before
-
-
 def test_a_transaction_that_began_before_the_event_and_committed_later_is_announced(
     airflow_store: Any, looks: Looks
 ) -> None:
@@ -147,7 +82,7 @@ def test_a_transaction_that_began_before_the_event_and_committed_later_is_announ
         with airflow_store.resume(older) as tx:
             tx.queue("orders").add("older", {})
         add(airflow_store, "younger")
-        watched = Watch(poll_interval=0.02)
+        watched = watch_orders(poll_interval=0.02)
         await looks.another()
         assert len(watched.events) == 1
         airflow_store.commit(older)
@@ -161,7 +96,7 @@ def test_a_transaction_that_began_before_the_event_and_committed_later_is_announ
 def test_a_retried_dead_letter_is_announced_although_its_sequence_is_old(airflow_store: Any, looks: Looks) -> None:
     async def watch() -> None:
         add(airflow_store, "bad", "good")
-        watched = Watch(poll_interval=0.02)
+        watched = watch_orders(poll_interval=0.02)
         await looks.another()
         with store_held(looks):
             empty(airflow_store, exporter=only_good)
@@ -182,7 +117,7 @@ def only_good(entry: Any) -> Any:
 
 def test_an_unknown_queue_fails_its_own_trigger_alone(airflow_store: Any, looks: Looks) -> None:
     async def watch() -> None:
-        other = Watch(poll_interval=0.02)
+        other = watch_orders(poll_interval=0.02)
         stream = ExportQueueTrigger(queue_id="order", poll_interval=0.02).run()
         with pytest.raises(UnknownQueue, match="it has: orders"):
             await anext(stream)
@@ -228,7 +163,7 @@ def test_a_hundred_sensors_take_one_look_an_interval_and_two_connections(postgre
             return int(work.connection.execute(statement, {"name": database}).scalar_one())
 
     async def watch() -> None:
-        watched = [Watch(poll_interval=0.5, ranges=[[i, i + 1]] if i % 2 else None) for i in range(100)]
+        watched = [watch_orders(poll_interval=0.5, ranges=[[i, i + 1]] if i % 2 else None) for i in range(100)]
         begun = asyncio.get_running_loop().time()
         await looks.until(3)
         assert len(pollers()) == 1
@@ -263,11 +198,11 @@ def test_it_outlives_a_restart_of_the_database(
         store.configure_queue("orders")
 
     async def watch() -> None:
-        watched = Watch(poll_interval=0.02)
+        watched = watch_orders(poll_interval=0.02)
         await looks.another()
         lonely_server.stop()
         await looks.another(5)
-        late = Watch(poll_interval=0.02)  # a trigger that begins during the outage waits, too
+        late = watch_orders(poll_interval=0.02)  # a trigger that begins during the outage waits, too
         await looks.another(5)
         lonely_server.start()
         with Store.open(url) as store:

@@ -60,8 +60,9 @@ def test_units_are_altered_beside_entries_only_where_the_sinks_have_ranks(url: s
 
 
 def test_a_table_is_configured(url: str) -> None:
-    options = ["configure-table", "totals", "--conflict", "cell", "--ttl", "60"]
-    assert json.loads(run_cli(*options, "--json", url=url)) == {"table": "totals", "conflict": "cell", "ttl": 60.0}
+    options = ["configure-table", "totals", "--conflict", "cell", "--row", "str", "--value", "int", "--ttl", "60"]
+    stored = {"table": "totals", "conflict": "cell", "ttl": 60.0, "row": "str", "value": "int"}
+    assert json.loads(run_cli(*options, "--json", url=url)) == stored
     run_cli(*options, url=url)
     assert "ttl: expected None, found 60.0" in run_cli(*options[:-2], url=url, status=1)
 
@@ -168,7 +169,7 @@ def test_the_story_of_a_key_is_told(url: str) -> None:
     assert dead["last_drain"]["dead"] == 1
     assert dead["may_have_brought"] is None, "the drain brought nothing"
     assert report.drain_id in run_cli("why", "orders", "anna", url=url)
-    assert "keys of queue 'orders' are text" in run_cli("why", "orders", "--key-hex", "ff", url=url, status=1)
+    assert "keys of queue 'orders' have the codec str" in run_cli("why", "orders", "--key-hex", "ff", url=url, status=1)
     assert "which key?" in run_cli("why", "orders", url=url, status=2)
 
 

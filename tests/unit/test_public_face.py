@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 import zipfile
@@ -16,23 +17,26 @@ from export_queue.core import errors
 from export_queue.core.spark.archive import package_archive
 
 NAMES = """
-    ApplyResult Capabilities ControlRecord DeadLetter DeadLetterFilter Delete DrainJob DrainReport ElasticsearchSink
-    Entry KeyStory Level Limits MemorySink Operations Outcome Owner Participant Put QueuedEntry Range RedisSink
-    Rejection Retry Sink SinkSpec
-    SqlSink Store StoreSpec Submitter Transaction TransactionContext __version__ apply_batch bucket bucket_column
-    check_owner drain drain_job readmit refuse_seqs
+    ApplyResult Capabilities Claim ControlRecord DeadLetter DeadLetterFilter Delete DrainJob DrainReport
+    ElasticsearchSink Entry ErrorRow ErrorTable Fate FencedSink FirstLoad FloorRecord KeyStory Level Limits MemorySink
+    Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry Sink SinkSpec SqlSink Store
+    StoreSpec Submitter SweepableSink Transaction TransactionContext WaitingRows __version__ apply_batch bucket
+    bucket_column check_owner drain drain_job raise_floor readmit refuse_seqs register_store stale_rank
 
     ExportQueueError
-    ConfigurationError CodecError InvalidArgument OptionsDiffer SecretNotFound SinkBindingError SinkConfigurationError
-    UnknownQueue
+    ConfigurationError CodecError ColumnNotObserved EntriesWait HasSubscriptions InvalidArgument OptionsDiffer
+    SecretNotFound SinkBindingError SinkConfigurationError UnknownQueue
     EntryError
     StoreError OtherCluster SchemaVersionError StoreNotCreated StoreReplaced StoreUnavailable
     TransactionError AfterCommitFailed AlreadyCommitted ChangeSetTooLarge CommitOutcomeUnknown CommitRefused
-    ConflictError RegistrationLost SnapshotTooOld TransactionEnded TransactionTimeout
-    LockError LeaseLost LockNotAvailable
+    ConflictError RegistrationLost SnapshotTooOld TransactionEnded TransactionTimeout TransactionsInProgress
+    LockError LeaseLost LockNotAvailable QueueBusy
     SinkError SinkBelongsToAnother SinkLostData SinkRefused SinkUnavailable
     DrainError AmbiguousRecord EntriesNotSettled EntryRejected ExporterError SparkJobFailed TooManyDeadLetters
 """.split()
+
+NEED_AIRFLOW = {"ExportQueueNotificationTrigger", "ExportQueueTrigger", "queue_asset"}
+"""Loaded by tests/airflow/test_public_face.py, since the import of Airflow sets it up."""
 
 OPTIONAL = {"airflow", "elasticsearch", "psycopg", "pyarrow", "pymysql", "pyspark", "redis", "sqlalchemy", "typer"}
 
@@ -66,7 +70,8 @@ def test_every_error_of_the_tree_is_on_the_face() -> None:
 def test_checkers_and_readers_of_dir_see_the_same_names() -> None:
     (block,) = [node for node in ast.parse(inspect.getsource(export_queue)).body if is_for_checkers(node)]
     imported = {alias.name for node in ast.walk(block) if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert imported | {"__version__"} == set(NAMES)
+    assert imported | {"__version__"} == set(NAMES) | NEED_AIRFLOW
+    assert set(export_queue._NEED_AIRFLOW) == NEED_AIRFLOW
     assert set(dir(export_queue)) >= set(NAMES)
 
 
@@ -90,6 +95,87 @@ def test_the_import_loads_nothing_but_the_standard_library() -> None:
 def test_a_store_loads_no_client_of_a_sink_and_no_spark() -> None:
     program = "import sys; from export_queue import Store, SinkSpec, drain, drain_job; print(sorted(sys.modules))"
     assert set(ast.literal_eval(run(program))) & (OPTIONAL - {"sqlalchemy"}) == set()
+
+
+WITHOUT_AIRFLOW = """
+import sys
+sys.modules["airflow"] = None
+"""
+
+
+@pytest.mark.parametrize("name", sorted(NEED_AIRFLOW))
+def test_a_name_that_needs_airflow_says_so_where_airflow_is_missing(name: str) -> None:
+    program = f"""{WITHOUT_AIRFLOW}
+try:
+    from export_queue import {name}
+except ImportError as error:
+    print(error)
+"""
+    assert run(program) == (
+        f"export_queue.{name} needs Apache Airflow, which is not installed here\n"
+        "  hint: pip install 'airflow-provider-export-queue[airflow]'"
+    )
+
+
+def test_a_star_import_works_where_airflow_is_missing() -> None:
+    program = f"{WITHOUT_AIRFLOW}from export_queue import *; print(Store.__name__)"
+    assert run(program) == "Store"
+
+
+# -- pages, examples and the demo use nothing else ---------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("hooks", "operators", "sensors", "testing")
+LOGGERS = {"export_queue.observers"}
+READ_BY_USERS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(page for page in sorted(ROOT.glob("docs/**/*.md")) if page.parent.name != "decisions"),
+    *sorted(ROOT.glob("dags_examples/*.py")),
+    *sorted(ROOT.glob("demo/*.py")),
+]
+
+
+def names_of(room: str) -> set[str]:
+    """The names of ``__all__``; not imported, since that would set Airflow up."""
+    file = ROOT / "provider" / "testing.py" if room == "testing" else ROOT / room / "__init__.py"
+    (found,) = [
+        node.value
+        for node in ast.parse(file.read_text("utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    return set(ast.literal_eval(found))
+
+
+def is_public(path: str) -> bool:
+    """Tell whether a dotted path leads to a name of the face, or of one of the rooms beside it."""
+    _, first, *rest = path.split(".")
+    if first in ROOMS:
+        return not rest or rest[0] in names_of(first)
+    return first == "dags_examples" or first in {*NAMES, *NEED_AIRFLOW} or path in LOGGERS
+
+
+def paths_in(text: str) -> set[str]:
+    """Find dotted paths, and what is imported from them."""
+    found = set(re.findall(r"\bexport_queue(?:\.\w+)+", text))
+    for module, names in re.findall(r"\bfrom (export_queue[\w.]*) import (\([^)]*\)|[^\n]*)", text):
+        found |= {f"{module}.{name}" for name in re.findall(r"(\w+)(?: as \w+)?", names.partition("#")[0])}
+    return found
+
+
+@pytest.mark.parametrize("file", READ_BY_USERS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_pages_examples_and_demo_import_from_the_face(file: Path) -> None:
+    text = file.read_text("utf-8")
+    if file.name == "CONTRIBUTING.md":  # its map names the folders
+        text = text.replace("| `core/` | `export_queue.core` |", "")
+    assert {path for path in paths_in(text) if not is_public(path)} == set()
+
+
+@pytest.mark.parametrize(
+    "path", ["core.client.Store", "core", "assets.queue_asset", "triggers.ExportQueueTrigger", "hooks.redis", "Stor"]
+)
+def test_an_inner_path_is_not_public(path: str) -> None:
+    assert not is_public(f"export_queue.{path}")
 
 
 def test_the_face_works_in_the_archive_that_spark_gets() -> None:

@@ -26,6 +26,18 @@ def observed_columns(work: Reading) -> list[tuple[int, bytes, str]]:
     return [tuple(row) for row in work.connection.execute(sa.select(o.c.table_number, o.c.column_key, o.c.kind))]
 
 
+def observed_names(work: Reading) -> list[tuple[str, bytes]]:
+    """Read the names of the tables and columns that are observed, in their order."""
+    statement = sa.select(t.c.name, o.c.column_key).join_from(o, t, t.c.number == o.c.table_number)
+    return [tuple(row) for row in work.connection.execute(statement.order_by(t.c.name, o.c.column_key))]
+
+
+def table_of_observed(work: Reading, table: str, column: bytes) -> int | None:
+    """Read the number of a table; None unless this column of it is observed."""
+    statement = sa.select(t.c.number).join_from(o, t, t.c.number == o.c.table_number)
+    return work.connection.execute(statement.where(t.c.name == table, o.c.column_key == column)).scalar()
+
+
 def add_observed(work: Work, table: int, column: bytes, kind: str) -> str:
     """Store that a column has observers, unless it is stored; returns the kind that is stored."""
     values = {"table_number": table, "column_key": column, "kind": kind}
@@ -46,7 +58,7 @@ def due(
     order = sa.tuple_(n.c.version, n.c.row_key)
     statement = (
         sa.select(n.c.version, n.c.row_key, sa.func.coalesce(f.c.attempts, 0))
-        .where(_due(work, table, column, snapshot))
+        .where(_due(work, table, column, snapshot, work.now()))
         .select_from(_WITH_FAILURES)
         .order_by(n.c.version, n.c.row_key)
         .limit(limit)
@@ -60,9 +72,64 @@ def due(
 def count_due(work: Reading, table: int, column: bytes, snapshot: Snapshot, *, limit: int) -> int:
     """Count the rows of one column that have notifications due in a snapshot, among the first ``limit`` of these."""
     # The limit is inside: a database that makes rows distinct first would read them all.
-    some = sa.select(n.c.row_key).select_from(_WITH_FAILURES).where(_due(work, table, column, snapshot)).limit(limit)
-    rows = some.subquery()
+    due_now = _due(work, table, column, snapshot, work.now())
+    rows = sa.select(n.c.row_key).select_from(_WITH_FAILURES).where(due_now).limit(limit).subquery()
     return int(work.connection.execute(sa.select(sa.func.count(rows.c.row_key.distinct()))).scalar_one())
+
+
+def due_rows(
+    work: Reading, table: int, column: bytes, snapshot: Snapshot, *, now_ms: int, limit: int, most: int
+) -> tuple[list[bytes], int, int]:
+    """Read the first rows of one column that have notifications due in a snapshot, those that wait longest first.
+
+    :param limit: rows that are returned.
+    :param most: notifications that are read, the oldest ones.
+    :returns: the rows; how many rows the notifications that were read are on; how many notifications were read.
+    """
+    oldest = (
+        sa.select(n.c.version, n.c.row_key)
+        .select_from(_WITH_FAILURES)
+        .where(_due(work, table, column, snapshot, now_ms))
+        .order_by(n.c.version, n.c.row_key)
+        .limit(most)
+        .subquery()
+    )
+    of_row = sa.func.count()
+    statement = (
+        sa.select(oldest.c.row_key, sa.func.count().over(), sa.func.sum(of_row).over())
+        .group_by(oldest.c.row_key)
+        .order_by(sa.func.min(oldest.c.version), oldest.c.row_key)
+        .limit(limit)
+    )
+    found = list(work.connection.execute(statement))
+    return [row for row, _, _ in found], *((int(found[0][1]), int(found[0][2])) if found else (0, 0))
+
+
+def has_newer(work: Reading, table: int, column: bytes, snapshot: Snapshot, *, now_ms: int, since: Snapshot) -> bool:
+    """Tell whether a notification of one column is due in a snapshot that an earlier snapshot did not see."""
+    statement = (
+        sa.select(n.c.version)
+        .select_from(_WITH_FAILURES)
+        .where(
+            _due(work, table, column, snapshot, now_ms),
+            n.c.version >= since.low,  # the earlier one saw all below; by the index, since all of them may still wait
+            sa.not_(visible_ids(work, n.c.version, since)),
+        )
+    )
+    return work.connection.execute(statement.limit(1)).first() is not None
+
+
+def has_come_due(work: Reading, table: int, column: bytes, snapshot: Snapshot, *, now_ms: int, since_ms: int) -> bool:
+    """Tell whether a notification of one column is due in a snapshot whose observer backed off at an earlier time."""
+    # No join: without statistics a database may go through all notifications instead of the few failures.
+    statement = sa.select(f.c.row_key).where(
+        f.c.table_number == table,
+        f.c.column_key == column,
+        f.c.next_ms > since_ms,
+        f.c.next_ms <= now_ms,
+        sa.exists().where(_SAME_CELL, _visible(work, snapshot)),
+    )
+    return work.connection.execute(statement.limit(1)).first() is not None
 
 
 def is_set(work: Reading, cell: Cell, snapshot: AnySnapshot) -> bool:
@@ -101,22 +168,16 @@ def failures(work: Reading, *, limit: int) -> list[Mapping[str, Any]]:
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 
 
-_WITH_FAILURES = n.outerjoin(
-    f,
-    sa.and_(
-        f.c.table_number == n.c.table_number,
-        f.c.row_key == n.c.row_key,
-        f.c.column_key == n.c.column_key,
-    ),
-)
+_SAME_CELL = sa.and_(f.c.table_number == n.c.table_number, f.c.row_key == n.c.row_key, f.c.column_key == n.c.column_key)
+_WITH_FAILURES = n.outerjoin(f, _SAME_CELL)
 
 
-def _due(work: Reading, table: int, column: bytes, snapshot: Snapshot) -> sa.ColumnElement[bool]:
+def _due(work: Reading, table: int, column: bytes, snapshot: Snapshot, now_ms: int) -> sa.ColumnElement[bool]:
     return sa.and_(
         n.c.table_number == table,
         n.c.column_key == column,
         _visible(work, snapshot),
-        sa.or_(f.c.next_ms.is_(None), f.c.next_ms <= work.now()),
+        sa.or_(f.c.next_ms.is_(None), f.c.next_ms <= now_ms),
     )
 
 

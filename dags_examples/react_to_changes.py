@@ -1,0 +1,52 @@
+"""A table's change starts a task: whoever sets the column ``stock`` of the table ``goods``, from wherever.
+
+The run waits on the triggerer until a transaction has committed such a change, works off what has changed, and the
+next run begins to wait. Beforehand: the connection ``export_queue_default``.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from airflow.sdk import dag, task
+
+from export_queue.hooks import ExportQueueHook
+from export_queue.sensors import ExportQueueNotificationSensor
+
+LOW = 10
+
+
+def order_more(tx, row, column):
+    """Note which goods run out, in the transaction that works the change off."""
+    stock = int(tx.table("goods").get(row, column, b"0"))
+    if stock < LOW:
+        tx.table("orders").set(row, "wanted", str(LOW - stock).encode())
+    else:
+        tx.table("orders").delete(row, "wanted")
+
+
+@dag(schedule="@continuous", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
+def react_to_changes():
+    @task
+    def declare():
+        with ExportQueueHook().get_store() as store:
+            store.create()  # creates the store, once
+            store.watch("goods", "stock")  # from now on each write to the column sets a notification
+
+    changed = ExportQueueNotificationSensor(
+        task_id="wait", table="goods", column="stock", poke_interval=10, timeout=7 * 24 * 3600, deferrable=True
+    )
+
+    @task
+    def work_off():
+        with ExportQueueHook().get_store() as store:
+            store.observe("goods", "stock", order_more)
+            found = store.process_notifications()
+        if found.failed:
+            raise RuntimeError(f"{found.failed} changes could not be worked off; they are tried again by later runs")
+        return found.done
+
+    declare() >> changed >> work_off()
+
+
+react_to_changes()

@@ -1,0 +1,90 @@
+"""The sensor that watches a store's notifications."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from export_queue.core.arguments import whole_number
+from export_queue.core.errors import InvalidArgument
+from export_queue.hooks import ExportQueueHook
+from export_queue.sensors.waiting import WaitForStore
+from export_queue.triggers import ExportQueueNotificationTrigger, ExportQueueTrigger
+
+
+class ExportQueueNotificationSensor(WaitForStore):
+    """Wait until notifications await work: those of a table's observed column, or the entries of a queue.
+
+    It watches and consumes nothing. Of a column it returns the rows whose notifications are due, those that wait
+    longest first: ``{"table": …, "column": …, "rows": ["anna", …], "more": 0, "is_all": true}``. ``more`` counts
+    further rows among the oldest 1000 notifications; ``is_all`` tells that there are no others. A row that is not
+    UTF-8 text, or has NUL in it, is ``{"base64": "…"}``. Of a queue it returns the ranges that have entries, as
+    :class:`~export_queue.sensors.ExportQueueSensor` does.
+
+    :param table: the table; with ``column``. (templated)
+    :param column: the column that :meth:`Store.watch` or :meth:`Store.observe` has declared. (templated)
+    :param queue_id: the queue; instead of ``table`` and ``column``. (templated)
+    :param limit: most rows that are listed, 1 to 1000. (templated)
+    :param deferrable: wait on the triggerer and hold no worker.
+    :param export_queue_conn_id: connection of the store. (templated)
+    """
+
+    template_fields: Collection[str] = ("table", "column", "queue_id", "limit", "export_queue_conn_id")
+    ui_color = "#eee4f5"
+
+    def __init__(
+        self,
+        *,
+        table: str = "",
+        column: str = "",
+        queue_id: str = "",
+        limit: int | str = 100,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        given = [name for name, value in (("table", table), ("column", column), ("queue_id", queue_id)) if value]
+        if given not in (["table", "column"], ["queue_id"]):
+            raise InvalidArgument(
+                f"expected table and column, or queue_id alone; found {' and '.join(given) or 'none of them'}"
+            )
+        self.table = table
+        self.column = column
+        self.queue_id = queue_id
+        self.limit = limit
+
+    def look(self) -> dict[str, Any]:
+        """Look once, by one snapshot."""
+        with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
+            if self.queue_id:
+                waiting = store.waiting_ranges(self.queue_id)
+                return {"waiting": [unit.to_json() for unit in waiting]} if waiting else {}
+            rows = store.waiting_rows(self.table, self.column, limit=self._limit())
+        return {"table": self.table, "column": self.column, **rows.to_json()} if rows else {}
+
+    def trigger(self) -> ExportQueueTrigger | ExportQueueNotificationTrigger:
+        """Watch the queue or the column."""
+        if self.queue_id:
+            return ExportQueueTrigger(
+                queue_id=self.queue_id,
+                poll_interval=self.poke_interval,
+                export_queue_conn_id=self.export_queue_conn_id,
+            )
+        return ExportQueueNotificationTrigger(
+            table=self.table,
+            column=self.column,
+            limit=self._limit(),
+            poll_interval=self.poke_interval,
+            export_queue_conn_id=self.export_queue_conn_id,
+        )
+
+    def result(self, seen: dict[str, Any]) -> Any:
+        """Return the ranges of a queue, or what was seen of a column."""
+        if self.queue_id:
+            self.log.info("Queue %s: entries wait in %d units", self.queue_id, len(seen["waiting"]))
+            return seen["waiting"]
+        counted = f"{len(seen['rows']) + seen['more']} rows{'' if seen['is_all'] else ' or more'}"
+        self.log.info("Column %s of table %s: notifications await work on %s", self.column, self.table, counted)
+        return seen
+
+    def _limit(self) -> int:
+        return whole_number(self.limit, what="limit", least=1)

@@ -1,0 +1,66 @@
+"""What sensors of a store have in common: they look, in the worker or on the triggerer, and consume nothing."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+
+from export_queue.hooks import ExportQueueHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from export_queue.triggers import StoreTrigger
+
+
+class WaitForStore(BaseSensorOperator):
+    """Wait until something waits in a store, and return what.
+
+    :param deferrable: wait on the triggerer and hold no worker.
+    :param export_queue_conn_id: connection of the store. (templated)
+    """
+
+    def __init__(
+        self,
+        *,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.deferrable = deferrable
+        self.export_queue_conn_id = export_queue_conn_id
+
+    @abstractmethod
+    def look(self) -> Any:
+        """Look once; what is returned is false if nothing waits, else the payload of the trigger's event."""
+
+    @abstractmethod
+    def trigger(self) -> StoreTrigger:
+        """Return the trigger that looks on."""
+
+    @abstractmethod
+    def result(self, seen: Any) -> Any:
+        """Make the task's result of what was seen."""
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        """Look once."""
+        seen = self.look()
+        return PokeReturnValue(is_done=bool(seen), xcom_value=self.result(seen) if seen else None)
+
+    def execute(self, context: Context) -> Any:
+        """Wait in the worker, or defer unless something waits already."""
+        if not self.deferrable:
+            return super().execute(context)
+        if seen := self.look():
+            return self.result(seen)
+        return self.defer(
+            trigger=self.trigger(), method_name="execute_complete", timeout=timedelta(seconds=self.timeout)
+        )
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Go on after the trigger's event."""
+        return self.result(event)

@@ -1,0 +1,24 @@
+"""The names of ``export_queue`` that need Airflow."""
+
+from __future__ import annotations
+
+import pytest
+
+import export_queue
+from export_queue import ExportQueueNotificationTrigger, ExportQueueTrigger, assets, queue_asset, triggers
+
+
+def test_names_that_need_airflow_lead_to_something() -> None:
+    assert queue_asset is assets.queue_asset
+    assert ExportQueueTrigger is triggers.ExportQueueTrigger
+    assert ExportQueueNotificationTrigger is triggers.ExportQueueNotificationTrigger
+
+
+def test_an_error_inside_of_a_module_that_needs_airflow_comes_out_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(module: str) -> object:
+        raise ModuleNotFoundError("no module named 'orjson'", name="orjson")
+
+    monkeypatch.delitem(vars(export_queue), "queue_asset", raising=False)
+    monkeypatch.setattr(export_queue, "import_module", broken)
+    with pytest.raises(ModuleNotFoundError, match="orjson"):
+        _ = export_queue.queue_asset
