@@ -367,10 +367,11 @@ def test_dead_letters_are_kept_once_with_their_reason(store: Store) -> None:
         with store.database.begin() as work:
             dead_letter(work, queue, letters)
     kept = sorted(store.dead_letters.list("q", values=True), key=lambda letter: letter.position)
-    assert [replace(letter, value_bytes=None, dead_since_ms=0) for letter in kept] == sorted(
+    assert [replace(letter, value_bytes=None, dead_since_ms=0, key=None) for letter in kept] == sorted(
         letters, key=lambda letter: letter.position
     )
     assert [letter.value_bytes for letter in kept] == [len(letter.value or b"") for letter in kept]
+    assert [letter.key for letter in kept] == [letter.position.key.decode() for letter in kept]
     assert store.dead_letters.count("q") == 2
     assert '"key"' not in repr(kept)
 

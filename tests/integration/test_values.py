@@ -214,6 +214,9 @@ def index(elasticsearch_server: ElasticsearchServer) -> Iterator[str]:
     yield name
     for found in elasticsearch_server.request("GET", f"/{name}*?expand_wildcards=all")[1]:
         elasticsearch_server.request("DELETE", f"/{found}")
+    queues = ["fields", *(f"value{n}" for n in range(len(VALUES))), *(f"key{n}" for n in range(len(KEYS)))]
+    for queue_id in queues:  # each test has a store of its own
+        elasticsearch_server.request("DELETE", f"/xq_control/_doc/{queue_id}")
 
 
 @pytest.mark.timeout(240)  # the first test of a version waits for its server

@@ -14,3 +14,23 @@ def with_origin(entry: Entry) -> Iterator[Put]:
     if entry.value == "poison":
         raise ValueError("refused by the exporter")
     yield Put(entry.queue, entry.key, {"value": entry.value, "library": export_queue.core.__file__})
+
+
+class Pairs:
+    """A codec of pairs of words."""
+
+    def encode(self, pair: tuple[str, str]) -> bytes:
+        """Join the words."""
+        return "/".join(pair).encode()
+
+    def decode(self, raw: bytes) -> tuple[str, ...]:
+        """Part the words."""
+        return tuple(raw.decode().split("/"))
+
+
+pairs = Pairs()
+
+
+def reversed_pair(entry: Entry) -> Iterator[Put]:
+    """Export the words of a key the other way round."""
+    yield Put(entry.queue, "/".join(reversed(entry.key)), {"value": entry.value + 1})

@@ -107,6 +107,28 @@ def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_
         assert password not in shown
 
 
+@pytest.mark.full("a submission of Spark; tasks find codecs without Spark, too")
+def test_a_job_finds_codecs_where_it_finds_exporters(
+    store: Store,
+    store_url: str,
+    redis_spec: SinkSpec,
+    redis_client: Any,
+    passwords: dict[str, str],
+    submit: Submit,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(MODULES["PYTHONPATH"])
+    store.configure_queue("pairs", key="exports:pairs", value="int", buckets=4)
+    with store.transaction() as tx:
+        tx.queue("pairs").add_many([(("a", "b"), 1), (("c", "d"), 2)])
+    job = job_for(store_url, redis_spec, queue_id="pairs", exporter="exports:reversed_pair")
+    submission = submit(job, variables={**MODULES, **passwords})
+    assert submission.wait() == 0, submission.output()
+    assert report_of(store, job.drain_id).acknowledged == 2
+    found = {key: orjson.loads(redis_client.get(key)) for key in redis_client.scan_iter("pairs:*")}
+    assert found == {b"pairs:b/a": {"value": 2}, b"pairs:d/c": {"value": 3}}
+
+
 @pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
 @pytest.mark.parametrize(
     ("options", "status", "error", "message"),
