@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -26,6 +26,8 @@ class ExportQueueConfigureOperator(BaseOperator):
     :param value: codec of values: ``json``, ``str`` or ``bytes``. (templated)
     :param max_value_bytes: the largest value that the queue takes. (templated)
     :param exclusive: whether adding a key conflicts with concurrent transactions that add it, too.
+    :param subscriptions: names of the readers that a new queue has, each of which gets every entry; None says nothing
+        about them. (templated)
     :param create_store: create the store where there is none, which needs the right to create tables; False leaves
         this to ``export-queue init``.
     :param export_queue_conn_id: connection of the store. (templated)
@@ -38,6 +40,7 @@ class ExportQueueConfigureOperator(BaseOperator):
         "key",
         "value",
         "max_value_bytes",
+        "subscriptions",
         "export_queue_conn_id",
     )
     ui_color = "#e8f4ea"
@@ -52,6 +55,7 @@ class ExportQueueConfigureOperator(BaseOperator):
         value: str = "json",
         max_value_bytes: int | str = 1 << 20,
         exclusive: bool = False,
+        subscriptions: Sequence[str] | None = None,
         create_store: bool = True,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         **kwargs: Any,
@@ -64,6 +68,7 @@ class ExportQueueConfigureOperator(BaseOperator):
         self.value = value
         self.max_value_bytes = max_value_bytes
         self.exclusive = exclusive
+        self.subscriptions = subscriptions
         self.create_store = create_store
         self.export_queue_conn_id = export_queue_conn_id
 
@@ -85,6 +90,7 @@ class ExportQueueConfigureOperator(BaseOperator):
                 value=self.value,
                 max_value_bytes=whole_number(self.max_value_bytes, what="max_value_bytes"),
                 exclusive=self.exclusive,
+                subscriptions=self.subscriptions,
             )
         units = queue.units()
         self.log.info("Queue %s is ready: %d buckets in %d units", queue.id, queue.buckets, len(units))

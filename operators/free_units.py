@@ -49,13 +49,15 @@ class OpenUnits:
         """Begin a drain.
 
         :raises UnknownQueue: the store has no such queue.
+        :raises HasSubscriptions: they have its entries; the error names them.
         :raises SinkBindingError: the queue drains into another sink.
         :raises InvalidArgument: the ranges are no units.
         """
-        from export_queue.core.queue import bind_sink
+        from export_queue.core.queue import bind_sink, find_reader
         from export_queue.core.transactions import take_snapshot
 
-        queue = store.queue(request.queue_id)
+        with store.database.read() as work:
+            queue = find_reader(work, request.queue_id)
         if queue.sink is not None:
             # Another sink than the bound one is refused here, in a second, and not by the driver after many.
             with store.database.begin() as work:

@@ -154,7 +154,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
                 with environment({**variables, **passwords}):
                     self._submit(store, context, arguments.request.drain_id)
                 report = self._report(store, arguments.request.drain_id)
-                if warning := report.warning():
+                for warning in report.warnings():
                     self.log.warning("%s", warning)
                 if report.problem is not None:
                     raise report.problem.to_error()

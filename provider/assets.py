@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from airflow.sdk import Asset
@@ -10,19 +11,25 @@ if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
 SCHEME = "export-queue"
+_PATH = re.compile(r"/[^/]+(/[^/]+)?")
 
 
 def queue_asset(queue_id: str, *, export_queue_conn_id: str = "export_queue_default") -> Asset:
     """Return the asset of a queue: a task that adds to it has it among its outlets, a DAG that drains it follows it.
 
-    :param queue_id: the queue.
+    :param queue_id: the queue, or one of its subscriptions: ``airports/search``.
+    :raises ValueError: the id is neither.
     :param export_queue_conn_id: connection of the queue's store; the same queue of another store is another asset.
     """
+    if not _PATH.fullmatch(f"/{queue_id}"):
+        raise ValueError(
+            f"expected the id of a queue, or of a subscription as in 'airports/search', found {queue_id!r}"
+        )
     return Asset(f"{SCHEME}://{export_queue_conn_id}/{queue_id}")
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:
-    """Check the URI of a queue's asset: ``export-queue://connection/queue``."""
-    if not uri.netloc or uri.path.count("/") != 1 or uri.path == "/":
-        raise ValueError(f"expected {SCHEME}://connection/queue, found {uri.geturl()}")
+    """Check the URI of a queue's asset: ``export-queue://connection/queue``, perhaps with ``/subscription``."""
+    if not uri.netloc or not _PATH.fullmatch(uri.path):
+        raise ValueError(f"expected {SCHEME}://connection/queue or …/queue/subscription, found {uri.geturl()}")
     return uri

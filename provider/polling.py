@@ -135,7 +135,7 @@ class Poller:
 
     def _answer(self, questions: Iterable[Question]) -> dict[Question, Sighting | Exception]:
         """Look at the store for all questions, by one snapshot."""
-        from export_queue.core.queue import find_queue, look
+        from export_queue.core.queue import find_reader, look
         from export_queue.core.transactions import take_snapshot
 
         if self._store is None:
@@ -147,7 +147,7 @@ class Poller:
         with store.database.read() as work:
             for question in questions:
                 try:
-                    queue = find_queue(work, question.queue_id)
+                    queue = find_reader(work, question.queue_id)
                     units = None if question.ranges is None else queue.split(question.ranges)
                     answers[question] = look(work, queue, snapshot, units, since=question.since)
                 except ExportQueueError as error:

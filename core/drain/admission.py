@@ -9,7 +9,7 @@ from export_queue.core.drain.fenced import check_request
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import SinkBelongsToAnother
-from export_queue.core.queue import find_queue
+from export_queue.core.queue import find_reader
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
 from export_queue.core.store import Database, queries
 
@@ -78,10 +78,11 @@ def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink | FencedSin
     :param queue_id: the queue that drains into it.
     :param sink: a description of the sink, or an open one, which stays open.
     :raises UnknownQueue: the store has no such queue.
+    :raises HasSubscriptions: each of them drains into a sink of its own.
     :raises SinkError: the sink cannot be used, or another store feeds it.
     """
     with store.database.read() as work:
-        queue = find_queue(work, queue_id)
+        queue = find_reader(work, queue_id)
     with opened_sink(sink) as opened:
         fence = admit(
             store.database,

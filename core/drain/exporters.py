@@ -76,7 +76,8 @@ class Exporter(Protocol):
 class CopyExporter:
     """The default exporter: each entry is one record.
 
-    Collection = the queue's id, record id = the key's bytes, document = the value's bytes; null deletes.
+    Collection = the queue's id, also where a subscription of it is drained; record id = the key's bytes; document = the
+    value's bytes; null deletes.
     """
 
     name = "default"
@@ -87,7 +88,7 @@ class CopyExporter:
     def export(self, queue: Queue, entries: Entries) -> Exported:
         """Pass the columns on as they are."""
         count = len(entries)
-        return Exported(Operations([queue.id] * count, entries.keys, entries.values, entries.seqs, range(count)))
+        return Exported(Operations([queue.source] * count, entries.keys, entries.values, entries.seqs, range(count)))
 
     def close(self) -> None:
         """Do nothing."""
@@ -119,7 +120,7 @@ class FunctionExporter:
         for i, (key, value, seq) in enumerate(zip(entries.keys, entries.values, entries.seqs, strict=True)):
             for _ in range(2):
                 try:
-                    entry = Entry(queue.id, queue.decode_key(key), queue.decode_value(value), seq)
+                    entry = Entry(queue.source, queue.decode_key(key), queue.decode_value(value), seq)
                     builder.add(self._export(entry), seq=seq, entry=i)
                 except Exception as error:
                     if is_transient(error):

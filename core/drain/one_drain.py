@@ -45,7 +45,7 @@ from export_queue.core.queue import (
     Range,
     backlog,
     bind_sink,
-    find_queue,
+    find_reader,
     join_ranges,
     list_dead_letters,
     waiting_ranges,
@@ -134,7 +134,7 @@ def _give_up(course: _Course, error: BaseException, started_at: float) -> None:
 
 
 def _warn(report: DrainReport) -> None:
-    if warning := report.warning():
+    for warning in report.warnings():
         log.warning("%s", warning)
 
 
@@ -228,7 +228,7 @@ class _Course:
 
     def _find_queue(self) -> Queue:
         with self.database.read() as work:
-            queue = self.queue = find_queue(work, self.request.queue_id)
+            queue = self.queue = find_reader(work, self.request.queue_id)
         self.wanted = queue.split(self.request.ranges)
         return queue
 
@@ -392,6 +392,7 @@ class _Course:
             seconds=round(seconds, 3),
             problem=problem,
             first_rejection=self.first_rejection,
+            first_load=None if self.queue is None else self.queue.first_load,
             **total(self.parts),
         )
         report.check()

@@ -134,6 +134,8 @@ class DrainReport(Counts):
     """Why the drain stopped early; None if it did not."""
     first_rejection: str | None = None
     """Class and reason of the first dead letter; None where there is none."""
+    first_load: str | None = None
+    """Of a subscription that came later than its queue: ``missing``, ``made`` or ``waived``."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; sequences are text, since other programs read numbers as doubles."""
@@ -166,15 +168,21 @@ class DrainReport(Counts):
             return f"{text}; skipped {_ranges_text(self.skipped)}, which others hold"
         return text
 
-    def warning(self) -> str | None:
-        """Say how many entries became dead letters, and why the first one did; None where all went well."""
-        if not self.dead:
-            return None
-        return (
-            f"{self.queue}: dead letters: {grouped(self.dead)}"
-            + (f", the first: {self.first_rejection}" if self.first_rejection else "")
-            + f"; see them: export-queue dead list {self.queue} --drain-id {self.drain_id}"
-        )
+    def warnings(self) -> list[str]:
+        """Say what somebody should look at: dead letters, with the first one's reason; a first load that is missing."""
+        found = []
+        if self.dead:
+            found.append(
+                f"{self.queue}: dead letters: {grouped(self.dead)}"
+                + (f", the first: {self.first_rejection}" if self.first_rejection else "")
+                + f"; see them: export-queue dead list {self.queue} --drain-id {self.drain_id}"
+            )
+        if self.first_load == "missing":
+            found.append(
+                f"{self.queue}: the first load is missing: the sink lacks what was committed before the subscription; "
+                f"store.first_load({self.queue!r}) makes it, store.waive_first_load({self.queue!r}) ends this warning"
+            )
+        return found
 
 
 def _ranges_text(ranges: Sequence[Range]) -> str:

@@ -35,6 +35,7 @@ _TABLES = {
     "conflict_keys": "xq_conflict_key",
     "outcomes": "xq_outcome",
     "idempotency_keys": "xq_idempotency",
+    "removed": "xq_entry",
 }
 
 
@@ -68,6 +69,8 @@ class MaintenanceReport:
     dead_letter_acts: int
     attempts: int
     """Attempts of drains that were killed or revoked long ago."""
+    removed: int
+    """Entries, dead letters and locks of subscriptions that were removed."""
     more: bool
     """Whether a subject came to the limit, so that another run goes on with it."""
     busy: bool
@@ -83,6 +86,7 @@ class MaintenanceReport:
             f"{self.expired} expired, {self.pruned} pruned, {self.versions} versions, "
             f"{self.conflict_keys} conflict keys, {self.outcomes} outcomes, {self.idempotency_keys} idempotency keys, "
             f"{self.drain_reports} drain reports"
+            + (f", {self.removed} rows of removed subscriptions" if self.removed else "")
             + ("; more is left" if self.more else "")
             + ("; another process is cleaning up" if self.busy else "")
         )
@@ -129,6 +133,7 @@ def maintain(
     settled_ms = turn.prepare(age_ms, gap_ms)
     turn.repeat(conflict_keys.clean_conflict_keys)
     turn.repeat(versions.clean_versions)
+    turn.repeat(records.forget_subscriptions)
     if settled_ms is not None:
         turn.repeat(partial(outcomes.forget_outcomes, before_ms=settled_ms - int(keep_outcomes * 1000)))
         before_ms = settled_ms - int(keep_idempotency_keys * 1000)
@@ -151,6 +156,7 @@ def maintain(
         drain_reports=deleted["drain_reports"],
         dead_letter_acts=deleted["dead_letter_acts"],
         attempts=deleted["attempts"],
+        removed=deleted["removed"],
         more=turn.more or pruned >= limit,
         busy=turn.busy,
     )

@@ -26,6 +26,7 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
         entries = queries.monitoring.count_entries(work)
         dead = queries.monitoring.count_dead_letters(work)
         locks = queries.monitoring.count_locks(work, now=now)
+        missing = queries.monitoring.missing_loads(work)
     running = [holder for holder in holders if holder.kind != "invalid"]
     active = Counter({"short": 0, "long": 0})
     active.update(holder.kind for holder in running)
@@ -84,6 +85,7 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
         ),
         _gauges("dead_letters", "Entries that were set aside.", "queue", dead),
         _gauges("locks", "Locks whose lease runs.", "queue", locks),
+        _gauges("first_load_missing", "Whether a subscription lacks what was committed before it.", "queue", missing),
     ]
     return metrics if counters is None else metrics + count_metrics(counters)
 

@@ -1,6 +1,7 @@
 """Clean-up of records: reports of drains, acts on dead letters, attempts of tasks that did not end in order.
 
-Their ids carry the time, so that old ones are found without an index of their own.
+Their ids carry the time, so that old ones are found without an index of their own. And of subscriptions that were
+removed: all that they had.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ def forget_acts(work: Work, limit: int, *, now_ms: int) -> Page:
     most = min(limit, pages.MOST_ROWS)
     deleted = queries.dead_letters.delete_audit(work, before_ms=now_ms - KEEP_ACTS_MS, limit=most)
     return Page(deleted, Counter(dead_letter_acts=deleted), more=deleted == most)
+
+
+def forget_subscriptions(work: Work, limit: int) -> Page:
+    """Delete what subscriptions had that were removed."""
+    most = min(limit, pages.MOST_ROWS)
+    deleted = queries.readers.delete_removed(work, most)
+    return Page(deleted, Counter(removed=deleted), more=deleted == most)
 
 
 def forget_attempts(work: Work, limit: int, *, now_ms: int) -> Page:

@@ -13,6 +13,11 @@ RefuseName = Callable[[str], str | None]
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
+def first_collection(queue_id: str) -> str:
+    """Name the collection that a drain feeds, where its exporter names no other one: by the queue that is added to."""
+    return queue_id.partition("/")[0]
+
+
 def check_template(template: str, refuse: RefuseName, *, what: str) -> None:
     """Check a template of names.
 

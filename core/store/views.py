@@ -20,6 +20,9 @@ VIEWS = {
                min(e.seq) / 1000000 as oldest_ms
         from {{s}}xq_entry e join {{s}}xq_queue q on q.number = e.queue_number
         where {_LIVE_ENTRY} group by q.id, (e.bucket / q.buckets_per_range) * q.buckets_per_range""",
+    "subscriptions": """
+        select q.id as subscription, p.id as queue, q.sink, q.first_load, q.created_ms
+        from {s}xq_queue q join {s}xq_queue p on p.number = q.parent""",
     "active_transactions": """
         select id, kind, client, started_ms, deadline_ms from {s}xq_active where id = owner""",
     "locks": """

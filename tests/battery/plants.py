@@ -72,6 +72,19 @@ def free_the_gate_too_early(url: str) -> None:
     _edit(url, "xq_draw", edit)
 
 
+def pause_around_the_readers(url: str) -> None:
+    """Let time pass in commits when the readers of their queues are held, and again when these have the entries."""
+    held = re.compile(r"perform [\w.\"]*xq_hold_readers_v3\(entry_queue\);")
+    given = re.compile(r"join [\w.\"]*xq_queue q on coalesce\(q\.parent, q\.number\) = e\.q and not q\.fans_out;")
+
+    def edit(text: str) -> str:
+        for place in (held, given):
+            text = _once(place, lambda found: f"{found[0]} {RARE_PAUSE.format(0.2)}", text)
+        return text
+
+    _edit(url, "xq_commit", edit)
+
+
 def give_the_store_a_clock_of_its_own(url: str) -> None:
     """Let the store's clock differ from the server's by what :func:`set_clock` says."""
     with connect(url) as connection:
@@ -103,13 +116,14 @@ def _once(pattern: re.Pattern[str], new: str | Callable[[re.Match[str]], str], t
 
 
 def _edit(url: str, name: str, edit: Callable[[str], str]) -> None:
-    """Change all versions of functions, and see that they are as planted.
+    """Change all versions of functions, and see that they are as planted; those that only call a newer one stay.
 
     :param name: a regular expression for their names without the version.
     """
     functions = (
         "select pg_get_functiondef(p.oid) from pg_proc p "
-        "where p.pronamespace = %s::regnamespace and p.proname ~ ('^(' || %s || ')_v[0-9]+$')"
+        "where p.pronamespace = %s::regnamespace and p.proname ~ ('^(' || %s || ')_v[0-9]+$') "
+        "and p.prosrc !~ ('xq_(commit|stage)_v[0-9]+[(]')"
     )
     with connect(url) as connection:
         before = [text for (text,) in connection.execute(functions.encode(), (SCHEMA, name))]

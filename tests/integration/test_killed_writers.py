@@ -101,8 +101,8 @@ def test_a_writer_killed_inside_the_commit_of_sqlite_leaves_nothing(sqlite_url: 
         store.configure_table("t")
 
         class Dying(SqliteDialect):
-            def _write(self, *arguments: Any) -> None:
-                super()._write(*arguments)
+            def _write_cells(self, *arguments: Any) -> None:
+                super()._write_cells(*arguments)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def work() -> None:
@@ -130,7 +130,7 @@ def is_committing(store: Store) -> int | None:
     with store.database.read() as work:
         return work.connection.execute(
             sa.text(
-                "select pid from pg_stat_activity where wait_event_type = 'Lock' and query like '%xq_commit_v2%' "
+                "select pid from pg_stat_activity where wait_event_type = 'Lock' and query like '%xq_commit_v3%' "
                 "and datname = current_database()"
             )
         ).scalar()

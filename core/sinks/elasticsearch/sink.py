@@ -16,6 +16,7 @@ from export_queue.core.sinks.elasticsearch import indices, lines, tombstones
 from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Meaning, items_of, whole
 from export_queue.core.sinks.elasticsearch.connection import CLIENT_OPTIONS, Connection, PutOff, Secret
 from export_queue.core.sinks.elasticsearch.floor import Floor, unreadable
+from export_queue.core.sinks.naming import first_collection
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 
@@ -349,7 +350,8 @@ class ElasticsearchSink:
 
     def _prove_first(self, queue_id: str) -> None:
         """Prove, before a drain reads, the index that it will write to as far as that is known by now."""
-        alias = indices.fill_collections(self._template, [queue_id])[0].get(queue_id)
+        collection = first_collection(queue_id)
+        alias = indices.fill_collections(self._template, [collection])[0].get(collection)
         if alias is None:
             return
         record = self._floor.whole_record()

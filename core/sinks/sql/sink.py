@@ -23,6 +23,7 @@ from export_queue.core.retry import Retry
 from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.claims import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.control import check_owner, stale_rank
+from export_queue.core.sinks.naming import first_collection
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 from export_queue.core.sinks.sql.claims import UNIT_TABLE, claim_units, create_units, write_under
@@ -377,8 +378,9 @@ class SqlSink:
 
     def _prove_first(self, queue_id: str) -> None:
         """Prove, before a drain reads, the table that it will write to as far as that is known by now."""
-        tables, _ = fill_collections(self._template, [queue_id], fold=self._folds_names())
-        name = tables.get(queue_id)
+        collection = first_collection(queue_id)
+        tables, _ = fill_collections(self._template, [collection], fold=self._folds_names())
+        name = tables.get(collection)
         if name is None:
             return
         self._check_losses(name)

@@ -1,4 +1,7 @@
-"""SQL of the figures for monitoring, the same as in the public views."""
+"""SQL of the figures for monitoring, the same as in the public views.
+
+A queue with subscriptions has no figures of its own.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +57,17 @@ def count_entries(work: Reading) -> list[tuple[str, int, int | None]]:
     statement = (
         sa.select(queue.c.id, sa.func.count(entry.c.seq), sa.func.min(entry.c.seq))
         .select_from(queue.outerjoin(entry, live))
+        .where(queue.c.fans_out.is_(False))
         .group_by(queue.c.id)
         .order_by(queue.c.id)
     )
     return [(name, int(number), seq) for name, number, seq in work.connection.execute(statement)]
+
+
+def missing_loads(work: Reading) -> dict[str, int]:
+    """Tell of each subscription that came later than its queue whether its first load is missing: 1 if it is."""
+    statement = sa.select(queue.c.id, queue.c.first_load).where(queue.c.first_load.is_not(None)).order_by(queue.c.id)
+    return {name: int(state == "missing") for name, state in work.connection.execute(statement)}
 
 
 def count_dead_letters(work: Reading) -> dict[str, int]:
@@ -75,6 +85,7 @@ def _count(work: Reading, table: sa.Table, where: sa.ColumnElement[bool], column
     statement = (
         sa.select(queue.c.id, sa.func.count(column))
         .select_from(queue.outerjoin(table, where))
+        .where(queue.c.fans_out.is_(False))
         .group_by(queue.c.id)
         .order_by(queue.c.id)
     )

@@ -1,0 +1,616 @@
+"""Several readers of one queue: each gets exactly what commits after its start (I3, I6, I7)."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+import psycopg
+import pytest
+from tests.support.patience import AT_ONCE
+from tests.support.waiting import PATIENCE, wait_until
+
+from export_queue.core.client import Store
+from export_queue.core.drain import drain
+from export_queue.core.errors import (
+    EntriesWait,
+    EntryError,
+    HasSubscriptions,
+    InvalidArgument,
+    OptionsDiffer,
+    QueueBusy,
+    SinkBindingError,
+    TransactionsInProgress,
+    UnknownQueue,
+)
+from export_queue.core.locks import Owner, claim
+from export_queue.core.maintenance import maintain
+from export_queue.core.queue import QueueWriter, Range, bucket, read_entries, subscribe, unsubscribe
+from export_queue.core.retry import Retry
+from export_queue.core.sinks import MemorySink
+from export_queue.core.store import queries
+from export_queue.core.transactions import OpenTransaction, take_snapshot
+
+EVERY_WAY = True
+ONCE = Retry(attempts=1)
+SOON = Retry(attempts=None, seconds=PATIENCE, first_pause=0.01)
+
+
+@pytest.fixture
+def airports(store: Store) -> Store:
+    """A store with a queue that two read."""
+    store.configure_queue("airports", buckets=16, buckets_per_range=4, subscriptions=["search", "cache"])
+    return store
+
+
+def add(store: Store, *keys: str, long: bool = False, **options: Any) -> None:
+    with store.transaction(long=long) as tx:
+        for key in keys:
+            tx.queue("airports").add(key, {"key": key}, **options)
+            if long:
+                tx.flush()
+
+
+def keys(store: Store, queue_id: str) -> list[str]:
+    """The keys that wait; each stands in the bucket of its queue's own layout."""
+    queue = store.queue(queue_id)
+    with store.database.read() as work:
+        found = read_entries(
+            work, queue, take_snapshot(store.database), Range(0, queue.buckets), rows=1000, size=1 << 30
+        )
+    assert found.buckets == [bucket(key, queue.buckets) for key in found.keys]
+    return sorted(key.decode() for key in found.keys)
+
+
+def documents(sink: MemorySink) -> dict[str, Any]:
+    """The records of the queue's collection."""
+    assert {collection for collection, _ in sink.records()} <= {"airports"}
+    return {key.decode(): orjson.loads(document) for (_, key), document in sink.records().items()}
+
+
+def rows(store: Store, queue_id: str = "airports") -> int:
+    """All entries under a queue's own number, of transactions in progress too."""
+    with store.database.read() as work:
+        return queries.readers.count_rows(work, store.queue(queue_id).number, locked_at=0)[0]
+
+
+@contextmanager
+def bound(store: Store, store_url: str) -> Iterator[Any]:
+    """A connection of the user's with a SQL transaction open, which is committed at the end."""
+    if store_url.startswith("sqlite"):
+        connection: Any = sqlite3.connect(store_url.removeprefix("sqlite:///"), isolation_level=None, timeout=PATIENCE)
+        connection.execute("begin immediate")
+    else:
+        connection = psycopg.connect(store_url.replace("+psycopg", ""))
+        connection.execute("select 1")
+    try:
+        yield connection
+        connection.commit()
+    finally:
+        connection.close()
+
+
+# -- each reader has its own ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_each_subscription_gets_every_entry(airports: Store, long: bool) -> None:
+    add(airports, "a", "b", long=long)
+    assert keys(airports, "airports/search") == keys(airports, "airports/cache") == ["a", "b"]
+    assert rows(airports) == 0
+
+
+def test_a_bound_transaction_reaches_every_subscription(airports: Store, store_url: str) -> None:
+    with bound(airports, store_url) as connection, airports.transaction(connection=connection) as tx:
+        tx.queue("airports").add("a", 1)
+    assert keys(airports, "airports/search") == keys(airports, "airports/cache") == ["a"]
+
+
+def test_a_transaction_whose_id_was_asked_for_reaches_every_subscription(airports: Store) -> None:
+    with airports.transaction() as tx:
+        assert tx.id
+        tx.queue("airports").add("a", 1)
+    assert keys(airports, "airports/search") == keys(airports, "airports/cache") == ["a"]
+
+
+def test_each_subscription_has_the_buckets_of_its_own_layout(airports: Store) -> None:
+    with airports.database.begin() as work:
+        layout = queries.queues.q.update().where(queries.queues.q.c.id == "airports/cache")
+        work.connection.execute(layout.values(buckets=5, buckets_per_range=5, layout=7))
+    names = [f"key {number}" for number in range(40)]
+    add(airports, *names)
+    add(airports, "ä" * 17, long=True)
+    for reader in ("airports/search", "airports/cache"):
+        assert keys(airports, reader) == sorted([*names, "ä" * 17])
+
+
+def test_a_broken_reader_holds_back_no_other_one(airports: Store) -> None:
+    def refuse(entry: Any) -> list[Any]:
+        raise ValueError("broken")
+
+    add(airports, "a", "b")
+    sink = MemorySink()
+    assert drain(airports, "airports/search", MemorySink(), sink_name="search", exporter=refuse).dead == 2
+    assert drain(airports, "airports/cache", sink, sink_name="cache").acknowledged == 2
+    assert keys(airports, "airports/cache") == keys(airports, "airports/search") == []
+    assert airports.dead_letters.count("airports/search") == 2
+    assert airports.dead_letters.count("airports/cache") == 0
+    assert airports.dead_letters.retry("airports/search") == 2
+    assert keys(airports, "airports/search") == ["a", "b"]
+
+
+def test_sinks_know_records_by_the_queue(airports: Store) -> None:
+    add(airports, "a")
+    sink = MemorySink()
+    drain(airports, "airports/search", sink, sink_name="search")
+    assert documents(sink) == {"a": {"key": "a"}}
+
+
+def test_two_subscriptions_may_feed_one_collection(airports: Store) -> None:
+    sink = MemorySink()
+    add(airports, "a")
+    assert drain(airports, "airports/search", sink, sink_name="one").written == 1
+    assert drain(airports, "airports/cache", sink, sink_name="one").stale == 1
+
+
+def test_each_subscription_is_bound_to_a_sink_of_its_own(airports: Store) -> None:
+    drain(airports, "airports/search", MemorySink(), sink_name="one")
+    drain(airports, "airports/cache", MemorySink(), sink_name="two")
+    with pytest.raises(SinkBindingError):
+        drain(airports, "airports/search", MemorySink(), sink_name="two")
+    airports.rebind("airports/search", "two")
+    assert {reader.id: reader.sink for reader in airports.subscriptions("airports")} == {
+        "airports/search": "two",
+        "airports/cache": "two",
+    }
+
+
+def test_the_same_key_twice_is_refused_and_replaced_as_in_any_queue(airports: Store) -> None:
+    with pytest.raises(EntryError, match="replace=True"):
+        add(airports, "a", "a")
+    for long in (False, True):
+        add(airports, "a", "a", long=long, replace=True)
+    assert keys(airports, "airports/search") == keys(airports, "airports/cache") == ["a", "a"]
+
+
+def test_a_repeated_commit_adds_nothing(airports: Store) -> None:
+    begun = airports.begin()
+    with airports.resume(begun) as tx:
+        tx.queue("airports").add("a", 1)
+    assert airports.commit(begun) == airports.commit(begun)
+    assert keys(airports, "airports/search") == ["a"]
+
+
+def test_an_aborted_long_transaction_leaves_nothing(airports: Store) -> None:
+    begun = airports.begin()
+    with airports.resume(begun) as tx:
+        tx.queue("airports").add("a", 1)
+    assert rows(airports) == 1
+    airports.abort(begun)
+    assert rows(airports) == rows(airports, "airports/search") == 0
+
+
+# -- exactly what commits after a reader's start ----------------------------------------------------------------------
+
+
+def test_a_new_subscription_starts_empty(airports: Store) -> None:
+    add(airports, "before")
+    reader = airports.subscribe("airports", "reports")
+    assert (reader.id, reader.parent, reader.first_load) == ("airports/reports", "airports", "missing")
+    add(airports, "after")
+    assert keys(airports, "airports/reports") == ["after"]
+    assert keys(airports, "airports/search") == ["after", "before"]
+
+
+def test_a_client_that_knew_the_queue_before_reaches_a_new_subscription(
+    airports: Store, open_store: Callable[[], Store]
+) -> None:
+    with open_store() as other:
+        add(other, "before")
+        airports.subscribe("airports", "reports")
+        airports.unsubscribe("airports", "cache", discard=True)
+        add(other, "after")
+        add(other, "long", long=True)
+    assert keys(airports, "airports/reports") == ["after", "long"]
+
+
+def test_what_was_staged_reaches_the_subscriptions_that_are_there_at_the_commit(airports: Store) -> None:
+    with airports.transaction(long=True) as tx:
+        tx.queue("airports").add("a", 1)
+        tx.flush()
+        airports.subscribe("airports", "reports")
+        airports.unsubscribe("airports", "cache")
+        airports.unsubscribe("airports", "search")
+        assert keys(airports, "airports/reports") == []
+    assert keys(airports, "airports/reports") == ["a"]
+    assert rows(airports) == 0
+
+
+def test_a_subscription_waits_for_a_bound_transaction_and_misses_it(airports: Store, store_url: str) -> None:
+    if store_url.startswith("sqlite"):
+        pytest.skip("SQLite has one writer")
+    with ThreadPoolExecutor() as threads:
+        with bound(airports, store_url) as connection:
+            with airports.transaction(connection=connection) as tx:
+                tx.queue("airports").add("a", 1)
+            with pytest.raises(QueueBusy, match="airports"):
+                subscribe(airports.database, "airports", "reports", retry=ONCE)
+            with pytest.raises(QueueBusy):
+                unsubscribe(airports.database, "airports", "cache", discard=True, retry=ONCE)
+            tried, sleeping = threading.Event(), threading.Event()
+            patient = Retry(attempts=None, seconds=PATIENCE, sleep=lambda _: (tried.set(), sleeping.wait(0.01)))
+            waiting = threads.submit(subscribe, airports.database, "airports", "reports", retry=patient)
+            assert tried.wait(PATIENCE)
+            add(airports, "meanwhile")  # is not held up by whoever waits
+        waiting.result(PATIENCE)
+    add(airports, "after")
+    assert keys(airports, "airports/reports") == ["after"]
+    assert keys(airports, "airports/search") == ["a", "after", "meanwhile"]
+
+
+def test_patience_for_transactions_in_progress_has_a_limit(airports: Store, store_url: str) -> None:
+    if store_url.startswith("sqlite"):
+        pytest.skip("SQLite has one writer")
+    seconds = itertools.count()
+    limited = Retry(attempts=None, seconds=10, sleep=lambda _: None, clock=lambda: float(next(seconds)))
+    with bound(airports, store_url) as connection:
+        with airports.transaction(connection=connection) as tx:
+            tx.queue("airports").add("a", 1)
+        with pytest.raises(QueueBusy) as caught:
+            subscribe(airports.database, "airports", "reports", retry=limited)
+    assert caught.value.transient
+    assert "bound" in caught.value.hint
+    assert 5 <= next(seconds) <= 15
+
+
+def test_a_request_for_locks_does_not_wait_for_a_bound_transaction(airports: Store, store_url: str) -> None:
+    if store_url.startswith("sqlite"):
+        pytest.skip("SQLite has one writer")
+    airports.configure_queue("plain", buckets=4, buckets_per_range=4)
+    with ThreadPoolExecutor() as threads, bound(airports, store_url) as connection:
+        with airports.transaction(connection=connection) as tx:
+            tx.queue("plain").add("a", 1)
+        plain = airports.queue("plain")
+        claimed = threads.submit(claim, airports.database, plain, plain.units(), owner=Owner.unique(), lease_seconds=60)
+        assert len(claimed.result(PATIENCE)) == 1
+
+
+# -- the first subscription and the last one --------------------------------------------------------------------------
+
+
+def test_the_first_subscription_is_refused_while_entries_wait(store: Store) -> None:
+    store.configure_queue("airports", buckets=4, buckets_per_range=4)
+    add(store, "a")
+    with pytest.raises(EntriesWait, match=r"found 1 entries, 0 dead letters and 0 locks(.|\n)*drain the queue"):
+        store.subscribe("airports", "search")
+    sink = MemorySink()
+    drain(store, "airports", sink, sink_name="memory")
+    assert store.subscribe("airports", "search").first_load == "missing"
+    assert store.queue("airports").fans_out
+    assert store.queue("airports").sink is None
+
+
+def test_the_first_subscription_is_refused_while_entries_are_staged_or_dead_or_drained(store: Store) -> None:
+    store.configure_queue("airports", buckets=4, buckets_per_range=4)
+    with store.transaction(long=True) as tx:
+        tx.queue("airports").add("a", 1)
+        tx.flush()
+        with pytest.raises(EntriesWait, match="found 1 entries"):
+            store.subscribe("airports", "search")
+    drain(store, "airports", MemorySink(), sink_name="memory", exporter=lambda entry: 1 / 0)
+    with pytest.raises(EntriesWait, match="1 dead letters"):
+        store.subscribe("airports", "search")
+    store.dead_letters.drop("airports")
+    queue = store.queue("airports")
+    claim(store.database, queue, queue.units(), owner=Owner.unique(), lease_seconds=60)
+    with pytest.raises(EntriesWait, match="1 locks"):
+        store.subscribe("airports", "search")
+
+
+def test_the_last_subscription_stays(store: Store) -> None:
+    store.configure_queue("airports", subscriptions=["search"])
+    with pytest.raises(InvalidArgument, match=r"last one(.|\n)*subscribe another"):
+        store.unsubscribe("airports", "search", discard=True)
+
+
+def test_a_subscription_with_entries_or_dead_letters_is_removed_only_if_they_are_given_up(airports: Store) -> None:
+    add(airports, "a", "b")
+    drain(airports, "airports/search", MemorySink(), sink_name="s", exporter=lambda entry: 1 / 0)
+    add(airports, "c")
+    with pytest.raises(EntriesWait, match=r"found 1 entries, 2 dead letters(.|\n)*discard=True"):
+        airports.unsubscribe("airports", "search")
+    airports.unsubscribe("airports", "search", discard=True)
+    with pytest.raises(UnknownQueue):
+        airports.queue("airports/search")
+    assert [reader.id for reader in airports.subscriptions("airports")] == ["airports/cache"]
+    assert keys(airports, "airports/cache") == ["a", "b", "c"]
+
+
+def test_clean_up_deletes_what_a_removed_subscription_had(airports: Store) -> None:
+    add(airports, *(f"key {number}" for number in range(20)))
+    drain(airports, "airports/search", MemorySink(), sink_name="s", exporter=lambda entry: 1 / 0, ranges=[[0, 8]])
+    number = airports.queue("airports/search").number
+    airports.unsubscribe("airports", "search", discard=True)
+    assert maintain(airports.database, limit=7, patience=AT_ONCE).removed == 7
+    assert maintain(airports.database, patience=AT_ONCE).removed == 13
+    with airports.database.read() as work:
+        assert queries.readers.count_rows(work, number, locked_at=0) == (0, 0, 0)
+    assert maintain(airports.database, patience=AT_ONCE).removed == 0
+    assert len(keys(airports, "airports/cache")) == 20
+
+
+def test_a_drain_of_a_removed_subscription_removes_nothing_any_more(airports: Store) -> None:
+    add(airports, "a")
+    reader = airports.queue("airports/search")
+
+    def remove(entry: Any) -> list[Any]:
+        if airports.subscriptions("airports")[-1].name == "search":
+            airports.unsubscribe("airports", "search", discard=True)
+        return []
+
+    with pytest.raises(Exception, match=r"lease|removed|no queue"):
+        drain(airports, "airports/search", MemorySink(), sink_name="s", exporter=remove)
+    with airports.database.read() as work:
+        assert queries.readers.count_rows(work, reader.number, locked_at=0)[0] == 1
+    with pytest.raises(UnknownQueue):
+        claim(airports.database, reader, reader.units(), owner=Owner.unique(), lease_seconds=60)
+
+
+def test_a_subscription_that_comes_again_is_a_new_one(airports: Store) -> None:
+    add(airports, "a")
+    sink = MemorySink()
+    drain(airports, "airports/search", sink, sink_name="s")
+    add(airports, "b")
+    airports.unsubscribe("airports", "search", discard=True)
+    airports.subscribe("airports", "search")
+    assert keys(airports, "airports/search") == []
+    add(airports, "c")
+    drain(airports, "airports/search", MemorySink(), sink_name="another")  # not taken for one that has lost data
+    airports.unsubscribe("airports", "search")
+    airports.subscribe("airports", "search")
+    drain(airports, "airports/search", sink, sink_name="s")
+
+
+def test_to_subscribe_again_changes_nothing(airports: Store) -> None:
+    before = airports.subscribe("airports", "search")
+    assert before.first_load is None
+    add(airports, "a")
+    assert airports.subscribe("airports", "search") == before
+    assert keys(airports, "airports/search") == ["a"]
+
+
+# -- names and options ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_subscriptions_again_change_nothing_and_others_are_refused(airports: Store) -> None:
+    options: dict[str, Any] = {"buckets": 16, "buckets_per_range": 4}
+    for same in (["cache", "search"], ("search", "cache"), None):
+        assert airports.configure_queue("airports", **options, subscriptions=same).fans_out
+    for other in (["search"], ["search", "cache", "reports"], []):
+        with pytest.raises(OptionsDiffer, match=r"\['cache', 'search'\](.|\n)*subscribe"):
+            airports.configure_queue("airports", **options, subscriptions=other)
+
+
+def test_a_queue_without_subscriptions_says_so_when_others_are_expected(store: Store) -> None:
+    store.configure_queue("plain")
+    store.configure_queue("plain", subscriptions=[])
+    with pytest.raises(OptionsDiffer, match=r"store\.subscribe"):
+        store.configure_queue("plain", subscriptions=["search"])
+    assert store.subscriptions("plain") == []
+
+
+@pytest.mark.parametrize("names", ["search", ["a/b"], ["A"], ["a", "a"], [""]])
+def test_bad_names_of_subscriptions_are_refused(store: Store, names: Any) -> None:
+    with pytest.raises(InvalidArgument, match="subscription"):
+        store.configure_queue("airports", subscriptions=names)
+
+
+def test_a_subscription_has_no_subscriptions(airports: Store) -> None:
+    with pytest.raises(InvalidArgument, match="found that of a subscription"):
+        airports.subscribe("airports/search", "more")
+    with pytest.raises(InvalidArgument, match="1-64"):
+        airports.configure_queue("airports/search")
+    with pytest.raises(UnknownQueue, match="airports/cache"):
+        airports.queue("airports/other")
+    with pytest.raises(UnknownQueue, match="cache, search"):
+        airports.unsubscribe("airports", "other")
+
+
+def test_a_queue_with_subscriptions_is_not_read_itself(airports: Store) -> None:
+    for ask in (
+        lambda: airports.backlog("airports"),
+        lambda: airports.waiting_ranges("airports"),
+        lambda: airports.rebind("airports", "sink"),
+        lambda: airports.dead_letters.count("airports"),
+        lambda: drain(airports, "airports", MemorySink(), sink_name="s"),
+    ):
+        with pytest.raises(HasSubscriptions, match="airports/cache, airports/search"):
+            ask()
+
+
+def test_a_subscription_is_not_added_to_by_itself(airports: Store) -> None:
+    with (
+        pytest.raises(InvalidArgument, match=r"'airports/search'(.|\n)*add to 'airports'"),
+        airports.transaction() as tx,
+    ):
+        tx.queue("airports/search").add("a", 1)
+
+
+def test_the_store_itself_refuses_what_is_added_to_a_subscription(airports: Store) -> None:
+    for kind in ("short", "long"):
+        opened = OpenTransaction(airports.database, kind=kind)  # type: ignore[arg-type]
+        QueueWriter(opened, airports.queue("airports/search")).add("a", 1)
+        with pytest.raises(InvalidArgument, match="found subscription 'airports/search'"):
+            opened.commit()
+    assert rows(airports, "airports/search") == 0
+
+
+# -- first loads ------------------------------------------------------------------------------------------------------
+
+
+def test_a_first_load_brings_what_was_committed_before(airports: Store) -> None:
+    for key in ("a", "b"):
+        with airports.transaction() as tx:
+            tx.table("names").set(key, "n", key.encode())
+            tx.queue("airports").add(key, key)
+    airports.subscribe("airports", "reports")
+    with airports.transaction() as tx:
+        tx.table("names").set("b", "n", b"new")
+        tx.queue("airports").add("b", "new")
+    with airports.first_load("airports/reports") as load:
+        load.add_many((row.decode(), value.decode()) for row, _, value in load.table("names").scan())
+        load.flush()
+        with airports.transaction() as tx:  # newer than the load
+            tx.queue("airports").add("a", "newest")
+    assert airports.queue("airports/reports").first_load == "made"
+    sink = MemorySink()
+    report = drain(airports, "airports/reports", sink, sink_name="reports")
+    assert report.first_load == "made"
+    assert report.warnings() == []
+    assert documents(sink) == {"a": "newest", "b": "new"}
+    assert keys(airports, "airports/search") == ["a", "a", "b", "b"]
+    with pytest.raises(InvalidArgument, match="was made"), airports.first_load("airports/reports"):
+        pass
+
+
+def test_a_first_load_that_fails_is_still_missing(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    with pytest.raises(ZeroDivisionError), airports.first_load("airports/reports") as load:
+        load.add("a", 1)
+        load.flush()
+        _ = 1 / 0
+    assert airports.queue("airports/reports").first_load == "missing"
+    assert rows(airports, "airports/reports") == 0
+
+
+def test_a_first_load_waits_for_older_transactions(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    older = airports.begin()
+    with (
+        pytest.raises(TransactionsInProgress, match="waits for 1 older") as caught,
+        airports.first_load("airports/reports", settle_timeout=0.05),
+    ):
+        pass
+    assert caught.value.transient
+    with airports.resume(older) as tx:
+        tx.table("names").set("a", "n", b"old")
+    with ThreadPoolExecutor() as threads:
+
+        def load() -> list[Any]:
+            with airports.first_load("airports/reports") as loading:
+                return list(loading.table("names").scan())
+
+        loaded = threads.submit(load)
+        wait_until(lambda: active(airports) == 2, "no load waits")
+        airports.commit(older)
+        assert [value for _, _, value in loaded.result(PATIENCE)] == [b"old"]
+
+
+def test_a_first_load_sees_what_an_older_transaction_wrote_behind_a_checkpoint(airports: Store) -> None:
+    """Its write pointer is greater than the load's id, and its entries have a smaller sequence."""
+    airports.subscribe("airports", "reports")
+    with ThreadPoolExecutor() as threads:
+
+        def load() -> None:
+            with airports.first_load("airports/reports") as loading:
+                for row, _, value in loading.table("names").scan():
+                    loading.add(row.decode(), value.decode())
+
+        with airports.transaction(long=True) as older:
+            older.queue("airports").add("a", "new")
+            older.flush()
+            loaded = threads.submit(load)
+            wait_until(lambda: active(airports) == 2, "no load waits")
+            older.checkpoint()
+            older.table("names").set("a", "n", b"new")
+        loaded.result(PATIENCE)
+    sink = MemorySink()
+    drain(airports, "airports/reports", sink, sink_name="reports")
+    assert documents(sink) == {"a": "new"}
+
+
+def active(store: Store) -> int:
+    with store.database.read() as work:
+        statement = "select count(*) from {}active_transactions where kind = 'long'"
+        place = "" if work.connection.dialect.name == "sqlite" else "export_queue."
+        return int(work.connection.exec_driver_sql(statement.format(place)).scalar_one())
+
+
+def test_a_first_load_writes_nothing_else(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    with pytest.raises(InvalidArgument, match="writes nothing else"), airports.first_load("airports/reports") as load:
+        load.table("names").set("a", "n", b"1")
+    for wrong, found in (("airports", "found queue"), ("airports/search", "from the beginning")):
+        with pytest.raises(InvalidArgument, match=found), airports.first_load(wrong):
+            pass
+
+
+def test_a_waived_first_load_is_not_missing(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    report = drain(airports, "airports/reports", MemorySink(), sink_name="reports")
+    assert "first load is missing" in report.warnings()[0]
+    airports.waive_first_load("airports/reports")
+    assert airports.queue("airports/reports").first_load == "waived"
+    assert drain(airports, "airports/reports", MemorySink(), sink_name="reports").warnings() == []
+    with pytest.raises(InvalidArgument, match="found queue"):
+        airports.waive_first_load("airports")
+
+
+def test_a_first_load_of_a_removed_subscription_leaves_nothing(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    number = airports.queue("airports/reports").number
+    with pytest.raises(InvalidArgument, match="first load"), airports.first_load("airports/reports") as load:
+        load.add("a", 1)
+        load.flush()
+        with pytest.raises(EntriesWait):
+            airports.unsubscribe("airports", "reports")
+        airports.unsubscribe("airports", "reports", discard=True)
+    maintain(airports.database, patience=AT_ONCE)
+    with airports.database.read() as work:
+        assert queries.readers.count_rows(work, number, locked_at=0) == (0, 0, 0)
+
+
+def test_of_two_first_loads_one_counts(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+
+    def other() -> None:
+        with airports.first_load("airports/reports") as load:
+            load.add("b", 1)
+
+    with ThreadPoolExecutor() as threads:
+        with airports.first_load("airports/reports") as load:
+            load.add("a", 1)
+            waiting = threads.submit(other)
+            wait_until(lambda: active(airports) == 2, "no load waits")
+        with pytest.raises(InvalidArgument, match="made meanwhile"):
+            waiting.result(PATIENCE)
+    assert keys(airports, "airports/reports") == ["a"]
+    assert airports.queue("airports/reports").first_load == "made"
+
+
+# -- monitoring -------------------------------------------------------------------------------------------------------
+
+
+def test_views_and_metrics_name_subscriptions(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    add(airports, "a")
+    with airports.database.read() as work:
+        place = "" if work.connection.dialect.name == "sqlite" else "export_queue."
+        lag = work.connection.exec_driver_sql(f"select queue, entries from {place}queue_lag order by queue").all()
+        of = work.connection.exec_driver_sql(f"select subscription, queue, first_load from {place}subscriptions").all()
+    assert lag == [("airports/cache", 1), ("airports/reports", 1), ("airports/search", 1)]
+    assert sorted(of) == [
+        ("airports/cache", "airports", None),
+        ("airports/reports", "airports", "missing"),
+        ("airports/search", "airports", None),
+    ]
+    told = airports.metrics()
+    assert 'export_queue_queue_entries{queue="airports/search"} 1' in told
+    assert 'export_queue_first_load_missing{queue="airports/reports"} 1' in told
+    assert 'queue="airports"}' not in told
