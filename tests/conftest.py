@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from tests.support.shared import VARIABLE, Run
 
-pytest_plugins = ["tests.support.fixtures"]
+pytest_plugins = ["tests.support.fixtures", "tests.support.wheel"]
 
 # How long an example takes is the machine's business.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -1,6 +1,7 @@
 """Every Python block of the README and of the pages runs as it stands there, those of a page one after the other.
 
-Blocks that need Airflow are run by ``tests/airflow/test_docs.py``.
+Blocks that need Airflow are run by ``tests/airflow/test_docs.py``, those of the tutorial, which needs servers, by
+``tests/integration/test_tutorial.py``.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page.stem != "tutorial"], ids=name_of)
 def test_every_python_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}

@@ -181,7 +181,8 @@ def test_the_doors_export_what_they_always_did():
     """What is taken away here breaks somebody's exporter, sink or test."""
     assert set(sinks.__all__) == set(
         "MAX_SEQ ApplyResult Capabilities Claim ClaimedSink CompositeSink ContinuingSink ControlRecord Delete "
-        "ElasticsearchSink FencedSink FloorRecord MemorySink Operations OperationsBuilder PreparableSink "
+        "ElasticsearchSink ErrorRow ErrorTable Fate FencedSink FloorRecord MemorySink "
+        "Operations OperationsBuilder PreparableSink "
         "Put RedisSink Rejection Round Sink SinkSpec SqlSink SweepableSink "
         "apply_batch check_owner collapse document_bytes isolate register_store next_round opened_sink "
         "raise_floor refuse_seqs stale_rank".split()

@@ -1,4 +1,4 @@
-"""The project's wheel, built once."""
+"""The fixture of the project's wheel, built once."""
 
 from __future__ import annotations
 
