@@ -17,7 +17,7 @@ from tests.support.servers import RedisServer
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 INSTALL = "pip install 'airflow-provider-export-queue[redis,elasticsearch]'"
-SERVERS = "export REDIS_URL=redis://127.0.0.1:6379/0 ELASTICSEARCH_URL=http://127.0.0.1:9200"
+SERVERS = "export REDIS_HOST=127.0.0.1 REDIS_PORT=6379 ELASTICSEARCH_URL=http://127.0.0.1:9200"
 OPEN_TO_ALL = {"xpack.security.authc.anonymous.roles": "superuser"}
 
 pytestmark = pytest.mark.full("it installs an environment, and starts a server of Elasticsearch")
@@ -52,7 +52,7 @@ def test_the_tutorial_runs_from_the_install_to_the_last_command(
     install = install.replace(INSTALL, f"pip install --quiet '{wheel}[redis,elasticsearch]'")
     (tmp_path / "tutorial.py").write_text("\n\n".join(blocks("python")))
     install = install.replace(
-        SERVERS, f"export REDIS_URL=redis://{redis.host}:{redis.port}/0 ELASTICSEARCH_URL={elasticsearch.url}"
+        SERVERS, f"export REDIS_HOST={redis.host} REDIS_PORT={redis.port} ELASTICSEARCH_URL={elasticsearch.url}"
     )
     lines = ["set -eu", install, "python tutorial.py", shell.replace("export-queue", "echo; export-queue")]
     (tmp_path / "all.sh").write_text("\n".join(lines))
