@@ -16,7 +16,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from export_queue.core.json_text import NotJson, json_bytes
@@ -200,6 +200,7 @@ numbers = st.one_of(
 plain = st.one_of(st.none(), st.booleans(), st.text(), st.floats(allow_nan=False, allow_infinity=False))
 
 
+@settings(max_examples=40)
 @given(st.recursive(st.one_of(numbers, plain), lambda one: st.one_of(st.lists(one), st.dictionaries(st.text(), one))))
 def test_an_exact_reader_reads_what_was_written(value: Any) -> None:
     found = json.loads(json_bytes(value), parse_float=Decimal)
