@@ -102,46 +102,45 @@ def test_a_row_of_a_table_is_stored_as_the_table_says(tmp_path: Path, key: Key) 
 
 @pytest.fixture
 def others(tmp_path: Path) -> Iterator[Store]:
-    """A store with a queue for each value and for each key of the tables, one entry in each."""
+    """A store with a queue for each codec of the other tables, and an entry for each row; all ids differ."""
     with Store.open(f"sqlite:///{tmp_path}/store.db") as store:
         store.create()
-        for n, value in enumerate(VALUES):
-            store.configure_queue(f"value{n}", value=value.codec, buckets=1)
-        for n, key in enumerate(KEYS):
-            store.configure_queue(f"key{n}", key=key.codec, buckets=1)
+        for value in VALUES:
+            store.configure_queue(f"values-{value.codec}", value=value.codec, buckets=1)
+        for key in KEYS:
+            store.configure_queue(f"keys-{key.codec}", key=key.codec, buckets=1)
         with store.transaction() as tx:
             for n, value in enumerate(VALUES):
-                tx.queue(f"value{n}").add("k", value.value)
-            for n, key in enumerate(KEYS):
-                tx.queue(f"key{n}").add(key.key, {"n": 1})
+                tx.queue(f"values-{value.codec}").add(f"v{n}", value.value)
+            for key in KEYS:
+                tx.queue(f"keys-{key.codec}").add(key.key, {"n": 1})
         yield store
 
 
-def drained(store: Store, sink: Any, kind: str, most: int) -> list[bool]:
-    """Drain the queues of a kind; tells whether the sink has taken each one's entry."""
-    found = [drain(store, f"{kind}{n}", sink, sink_name="s") for n in range(most)]
-    assert all(report.dead + report.acknowledged == 1 for report in found)
-    return [report.acknowledged == 1 for report in found]
+def refused(store: Store, sink: Any) -> set[Any]:
+    """Drain all queues; returns the keys that the sink refuses."""
+    queues = [queue.id for queue in store.queues()]
+    for queue_id in queues:
+        assert drain(store, queue_id, sink, sink_name="s").left == 0
+    return set[Any]().union(*(dead(store, queue_id) for queue_id in queues))
 
 
 @pytest.mark.parametrize("target", ["string", "hash"])
 def test_redis_makes_of_every_codec_what_the_tables_say(
     others: Store, redis_server: RedisServer, redis_client: redis.Redis, target: str
 ) -> None:
-    options = {"password": redis_server.password, "key": "{collection}/{id}", "target": target}
+    options = {"password": redis_server.password, "key": "r:{id}", "target": target}
     with closing(RedisSink(redis_server.host, redis_server.port, **options)) as sink:
-        values = drained(others, sink, "value", len(VALUES))
-        assert all(drained(others, sink, "key", len(KEYS)))
+        gone = refused(others, sink)
     for n, value in enumerate(VALUES):
         expected = value.redis if target == "string" else value.hash
-        assert values[n] == (expected != DEAD), value
-        if values[n]:
-            name = f"value{n}/k"
-            found = redis_client.get(name) if target == "string" else redis_client.hget(name, "n")
+        assert (f"v{n}" in gone) == (expected == DEAD), value
+        if expected != DEAD:
+            found = redis_client.get(f"r:v{n}") if target == "string" else redis_client.hget(f"r:v{n}", "n")
             assert found == (value.stored if expected == "the bytes" else expected.encode()), value
-    for n, key in enumerate(KEYS):
+    for key in KEYS:
         record = key.key if key.redis == "the byte" else key.redis.encode()
-        assert redis_client.exists(b"key%d/%b" % (n, record)), key
+        assert redis_client.exists(b"r:" + record), key
 
 
 @pytest.mark.timeout(240)
@@ -149,15 +148,13 @@ def test_elasticsearch_makes_of_every_codec_what_the_tables_say(
     others: Store, elasticsearch_server: ElasticsearchServer, index: str
 ) -> None:
     server = elasticsearch_server
-    with closing(ElasticsearchSink(server.url, server.user, server.password, index=f"{index}-{{collection}}")) as sink:
-        values = drained(others, sink, "value", len(VALUES))
-        keys = drained(others, sink, "key", len(KEYS))
+    with closing(ElasticsearchSink(server.url, server.user, server.password, index=index)) as sink:
+        gone = refused(others, sink)
     for n, value in enumerate(VALUES):
-        assert (source(server, f"{index}-value{n}", "k") if values[n] else DEAD) == value.elastic, value
-    for n, key in enumerate(KEYS):
-        assert keys[n] == (key.elastic != DEAD), key
-        if keys[n]:
-            assert source(server, f"{index}-key{n}", key.elastic) == '{"n":1}', key
+        assert (DEAD if f"v{n}" in gone else source(server, index, f"v{n}")) == value.elastic, value
+    for key in KEYS:
+        assert (key.key in gone) == (key.elastic == DEAD), key
+        assert key.key in gone or source(server, index, key.elastic) == '{"n":1}', key
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
@@ -166,15 +163,14 @@ def test_sql_makes_of_every_codec_what_the_tables_say(
 ) -> None:
     request.param = kind
     url = url_of(request, tmp_path)
-    with closing(SqlSink(url)) as sink:
-        values = drained(others, sink, "value", len(VALUES))
-        keys = drained(others, sink, "key", len(KEYS))
-    for n, value in enumerate(VALUES):
-        rows = execute(url, f"SELECT document FROM value{n}_live") if values[n] else [(DEAD,)]
-        assert rows == [(value.sql,)], value
-    for n, key in enumerate(KEYS):
-        rows = execute(url, f"SELECT id FROM key{n}_live") if keys[n] else [(DEAD,)]
-        assert rows == [(key.sql,)], key
+    with closing(SqlSink(url, table="t")) as sink:
+        gone = refused(others, sink)
+    found = dict(execute(url, "SELECT id, document FROM t_live"))
+    expected = {f"v{n}": value.sql for n, value in enumerate(VALUES)} | {key.sql: '{"n":1}' for key in KEYS}
+    assert found == {record: cell for record, cell in expected.items() if DEAD not in (record, cell)}
+    assert gone == {f"v{n}" for n, value in enumerate(VALUES) if value.sql == DEAD} | {
+        key.key for key in KEYS if key.sql == DEAD
+    }
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
@@ -184,9 +180,7 @@ def test_sql_takes_numbers_as_keys_of_numbers(
     request.param = kind
     url = url_of(request, tmp_path)
     with closing(SqlSink(url, table="t", key={"id": "integer"})) as sink:
-        for n, key in enumerate(KEYS):
-            if key.codec == "int":
-                assert drain(others, f"key{n}", sink, sink_name="s").acknowledged == 1
+        assert drain(others, "keys-int", sink).acknowledged == 2
     assert sorted(execute(url, "SELECT id FROM t_live")) == [(-77,), (77,)]
 
 
@@ -214,7 +208,7 @@ def index(elasticsearch_server: ElasticsearchServer) -> Iterator[str]:
     yield name
     for found in elasticsearch_server.request("GET", f"/{name}*?expand_wildcards=all")[1]:
         elasticsearch_server.request("DELETE", f"/{found}")
-    queues = ["fields", *(f"value{n}" for n in range(len(VALUES))), *(f"key{n}" for n in range(len(KEYS)))]
+    queues = {"fields", *(f"values-{value.codec}" for value in VALUES), *(f"keys-{key.codec}" for key in KEYS)}
     for queue_id in queues:  # each test has a store of its own
         elasticsearch_server.request("DELETE", f"/xq_control/_doc/{queue_id}")
 
@@ -226,12 +220,12 @@ def test_elasticsearch_holds_the_stored_text_and_indexes_it_as_the_table_says(
     server = elasticsearch_server
     with closing(ElasticsearchSink(server.url, server.user, server.password, index=index)) as sink:
         drain(filled, "fields", sink)
-    refused = dead(filled, "fields")
+    gone = dead(filled, "fields")
     mappings = server.request("GET", f"/{index}/_mapping")[1]
     (properties,) = [one["mappings"]["properties"] for one in mappings.values()]
     found = {}
     for number, field in enumerate(FIELDS):
-        if number in refused:
+        if number in gone:
             found[number] = DEAD
             continue
         assert source(server, index, number) == f'{{"f{number}":{field.text}}}', field.type
@@ -277,12 +271,12 @@ def test_columns_of_sql_hold_what_the_table_says(
     columns = {f"f{number}": field.column for number, field in enumerate(FIELDS)}
     with closing(SqlSink(url, columns=columns)) as sink:
         drain(filled, "fields", sink)
-    refused = dead(filled, "fields")
+    gone = dead(filled, "fields")
     cast = {"sqlite": "{}", "postgresql": "CAST({} AS text)", "mariadb": "CAST({} AS char)"}[kind]
     zone = "SET TimeZone = 'UTC'" if kind == "postgresql" else "SELECT 1"
     found = {}
     for number in range(len(FIELDS)):
         rows = execute(url, zone, f"SELECT {cast.format(f'f{number}')} FROM fields_live WHERE id = '{number}'")
-        assert bool(rows) == (number not in refused)
+        assert bool(rows) == (number not in gone)
         found[number] = DEAD if not rows else NONE if rows[0][0] is None else str(rows[0][0])
     compare(kind, found)

@@ -16,7 +16,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from export_queue.core.json_text import NotJson, json_bytes
@@ -65,6 +65,9 @@ class Unset:
         (datetime(1890, 1, 1, tzinfo=BERLIN), '"1890-01-01T00:00:00+00:53:28"'),
         (datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=-3, minutes=-30))), '"2026-01-01T00:00:00-03:30"'),
         (date(1, 2, 3), '"0001-02-03"'),
+        (datetime(1, 2, 3, tzinfo=UTC), '"0001-02-03T00:00:00+00:00"'),
+        (type("Day", (date,), {})(2026, 7, 1), '"2026-07-01"'),
+        (type("Moment", (datetime,), {})(2026, 7, 1, tzinfo=UTC), '"2026-07-01T00:00:00+00:00"'),
         (time(1, 2, 3, tzinfo=UTC), '"01:02:03+00:00"'),
         (UUID(int=5), '"00000000-0000-0000-0000-000000000005"'),
         (Colour.RED, '"red"'),
@@ -185,6 +188,11 @@ def test_neither_numpy_nor_pandas_is_imported() -> None:
     assert done.stdout == "set()\n"
 
 
+@given(st.datetimes(timezones=st.sampled_from([UTC, BERLIN, timezone(timedelta(hours=5, minutes=45))])), st.dates())
+def test_times_are_written_as_python_writes_them(moment: datetime, day: date) -> None:
+    assert json.loads(json_bytes([moment, day])) == [moment.isoformat(), day.isoformat()]
+
+
 numbers = st.one_of(
     st.decimals(allow_nan=False, allow_infinity=False, min_value=Decimal("-1E300"), max_value=Decimal("1E300")),
     st.integers(-(10**40), 10**40),
@@ -192,6 +200,7 @@ numbers = st.one_of(
 plain = st.one_of(st.none(), st.booleans(), st.text(), st.floats(allow_nan=False, allow_infinity=False))
 
 
+@settings(max_examples=40)
 @given(st.recursive(st.one_of(numbers, plain), lambda one: st.one_of(st.lists(one), st.dictionaries(st.text(), one))))
 def test_an_exact_reader_reads_what_was_written(value: Any) -> None:
     found = json.loads(json_bytes(value), parse_float=Decimal)
