@@ -111,7 +111,7 @@ class SinkBindingError(ConfigurationError):
     default_hint = (
         "two drains into different sinks would split the data; "
         "where the sink has moved, store.rebind(queue_id, sink_name) binds the queue to it (docs/drains.md); "
-        "to feed both, add to a second queue in the same transaction, or drain into a composite sink"
+        "to feed both, give the queue two subscriptions (docs/subscriptions.md), or drain into a composite sink"
     )
 
 

@@ -17,12 +17,14 @@ from export_queue.core.spark.archive import package_archive
 
 NAMES = """
     ApplyResult Capabilities ControlRecord DeadLetter DeadLetterFilter Delete DrainJob DrainReport ElasticsearchSink
-    Entry FirstLoad Level Limits MemorySink Operations Outcome Owner Participant Put Range RedisSink Rejection Retry Sink SinkSpec
+    Entry FirstLoad Level Limits MemorySink Operations Outcome Owner Participant Put Range RedisSink Rejection Retry
+    Sink SinkSpec
     SqlSink Store StoreSpec Submitter Transaction TransactionContext __version__ apply_batch bucket bucket_column
     check_owner drain drain_job readmit refuse_seqs
 
     ExportQueueError
-    ConfigurationError EntriesWait HasSubscriptions InvalidArgument OptionsDiffer SecretNotFound SinkBindingError SinkConfigurationError UnknownQueue
+    ConfigurationError EntriesWait HasSubscriptions InvalidArgument OptionsDiffer SecretNotFound SinkBindingError
+    SinkConfigurationError UnknownQueue
     EntryError
     StoreError OtherCluster SchemaVersionError StoreNotCreated StoreReplaced StoreUnavailable
     TransactionError AfterCommitFailed AlreadyCommitted ChangeSetTooLarge CommitOutcomeUnknown CommitRefused
