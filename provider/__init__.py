@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from export_queue.core.client import Store, TransactionContext
+    from export_queue.core.client import FirstLoad, Store, TransactionContext
     from export_queue.core.drain import DrainReport, Entry, KeyStory, drain, readmit
     from export_queue.core.errors import (
         AfterCommitFailed,
@@ -24,16 +24,19 @@ if TYPE_CHECKING:
         ConflictError,
         DrainError,
         EntriesNotSettled,
+        EntriesWait,
         EntryError,
         EntryRejected,
         ExporterError,
         ExportQueueError,
+        HasSubscriptions,
         InvalidArgument,
         LeaseLost,
         LockError,
         LockNotAvailable,
         OptionsDiffer,
         OtherCluster,
+        QueueBusy,
         RegistrationLost,
         SchemaVersionError,
         SecretNotFound,
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
         TooManyDeadLetters,
         TransactionEnded,
         TransactionError,
+        TransactionsInProgress,
         TransactionTimeout,
         UnknownQueue,
     )
@@ -103,11 +107,14 @@ __all__ = [
     "DrainReport",
     "ElasticsearchSink",
     "EntriesNotSettled",
+    "EntriesWait",
     "Entry",
     "EntryError",
     "EntryRejected",
     "ExportQueueError",
     "ExporterError",
+    "FirstLoad",
+    "HasSubscriptions",
     "InvalidArgument",
     "KeyStory",
     "LeaseLost",
@@ -123,6 +130,7 @@ __all__ = [
     "Owner",
     "Participant",
     "Put",
+    "QueueBusy",
     "QueuedEntry",
     "Range",
     "RedisSink",
@@ -156,6 +164,7 @@ __all__ = [
     "TransactionEnded",
     "TransactionError",
     "TransactionTimeout",
+    "TransactionsInProgress",
     "UnknownQueue",
     "__version__",
     "apply_batch",
@@ -169,7 +178,7 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "client": "Store TransactionContext",
+    "client": "FirstLoad Store TransactionContext",
     "drain": "DrainReport Entry KeyStory drain readmit",
     "locks": "Owner",
     "queue": "DeadLetter DeadLetterFilter QueuedEntry Range bucket",

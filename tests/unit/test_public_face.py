@@ -17,18 +17,18 @@ from export_queue.core.spark.archive import package_archive
 
 NAMES = """
     ApplyResult Capabilities ControlRecord DeadLetter DeadLetterFilter Delete DrainJob DrainReport ElasticsearchSink
-    Entry KeyStory Level Limits MemorySink Operations Outcome Owner Participant Put QueuedEntry Range RedisSink
-    Rejection Retry Sink SinkSpec
-    SqlSink Store StoreSpec Submitter Transaction TransactionContext __version__ apply_batch bucket bucket_column
-    check_owner drain drain_job readmit refuse_seqs
+    Entry FirstLoad KeyStory Level Limits MemorySink Operations Outcome Owner Participant Put QueuedEntry Range
+    RedisSink Rejection Retry Sink SinkSpec SqlSink Store StoreSpec Submitter Transaction TransactionContext __version__
+    apply_batch bucket bucket_column check_owner drain drain_job readmit refuse_seqs
 
     ExportQueueError
-    ConfigurationError InvalidArgument OptionsDiffer SecretNotFound SinkBindingError SinkConfigurationError UnknownQueue
+    ConfigurationError EntriesWait HasSubscriptions InvalidArgument OptionsDiffer SecretNotFound SinkBindingError
+    SinkConfigurationError UnknownQueue
     EntryError
     StoreError OtherCluster SchemaVersionError StoreNotCreated StoreReplaced StoreUnavailable
     TransactionError AfterCommitFailed AlreadyCommitted ChangeSetTooLarge CommitOutcomeUnknown CommitRefused
-    ConflictError RegistrationLost SnapshotTooOld TransactionEnded TransactionTimeout
-    LockError LeaseLost LockNotAvailable
+    ConflictError RegistrationLost SnapshotTooOld TransactionEnded TransactionTimeout TransactionsInProgress
+    LockError LeaseLost LockNotAvailable QueueBusy
     SinkError SinkBelongsToAnother SinkLostData SinkRefused SinkUnavailable
     DrainError AmbiguousRecord EntriesNotSettled EntryRejected ExporterError SparkJobFailed TooManyDeadLetters
 """.split()
