@@ -128,7 +128,7 @@ class SinkBindingError(ConfigurationError):
         "two drains into different sinks would split the data; "
         "where the sink has moved, export-queue rebind QUEUE NAME, or store.rebind(queue_id, sink_name), binds the "
         "queue to it (docs/drains.md); "
-        "to feed both, add to a second queue in the same transaction, or drain into a composite sink"
+        "to feed both, give the queue two subscriptions (docs/subscriptions.md), or drain into a composite sink"
     )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
+import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +16,7 @@ from typing import Any
 import orjson
 import psycopg
 import pytest
+import sqlalchemy as sa
 from tests.support.patience import AT_ONCE
 from tests.support.waiting import PATIENCE, wait_until
 
@@ -32,12 +36,14 @@ from export_queue.core.errors import (
 from export_queue.core.locks import Owner, claim
 from export_queue.core.maintenance import maintain
 from export_queue.core.queue import QueueWriter, Range, bucket, read_entries, subscribe, unsubscribe
+from export_queue.core.queue.options import add_reader
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries
 from export_queue.core.transactions import OpenTransaction, take_snapshot
 
 EVERY_WAY = True
+fork = multiprocessing.get_context("fork")
 ONCE = Retry(attempts=1)
 SOON = Retry(attempts=None, seconds=PATIENCE, first_pause=0.01)
 
@@ -252,6 +258,68 @@ def test_a_subscription_waits_for_a_bound_transaction_and_misses_it(airports: St
     add(airports, "after")
     assert keys(airports, "airports/reports") == ["after"]
     assert keys(airports, "airports/search") == ["a", "after", "meanwhile"]
+
+
+def test_a_commit_that_waited_for_a_subscription_reaches_it(
+    airports: Store, store_url: str, open_store: Callable[[], Store]
+) -> None:
+    if store_url.startswith("sqlite"):
+        pytest.skip("SQLite has one writer")
+    with ThreadPoolExecutor() as threads, open_store() as other:
+        parent = airports.queue("airports")
+        with airports.database.begin() as work:
+            assert airports.database.dialect.try_readers(work.connection, parent.number)
+            add_reader(work, parent, "reports", first_load="missing")
+            added = threads.submit(add, other, "a")
+            wait_until(lambda: is_awaited(store_url), "no commit waits")
+        added.result(PATIENCE)
+    assert keys(airports, "airports/reports") == ["a"]
+
+
+def is_awaited(url: str) -> bool:
+    with psycopg.connect(url.replace("+psycopg", "")) as looking:
+        found = looking.execute(
+            "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query like '%%xq_%%' "
+            "and datname = current_database()"
+        )
+        return found.fetchone() is not None
+
+
+def test_an_unsubscription_that_is_killed_has_taken_effect_or_not(
+    airports: Store, open_store: Callable[[], Store]
+) -> None:
+    """At each statement of an unsubscription its process is killed: the reader is there as it was, or has gone."""
+    statements = itertools.count(1)
+    for number in statements:
+        airports.subscribe("airports", "reports")
+        add(airports, f"key {number}")
+        child = fork.Process(target=unsubscribe_and_die, args=(open_store, number), daemon=True)
+        child.start()
+        child.join(PATIENCE)
+        assert child.exitcode in (0, -signal.SIGKILL)
+        names = [reader.name for reader in airports.subscriptions("airports")]
+        if child.exitcode == 0:
+            assert names == ["cache", "search"]
+            break
+        assert names == ["cache", "reports", "search"]
+        assert keys(airports, "airports/reports")[-1:] == [f"key {number}"]
+    assert number > 5
+    assert maintain(airports.database, patience=AT_ONCE).removed == number
+    assert len(keys(airports, "airports/search")) == number
+
+
+def unsubscribe_and_die(open_store: Callable[[], Store], last: int) -> None:
+    """Unsubscribe, and be killed in the place of a statement."""
+    with open_store() as store:
+        seen = itertools.count(1)
+
+        def die(*_: Any) -> None:
+            if next(seen) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        _ = store.identity
+        sa.event.listen(store.database.engine, "before_cursor_execute", die)
+        store.unsubscribe("airports", "reports", discard=True)
 
 
 def test_patience_for_transactions_in_progress_has_a_limit(airports: Store, store_url: str) -> None:
