@@ -14,11 +14,13 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
 from tests.support.servers import free_port
 
+from export_queue.assets import queue_asset
 from export_queue.core.arguments import parse_ranges
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainRequest
 from export_queue.core.errors import (
     ConfigurationError,
+    HasSubscriptions,
     InvalidArgument,
     LockNotAvailable,
     OptionsDiffer,
@@ -89,6 +91,12 @@ def test_a_bad_queue_id_is_refused(airflow_store: Any, run_task: Any, queue_id: 
         run_task(ExportQueueConfigureOperator, queue_id=queue_id)
 
 
+def test_a_queue_with_subscriptions_is_configured(airflow_store: Any, run_task: Any) -> None:
+    for _ in range(2):
+        run_task(ExportQueueConfigureOperator, queue_id="airports", subscriptions=["search", "{{ 'cache' }}"])
+    assert [reader.name for reader in airflow_store.subscriptions("airports")] == ["cache", "search"]
+
+
 def test_an_unknown_codec_names_those_that_exist(airflow_store: Any, run_task: Any) -> None:
     with pytest.raises(InvalidArgument, match="json"):
         run_task(ExportQueueConfigureOperator, queue_id="other", value="xml")
@@ -124,6 +132,27 @@ def test_a_drain_brings_everything_into_the_sink_and_reports(airflow_store: Any,
     (stored,) = airflow_store.reports(queue_id="orders")
     assert stored == result
     assert stored["drain_id"].startswith("one_task/manual__")
+
+
+def test_a_drain_of_a_subscription_leaves_the_other_ones(airflow_store: Any, run_task: Any, copies: Any) -> None:
+    airflow_store.configure_queue("airports", subscriptions=["search", "cache"])
+    with airflow_store.transaction() as tx:
+        tx.queue("airports").add("BRS", {"total": 1})
+    drained = {"sink_conn_id": "copies", "sink_options": {"table": "orders"}}
+    result = run_task(ExportQueueDrainOperator, queue_id="airports/search", **drained)
+    assert (result["queue"], result["written"]) == ("airports/search", 1)
+    assert copies() == {"BRS": {"total": 1}}
+    assert len(airflow_store.backlog("airports/cache")) == 1
+    with pytest.raises(HasSubscriptions, match="airports/cache, airports/search"):
+        run_task(ExportQueueDrainOperator, queue_id="airports", **drained)
+
+
+def test_an_asset_stands_for_a_queue_or_for_a_subscription() -> None:
+    assert queue_asset("airports/search").uri == "export-queue://export_queue_default/airports/search"
+    assert queue_asset("airports").uri == "export-queue://export_queue_default/airports"
+    for wrong in ("", "a/b/c", "a/", "/a"):
+        with pytest.raises(ValueError, match="subscription"):
+            queue_asset(wrong)
 
 
 def test_arguments_are_templated(airflow_store: Any, run_task: Any, copies: Any, monkeypatch: Any) -> None:

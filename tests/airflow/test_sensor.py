@@ -9,7 +9,7 @@ from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
 from export_queue import polling
-from export_queue.core.errors import InvalidArgument, UnknownQueue
+from export_queue.core.errors import HasSubscriptions, InvalidArgument, UnknownQueue
 from export_queue.sensors import ExportQueueSensor
 from export_queue.sensors.export_queue import group_ranges
 
@@ -35,6 +35,17 @@ def test_it_returns_the_units_that_have_work(airflow_store: Any, run_dag: Any, d
     waiting = [[unit.range.first, unit.range.end] for unit in airflow_store.backlog("orders")]
     assert run_sensor(run_dag, deferrable=deferrable) == waiting
     assert sum(unit.entries for unit in airflow_store.backlog("orders")) == 3  # it consumes nothing
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_it_waits_for_a_subscription(airflow_store: Any, run_dag: Any, deferrable: bool) -> None:
+    airflow_store.configure_queue("airports", subscriptions=["search", "cache"])
+    with airflow_store.transaction() as tx:
+        tx.queue("airports").add("BRS", {})
+    waiting = [unit.range.to_json() for unit in airflow_store.backlog("airports/search")]
+    assert run_sensor(run_dag, queue_id="airports/search", deferrable=deferrable) == waiting
+    with pytest.raises(HasSubscriptions, match="airports/cache, airports/search"):
+        run_sensor(run_dag, queue_id="airports", deferrable=deferrable)
 
 
 def test_it_returns_groups_to_map_over(airflow_store: Any, run_dag: Any) -> None:

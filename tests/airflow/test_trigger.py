@@ -14,7 +14,7 @@ from tests.support.triggers import Looks, Watch, pollers, run, store_held
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
-from export_queue.core.errors import UnknownQueue
+from export_queue.core.errors import HasSubscriptions, UnknownQueue
 from export_queue.core.sinks import MemorySink
 from export_queue.triggers import ExportQueueTrigger
 
@@ -126,6 +126,21 @@ def test_an_unknown_queue_fails_its_own_trigger_alone(airflow_store: Any, looks:
         assert len(other.events) == 1
         await other.stop()
         assert pollers() == []
+
+    run(watch())
+
+
+def test_it_watches_a_subscription_and_no_queue_that_has_some(airflow_store: Any, looks: Looks) -> None:
+    airflow_store.configure_queue("airports", subscriptions=["search"])
+    with airflow_store.transaction() as tx:
+        tx.queue("airports").add("BRS", {})
+
+    async def watch() -> None:
+        reader = ExportQueueTrigger(queue_id="airports/search", poll_interval=0.02).run()
+        assert (await anext(reader)).payload["queue"] == "airports/search"
+        await reader.aclose()
+        with pytest.raises(HasSubscriptions, match="airports/search"):
+            await anext(ExportQueueTrigger(queue_id="airports", poll_interval=0.02).run())
 
     run(watch())
 
