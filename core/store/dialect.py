@@ -334,7 +334,14 @@ class StoreDialect(Protocol):
         """
 
     def stage(
-        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str, load: int | None
+        self,
+        connection: Handle,
+        transaction: int,
+        writes: Writes,
+        flush: int,
+        *,
+        store_id: str,
+        load: int | None = None,
     ) -> tuple[int, ...]:
         """Write rows of a long transaction early: cells under its newest write pointer, entries under its id.
 

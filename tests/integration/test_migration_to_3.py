@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.conftest import VARIANT
 from tests.integration.test_migration import described, id_source
 from tests.support.waiting import PATIENCE, wait_until
 
@@ -31,7 +32,10 @@ CODE = Path(__file__).parents[1] / "data" / "schema_2.zip"
 AT_ONCE = Retry(attempts=1)
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "postgresql by clock"])
+BY_CLOCK = pytest.param("postgresql by clock", marks=VARIANT)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", BY_CLOCK])
 def url(request: pytest.FixtureRequest) -> str:
     """The URL of a store of schema 2 with a queue."""
     found = str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))
@@ -187,7 +191,7 @@ def test_what_a_client_of_schema_2_stages_for_subscriptions_is_refused(url: str)
         assert waiting(store, "orders") == waiting(store, "orders/search") == 0
 
 
-@pytest.mark.parametrize("url", ["postgresql", "postgresql by clock"], indirect=True)
+@pytest.mark.parametrize("url", ["postgresql", BY_CLOCK], indirect=True)
 def test_a_commit_of_schema_2_that_waits_for_the_migration_holds_the_readers(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

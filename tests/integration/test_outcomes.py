@@ -415,7 +415,7 @@ def test_a_flush_that_arrives_behind_its_repetition_changes_nothing(store: Store
     own = int(value["id"])
 
     def writes(text: bytes) -> Writes:
-        return Writes(cells=[(table, b"a", b"n", text)], entries=[(queue, 1, 0, b"k", text)])
+        return Writes(cells=[(table, b"a", b"n", text)], entries=[(queue, 7, b"k", text)])
 
     with store.database.connect() as connection:
         late, repeated = dialect.draw(connection), dialect.draw(connection)

@@ -40,6 +40,7 @@ from export_queue.core.queue.options import add_reader
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries
+from export_queue.core.store.registration import QUEUE_BIT
 from export_queue.core.transactions import OpenTransaction, take_snapshot
 
 EVERY_WAY = True
@@ -320,6 +321,34 @@ def unsubscribe_and_die(open_store: Callable[[], Store], last: int) -> None:
         _ = store.identity
         sa.event.listen(store.database.engine, "before_cursor_execute", die)
         store.unsubscribe("airports", "reports", discard=True)
+
+
+def test_the_lock_of_a_queues_readers_is_no_id_and_its_neighbours_are_anybodys(
+    airports: Store, store_url: str, store_kind: str
+) -> None:
+    if store_kind not in ("postgresql", "postgresql-pooler"):
+        pytest.skip("advisory locks")
+    with psycopg.connect(store_url.replace("+psycopg", "")) as application:
+        key = application.execute(
+            "select (q.number | %s) # s.mask from export_queue.xq_queue q, export_queue.xq_store s "
+            "where q.id = 'airports'",
+            (QUEUE_BIT,),
+        ).fetchone()
+        assert key is not None
+        application.execute(
+            "select pg_advisory_lock(%s::bigint - 1), pg_advisory_lock(%s::bigint + 1)", (key[0], key[0])
+        )
+        airports.subscribe("airports", "reports")
+        with bound(airports, store_url) as connection:
+            with airports.transaction(connection=connection) as tx:
+                tx.queue("airports").add("a", 1)
+            held = (
+                "select 1 from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and objid = %s & 4294967295"
+            )
+            assert application.execute(held, key).fetchone() is not None
+            assert len(take_snapshot(airports.database).excluded) == 1  # the transaction itself
+    assert keys(airports, "airports/reports") == ["a"]
+    assert take_snapshot(airports.database).excluded == ()
 
 
 def test_patience_for_transactions_in_progress_has_a_limit(airports: Store, store_url: str) -> None:

@@ -523,7 +523,14 @@ class PostgresDialect:
         return tuple(found)
 
     def stage(
-        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str, load: int | None
+        self,
+        connection: Handle,
+        transaction: int,
+        writes: Writes,
+        flush: int,
+        *,
+        store_id: str,
+        load: int | None = None,
     ) -> tuple[int, ...]:
         """Write rows of a long transaction early, in one call."""
         arguments = (store_id, transaction, flush, *calls.columns(writes), *calls.cells(writes.notifications), load)

@@ -367,7 +367,14 @@ class SqliteDialect:
         return tuple(row[0] for row in rows)
 
     def stage(
-        self, connection: Handle, transaction: int, writes: Writes, flush: int, *, store_id: str, load: int | None
+        self,
+        connection: Handle,
+        transaction: int,
+        writes: Writes,
+        flush: int,
+        *,
+        store_id: str,
+        load: int | None = None,
     ) -> tuple[int, ...]:
         """Write rows of a long transaction early."""
         raw = _raw_of(connection)
