@@ -163,7 +163,9 @@ def test_a_writer_killed_at_any_moment_has_lost_nothing_that_it_was_told(sqlite_
     chosen = random.Random(seed)
     requests: dict[str, UUID] = {}
     told = set()
-    for number in range(kills):
+    for number in range(20 * kills):
+        if number >= kills and told:  # where the machine is busy, the first ones may all have died too early
+            break
         receiver, sender = fork.Pipe(duplex=False)
         kind = ("write_only", "short", "long")[number % 3]
         child = fork.Process(target=commit_for_ever, args=(sqlite_url, kind, f"{kind}{number}", sender), daemon=True)

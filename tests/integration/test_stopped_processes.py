@@ -20,6 +20,7 @@ from export_queue.core.errors import LeaseLost, StoreUnavailable
 from export_queue.core.locks import Lease, Owner, claim, release, renew
 from export_queue.core.queue import Queue
 from export_queue.core.store import queries
+from export_queue.core.store.postgresql import connection
 
 fork = multiprocessing.get_context("fork")
 
@@ -40,7 +41,7 @@ def queue(store: Store) -> Queue:
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export_queue.core.store.postgresql.connection.IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.5)
 
 
 @contextmanager

@@ -329,7 +329,7 @@ def test_the_command_sweeps_sinks_that_files_describe(sqlite_url: str, tmp_path:
 
 
 def test_a_file_that_is_no_sink_is_refused(tmp_path: Path) -> None:
-    from export_queue.core.cli.sinks import load_sink
+    from export_queue.core.cli.naming import read_description
 
     with pytest.raises(InvalidArgument):
-        load_sink(tmp_path / "nowhere.json")
+        read_description(tmp_path / "nowhere.json")

@@ -590,7 +590,7 @@ def test_a_timeout_out_of_bounds_is_refused(store: Store, timeout: float) -> Non
 def test_other_options_for_a_table_are_refused(store: Store) -> None:
     store.configure_table("t", conflict="cell")
     store.configure_table("t", conflict="cell")
-    with pytest.raises(OptionsDiffer, match="expected row, found cell"):
+    with pytest.raises(OptionsDiffer, match="conflict: expected 'row', found 'cell'"):
         store.configure_table("t", conflict="row")
 
 
