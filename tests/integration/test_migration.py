@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.conftest import VARIANT
 from tests.support.command_line import run_cli
 from tests.support.patience import AT_ONCE
 from tests.support.waiting import PATIENCE, wait_until
@@ -28,8 +29,10 @@ from export_queue.core.store.database import schema_of
 CLIENT = Path(__file__).parents[1] / "support" / "schema_1_client.py"
 CODE = Path(__file__).parents[1] / "data" / "schema_1.zip"
 
+BY_CLOCK = pytest.param("postgresql by clock", marks=VARIANT)
 
-@pytest.fixture(params=["sqlite", "postgresql", "postgresql by clock"])
+
+@pytest.fixture(params=["sqlite", "postgresql", BY_CLOCK])
 def url(request: pytest.FixtureRequest) -> str:
     """The URL of a store of schema 1, with rows of every kind in it."""
     found = str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))
@@ -112,7 +115,7 @@ def test_clients_of_schema_1_that_are_at_work_end_and_lose_nothing(url: str) -> 
             client.wait()
 
 
-@pytest.mark.parametrize("url", ["postgresql", "postgresql by clock"], indirect=True)
+@pytest.mark.parametrize("url", ["postgresql", BY_CLOCK], indirect=True)
 def test_a_commit_of_schema_1_that_waits_for_the_migration_does_not_take_effect(url: str) -> None:
     """Its function runs on when the locks are free, in tables that are not those it was written for."""
     name = url.replace("+psycopg", "")

@@ -13,8 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.conftest import VARIANT
-from tests.integration.test_migration import described, id_source
+from tests.integration.test_migration import BY_CLOCK, described, id_source
 from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
@@ -30,9 +29,6 @@ from export_queue.core.transactions import take_snapshot
 CLIENT = Path(__file__).parents[1] / "support" / "schema_2_client.py"
 CODE = Path(__file__).parents[1] / "data" / "schema_2.zip"
 AT_ONCE = Retry(attempts=1)
-
-
-BY_CLOCK = pytest.param("postgresql by clock", marks=VARIANT)
 
 
 @pytest.fixture(params=["sqlite", "postgresql", BY_CLOCK])
