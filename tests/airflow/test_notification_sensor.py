@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -187,6 +188,11 @@ def test_a_column_or_a_queue_is_asked_for_when_the_dag_is_written(arguments: Any
         ExportQueueNotificationSensor(task_id="wait", **arguments)
 
 
+def test_a_deferrable_sensor_without_a_pause_is_refused_when_the_dag_is_written() -> None:
+    with pytest.raises(InvalidArgument, match="poke_interval: expected seconds above 0, found 0"):
+        ExportQueueNotificationSensor(task_id="wait", queue_id="orders", deferrable=True, poke_interval=0)
+
+
 # -- the trigger -------------------------------------------------------------------------------------------------------
 
 
@@ -364,6 +370,23 @@ def test_observers_that_only_its_events_wake_work_everything_off(watched: Store)
             return sum(int(value) for _, _, value in tx.table("counts").scan())
 
     run(watch())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"table": ["meta"]}, "table: expected text, found list"),
+        ({"column": None}, "column: expected text, found NoneType"),
+        ({"limit": float("inf")}, "limit: expected a whole number from 1, found inf"),
+        ({"limit": -1}, "limit: expected a whole number from 1, found -1"),
+        ({"limit": "many"}, "limit: expected a whole number from 1, found 'many'"),
+        ({"poll_interval": "soon"}, "poll_interval: expected seconds above 0, found 'soon'"),
+    ],
+)
+def test_a_bad_argument_is_an_error_that_the_triggerer_outlives(arguments: Any, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(told)) as refusal:
+        ExportQueueNotificationTrigger(**{"table": "meta", "column": "updates", **arguments})
+    assert isinstance(refusal.value, TypeError), "Airflow's triggerer ends with any other error of a constructor"
 
 
 def test_it_survives_being_stored() -> None:
