@@ -152,7 +152,7 @@ class ExportQueueNotificationTrigger(StoreTrigger):
     It consumes none. A notification whose observer failed is announced again when its observer is due again.
 
     The event's payload is ``{"table": …, "column": …, "rows": […], "more": …, "is_all": …}``, as
-    :class:`~export_queue.sensors.ExportQueueNotificationSensor` returns it.
+    :class:`~export_queue.sensors.ExportQueueNotificationSensor` returns it, with rows of the table's type.
 
     :param table: the table.
     :param column: the observed column, by :meth:`Store.watch` or :meth:`Store.observe`.

@@ -91,6 +91,29 @@ def test_it_returns_the_rows_and_consumes_none(watched: Store, run_dag: Any, def
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
+@pytest.mark.parametrize(
+    ("codec", "rows"), [("int", [7, -((1 << 63) - 1), (1 << 63) - 1]), ("str", ["zo\u00eb", "AAAAAAAA", "7"])]
+)
+def test_rows_of_a_typed_table_are_those_of_the_table(
+    watched: Store, run_dag: Any, monkeypatch: pytest.MonkeyPatch, codec: str, rows: list[Any], deferrable: bool
+) -> None:
+    watched.configure_table("typed", row=codec)
+    watched.watch("typed", "n")
+    transaction = watched.begin()
+    with watched.resume(transaction) as tx:
+        for row in rows:
+            tx.table("typed").set(row, "n", b"1")
+    if deferrable:
+        commit_at_look(watched, transaction, monkeypatch)
+    else:
+        watched.commit(transaction)
+    found = run_sensor(run_dag, table="typed", column="n", deferrable=deferrable)["rows"]
+    assert sorted(found) == sorted(rows)
+    with watched.transaction() as tx:
+        assert [tx.table("typed").get(row, "n") for row in found] == [b"1"] * len(rows)
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
 def test_changes_that_are_not_committed_let_it_wait(
     watched: Store, run_dag: Any, monkeypatch: pytest.MonkeyPatch, deferrable: bool
 ) -> None:
