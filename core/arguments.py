@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def whole_number(value: Any, *, what: str, least: int = 0) -> int:
     """Read a whole number that may have been rendered to text."""
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last of infinity
         number = least - 1
     if number < least or (isinstance(value, float) and value != number):
         raise InvalidArgument(f"{what}: expected a whole number from {least}, found {value!r}")
@@ -54,6 +55,17 @@ def number(value: Any, *, what: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise InvalidArgument(f"{what}: expected a number, found {value!r}") from None
+
+
+def seconds(value: Any, *, what: str, may_be_zero: bool = False) -> float:
+    """Read a time in seconds, which has an end and may have been rendered to text."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found) or found < 0 or (found == 0 and not may_be_zero):
+        raise InvalidArgument(f"{what}: expected seconds {'from' if may_be_zero else 'above'} 0, found {value!r}")
+    return found
 
 
 def _is_whole(item: Any) -> bool:

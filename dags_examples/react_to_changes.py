@@ -18,9 +18,9 @@ LOW = 10
 
 def order_more(tx, row, column):
     """Note which goods run out, in the transaction that works the change off."""
-    stock = int(tx.table("goods").get(row, column, b"0"))
+    stock = tx.table("goods").get(row, column, 0)
     if stock < LOW:
-        tx.table("orders").set(row, "wanted", str(LOW - stock).encode())
+        tx.table("orders").set(row, "wanted", LOW - stock)
     else:
         tx.table("orders").delete(row, "wanted")
 
@@ -31,6 +31,8 @@ def react_to_changes():
     def declare():
         with ExportQueueHook().get_store() as store:
             store.create()  # creates the store, once
+            for table in ("goods", "orders"):
+                store.configure_table(table, row="str", value="int")
             store.watch("goods", "stock")  # from now on each write to the column sets a notification
 
     changed = ExportQueueNotificationSensor(

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from export_queue.core.arguments import seconds
 from export_queue.core.errors import ExportQueueError
 from export_queue.hooks import Described, ExportQueueHook, open_store
 
@@ -123,6 +124,9 @@ class Poller:
         :returns: the answer, of the question's own type.
         :raises ExportQueueError: the question cannot be answered: no such queue, column or units, no store.
         """
+        # What is wrong with one ask is found here, where it fails alone.
+        interval = seconds(interval, what="interval")
+        hash(question)
         loop = asyncio.get_running_loop()
         if self._task is None:
             self._task = loop.create_task(self._work(), name="export-queue-poller")
@@ -139,29 +143,37 @@ class Poller:
         self._thread.shutdown(wait=False)
 
     async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            self._asked.clear()
-            self._asks = [ask for ask in self._asks if not ask.answer.done()]  # answered, or their trigger has gone
-            due = min((ask.asked + ask.interval for ask in self._asks), default=float("inf"))
-            if due > loop.time():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._asked.wait(), None if due == float("inf") else due - loop.time())
-                continue
-            self._looked_at = loop.time()
-            # A trigger that is past the half of its interval is served too: then all come in one look from there on.
-            ready = [ask for ask in self._asks if ask.asked + ask.interval / 2 <= self._looked_at]
             try:
-                questions = {ask.question for ask in ready}
-                answers = await loop.run_in_executor(self._thread, self._answer, questions)
-            except Exception as error:
-                await self._meet(error, ready)
-            else:
-                if self._is_silent:
-                    log.info("Store %s answers again", self.described.spec.url)
-                self._is_silent = False
-                for ask in ready:
-                    _settle(ask, answers[ask.question])
+                await self._look_when_due()
+            except Exception as error:  # of the poller itself: no trigger may wait for an answer that nobody gives
+                log.exception("The poller of store %s failed; its triggers end", self.described.spec.url)
+                for ask in self._asks:
+                    _settle(ask, error)
+
+    async def _look_when_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._asked.clear()
+        self._asks = [ask for ask in self._asks if not ask.answer.done()]  # answered, or their trigger has gone
+        due = min((ask.asked + ask.interval for ask in self._asks), default=float("inf"))
+        if due > loop.time():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), None if due == float("inf") else due - loop.time())
+            return
+        self._looked_at = loop.time()
+        # A trigger that is past the half of its interval is served too: then all come in one look from there on.
+        ready = [ask for ask in self._asks if ask.asked + ask.interval / 2 <= self._looked_at]
+        try:
+            questions = {ask.question for ask in ready}
+            answers = await loop.run_in_executor(self._thread, self._answer, questions)
+        except Exception as error:
+            await self._meet(error, ready)
+        else:
+            if self._is_silent:
+                log.info("Store %s answers again", self.described.spec.url)
+            self._is_silent = False
+            for ask in ready:
+                _settle(ask, answers[ask.question])
 
     async def _meet(self, error: Exception, ready: Iterable[_Ask]) -> None:
         """Let the triggers wait on while trying again may help; else hand the error to them."""
@@ -191,14 +203,14 @@ class Poller:
         _ = store.identity
         answers: dict[Question, Seen | Exception] = {}
         snapshot = take_snapshot(store.database)
-        with store.database.read() as work:
-            for question in questions:
-                try:
+        for question in questions:
+            try:
+                with store.database.read() as work:
                     answers[question] = question.answer(work, snapshot)
-                except ExportQueueError as error:
-                    if error.transient:
-                        raise
-                    answers[question] = error
+            except Exception as error:
+                if isinstance(error, ExportQueueError) and error.transient:
+                    raise
+                answers[question] = error
         return answers
 
     def _close(self) -> None:
@@ -210,7 +222,9 @@ class Poller:
 def _settle(ask: _Ask, answer: Seen | Exception) -> None:
     if ask.answer.done():
         return
-    if isinstance(answer, Exception):
+    if isinstance(answer, StopIteration):  # a future takes no such error
+        ask.answer.set_exception(RuntimeError(f"the question ended with {answer!r}"))
+    elif isinstance(answer, Exception):
         ask.answer.set_exception(answer)
     else:
         ask.answer.set_result(answer)

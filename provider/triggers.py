@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
+from export_queue.core.arguments import parse_ranges, seconds, whole_number
+from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook
 from export_queue.polling import ColumnQuestion, Question, QueueQuestion, Seen, polled_store
+
+
+class InvalidTriggerArgument(InvalidArgument, TypeError):
+    """An argument of a trigger is outside of what is allowed.
+
+    A ``TypeError`` too: Airflow's triggerer, with all of its triggers, ends with any other error of a constructor.
+    """
+
+
+@contextlib.contextmanager
+def _checking() -> Iterator[None]:
+    try:
+        yield
+    except InvalidArgument as error:
+        raise InvalidTriggerArgument(error.message, hint=error.hint) from None
+
+
+def _text(value: Any, *, what: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{what}: expected text, found {type(value).__name__}")
+    return value
 
 
 class StoreTrigger(BaseEventTrigger):
@@ -23,6 +47,7 @@ class StoreTrigger(BaseEventTrigger):
     :param poll_interval: seconds between two looks.
     :param min_interval: least seconds between two events while work keeps waiting; by default ``poll_interval``.
     :param export_queue_conn_id: connection of the store.
+    :raises InvalidArgument: an argument is no such thing.
     """
 
     def __init__(
@@ -33,9 +58,12 @@ class StoreTrigger(BaseEventTrigger):
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
     ) -> None:
         super().__init__()
-        self.poll_interval = poll_interval
-        self.min_interval = min_interval
-        self.export_queue_conn_id = export_queue_conn_id
+        with _checking():
+            self.poll_interval = seconds(poll_interval, what="poll_interval")
+            self.min_interval = (
+                None if min_interval is None else seconds(min_interval, what="min_interval", may_be_zero=True)
+            )
+            self.export_queue_conn_id = _text(export_queue_conn_id, what="export_queue_conn_id")
 
     @abstractmethod
     def watched(self) -> dict[str, Any]:
@@ -100,8 +128,9 @@ class ExportQueueTrigger(StoreTrigger):
         super().__init__(
             poll_interval=poll_interval, min_interval=min_interval, export_queue_conn_id=export_queue_conn_id
         )
-        self.queue_id = queue_id
-        self.ranges = ranges
+        with _checking():
+            self.queue_id = _text(queue_id, what="queue_id")
+            self.ranges = parse_ranges(ranges)
 
     def watched(self) -> dict[str, Any]:
         """Return queue and ranges."""
@@ -123,7 +152,7 @@ class ExportQueueNotificationTrigger(StoreTrigger):
     It consumes none. A notification whose observer failed is announced again when its observer is due again.
 
     The event's payload is ``{"table": …, "column": …, "rows": […], "more": …, "is_all": …}``, as
-    :class:`~export_queue.sensors.ExportQueueNotificationSensor` returns it.
+    :class:`~export_queue.sensors.ExportQueueNotificationSensor` returns it, with rows of the table's type.
 
     :param table: the table.
     :param column: the observed column, by :meth:`Store.watch` or :meth:`Store.observe`.
@@ -147,9 +176,10 @@ class ExportQueueNotificationTrigger(StoreTrigger):
         super().__init__(
             poll_interval=poll_interval, min_interval=min_interval, export_queue_conn_id=export_queue_conn_id
         )
-        self.table = table
-        self.column = column
-        self.limit = limit
+        with _checking():
+            self.table = _text(table, what="table")
+            self.column = _text(column, what="column")
+            self.limit = whole_number(limit, what="limit", least=1)
 
     def watched(self) -> dict[str, Any]:
         """Return table, column and limit."""

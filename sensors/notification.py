@@ -17,9 +17,10 @@ class ExportQueueNotificationSensor(WaitForStore):
 
     It watches and consumes nothing. Of a column it returns the rows whose notifications are due, those that wait
     longest first: ``{"table": …, "column": …, "rows": ["anna", …], "more": 0, "is_all": true}``. ``more`` counts
-    further rows among the oldest 1000 notifications; ``is_all`` tells that there are no others. A row that is not
-    UTF-8 text, or has NUL in it, is ``{"base64": "…"}``. Of a queue it returns the ranges that have entries, as
-    :class:`~export_queue.sensors.ExportQueueSensor` does.
+    further rows among the oldest 1000 notifications; ``is_all`` tells that there are no others. Rows are of the table's
+    type: numbers where it is ``int``, else text. ``{"base64": "…"}`` stands for a row of ``bytes`` that is not UTF-8,
+    for one with NUL in it, and for one that JSON does not have or its codec does not decode. Of a queue it returns the
+    ranges that have entries, as :class:`~export_queue.sensors.ExportQueueSensor` does.
 
     :param table: the table; with ``column``. (templated)
     :param column: the column that :meth:`Store.watch` or :meth:`Store.observe` has declared. (templated)

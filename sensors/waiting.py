@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 
+from export_queue.core.arguments import seconds
 from export_queue.hooks import ExportQueueHook
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class WaitForStore(BaseSensorOperator):
     """Wait until something waits in a store, and return what.
 
-    :param deferrable: wait on the triggerer and hold no worker.
+    :param deferrable: wait on the triggerer and hold no worker; ``poke_interval`` is above 0 then.
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
@@ -31,6 +32,8 @@ class WaitForStore(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if deferrable:
+            seconds(self.poke_interval, what="poke_interval")
         self.deferrable = deferrable
         self.export_queue_conn_id = export_queue_conn_id
 

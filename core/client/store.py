@@ -512,6 +512,7 @@ class Store:
 
         :param kind: ``strong`` or ``weak``, as the observer's.
         :raises OptionsDiffer: the column is observed in the other kind.
+        :raises InvalidArgument: the table can have no such column.
         """
         _ = self.identity
         self._observers.declare(self._catalogue.table(table), column, kind)
@@ -520,7 +521,7 @@ class Store:
     def waiting_rows(self, table: str, column: str | bytes, *, limit: int = 100) -> WaitingRows:
         """Return the rows whose notifications of a column are due, those that wait longest first; nothing is consumed.
 
-        A row whose observer failed is among them when its observer is due again.
+        A row whose observer failed is among them when its observer is due again. Rows are of the table's type.
 
         :param limit: most rows to list, 1 to 1000.
         :raises ColumnNotObserved: nobody has declared the column.

@@ -6,11 +6,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from export_queue.core.arguments import whole_number
 from export_queue.core.errors import InvalidArgument, OptionsDiffer
 from export_queue.core.observers.failures import ObserverFailure, observer_failures
 from export_queue.core.observers.rounds import Observation, Observer, Processed, Round
 from export_queue.core.store import Database, queries
-from export_queue.core.tables import ObserverKind, TableOptions, add_table, as_key, find_table
+from export_queue.core.tables import ObserverKind, TableOptions, add_table, cell_types, find_table
 from export_queue.core.transactions import OpenTransaction
 
 __all__ = ["Observer", "Observers"]
@@ -35,9 +36,9 @@ class Observers:
         """Store that a column is observed, and call a function for it from now on; the same again changes nothing.
 
         :raises OptionsDiffer: the column is observed in the other kind.
-        :raises InvalidArgument: this process has another function for the column.
+        :raises InvalidArgument: this process has another function for the column, or the table can have no such column.
         """
-        key, wanted = as_key("column", column), _kind(kind)
+        key, wanted = _column(table, column), _kind(kind)
         if not callable(function):
             raise InvalidArgument(f"observer: expected a function, found {type(function).__name__}")
         before = self._known.get((table.number, key))
@@ -53,9 +54,10 @@ class Observers:
     def declare(self, table: TableOptions, column: str | bytes, kind: str) -> None:
         """Store that a column is observed, by this process or others; the same again changes nothing.
 
+        :raises InvalidArgument: the table can have no such column.
         :raises OptionsDiffer: the column is observed in the other kind.
         """
-        self._declare(table, as_key("column", column), _kind(kind))
+        self._declare(table, _column(table, column), _kind(kind))
 
     def _declare(self, table: TableOptions, column: bytes, wanted: ObserverKind) -> None:
         with self._database.begin() as work:
@@ -92,8 +94,13 @@ class Observers:
 
     def failures(self, *, limit: int) -> list[ObserverFailure]:
         """Read the failures of all processes whose notifications still wait."""
+        most = whole_number(limit, what="limit", least=1)
         with self._database.read() as work:
-            return observer_failures(work, limit=limit)
+            return observer_failures(work, limit=most)
+
+
+def _column(table: TableOptions, column: str | bytes) -> bytes:
+    return cell_types(table.name, table.row, table.value).encode_column(column)
 
 
 def _kind(kind: str) -> ObserverKind:

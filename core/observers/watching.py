@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from export_queue.core.arguments import whole_number
 from export_queue.core.errors import ColumnNotObserved, InvalidArgument
 from export_queue.core.store import Reading, Snapshot, queries
-from export_queue.core.tables import as_key
+from export_queue.core.tables import as_key, cell_types
+
+RowInJson = int | str | dict[str, str]
 
 MOST_READ = 1_000
 """Notifications that one look reads, the oldest ones: no more rows are listed or counted."""
@@ -19,19 +21,25 @@ MOST_READ = 1_000
 class WaitingRows:
     """The rows of a column whose notifications are due; empty ones are false."""
 
-    rows: tuple[bytes, ...]
-    """Those that wait longest, first."""
+    rows: tuple[Any, ...]
+    """Those that wait longest, first, as ``table.get`` takes them; one that its codec does not decode is its bytes."""
     more: int
     """Further rows, as far as they were counted."""
     is_all: bool
     """Whether every notification was read, so that no other row waits."""
+    in_json: tuple[RowInJson, ...] = field(repr=False)
+    """The same as ``rows``, as JSON has them."""
 
     def __bool__(self) -> bool:
         return bool(self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; a row that is no text is ``{"base64": …}``."""
-        return {"rows": [_row_to_json(row) for row in self.rows], "more": self.more, "is_all": self.is_all}
+        """Return a JSON object: rows of numbers are numbers, text is text, and others are ``{"base64": …}``.
+
+        Rows of ``bytes`` are text where they are UTF-8. An object in the place of a row has the bytes that are stored:
+        of a row with NUL, of one that its codec does not decode, and of all that JSON does not have.
+        """
+        return {"rows": list(self.in_json), "more": self.more, "is_all": self.is_all}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +70,11 @@ def look(
     :param since: an earlier sighting of the same column.
     :raises ColumnNotObserved: nobody has declared the column.
     """
-    number, key = _find(work, table, column)
+    observed = _find(work, table, column)
     # One time for all of the look: a wait that ends between two statements is news of this look or of the next one.
     now_ms = work.now()
-    waiting = _read(work, number, key, snapshot, now_ms=now_ms, limit=limit)
+    number, key = observed.number, observed.column
+    waiting = _read(work, observed, snapshot, now_ms=now_ms, limit=limit)
     has_news = bool(waiting) and (
         since is None
         or now_ms < since.at_ms  # the clock was set back, so that times say nothing
@@ -81,8 +90,8 @@ def waiting_rows(work: Reading, table: str, column: str | bytes, snapshot: Snaps
     :param limit: most rows to list.
     :raises ColumnNotObserved: nobody has declared the column.
     """
-    number, key = _find(work, table, column)
-    return _read(work, number, key, snapshot, now_ms=work.now(), limit=limit)
+    observed = _find(work, table, column)
+    return _read(work, observed, snapshot, now_ms=work.now(), limit=limit)
 
 
 def check_limit(limit: Any) -> int:
@@ -96,31 +105,63 @@ def check_limit(limit: Any) -> int:
     return number
 
 
-def _find(work: Reading, table: str, column: str | bytes) -> tuple[int, bytes]:
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """A column that is observed."""
+
+    table: str
+    number: int
+    row_codec: str
+    column: bytes
+
+
+def _find(work: Reading, table: str, column: str | bytes) -> _Observed:
     key = as_key("column", column)
-    number = queries.notifications.table_of_observed(work, table, key)
-    if number is None:
+    found = queries.notifications.table_of_observed(work, table, key)
+    if found is None:
         names = queries.notifications.observed_names(work)
         known = ", ".join(f"{name}/{_shown(observed)}" for name, observed in names) or "none"
         raise ColumnNotObserved(f"column {table}/{_shown(key)} is not observed; the store has: {known}")
-    return number, key
+    return _Observed(table, *found, key)
 
 
-def _read(work: Reading, table: int, column: bytes, snapshot: Snapshot, *, now_ms: int, limit: int) -> WaitingRows:
-    rows, counted, read = queries.notifications.due_rows(
-        work, table, column, snapshot, now_ms=now_ms, limit=check_limit(limit), most=MOST_READ
+def _read(work: Reading, observed: _Observed, snapshot: Snapshot, *, now_ms: int, limit: int) -> WaitingRows:
+    stored, counted, read = queries.notifications.due_rows(
+        work,
+        observed.number,
+        observed.column,
+        snapshot,
+        now_ms=now_ms,
+        limit=check_limit(limit),
+        most=MOST_READ,
     )
-    return WaitingRows(tuple(rows), counted - len(rows), read < MOST_READ)
+    found = [_decoded(observed, row) for row in stored]
+    rows, in_json = tuple(row for row, _ in found), tuple(shown for _, shown in found)
+    return WaitingRows(rows, counted - len(rows), read < MOST_READ, in_json)
 
 
 def _shown(key: bytes) -> str:
     return key.decode("utf-8", "backslashreplace")
 
 
-def _row_to_json(row: bytes) -> str | dict[str, str]:
+def _decoded(observed: _Observed, stored: bytes) -> tuple[Any, RowInJson]:
+    """Decode a row, and put it into JSON."""
+    in_base64: RowInJson = {"base64": b64encode(stored).decode()}
     try:
-        text = row.decode()
-    except UnicodeDecodeError:
-        text = "\0"
-    # PostgreSQL, which may hold Airflow's data, takes no NUL in JSON.
-    return {"base64": b64encode(row).decode()} if "\0" in text else text
+        types = cell_types(observed.table, observed.row_codec, "bytes")
+        row = types.decode_row(stored)
+    except Exception:  # whatever a codec of a user's own raises: the other rows are listed
+        return stored, in_base64
+    if types.has_plain_rows:
+        shown: Any = stored.decode("utf-8", "surrogateescape")  # what is no text becomes what JSON does not have
+    else:
+        shown = row
+    return row, shown if _is_in_json(shown) else in_base64
+
+
+def _is_in_json(row: Any) -> bool:
+    """Tell whether a row is a number or text that all places keep where JSON goes."""
+    if type(row) is int:
+        return -(1 << 63) <= row < 1 << 63
+    # PostgreSQL, which may hold Airflow's data, takes neither NUL nor halves of characters in JSON.
+    return type(row) is str and "\0" not in row and not any("\ud800" <= char <= "\udfff" for char in row)

@@ -35,6 +35,9 @@ def look(
 ) -> Sighting:
     """Look at a queue, at the cost of one index probe a unit; entries are not counted.
 
+    With an earlier sighting, units that have work are searched for an entry that it did not see: as long as there is
+    none, the look reads all entries of these units.
+
     :param snapshot: taken just before.
     :param within: units that are looked at; None means all.
     :param since: an earlier sighting of the same units.

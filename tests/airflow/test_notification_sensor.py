@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,29 @@ def test_it_returns_the_rows_and_consumes_none(watched: Store, run_dag: Any, def
     write_long(watched, "open")
     assert run_sensor(run_dag, deferrable=deferrable) == listed("ben", "anna", {"base64": "/wA="})
     assert work_off(watched) == [b"anna", b"ben", b"\xff\x00"]
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+@pytest.mark.parametrize(
+    ("codec", "rows"), [("int", [7, -((1 << 63) - 1), (1 << 63) - 1]), ("str", ["zo\u00eb", "AAAAAAAA", "7"])]
+)
+def test_rows_of_a_typed_table_are_those_of_the_table(
+    watched: Store, run_dag: Any, monkeypatch: pytest.MonkeyPatch, codec: str, rows: list[Any], deferrable: bool
+) -> None:
+    watched.configure_table("typed", row=codec)
+    watched.watch("typed", "n")
+    transaction = watched.begin()
+    with watched.resume(transaction) as tx:
+        for row in rows:
+            tx.table("typed").set(row, "n", b"1")
+    if deferrable:
+        commit_at_look(watched, transaction, monkeypatch)
+    else:
+        watched.commit(transaction)
+    found = run_sensor(run_dag, table="typed", column="n", deferrable=deferrable)["rows"]
+    assert sorted(found) == sorted(rows)
+    with watched.transaction() as tx:
+        assert [tx.table("typed").get(row, "n") for row in found] == [b"1"] * len(rows)
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
@@ -185,6 +209,11 @@ def test_what_the_store_does_not_have_is_an_error_at_once(watched: Store, run_da
 def test_a_column_or_a_queue_is_asked_for_when_the_dag_is_written(arguments: Any, found: str) -> None:
     with pytest.raises(InvalidArgument, match=found):
         ExportQueueNotificationSensor(task_id="wait", **arguments)
+
+
+def test_a_deferrable_sensor_without_a_pause_is_refused_when_the_dag_is_written() -> None:
+    with pytest.raises(InvalidArgument, match="poke_interval: expected seconds above 0, found 0"):
+        ExportQueueNotificationSensor(task_id="wait", queue_id="orders", deferrable=True, poke_interval=0)
 
 
 # -- the trigger -------------------------------------------------------------------------------------------------------
@@ -364,6 +393,23 @@ def test_observers_that_only_its_events_wake_work_everything_off(watched: Store)
             return sum(int(value) for _, _, value in tx.table("counts").scan())
 
     run(watch())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"table": ["meta"]}, "table: expected text, found list"),
+        ({"column": None}, "column: expected text, found NoneType"),
+        ({"limit": float("inf")}, "limit: expected a whole number from 1, found inf"),
+        ({"limit": -1}, "limit: expected a whole number from 1, found -1"),
+        ({"limit": "many"}, "limit: expected a whole number from 1, found 'many'"),
+        ({"poll_interval": "soon"}, "poll_interval: expected seconds above 0, found 'soon'"),
+    ],
+)
+def test_a_bad_argument_is_an_error_that_the_triggerer_outlives(arguments: Any, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(told)) as refusal:
+        ExportQueueNotificationTrigger(**{"table": "meta", "column": "updates", **arguments})
+    assert isinstance(refusal.value, TypeError), "Airflow's triggerer ends with any other error of a constructor"
 
 
 def test_it_survives_being_stored() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,13 @@ import sqlalchemy as sa
 from tests.support.servers import PostgresServer
 from tests.support.triggers import Looks, Watch, pollers, run, store_held
 
+from export_queue import polling
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
-from export_queue.core.errors import HasSubscriptions, UnknownQueue
+from export_queue.core.errors import HasSubscriptions, InvalidArgument, UnknownQueue
+from export_queue.core.queue import Sighting
 from export_queue.core.sinks import MemorySink
+from export_queue.polling import QueueQuestion, polled_store
 from export_queue.triggers import ExportQueueTrigger
 
 
@@ -141,6 +145,100 @@ def test_it_watches_a_subscription_and_no_queue_that_has_some(airflow_store: Any
         await reader.aclose()
         with pytest.raises(HasSubscriptions, match="airports/search"):
             await anext(ExportQueueTrigger(queue_id="airports", poll_interval=0.02).run())
+
+    run(watch())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"poll_interval": "soon"}, "poll_interval: expected seconds above 0, found 'soon'"),
+        ({"poll_interval": 0}, "poll_interval: expected seconds above 0, found 0"),
+        ({"poll_interval": float("nan")}, "poll_interval: expected seconds above 0, found nan"),
+        ({"poll_interval": None}, "poll_interval: expected seconds above 0, found None"),
+        ({"min_interval": -1}, "min_interval: expected seconds from 0, found -1"),
+        ({"min_interval": float("inf")}, "min_interval: expected seconds from 0, found inf"),
+        ({"ranges": [[0, [5]]]}, "ranges: expected pairs of whole numbers"),
+        ({"ranges": 5}, "ranges: expected pairs of whole numbers"),
+        ({"queue_id": ["orders"]}, "queue_id: expected text, found list"),
+        ({"export_queue_conn_id": 5}, "export_queue_conn_id: expected text, found int"),
+    ],
+)
+def test_a_bad_argument_is_an_error_that_the_triggerer_outlives(arguments: Any, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(told)) as refusal:
+        ExportQueueTrigger(**{"queue_id": "orders", **arguments})
+    assert isinstance(refusal.value, TypeError), "Airflow's triggerer ends with any other error of a constructor"
+
+
+def test_numbers_and_ranges_that_were_rendered_to_text_are_read() -> None:
+    trigger = ExportQueueTrigger(queue_id="orders", ranges="[[0, 101]]", poll_interval="5", min_interval="0")  # type: ignore[arg-type]
+    _, arguments = trigger.serialize()
+    assert (arguments["ranges"], arguments["poll_interval"], arguments["min_interval"]) == ([[0, 101]], 5, 0)
+
+
+class Wrong:
+    """A question that cannot be answered, for a reason that is no error of this library."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def answer(self, work: Any, snapshot: Any) -> Any:
+        raise self.error
+
+
+class Unhashable(Wrong):
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("question", "interval", "error"),
+    [
+        (Wrong(KeyError("x")), 0.02, KeyError),
+        (Wrong(StopIteration()), 0.02, RuntimeError),
+        (Unhashable(KeyError("x")), 0.02, TypeError),
+        (Wrong(KeyError("x")), "soon", InvalidArgument),
+        (Wrong(KeyError("x")), float("nan"), InvalidArgument),
+    ],
+    ids=["error", "StopIteration", "unhashable", "text", "nan"],
+)
+def test_a_wrong_question_fails_its_own_trigger_alone(
+    airflow_store: Any, looks: Looks, question: Any, interval: Any, error: type[Exception]
+) -> None:
+    async def watch() -> None:
+        other = watch_orders(poll_interval=0.02)
+        async with polled_store("export_queue_default") as poller:
+            good = QueueQuestion("orders", None)
+            asked = [poller.look(good, 0.02), poller.look(question, interval), poller.look(good, 0.02)]
+            first, found, last = await asyncio.gather(*asked, return_exceptions=True)
+            assert isinstance(found, error)
+            assert isinstance(first, Sighting)
+            assert isinstance(last, Sighting)
+        add(airflow_store, "anna")
+        await looks.another(2)
+        assert len(other.events) == 1
+        await other.stop()
+
+    run(watch())
+
+
+def test_an_error_of_the_poller_itself_ends_triggers_that_wait_and_no_later_one(
+    airflow_store: Any, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    async def watch() -> None:
+        add(airflow_store, "anna")
+        with monkeypatch.context() as patch:
+            patch.setattr(polling.Poller, "_meet", broken)
+            patch.setattr(polling.Poller, "_answer", broken)
+            streams = [ExportQueueTrigger(queue_id="orders", poll_interval=3600).run() for _ in range(2)]
+            found = await asyncio.gather(*(anext(stream) for stream in streams), return_exceptions=True)
+            assert [type(one) for one in found] == [ZeroDivisionError] * 2
+        later = watch_orders(poll_interval=0.02)
+        await looks.another(2)
+        assert len(later.events) == 1
+        await later.stop()
 
     run(watch())
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import math
 import random
+import sys
 from base64 import b64decode
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from tests.support.waiting import wait_until
 
+from export_queue.core import codecs
 from export_queue.core.client import Store
 from export_queue.core.errors import ColumnNotObserved, InvalidArgument, OptionsDiffer
 from export_queue.core.observers import ColumnSighting, look
 from export_queue.core.observers.watching import MOST_READ
 from export_queue.core.store import schema
+from export_queue.core.tables import cell_types
 from export_queue.core.transactions import take_snapshot
 
 
@@ -46,6 +55,41 @@ def fail(tx: object, row: bytes, column: bytes) -> None:
 
 
 NEVER = 1 << 60
+
+
+class Dates:
+    """A codec of rows that are dates."""
+
+    def encode(self, value: date) -> bytes:
+        return value.isoformat().encode()
+
+    def decode(self, raw: bytes) -> date:
+        return date.fromisoformat(raw.decode())
+
+
+class Parsed:
+    """A codec of rows of any type that Python can parse."""
+
+    def encode(self, value: object) -> bytes:
+        return ascii(value).encode()
+
+    def decode(self, raw: bytes) -> Any:
+        return ast.literal_eval(raw.decode())
+
+
+class Moody:
+    """A codec that does not decode what it has encoded."""
+
+    def encode(self, value: int) -> bytes:
+        return str(value).encode()
+
+    def decode(self, raw: bytes) -> int:
+        if raw == b"13":
+            raise ConnectionError
+        return int(raw)
+
+
+dates, parsed, moody = Dates(), Parsed(), Moody()
 
 
 @pytest.fixture
@@ -186,10 +230,76 @@ def test_any_row_comes_out_as_json_and_back(watched: Store) -> None:
     assert [row.encode() if isinstance(row, str) else b64decode(row["base64"]) for row in listed] == rows
 
 
-@pytest.mark.parametrize("limit", [0, MOST_READ + 1, 2.5])
-def test_a_limit_that_no_look_can_keep_is_refused(watched: Store, limit: int) -> None:
-    with pytest.raises(InvalidArgument, match="limit"):
+@pytest.mark.parametrize("limit", [0, -1, MOST_READ + 1, 2.5, math.inf, math.nan, "many", None])
+def test_a_limit_that_no_look_can_keep_is_refused(watched: Store, limit: Any) -> None:
+    with pytest.raises(InvalidArgument, match="limit: expected"):
         watched.waiting_rows("t", "n", limit=limit)
+    if limit != MOST_READ + 1:
+        with pytest.raises(InvalidArgument, match="limit: expected"):
+            watched.observer_failures(limit=limit)
+
+
+def set_rows(store: Store, *rows: Any) -> None:
+    """Write to rows of a typed table, in turn."""
+    for row in rows:
+        with store.transaction() as tx:
+            tx.table("typed").set(row, "n", b"x")
+
+
+@pytest.mark.parametrize(
+    ("codec", "rows", "in_json"),
+    [
+        ("int", [7, -7, int.from_bytes(b"AAAAAAAA", "big") - (1 << 63), (1 << 63) - 1], None),
+        ("str", ["anna", "zo\u00eb", '{"base64": 1}', "7"], None),
+        ("str", ["a\0", "b"], [{"base64": "YQA="}, "b"]),
+        ("bytes", [b"anna", b"\xff\x00"], ["anna", {"base64": "/wA="}]),
+        (f"{__name__}:dates", [date(2026, 1, 2)], [{"base64": "MjAyNi0wMS0wMg=="}]),
+        (f"{__name__}:parsed", ["text", 5, 1 << 80, True], ["text", 5, *[{"base64": ANY}] * 2]),
+        (f"{__name__}:parsed", ["\ud800", b"anna"], [{"base64": ANY}] * 2),
+    ],
+)
+def test_rows_are_of_the_tables_type(store: Store, codec: str, rows: list[Any], in_json: list[Any] | None) -> None:
+    store.configure_table("typed", row=codec)
+    store.watch("typed", "n")
+    set_rows(store, *rows)
+    found = store.waiting_rows("typed", "n")
+    assert list(found.rows) == rows
+    assert [type(row) for row in found.rows] == [type(row) for row in rows]
+    assert json.loads(json.dumps(found.to_json()))["rows"] == (rows if in_json is None else in_json)
+    with store.transaction() as tx:
+        assert [tx.table("typed").get(row, "n") for row in found.rows] == [b"x"] * len(rows)
+
+
+def test_a_row_that_its_codec_does_not_decode_is_listed_as_bytes_beside_the_others(store: Store) -> None:
+    store.configure_table("typed", row=f"{__name__}:moody")
+    store.watch("typed", "n")
+    set_rows(store, 1, 13, 2)
+    found = store.waiting_rows("typed", "n")
+    assert found.rows == (1, b"13", 2)
+    assert found.to_json()["rows"] == [1, {"base64": "MTM="}, 2]
+
+
+def test_rows_whose_codec_is_missing_are_listed_as_bytes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "short_lived", moody, raising=False)
+    store.configure_table("typed", row=f"{__name__}:short_lived")
+    store.watch("typed", "n")
+    set_rows(store, 1)
+    monkeypatch.undo()
+    cell_types.cache_clear()
+    codecs._imported.cache_clear()
+    assert store.waiting_rows("typed", "n").to_json()["rows"] == [{"base64": "MQ=="}]
+
+
+@pytest.mark.parametrize("kind", ["strong", "weak"])
+def test_a_column_that_its_table_cannot_have_is_refused(store: Store, kind: str) -> None:
+    store.configure_table("typed", row="str")
+    for column in (b"\xff", "", "x" * 1025, 5):
+        with pytest.raises(InvalidArgument, match="column: expected"):
+            store.watch("typed", column, kind)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="column: expected"):
+            store.observe("typed", column, fail, kind)  # type: ignore[arg-type]
+    store.watch("typed", "zo\u00eb".encode(), kind)
+    store.watch("plain", b"\xff", kind)
 
 
 # -- news --------------------------------------------------------------------------------------------------------------

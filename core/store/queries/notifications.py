@@ -32,10 +32,11 @@ def observed_names(work: Reading) -> list[tuple[str, bytes]]:
     return [tuple(row) for row in work.connection.execute(statement.order_by(t.c.name, o.c.column_key))]
 
 
-def table_of_observed(work: Reading, table: str, column: bytes) -> int | None:
-    """Read the number of a table; None unless this column of it is observed."""
-    statement = sa.select(t.c.number).join_from(o, t, t.c.number == o.c.table_number)
-    return work.connection.execute(statement.where(t.c.name == table, o.c.column_key == column)).scalar()
+def table_of_observed(work: Reading, table: str, column: bytes) -> tuple[int, str] | None:
+    """Read number and rows' codec of a table; None unless this column of it is observed."""
+    statement = sa.select(t.c.number, t.c.row_codec).join_from(o, t, t.c.number == o.c.table_number)
+    found = work.connection.execute(statement.where(t.c.name == table, o.c.column_key == column)).first()
+    return None if found is None else (found[0], found[1])
 
 
 def add_observed(work: Work, table: int, column: bytes, kind: str) -> str:
