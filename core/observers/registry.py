@@ -10,7 +10,7 @@ from export_queue.core.errors import InvalidArgument, OptionsDiffer
 from export_queue.core.observers.failures import ObserverFailure, observer_failures
 from export_queue.core.observers.rounds import Observation, Observer, Processed, Round
 from export_queue.core.store import Database, queries
-from export_queue.core.tables import ObserverKind, TableOptions, add_table, as_key, find_table
+from export_queue.core.tables import ObserverKind, TableOptions, add_table, cell_types, find_table
 from export_queue.core.transactions import OpenTransaction
 
 __all__ = ["Observer", "Observers"]
@@ -35,9 +35,9 @@ class Observers:
         """Store that a column is observed, and call a function for it from now on; the same again changes nothing.
 
         :raises OptionsDiffer: the column is observed in the other kind.
-        :raises InvalidArgument: this process has another function for the column.
+        :raises InvalidArgument: this process has another function for the column, or no cell can have such a column.
         """
-        key, wanted = as_key("column", column), _kind(kind)
+        key, wanted = _column(table, column), _kind(kind)
         if not callable(function):
             raise InvalidArgument(f"observer: expected a function, found {type(function).__name__}")
         before = self._known.get((table.number, key))
@@ -54,8 +54,9 @@ class Observers:
         """Store that a column is observed, by this process or others; the same again changes nothing.
 
         :raises OptionsDiffer: the column is observed in the other kind.
+        :raises InvalidArgument: no cell can have such a column.
         """
-        self._declare(table, as_key("column", column), _kind(kind))
+        self._declare(table, _column(table, column), _kind(kind))
 
     def _declare(self, table: TableOptions, column: bytes, wanted: ObserverKind) -> None:
         with self._database.begin() as work:
@@ -94,6 +95,10 @@ class Observers:
         """Read the failures of all processes whose notifications still wait."""
         with self._database.read() as work:
             return observer_failures(work, limit=limit)
+
+
+def _column(table: TableOptions, column: str | bytes) -> bytes:
+    return cell_types(table.name, table.row, "bytes").encode_column(column)
 
 
 def _kind(kind: str) -> ObserverKind:
