@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from export_queue.core.sinks.sql.tables import Column, Unfit
-from export_queue.core.sinks.sql.values import as_literal, as_native, as_python, check_doubles
+from export_queue.core.sinks.sql.values import as_literal, as_native, as_python, as_text, check_doubles
 
 PAST_DOUBLES = ["9007199254740993.0", "9007199254740993.00", "90071992547409930E-1", "900719925474099.3E1"]
 """2⁵³ + 1, no double, written so that parsers make a float of it."""
@@ -42,3 +42,19 @@ def test_a_driver_of_doubles_is_given_no_number_that_it_would_round(text):
     assert as_python(value, own_text, Column("n", "numeric")) == Decimal(text)
     with pytest.raises(Unfit, match="field 'n' is"):
         as_python(value, own_text, Column("n", "numeric"), decimals=False)
+
+
+@pytest.mark.parametrize("zoneless", [False, True])
+@pytest.mark.parametrize("convert", [as_text, as_native, as_literal, as_python])
+@pytest.mark.parametrize("word", ["now", "today", "infinity", "-infinity", "07/08/2026", "0001-01-01T00:00+14:00"])
+def test_words_and_local_formats_are_no_times(word, convert, zoneless):
+    with pytest.raises(Unfit, match="field 'at' is no time as ISO 8601 has them"):
+        convert(word, "", Column("at", "timestamp", zoneless=zoneless))
+
+
+@pytest.mark.parametrize(("zoneless", "zone"), [(False, "+00:00"), (True, "")])
+def test_postgresql_is_given_a_time_as_one_of_utc(zoneless, zone):
+    column = Column("at", "timestamp", zoneless=zoneless)
+    for text in ("2026-07-01T01:02:03.000004+02:00", "2026-06-30 23:02:03.000004"):
+        assert as_text(text, "", column) == f"2026-06-30 23:02:03.000004{zone}"
+    assert as_text(None, "", column) is None

@@ -82,8 +82,8 @@ def as_text(value: object, text: str, column: Column) -> Any:
     """
     if value is None:
         return None
-    if column.zoneless and isinstance(value, str) and value.lstrip("-") != "infinity":
-        return _utc(value, column)  # the database would drop the zone
+    if column.type == "timestamp":  # the database would read words such as "now", and drop zones where it keeps none
+        return _utc(value, column) if column.zoneless else _moment(value, column).isoformat(" ")
     return _text(value, text, column)
 
 
