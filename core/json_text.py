@@ -1,6 +1,7 @@
 """Values of users as JSON: exactly what was given, or an error that says where it is not JSON and what to do.
 
 ``docs/values.md`` has the table of types. numpy and pandas are known by the names of their types, never imported.
+A value of a subclass is what it holds, as the methods of its base say, not what its own methods make of it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
+from uuid import UUID
 
 import orjson
 
@@ -21,8 +23,11 @@ _WHOLE = range(-(1 << 63), 1 << 64)
 _LARGEST = Decimal("1.7976931348623157E+308")
 """The largest number that readers of JSON can hold as a double."""
 _LARGEST_WHOLE = int(_LARGEST)
-_OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
-"""Times may lack a zone; of a dataclass the writer would leave out the fields that begin with an underscore."""
+_OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
+"""Times may lack a zone; of a dataclass the writer would leave out the fields that begin with an underscore, and of one
+that is a dict, too, all of them."""
+_VALUES = (str, bytes, int, float, dict, list, tuple, set, Decimal, date, time, UUID)
+"""A dataclass that is one of these, too, is two values at once."""
 _DEEPEST = 254
 
 
@@ -87,6 +92,7 @@ _REMEDIES = {
     "builtins.set": "send a list: sorted(value)",
     "builtins.frozenset": "send a list: sorted(value)",
     "datetime.timedelta": "send its seconds: value.total_seconds()",
+    "numpy.timedelta64": "send its seconds: value / numpy.timedelta64(1, 's')",
     "numpy.ndarray": "send a list: value.tolist()",
     "numpy.longdouble": "send the nearest double: float(value)",
 }
@@ -102,11 +108,11 @@ def _plain(value: Any) -> Any:
 
 
 def _decimal(value: Decimal) -> orjson.Fragment:
-    if not value.is_finite():
-        raise _Refused(f"is {value}, which JSON has no number for", _NO_NUMBER)
-    if value.copy_abs() > _LARGEST:
+    if not Decimal.is_finite(value):
+        raise _Refused(f"is {Decimal.__str__(value)}, which JSON has no number for", _NO_NUMBER)
+    if Decimal.copy_abs(value) > _LARGEST:
         raise _too_large()
-    return orjson.Fragment(str(value))
+    return orjson.Fragment(Decimal.__str__(value))
 
 
 def _too_large() -> _Refused:
@@ -114,27 +120,31 @@ def _too_large() -> _Refused:
 
 
 def _float(value: float) -> float:
-    if not math.isfinite(value):
-        raise _Refused(f"is {float(value)}, which JSON has no number for", _NO_NUMBER)
-    return float(value)
+    number = float.__float__(value)
+    if not math.isfinite(number):
+        raise _Refused(f"is {number}, which JSON has no number for", _NO_NUMBER)
+    return number
 
 
 def _datetime(value: datetime) -> str | orjson.Fragment:
     if value.tzinfo is UTC and type(value) is datetime:
         return orjson.Fragment(orjson.dumps(value))  # in a quarter of the time of isoformat
-    return _moment(value)
+    return _moment(datetime, value)
 
 
-def _moment(value: datetime | time) -> str:
-    text = value.isoformat()
-    if text[-6] not in "+-" and value.utcoffset() is None:  # most offsets are whole minutes, and seen in the text
+def _moment(kind: Any, value: datetime | time) -> str:
+    text: str = kind.isoformat(value)
+    if text[-6] not in "+-" and kind.utcoffset(value) is None:  # most offsets are whole minutes, and seen in the text
         raise _Refused(f"is a {type(value).__name__} without a zone", _ZONE if isinstance(value, date) else _NO_ZONE)
     return text
 
 
 def _fields(value: Any) -> dict[str, Any]:
+    kind: Any = type(value)
+    if isinstance(value, _VALUES):
+        other = next(known for known in _VALUES if isinstance(value, known)).__name__
+        raise _Refused(f"is a dataclass and of type {other} at once", "send either its fields or its content: a dict")
     try:
-        kind: Any = type(value)
         return {name: getattr(value, name) for name in _field_names(kind)}
     except AttributeError as error:
         raise _Refused(f"has no {error.name}, which its class declares", "set the field") from None
@@ -165,24 +175,31 @@ _CONVERSIONS: dict[type, Callable[[Any], Any]] = {
     Decimal: _decimal,
     datetime: _datetime,
     date: date.isoformat,
-    time: _moment,
+    time: partial(_moment, time),
+    float: _float,
+    str: str.__str__,
+    int: int.__index__,
+    dict: dict.copy,
+    list: list.copy,
 }
 
 
 @lru_cache(maxsize=1024)
 def _conversion(kind: type) -> Callable[[Any], Any]:
     """Find how values of a type are written: of subclasses, dataclasses, numpy and pandas."""
-    names = {(one.__module__.partition(".")[0], one.__name__) for one in kind.__mro__}
-    if ("pandas", "NaTType") in names or ("pandas", "NAType") in names:
+    if is_dataclass(kind):
+        return _fields
+    known = {(one.__module__.partition(".")[0], one.__name__): one for one in kind.__mro__}
+    if ("pandas", "NaTType") in known or ("pandas", "NAType") in known:
         return _missing
-    if issubclass(kind, float):
-        return _float
-    if ("numpy", "generic") in names:
-        return _naive if kind.__name__ == "datetime64" else _numpy_scalar
-    for known, convert in _CONVERSIONS.items():
-        if issubclass(kind, known):
+    if timestamp := known.get(("pandas", "Timestamp")):  # has nanoseconds, too
+        return partial(_moment, timestamp)
+    for base, convert in _CONVERSIONS.items():
+        if issubclass(kind, base):
             return convert
-    return _fields if is_dataclass(kind) else _refuse
+    if ("numpy", "timedelta64") in known or ("numpy", "generic") not in known:
+        return _refuse
+    return _naive if ("numpy", "datetime64") in known else _numpy_scalar
 
 
 @lru_cache(maxsize=1024)
@@ -203,29 +220,34 @@ def _with_large_numbers(value: Any, error: TypeError) -> bytes:
 
 def _spelled_out(value: Any) -> Any:
     """Copy a value, its large whole numbers as the digits that they are."""
-    if isinstance(value, int):
-        return value if value in _WHOLE else orjson.Fragment(str(int(value)))
-    if isinstance(value, dict):
-        return {key: _spelled_out(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_spelled_out(part) for part in value]
     if isinstance(value, Enum):
         return _spelled_out(value.value)
+    if isinstance(value, int):
+        number = int.__index__(value)  # a range searches for a number of a subclass one by one
+        return value if number in _WHOLE else orjson.Fragment(str(number))
+    if isinstance(value, dict):
+        return {key: _spelled_out(part) for key, part in dict.items(value)}
+    if isinstance(value, list):
+        return [_spelled_out(part) for part in list.__iter__(value)]
+    if type(value) is tuple:
+        return [_spelled_out(part) for part in value]
     return _spelled_out(_fields(value)) if _is_record(value) else value
 
 
 def _lost(value: Any) -> bool:
     """Tell whether the writer has made null of a number."""
+    if isinstance(value, Enum):
+        return _lost(value.value)
     if isinstance(value, float):
         return not math.isfinite(value)
     if value is None or isinstance(value, str | int):
         return False
     if isinstance(value, dict):
-        return any(map(_lost, value.values()))
-    if isinstance(value, list | tuple):
+        return any(map(_lost, dict.values(value)))
+    if isinstance(value, list):
+        return any(map(_lost, list.__iter__(value)))
+    if type(value) is tuple:
         return any(map(_lost, value))
-    if isinstance(value, Enum):
-        return _lost(value.value)
     return _is_record(value) and any(map(_lost, _fields(value).values()))
 
 
@@ -242,15 +264,17 @@ def _misfits(value: Any, path: _Path) -> Iterator[Misfit]:
         yield Misfit(_shown(path), f"is nested deeper than {_DEEPEST} levels", "make the value flatter")
     elif isinstance(value, Enum):
         yield from _misfits(value.value, path)
+    elif _is_record(value):
+        yield from _foreign(value, path)
     elif isinstance(value, str):
         half = _half_character(value)
         if half is not None:
             yield Misfit(_shown(path), f"is text with a lone surrogate at position {half}", _HALF)
     elif isinstance(value, int):
-        if not -_LARGEST_WHOLE <= value <= _LARGEST_WHOLE:
+        if not -_LARGEST_WHOLE <= int.__index__(value) <= _LARGEST_WHOLE:
             yield _misfit(_too_large(), path)
     elif isinstance(value, dict):
-        for key, part in value.items():
+        for key, part in dict.items(value):
             if type(key) is not str:
                 kind = type(key).__name__
                 yield Misfit(_shown(path), f"has a key of type {kind}", "make its keys text: str(key)")
@@ -258,8 +282,9 @@ def _misfits(value: Any, path: _Path) -> Iterator[Misfit]:
                 yield Misfit(_shown(path), "has a key with a lone surrogate", _HALF)
             else:
                 yield from _misfits(part, (*path, f".{key}"))
-    elif isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        for position, part in enumerate(value):
+    elif isinstance(value, list) or type(value) is tuple:
+        parts = list.__iter__(value) if isinstance(value, list) else value
+        for position, part in enumerate(parts):
             yield from _misfits(part, (*path, f"[{position}]"))
     elif value is not None:
         yield from _foreign(value, path)
@@ -267,11 +292,11 @@ def _misfits(value: Any, path: _Path) -> Iterator[Misfit]:
 
 def _foreign(value: Any, path: _Path) -> Iterator[Misfit]:
     try:
-        if isinstance(value, float):
-            _float(value)
-        elif _is_record(value):
+        if _is_record(value):
             for name, part in _fields(value).items():
                 yield from _misfits(part, (*path, f".{name}"))
+        elif isinstance(value, float):
+            _float(value)
         else:
             orjson.dumps(value, _plain, _OPTIONS)
     except _Refused as refused:
@@ -287,7 +312,7 @@ def _misfit(refused: _Refused, path: _Path) -> Misfit:
 
 def _half_character(text: str) -> int | None:
     try:
-        text.encode()
+        str.encode(text)
     except UnicodeEncodeError as error:
         return error.start
     return None

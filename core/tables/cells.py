@@ -39,7 +39,7 @@ class CellTypes:
 
         :raises InvalidArgument: it is of another type, empty or too long.
         """
-        return as_key("row", row if self.has_plain_rows else self._bound(row))
+        return as_key("row", row if self.has_plain_rows else self._bound("row", row))
 
     def encode_column(self, column: str | bytes) -> bytes:
         """Take a column as bytes.
@@ -99,12 +99,18 @@ class CellTypes:
     def span(self, start: Any, stop: Any, prefix: Any, columns: Iterable[str | bytes]) -> Span:
         """Find the bytes between which the rows of a scan lie.
 
+        :param columns: only these; all, if there are none.
         :raises InvalidArgument: the arguments do not go together, or are of another type.
         """
+        if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
+            raise InvalidArgument(
+                f"table {self.table!r}: columns: expected a list of names, found {columns!r}",
+                hint="one column is a list of one name: columns=['name']",
+            )
         chosen = tuple(as_key("column", column) for column in columns)
         if prefix is None:
-            first = b"" if start is None else self._bound(start)
-            return Span(first, None if stop is None else self._bound(stop), chosen)
+            first = b"" if start is None else self._bound("start", start)
+            return Span(first, None if stop is None else self._bound("stop", stop), chosen)
         if start is not None or stop is not None:
             raise InvalidArgument("scan: expected either prefix or start and stop, found both")
         if self.row not in (ROWS["bytes"], ROWS["str"]):
@@ -112,17 +118,20 @@ class CellTypes:
                 f"table {self.table!r}: prefix: expected rows of text or bytes, found a table of {self.row.name}",
                 hint="give start and stop",
             )
-        first = self._bound(prefix)
+        first = self._bound("prefix", prefix)
         return Span(first, _behind(first), chosen)
 
-    def _bound(self, row: Any) -> bytes:
+    def _bound(self, what: str, row: Any) -> bytes:
         """Encode a row, or where a scan begins or ends: it may be empty."""
         if self.has_plain_rows:
+            if not isinstance(row, str | bytes):
+                found = type(row).__name__
+                raise InvalidArgument(f"table {self.table!r}: {what}: expected text or bytes, found {found}")
             return _bytes(row)
         try:
             return self.row.encode(row)
         except Refused as refused:
-            raise InvalidArgument(f"table {self.table!r}: row: {refused.message}", hint=refused.hint) from refused
+            raise InvalidArgument(f"table {self.table!r}: {what}: {refused.message}", hint=refused.hint) from refused
 
 
 @lru_cache(maxsize=256)

@@ -78,7 +78,8 @@ def configure_table(
     except ValueError as error:
         known = [c.value for c in ConflictLevel]
         raise InvalidArgument(f"conflict: expected one of {known}, found {conflict!r}") from error
-    if ttl is not None and not 0.001 <= ttl <= MAX_TTL_SECONDS:
+    is_number = isinstance(ttl, int | float) and not isinstance(ttl, bool)
+    if ttl is not None and not (is_number and 0.001 <= ttl <= MAX_TTL_SECONDS):
         raise InvalidArgument(f"ttl: expected 0.001 to {MAX_TTL_SECONDS:.0f} seconds, found {ttl!r}")
     check_codec("row", row, ROWS)
     check_codec("value", value, VALUES)

@@ -69,7 +69,7 @@ class Table:
         stop: Any = None,
         *,
         prefix: str | bytes | None = None,
-        columns: Iterable[str | bytes] = (),
+        columns: Iterable[str | bytes] | None = None,
         limit: int | None = None,
     ) -> Iterator[tuple[Any, Any, Any]]:
         """Read cells in the order of rows and columns, page by page; own writes are in their places.
@@ -81,14 +81,18 @@ class Table:
         :param start: first row.
         :param stop: the first row that is not read.
         :param prefix: instead of both, in tables of text or bytes: rows that begin with it.
-        :param columns: only these columns.
+        :param columns: a list of names: only these columns; with an empty one nothing is found. None for all.
         :param limit: most cells.
         :returns: row, column and value of each cell that has one. Row and value are of the table's types; the column
             is text, or bytes where the rows are ``bytes``.
+        :raises InvalidArgument: an argument is of another type.
         """
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit: expected a whole number of cells, found {limit!r}")
-        found = self._scan(self._types.span(start, stop, prefix, columns), limit=limit)
+        span = self._types.span(start, stop, prefix, () if columns is None else columns)
+        if columns is not None and not span.columns:
+            limit = 0
+        found = self._scan(span, limit=limit)
         return found if self._has_plain_rows and self._has_plain_values else map(self._types.decode_cell, found)
 
     def delete_row(self, row: Any) -> None:

@@ -102,6 +102,70 @@ def test_text_may_be_scanned_by_prefix_and_numbers_may_not(store: Store) -> None
             tx.table("years").scan(prefix="2")
 
 
+@pytest.mark.parametrize("row", ["bytes", "str"])
+def test_a_scan_of_some_columns_wants_a_list_of_them(store: Store, row: str) -> None:
+    store.configure_table("t", row=row)
+    with store.transaction() as tx:
+        table = tx.table("t")
+        table.set("a", "n", b"1")
+        for one in ("n", b"n"):
+            with pytest.raises(InvalidArgument, match=rf"table 't': columns: expected a list of names, found {one!r}"):
+                table.scan(columns=one)
+        with pytest.raises(InvalidArgument, match="table 't': columns: expected a list of names, found 5"):
+            table.scan(columns=5)  # type: ignore[arg-type]
+        assert [column for _, column, _ in table.scan(columns=iter(["n"]))] == [b"n" if row == "bytes" else "n"]
+
+
+def test_a_scan_of_no_columns_finds_nothing_and_one_of_all_finds_all(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.table("t").set("a", "n", b"1")
+        tx.table("t").set("b", "n", b"2")
+    with store.transaction() as tx:
+        tx.table("t").set("c", "n", b"3")
+        assert list(tx.table("t").scan(columns=[])) == []
+        assert len(list(tx.table("t").scan(columns=None))) == len(list(tx.table("t").scan())) == 3
+
+
+@pytest.mark.parametrize(
+    ("row", "expected", "wrong"),
+    [
+        ("bytes", "text or bytes", 5),
+        ("bytes", "text or bytes", bytearray(b"a")),
+        ("str", "str", 5),
+        ("str", "str", b"a"),
+        ("int", "a whole number", "5"),
+    ],
+)
+@pytest.mark.parametrize("bound", ["start", "stop", "prefix"])
+def test_a_bound_of_a_scan_is_of_the_rows_type(
+    store: Store, row: str, expected: str, wrong: object, bound: str
+) -> None:
+    if (row, bound) == ("int", "prefix"):
+        expected = "rows of text or bytes"
+    store.configure_table("t", row=row)
+    found = "a table of int" if (row, bound) == ("int", "prefix") else type(wrong).__name__
+    with (
+        store.transaction() as tx,
+        pytest.raises(InvalidArgument, match=f"table 't': {bound}: expected {expected}, found {found}"),
+    ):
+        tx.table("t").scan(**{bound: wrong})
+
+
+@pytest.mark.parametrize("ttl", ["5", b"5", True, [5], float("nan"), 0])
+def test_a_ttl_is_a_number_of_seconds(store: Store, ttl: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"ttl: expected 0.001 to \d+ seconds, found ") as raised:
+        store.configure_table("t", ttl=ttl)
+    assert str(raised.value).startswith(f"ttl: expected 0.001 to 3153600000 seconds, found {ttl!r}")
+
+
+def test_a_column_that_no_write_may_have_is_not_observed(store: Store) -> None:
+    store.configure_table("t", row="str", value="json")
+    for observe in (store.watch, lambda table, column: store.observe(table, column, print)):
+        with pytest.raises(InvalidArgument, match="table 't': column: expected text, found bytes that are not UTF-8"):
+            observe("t", b"\xff")
+    store.watch("plain", b"\xff")
+
+
 def test_versions_of_a_transaction_are_of_its_type(store: Store) -> None:
     store.configure_table("t", row="int", value="int")
     with store.transaction() as tx:

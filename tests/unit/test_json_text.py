@@ -74,6 +74,7 @@ class Unset:
         (IntEnum("Size", "S M").M, "2"),
         (Any_.PRICE, "1.10"),
         (Any_.HUGE, "1180591620717411303424"),
+        ([1 << 70, IntEnum("Size", "S M").M], "[1180591620717411303424,2]"),
         (Line(1), '{"price":1,"_note":"kept"}'),
         ({"l": [Line(1 << 70, None)]}, '{"l":[{"price":1180591620717411303424,"_note":null}]}'),
         (
@@ -145,6 +146,101 @@ def test_a_value_without_an_end_is_refused_as_too_deep() -> None:
             json_bytes(value)
 
 
+class Liar:
+    """Says of itself something else than what it holds."""
+
+    def __str__(self) -> str:
+        return '0,"admin":true'
+
+    def __float__(self) -> float:
+        return 9.0
+
+    __repr__ = __str__
+
+    def isoformat(self, *_: object) -> str:
+        return "no time+00:00"
+
+    def utcoffset(self) -> timedelta:
+        return timedelta(hours=9)
+
+    def encode(self, *_: object) -> bytes:
+        raise UnicodeEncodeError("ascii", "x", 0, 1, "no")
+
+    def is_finite(self) -> bool:
+        return True
+
+    def copy_abs(self) -> Decimal:
+        return Decimal(0)
+
+    def items(self) -> list[tuple[str, int]]:
+        return [("other", 9)]
+
+    def values(self) -> list[float]:
+        return [math.nan]
+
+    def __iter__(self) -> Any:
+        return iter([math.nan])
+
+
+def lying(kind: type, *content: Any, **named: Any) -> Any:
+    return type(f"Lying{kind.__name__}", (Liar, kind), {})(*content, **named)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (lying(Decimal, "1.50"), "1.50"),
+        (lying(datetime, 2026, 7, 1, tzinfo=UTC), '"2026-07-01T00:00:00+00:00"'),
+        (lying(date, 2026, 7, 1), '"2026-07-01"'),
+        (lying(time, 1, 2, tzinfo=UTC), '"01:02:00+00:00"'),
+        (lying(float, 1.5), "1.5"),
+        (lying(int, 5), "5"),
+        (lying(int, 1 << 70), "1180591620717411303424"),
+        (lying(str, "x"), '"x"'),
+        (lying(dict, a=None), '{"a":null}'),
+        (lying(list, [None]), "[null]"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("beside", [1, 1 << 70], ids=["small", "large"])
+def test_a_subclass_is_what_it_holds_not_what_it_says_of_itself(value: object, expected: str, beside: int) -> None:
+    assert json_bytes({"beside": [beside, None], "v": value}).decode() == f'{{"beside":[{beside},null],"v":{expected}}}'
+
+
+def test_a_subclass_cannot_hide_what_is_not_json() -> None:
+    refused = {
+        "is NaN": lying(Decimal, "NaN"),
+        "is a number beyond": lying(Decimal, "1E+309"),
+        "is a Lyingdatetime without a zone": lying(datetime, 2026, 7, 1),
+        "is a Lyingtime without a zone": lying(time, 1, 2),
+        "is nan": lying(float, "nan"),
+        "is text with a lone surrogate": lying(str, "\ud800"),
+        r"\.a is nan": lying(dict, a=math.nan),
+        r"\[0\] is nan": lying(list, [math.nan]),
+    }
+    for expected, value in refused.items():
+        with pytest.raises(NotJson, match=f"field v ?{expected}"):
+            json_bytes({"v": value})
+
+
+@pytest.mark.parametrize("beside", [1, 1 << 70], ids=["small", "large"])
+@pytest.mark.parametrize("kind", [dict, list, str, int, float, tuple, bytes, set, Decimal, UUID])
+def test_a_dataclass_that_is_another_value_too_is_refused(kind: type, beside: int) -> None:
+    @dataclass(init=False)
+    class Mixed(kind):  # type: ignore[misc,valid-type]
+        price: int = 5
+
+    value = Mixed("00000000-0000-0000-0000-000000000005") if kind is UUID else Mixed()
+    with pytest.raises(NotJson, match=f"field v is a dataclass and of type {kind.__name__} at once"):
+        json_bytes({"beside": beside, "v": value})
+
+
+@pytest.mark.parametrize("beside", [1, 1 << 70], ids=["small", "large"])
+def test_a_subclass_of_tuple_is_refused_beside_any_number(beside: int) -> None:
+    with pytest.raises(NotJson, match=r"field \[1\] is of type .*Triple"):
+        json_bytes([beside, type("Triple", (tuple,), {})((1, 2))])
+
+
 def test_scalars_of_numpy_are_their_values() -> None:
     numpy = pytest.importorskip("numpy")
     value = [numpy.int8(-1), numpy.uint64(2**64 - 1), numpy.float64(1.5), numpy.float32(0.5), numpy.bool_(True)]
@@ -153,7 +249,6 @@ def test_scalars_of_numpy_are_their_values() -> None:
         "is nan": numpy.float64("nan"),
         "is inf": numpy.float32("inf"),
         "is a datetime64 without a zone": numpy.datetime64("2026-01-01T00:00"),
-        "numpy.timedelta64": numpy.timedelta64(1, "s"),
         "numpy.bytes_": numpy.bytes_(b"x"),
         "numpy.ndarray": numpy.arange(2),
         "numpy.longdouble": numpy.longdouble(1),
@@ -163,10 +258,20 @@ def test_scalars_of_numpy_are_their_values() -> None:
             json_bytes({"a": [value]})
 
 
+@pytest.mark.parametrize("unit", [None, "ns", "s", "D", "Y"])
+def test_a_span_of_numpy_is_refused_whatever_its_unit(unit: str | None) -> None:
+    numpy = pytest.importorskip("numpy")
+    span = numpy.timedelta64(5) if unit is None else numpy.timedelta64(5, unit)
+    with pytest.raises(NotJson, match=r"field a is of type numpy.timedelta64") as raised:
+        json_bytes({"a": span})
+    assert "value / numpy.timedelta64(1, 's')" in raised.value.misfit.remedy
+
+
 def test_scalars_of_pandas_are_their_values() -> None:
     pandas = pytest.importorskip("pandas")
     moment = pandas.Timestamp("2026-07-01T01:02:03.000000004", tz="Europe/Berlin")
-    assert json_bytes([moment]) == b'["2026-07-01T01:02:03.000000004+02:00"]'
+    written = b'["2026-07-01T01:02:03.000000004+02:00"]'
+    assert json_bytes([moment]) == json_bytes([lying(pandas.Timestamp, moment)]) == written
     refused = {
         "is a Timestamp without a zone": pandas.Timestamp("2026-01-01"),
         "is NaT, which JSON has no value for": pandas.NaT,

@@ -70,7 +70,9 @@ def check_doubles(text: str, column: Column) -> None:
             if not (len(found) < 21 and found.lstrip("-").isdigit() and int(found) in _UINT64):
                 _require_double(Decimal(found), found, column)
     elif column.doubles == "numbers" and (number := _number(text)) is not None:
-        _require_double(number, text, column)
+        is_integer = text.strip().lstrip("+-").isdecimal() and _is_whole(number)
+        if not is_integer:  # with a point or an exponent the same number would be read as a double
+            _require_double(number, text, column)
 
 
 def as_text(value: object, text: str, column: Column) -> Any:
@@ -80,8 +82,8 @@ def as_text(value: object, text: str, column: Column) -> Any:
     """
     if value is None:
         return None
-    if column.zoneless and isinstance(value, str) and value.lstrip("-") != "infinity":
-        return _utc(value, column)  # the database would drop the zone
+    if column.type == "timestamp":  # the database would read words such as "now", and drop zones where it keeps none
+        return _utc(value, column) if column.zoneless else _moment(value, column).isoformat(" ")
     return _text(value, text, column)
 
 
@@ -92,10 +94,13 @@ def as_native(value: object, text: str, column: Column) -> Any:
     if column.type in ("text", "json") or not isinstance(value, int | float):
         return _checked(_text(value, text, column), column)
     if isinstance(value, float):
-        if column.type != "real":
-            _require_double(Decimal(text), text, column)
-        else:
+        if column.type == "real":
             _require_not_lost(value, text, column)
+            return value
+        number = Decimal(text)
+        if _is_whole(number):
+            return int(number)  # with its last digits, which the float may lack
+        _require_double(number, text, column)
     elif value not in INT64:
         raise Unfit(f"field {column.name!r} is an integer of more than 64 bits")
     return value
@@ -131,7 +136,7 @@ def as_python(value: object, text: str, column: Column, *, decimals: bool = True
     if column.type == "numeric":
         number = Decimal(text or int(value))  # type: ignore[call-overload]
         if not decimals:
-            _require_double(number, text or str(value), column)
+            _require_double(number, text or str(value), column)  # of whole ones, too, the driver makes doubles
         return number
     return as_native(value, text, column)
 
@@ -186,10 +191,14 @@ def _is_double(number: Decimal) -> bool:
     return Decimal(repr(float(number))) == number
 
 
+def _is_whole(number: Decimal) -> bool:
+    """Tell whether a number is an integer of 64 bits."""
+    return number.adjusted() < 20 and number == number.to_integral_value() and int(number) in INT64
+
+
 def _require_double(number: Decimal, text: str, column: Column) -> None:
-    """Refuse a number that is neither an integer of 64 bits nor a double."""
-    is_integer = number.adjusted() < 20 and number == number.to_integral_value() and int(number) in INT64
-    if not is_integer and not _is_double(number):
+    """Refuse a number that is no double."""
+    if not _is_double(number):
         raise Unfit(f"field {column.name!r} is {_shown(text)}: its column would keep {float(number)!r}")
 
 
