@@ -29,6 +29,7 @@ from export_queue.core.errors import (
     InvalidArgument,
     OptionsDiffer,
     QueueBusy,
+    RegistrationLost,
     SinkBindingError,
     TransactionsInProgress,
     UnknownQueue,
@@ -590,7 +591,7 @@ def test_a_first_load_waits_for_older_transactions(airports: Store) -> None:
     airports.subscribe("airports", "reports")
     older = airports.begin()
     with (
-        pytest.raises(TransactionsInProgress, match="waits for 1 older") as caught,
+        pytest.raises(TransactionsInProgress, match=r"waits for 1 older ones: \d+ \(long, since .* UTC, of ") as caught,
         airports.first_load("airports/reports", settle_timeout=0.05),
     ):
         pass
@@ -673,22 +674,95 @@ def test_a_first_load_of_a_removed_subscription_leaves_nothing(airports: Store) 
         assert queries.readers.count_rows(work, number, locked_at=0) == (0, 0, 0)
 
 
-def test_of_two_first_loads_one_counts(airports: Store) -> None:
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_new_first_load_replaces_an_older_one(airports: Store, flushed: bool) -> None:
     airports.subscribe("airports", "reports")
+    with pytest.raises(RegistrationLost), airports.first_load("airports/reports") as load:
+        load.add("a", 1)
+        if flushed:
+            load.flush()
+        with airports.first_load("airports/reports", settle_timeout=0.05) as newer:
+            assert newer.id > load.id
+            newer.add("b", 1)
+        assert airports.queue("airports/reports").first_load == "made"
+    assert keys(airports, "airports/reports") == ["b"]
+    assert active(airports) == 0
 
-    def other() -> None:
-        with airports.first_load("airports/reports") as load:
-            load.add("b", 1)
 
+def test_a_first_load_that_was_replaced_stages_nothing_more(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    with (
+        pytest.raises(RegistrationLost),
+        airports.first_load("airports/reports") as load,
+        airports.first_load("airports/reports", settle_timeout=0.05),
+    ):
+        load.add("a", 1)
+        load.flush()
+    assert keys(airports, "airports/reports") == []
+    assert airports.queue("airports/reports").first_load == "missing"
+
+
+def test_a_first_load_that_was_killed_is_made_again_at_once(airports: Store, store_url: str) -> None:
+    airports.subscribe("airports", "reports")
+    began, ends = os.pipe()
+
+    def load() -> None:
+        with Store.open(store_url) as store, store.first_load("airports/reports") as loading:
+            loading.add("a", 1)
+            loading.flush()
+            os.write(ends, b".")
+            signal.pause()
+
+    child = fork.Process(target=load)
+    child.start()
+    assert os.read(began, 1) == b"."
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join(PATIENCE)
+    for end in (began, ends):
+        os.close(end)
+    with airports.first_load("airports/reports", settle_timeout=0.05) as again:
+        again.add("b", 1)
+    assert keys(airports, "airports/reports") == ["b"]
+    assert active(airports) == 0
+
+
+def test_a_first_load_that_committed_meanwhile_counts(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    older = airports.begin()
     with ThreadPoolExecutor() as threads:
-        with airports.first_load("airports/reports") as load:
-            load.add("a", 1)
-            waiting = threads.submit(other)
-            wait_until(lambda: active(airports) == 2, "no load waits")
-        with pytest.raises(InvalidArgument, match="made meanwhile"):
+
+        def other() -> None:
+            with airports.first_load("airports/reports"):
+                raise AssertionError("it began")
+
+        waiting = threads.submit(other)
+        wait_until(lambda: active(airports) == 2, "no load waits")
+        with airports.database.begin() as work:
+            made = sa.text(
+                "update {}xq_queue set first_load = 'made' where id = 'airports/reports'".format(
+                    "" if work.connection.dialect.name == "sqlite" else "export_queue."
+                )
+            )
+            work.connection.execute(made)
+        airports.abort(older)
+        with pytest.raises(InvalidArgument, match="was made"):
             waiting.result(PATIENCE)
+
+
+def test_first_loads_of_different_subscriptions_do_not_wait_for_each_other(airports: Store) -> None:
+    """They write no cells, and each adds to its own subscription alone."""
+    add(airports, "before")
+    airports.subscribe("airports", "reports")
+    airports.subscribe("airports", "mail")
+    with airports.first_load("airports/reports") as one:
+        one.add("a", 1)
+        one.flush()
+        with airports.first_load("airports/mail", settle_timeout=0.05) as two:
+            assert two.id > one.id
+            two.add("b", 1)
     assert keys(airports, "airports/reports") == ["a"]
-    assert airports.queue("airports/reports").first_load == "made"
+    assert keys(airports, "airports/mail") == ["b"]
 
 
 # -- monitoring -------------------------------------------------------------------------------------------------------
