@@ -251,10 +251,10 @@ class _Course:
             lambda fence: engine.admit(queue_id=queue.id, store_id=self.store_id, fence=fence, shown=shown),
         )
 
-    def _note_fence(self) -> None:
+    def _note_fence(self, queue: Queue) -> None:
         # before the first batch: a drain that is killed amid its batches has left nothing else
         if not self.is_fence_noted:
-            note_fence(self.database, self.request.queue_id, self.request.sink_name, self.fence)
+            note_fence(self.database, queue, self.request.sink_name, self.fence)
             self.is_fence_noted = True
 
     def show_again(self, engine: Engine) -> None:
@@ -279,7 +279,7 @@ class _Course:
         except ExportQueueError as error:
             log.warning("the sink took no fence after the last batch: %s", error)
             return
-        note_fence(self.database, self.request.queue_id, self.request.sink_name, self.fence)
+        note_fence(self.database, self.queue, self.request.sink_name, self.fence)
 
     def _bind(self, queue: Queue) -> None:
         with self.database.begin() as work:
@@ -327,7 +327,7 @@ class _Course:
             clock=self.clock,
         )
         with keeper:
-            self._note_fence()
+            self._note_fence(queue)
             if engine.is_fenced:
                 engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
                 snapshot = settled_snapshot(self.database)

@@ -25,6 +25,7 @@ from export_queue.core.drain import drain
 from export_queue.core.errors import (
     EntriesWait,
     EntryError,
+    ExportQueueError,
     HasSubscriptions,
     InvalidArgument,
     OptionsDiffer,
@@ -458,6 +459,25 @@ def test_a_drain_of_a_removed_subscription_removes_nothing_any_more(airports: St
         assert queries.readers.count_rows(work, reader.number, locked_at=0)[0] == 1
     with pytest.raises(UnknownQueue):
         claim(airports.database, reader, reader.units(), owner=Owner.unique(), lease_seconds=60)
+
+
+def test_a_drain_of_a_removed_subscription_leaves_no_fence_to_its_namesake(airports: Store) -> None:
+    class Removing(MemorySink):
+        batches = 0
+
+        def apply(self, operations: Any) -> Any:
+            self.batches += 1
+            if self.batches == 2:  # by then something was acknowledged
+                airports.unsubscribe("airports", "search", discard=True)
+            return super().apply(operations)
+
+    add(airports, *(f"k{i}" for i in range(200)))
+    with pytest.raises(ExportQueueError):
+        drain(airports, "airports/search", Removing(), sink_name="index", chunk_rows=10)
+    airports.subscribe("airports", "search")
+    add(airports, "new")
+    again = drain(airports, "airports/search", MemorySink(), sink_name="index")
+    assert again.acknowledged == 1
 
 
 def test_a_subscription_that_comes_again_is_a_new_one(airports: Store) -> None:
