@@ -27,7 +27,14 @@ from export_queue.core.drain.progress import ProgressLog
 from export_queue.core.drain.report import DrainReport, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
-from export_queue.core.errors import ExportQueueError, LockNotAvailable, SinkError, SinkLostData
+from export_queue.core.errors import (
+    ExportQueueError,
+    LeaseLost,
+    LockNotAvailable,
+    SinkError,
+    SinkLostData,
+    StoreUnavailable,
+)
 from export_queue.core.locks import (
     Lease,
     begin_attempt,
@@ -109,7 +116,9 @@ def _drained(course: _Course, engine: AbstractContextManager[Engine], started_at
                 course.bring_all(opened, progress)
             except SinkError:
                 raise
-            except Exception:
+            except Exception as error:
+                if isinstance(error, LeaseLost):
+                    course.refuse_removed(error)
                 if any(part.acknowledged for part in course.parts):
                     with contextlib.suppress(Exception):  # the trouble itself matters more
                         course.show_again(opened)
@@ -225,6 +234,15 @@ class _Course:
             self.sleep(POLL_SECONDS)
             check_attempt(self.database, self.request.owner)
             waiting = self._with_work(queue, promised, waiting)  # 3, since the holder may have done it all
+
+    def refuse_removed(self, error: LeaseLost) -> None:
+        """Say so where leases were lost since the subscription was removed: to start again would be no use.
+
+        :raises UnknownQueue: it was.
+        """
+        with contextlib.suppress(StoreUnavailable), self.database.read() as work:
+            if self.queue is not None and not queries.queues.is_there(work, self.queue.number):
+                raise queries.queues.removed_subscription(f"subscription {self.queue.id!r}") from error
 
     def _find_queue(self) -> Queue:
         with self.database.read() as work:

@@ -683,7 +683,10 @@ def test_a_waived_first_load_is_not_missing(airports: Store) -> None:
 def test_a_first_load_of_a_removed_subscription_leaves_nothing(airports: Store) -> None:
     airports.subscribe("airports", "reports")
     number = airports.queue("airports/reports").number
-    with pytest.raises(InvalidArgument, match="first load"), airports.first_load("airports/reports") as load:
+    with (
+        pytest.raises(UnknownQueue, match="subscription of this first load was removed"),
+        airports.first_load("airports/reports") as load,
+    ):
         load.add("a", 1)
         load.flush()
         with pytest.raises(EntriesWait):
@@ -692,6 +695,35 @@ def test_a_first_load_of_a_removed_subscription_leaves_nothing(airports: Store) 
     maintain(airports.database, patience=AT_ONCE)
     with airports.database.read() as work:
         assert queries.readers.count_rows(work, number, locked_at=0) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_first_load_says_that_its_subscription_was_removed(airports: Store, flushed: bool) -> None:
+    airports.subscribe("airports", "reports")
+    with (
+        pytest.raises(UnknownQueue, match="subscription of this first load was removed"),
+        airports.first_load("airports/reports") as load,
+    ):
+        load.add("a", 1)
+        airports.unsubscribe("airports", "reports")
+        airports.subscribe("airports", "reports")  # its namesake is another one
+        if flushed:
+            load.flush()
+    assert active(airports) == 0
+
+
+def test_claims_and_drains_say_that_their_subscription_was_removed(airports: Store) -> None:
+    class Removing(MemorySink):
+        def apply(self, operations: Any) -> Any:
+            airports.unsubscribe("airports", "search", discard=True)
+            return super().apply(operations)
+
+    add(airports, "a")
+    search = airports.queue("airports/search")
+    with pytest.raises(UnknownQueue, match="'airports/search' was removed"):
+        drain(airports, "airports/search", Removing(), sink_name="index")
+    with pytest.raises(UnknownQueue, match="'airports/search' was removed"):
+        claim(airports.database, search, search.units(), owner=Owner.unique(), lease_seconds=9)
 
 
 @pytest.mark.parametrize("flushed", [False, True])
