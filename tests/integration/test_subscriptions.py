@@ -461,6 +461,21 @@ def test_a_drain_of_a_removed_subscription_removes_nothing_any_more(airports: St
         claim(airports.database, reader, reader.units(), owner=Owner.unique(), lease_seconds=60)
 
 
+def test_reports_of_a_removed_namesake_are_not_those_of_the_new_one(airports: Store) -> None:
+    add(airports, "a", exclusive=True)
+    drain(airports, "airports/search", MemorySink(), sink_name="index")
+    assert airports.why("airports/search", "a").may_have_brought is not None
+    airports.unsubscribe("airports", "search")
+    assert len(airports.reports(queue_id="airports/search")) == 1
+    airports.subscribe("airports", "search")
+    assert airports.reports(queue_id="airports/search") == []
+    story = airports.why("airports/search", "a")
+    assert story.may_have_brought is None
+    assert story.last_drain is None
+    drain(airports, "airports/search", MemorySink(), sink_name="other")
+    assert len(airports.reports(queue_id="airports/search")) == 1
+
+
 def test_a_drain_of_a_removed_subscription_leaves_no_fence_to_its_namesake(airports: Store) -> None:
     class Removing(MemorySink):
         batches = 0
@@ -695,6 +710,22 @@ def test_a_first_load_of_a_removed_subscription_leaves_nothing(airports: Store) 
     maintain(airports.database, patience=AT_ONCE)
     with airports.database.read() as work:
         assert queries.readers.count_rows(work, number, locked_at=0) == (0, 0, 0)
+
+
+def test_a_first_load_keeps_nothing_of_what_it_has_flushed(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    with airports.first_load("airports/reports") as load:
+        load.add("a", 1)
+        with pytest.raises(EntryError, match="added"):
+            load.add("a", 2)
+        load.flush()
+        load.add("a", 3)
+        assert load._writer._added == {b"a"}
+        load.flush()
+        assert load._writer._added == set()
+    sink = MemorySink()
+    drain(airports, "airports/reports", sink, sink_name="reports")
+    assert documents(sink) == {"a": 3}
 
 
 @pytest.mark.parametrize("flushed", [False, True])
