@@ -313,7 +313,7 @@ class _Course:
     def _settled(self, queue: Queue, units: Sequence[Range]) -> list[Range]:
         """Find the units that have entries which no older entry can follow."""
         expire_if_due(self.database, seconds=_ANSWER_SECONDS)  # a transaction past its deadline would hold them back
-        snapshot = settled_snapshot(self.database)
+        snapshot = settled_snapshot(self.database, queue.number)
         with self.database.read() as work:
             return waiting_ranges(work, queue, snapshot, units)
 
@@ -348,7 +348,7 @@ class _Course:
             self._note_fence(queue)
             if engine.is_fenced:
                 engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
-                snapshot = settled_snapshot(self.database)
+                snapshot = settled_snapshot(self.database, queue.number)
             else:
                 snapshot = take_snapshot(self.database)
             parts = []

@@ -46,13 +46,18 @@ def name_transactions(found: Iterable[queries.monitoring.Holder]) -> str:
     return f"{', '.join(named)}{more}"
 
 
-def settled_snapshot(database: Database) -> Snapshot:
+def settled_snapshot(database: Database, queue: int | None = None) -> Snapshot:
     """Take a snapshot below every id in progress: no commit to come can add to it.
 
     An invalid id never commits, so it holds nothing back.
+
+    :param queue: the number of a queue whose entries alone are read in it. First loads of other ones add none to it,
+        and hold nothing back either.
     """
     snapshot = take_snapshot(database)
     with database.read() as work:
-        invalid = queries.invalid.invalid_ids(work)
-    low = min((i for i in snapshot.excluded if i not in invalid), default=snapshot.read_pointer + 1)
+        ignored = queries.invalid.invalid_ids(work)
+        if queue is not None:
+            ignored = ignored | queries.loads.of_others(work, queue)
+    low = min((i for i in snapshot.excluded if i not in ignored), default=snapshot.read_pointer + 1)
     return Snapshot(low - 1, tuple(i for i in snapshot.excluded if i < low))

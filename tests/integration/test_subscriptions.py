@@ -37,13 +37,13 @@ from export_queue.core.errors import (
 )
 from export_queue.core.locks import Owner, claim
 from export_queue.core.maintenance import maintain
-from export_queue.core.queue import QueueWriter, Range, bucket, read_entries, subscribe, unsubscribe
+from export_queue.core.queue import QueueWriter, Range, bucket, read_entries, subscribe, unsubscribe, waiting_ranges
 from export_queue.core.queue.options import add_reader
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries
 from export_queue.core.store.registration import QUEUE_BIT
-from export_queue.core.transactions import OpenTransaction, take_snapshot
+from export_queue.core.transactions import OpenTransaction, settled_snapshot, take_snapshot
 
 EVERY_WAY = True
 fork = multiprocessing.get_context("fork")
@@ -831,6 +831,28 @@ def test_a_first_load_that_committed_meanwhile_counts(airports: Store) -> None:
         airports.abort(older)
         with pytest.raises(InvalidArgument, match="was made"):
             waiting.result(PATIENCE)
+
+
+def test_a_first_load_holds_back_what_is_settled_for_its_own_subscription_alone(airports: Store) -> None:
+    """So drains into fenced sinks, which take settled entries only, go on everywhere else."""
+    airports.configure_queue("orders", subscriptions=["mail"])
+    airports.subscribe("airports", "reports")
+
+    def settled(queue_id: str) -> bool:
+        queue = airports.queue(queue_id)
+        with airports.database.read() as work:
+            return bool(waiting_ranges(work, queue, settled_snapshot(airports.database, queue.number), queue.units()))
+
+    with airports.first_load("airports/reports") as load:
+        load.add("a", 1)
+        load.flush()
+        add(airports, "b")
+        with airports.transaction() as tx:
+            tx.queue("orders").add("c", 1)
+        assert settled("airports/search")
+        assert settled("orders/mail")
+        assert not settled("airports/reports")
+    assert settled("airports/reports")
 
 
 def test_first_loads_of_different_subscriptions_do_not_wait_for_each_other(airports: Store) -> None:
