@@ -115,5 +115,9 @@ class FirstLoad:
         self._writer.add_many(entries)
 
     def flush(self) -> None:
-        """Stage the entries so far in the store, so that they need not fit into memory."""
+        """Stage the entries so far in the store, so that they need not fit into memory.
+
+        The load forgets their keys, too: of a key that is added again afterwards, the later value counts.
+        """
         self._transaction.flush()
+        self._writer.forget_added()

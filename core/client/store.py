@@ -455,13 +455,15 @@ class Store:
         """Give a subscription what was committed before it, in a long transaction of its own.
 
         It reads in a snapshot that holds every transaction older than itself, and adds to this subscription alone: its
-        entries never overwrite newer ones. With its commit the first load is made.
+        entries never overwrite newer ones. With its commit the first load is made. It replaces an older first load of
+        the subscription that is in progress: the commit of that one is refused.
 
         :param subscription: its id, as in ``airports/reports``.
         :param timeout: seconds until the commit is refused; 24 hours.
         :param settle_timeout: seconds for which older transactions are waited for.
-        :raises InvalidArgument: the first load is not missing.
-        :raises TransactionsInProgress: older transactions did not end in time.
+        :raises InvalidArgument: the first load is not missing, or was made meanwhile; a waived one may still be made.
+        :raises RegistrationLost: a newer first load of the subscription has replaced this one.
+        :raises TransactionsInProgress: older transactions did not end in time; the error names them.
         """
         _ = self.identity
         with self.database.read() as work:
@@ -469,6 +471,8 @@ class Store:
         opened = OpenTransaction(self.database, kind="long", timeout=timeout, load=reader.number)
         try:
             opened.read_settled(Retry(attempts=None, seconds=settle_timeout, first_pause=0.02))
+            with self.database.read() as work:
+                missing_load(work, subscription)  # an older load may have committed meanwhile
             yield FirstLoad(self._context(opened), opened, reader)
             opened.commit()
         except BaseException as error:

@@ -9,7 +9,7 @@ from export_queue.core.drain.fenced import check_request
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import SinkBelongsToAnother
-from export_queue.core.queue import find_reader
+from export_queue.core.queue import Queue, find_reader
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
 from export_queue.core.store import Database, queries
 
@@ -62,10 +62,10 @@ def ask_sink(
     call_again(request.retry, lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown))
 
 
-def note_fence(database: Database, queue_id: str, sink_name: str, fence: int) -> None:
+def note_fence(database: Database, queue: Queue, sink_name: str, fence: int) -> None:
     """Note in the store that a sink has kept a fence: a sink that shows a lower one later has lost data since."""
     with database.begin() as work:
-        queries.sinks.note_fence(work, queue_id, sink_name, fence)
+        queries.sinks.note_fence(work, queue.number, sink_name, fence)
 
 
 def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink | FencedSink) -> None:
@@ -89,4 +89,4 @@ def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink | FencedSin
             lambda fence: opened.admit(queue_id=queue_id, store_id=store.id, fence=fence, readmit=True),
         )
     if queue.sink is not None:
-        note_fence(store.database, queue_id, queue.sink, fence)
+        note_fence(store.database, queue, queue.sink, fence)

@@ -12,7 +12,6 @@ Only order is left to keep a record from going back, so the drain has to bring i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import cast
 
 from export_queue.core.drain.request import DrainRequest
@@ -23,10 +22,7 @@ from export_queue.core.queue import DeadLetterFilter, Queue, count_dead_letters
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import Claim, FencedSink, Sink
 from export_queue.core.store import Database, queries
-from export_queue.core.transactions import Snapshot
-
-_NAMED = 5
-"""Transactions that an error names at most."""
+from export_queue.core.transactions import Snapshot, name_transactions
 
 
 def claim_of(queue: Queue, lease: Lease) -> Claim:
@@ -96,10 +92,4 @@ def in_progress(database: Database, since: Snapshot) -> str:
         found = [
             one for one in queries.monitoring.holders(work) if one.kind != "invalid" and one.id <= since.read_pointer
         ]
-    named = [
-        f"{one.id} ({one.kind}, since {datetime.fromtimestamp(one.started_ms / 1e3, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        f"{f', of {one.client}' if one.client else ''})"
-        for one in sorted(found, key=lambda one: one.id)[:_NAMED]
-    ]
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"{', '.join(named)}{more}"
+    return name_transactions(found)

@@ -27,7 +27,14 @@ from export_queue.core.drain.progress import ProgressLog
 from export_queue.core.drain.report import DrainReport, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
-from export_queue.core.errors import ExportQueueError, LockNotAvailable, SinkError, SinkLostData
+from export_queue.core.errors import (
+    ExportQueueError,
+    LeaseLost,
+    LockNotAvailable,
+    SinkError,
+    SinkLostData,
+    StoreUnavailable,
+)
 from export_queue.core.locks import (
     Lease,
     begin_attempt,
@@ -109,7 +116,9 @@ def _drained(course: _Course, engine: AbstractContextManager[Engine], started_at
                 course.bring_all(opened, progress)
             except SinkError:
                 raise
-            except Exception:
+            except Exception as error:
+                if isinstance(error, LeaseLost):
+                    course.refuse_removed(error)
                 if any(part.acknowledged for part in course.parts):
                     with contextlib.suppress(Exception):  # the trouble itself matters more
                         course.show_again(opened)
@@ -226,6 +235,15 @@ class _Course:
             check_attempt(self.database, self.request.owner)
             waiting = self._with_work(queue, promised, waiting)  # 3, since the holder may have done it all
 
+    def refuse_removed(self, error: LeaseLost) -> None:
+        """Say so where leases were lost since the subscription was removed: to start again would be no use.
+
+        :raises UnknownQueue: it was.
+        """
+        with contextlib.suppress(StoreUnavailable), self.database.read() as work:
+            if self.queue is not None and not queries.queues.is_there(work, self.queue.number):
+                raise queries.queues.removed_subscription(f"subscription {self.queue.id!r}") from error
+
     def _find_queue(self) -> Queue:
         with self.database.read() as work:
             queue = self.queue = find_reader(work, self.request.queue_id)
@@ -251,10 +269,10 @@ class _Course:
             lambda fence: engine.admit(queue_id=queue.id, store_id=self.store_id, fence=fence, shown=shown),
         )
 
-    def _note_fence(self) -> None:
+    def _note_fence(self, queue: Queue) -> None:
         # before the first batch: a drain that is killed amid its batches has left nothing else
         if not self.is_fence_noted:
-            note_fence(self.database, self.request.queue_id, self.request.sink_name, self.fence)
+            note_fence(self.database, queue, self.request.sink_name, self.fence)
             self.is_fence_noted = True
 
     def show_again(self, engine: Engine) -> None:
@@ -279,7 +297,7 @@ class _Course:
         except ExportQueueError as error:
             log.warning("the sink took no fence after the last batch: %s", error)
             return
-        note_fence(self.database, self.request.queue_id, self.request.sink_name, self.fence)
+        note_fence(self.database, self.queue, self.request.sink_name, self.fence)
 
     def _bind(self, queue: Queue) -> None:
         with self.database.begin() as work:
@@ -295,7 +313,7 @@ class _Course:
     def _settled(self, queue: Queue, units: Sequence[Range]) -> list[Range]:
         """Find the units that have entries which no older entry can follow."""
         expire_if_due(self.database, seconds=_ANSWER_SECONDS)  # a transaction past its deadline would hold them back
-        snapshot = settled_snapshot(self.database)
+        snapshot = settled_snapshot(self.database, queue.number)
         with self.database.read() as work:
             return waiting_ranges(work, queue, snapshot, units)
 
@@ -327,10 +345,10 @@ class _Course:
             clock=self.clock,
         )
         with keeper:
-            self._note_fence()
+            self._note_fence(queue)
             if engine.is_fenced:
                 engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
-                snapshot = settled_snapshot(self.database)
+                snapshot = settled_snapshot(self.database, queue.number)
             else:
                 snapshot = take_snapshot(self.database)
             parts = []

@@ -50,7 +50,7 @@ def begin_attempt(database: Database, queue: Queue, owner: Owner) -> None:
     :raises LeaseLost: the attempt was revoked already, or a newer one has begun.
     """
     with database.begin() as work:
-        queries.locks.serialise_requests(work, queue.number)
+        queries.locks.serialise_requests(work, queue.number, queue_id=queue.id)
         take_over(work, queue, owner)
         queries.attempts.add(work, queue.number, owner.task, owner.attempt, submission=owner.submission)
 

@@ -83,7 +83,7 @@ def claim(
     if not units:
         return []
     with database.begin() as work:
-        stored = queries.locks.serialise_requests(work, queue.number)
+        stored = queries.locks.serialise_requests(work, queue.number, queue_id=queue.id)
         if stored != queue.buckets_per_range:
             # a sink with the guard fence knows units by their first bucket: claims of both kinds would miss each other
             raise LeaseLost(

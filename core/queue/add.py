@@ -50,3 +50,7 @@ class QueueWriter:
         """Add pairs of key and value."""
         for key, value in entries:
             self.add(key, value)
+
+    def forget_added(self) -> None:
+        """Keep no more keys in memory: of those that are added again, the later value counts."""
+        self._added.clear()

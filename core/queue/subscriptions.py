@@ -130,7 +130,7 @@ def missing_load(work: Reading, subscription: str) -> Queue:
     if reader.first_load not in ("missing", "waived"):
         found = "was made" if reader.first_load == "made" else "is none: it has read its queue from the beginning"
         raise InvalidArgument(
-            f"subscription {subscription!r}: expected a first load that is missing, found that it {found}"
+            f"subscription {subscription!r}: expected a first load that is missing or waived, found that it {found}"
         )
     return reader
 

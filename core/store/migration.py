@@ -29,8 +29,8 @@ _OWNER = sa.text("""
 """)
 _LOCK_SECONDS = {1: 5.0, 2: 0.5}
 """How long the migration from a schema waits for whoever uses a table, and all others for it, before it tries again."""
-_CHANGED_TO_3 = ("xq_outcome", "xq_staged_entry", "xq_queue", "xq_table")
-"""The tables that the way to schema 3 locks. The outcomes come first: a commit of schema 2 that has one already, and
+_CHANGED_TO_3 = ("xq_active", "xq_outcome", "xq_staged_entry", "xq_queue", "xq_table")
+"""The tables that the way to schema 3 locks, in a commit's order: one of schema 2 that has an outcome already, and
 perhaps entries, is waited for."""
 
 

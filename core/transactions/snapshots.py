@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
 from export_queue.core.store import Database, Snapshot, queries
+
+_NAMED = 5
+"""Transactions that an error names at most."""
 
 
 def take_snapshot(database: Database) -> Snapshot:
@@ -11,27 +17,47 @@ def take_snapshot(database: Database) -> Snapshot:
         return database.dialect.take_snapshot(connection)
 
 
-def unfinished_below(database: Database, bound: int) -> tuple[Snapshot, list[int]]:
+def unfinished_below(database: Database, bound: int, *, load: int) -> tuple[Snapshot, list[int]]:
     """Take a snapshot, and list the ids below a bound whose transactions may still commit.
 
     An invalid id never commits. The lock of an id that is registered for days counts, though no snapshot lists it.
+
+    :param load: the subscription for whose first load this is. Those of other ones are left out: they write no cells,
+        and add nothing to this subscription.
     """
     with database.read() as work:
         locked = queries.floors.oldest_lock(work, bound - 1)
     snapshot = take_snapshot(database)
     with database.read() as work:
-        invalid = queries.invalid.invalid_ids(work)
-    unfinished = {i for i in snapshot.excluded if i < bound and i not in invalid}
+        ignored = queries.invalid.invalid_ids(work) | queries.loads.of_others(work, load)
+    unfinished = {i for i in snapshot.excluded if i < bound and i not in ignored}
     return snapshot, sorted(unfinished | ({locked} if locked is not None else set()))
 
 
-def settled_snapshot(database: Database) -> Snapshot:
+def name_transactions(found: Iterable[queries.monitoring.Holder]) -> str:
+    """Name transactions in progress, the oldest few: id, kind, start and client of each."""
+    oldest = sorted(found, key=lambda one: one.id)
+    named = [
+        f"{one.id} ({one.kind}, since {datetime.fromtimestamp(one.started_ms / 1e3, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        f"{f', of {one.client}' if one.client else ''})"
+        for one in oldest[:_NAMED]
+    ]
+    more = f" and {len(oldest) - _NAMED} more" if len(oldest) > _NAMED else ""
+    return f"{', '.join(named)}{more}"
+
+
+def settled_snapshot(database: Database, queue: int | None = None) -> Snapshot:
     """Take a snapshot below every id in progress: no commit to come can add to it.
 
     An invalid id never commits, so it holds nothing back.
+
+    :param queue: the number of a queue whose entries alone are read in it. First loads of other ones add none to it,
+        and hold nothing back either.
     """
     snapshot = take_snapshot(database)
     with database.read() as work:
-        invalid = queries.invalid.invalid_ids(work)
-    low = min((i for i in snapshot.excluded if i not in invalid), default=snapshot.read_pointer + 1)
+        ignored = queries.invalid.invalid_ids(work)
+        if queue is not None:
+            ignored = ignored | queries.loads.of_others(work, queue)
+    low = min((i for i in snapshot.excluded if i not in ignored), default=snapshot.read_pointer + 1)
     return Snapshot(low - 1, tuple(i for i in snapshot.excluded if i < low))

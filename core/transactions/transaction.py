@@ -37,6 +37,7 @@ from export_queue.core.store import (
     Writes,
     identity_of,
     new_request,
+    queries,
 )
 from export_queue.core.transactions.ages import aged_from, aged_from_start
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
@@ -50,7 +51,7 @@ from export_queue.core.transactions.invalid_ids import expire_if_due
 from export_queue.core.transactions.outcomes import ask_outcome
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.sessions import BoundSession, PooledSession, Session
-from export_queue.core.transactions.snapshots import settled_snapshot, unfinished_below
+from export_queue.core.transactions.snapshots import name_transactions, settled_snapshot, unfinished_below
 from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
 from export_queue.core.transactions.value import Level, Transaction
 
@@ -325,7 +326,9 @@ class OpenTransaction:
         return aged_from(self.database, taken_ms=taken_ms)
 
     def read_settled(self, retry: Retry) -> None:
-        """Wait until every smaller id has ended, and read from now on what is committed by then.
+        """Begin a first load: wait until every smaller id has ended, and read from now on what is committed by then.
+
+        Older loads of the same subscription are aborted, those of others are not waited for.
 
         No commit to come has a smaller id. The snapshot is a new one, since a transaction with a smaller id may have
         written under write pointers greater than this id.
@@ -333,19 +336,36 @@ class OpenTransaction:
         :param retry: how often, and for how long, it is looked.
         :raises TransactionsInProgress: some have not ended.
         """
-        own = self.value.id
+        assert self._load is not None
+        own, load = self.value.id, self._load
+        with self.database.begin() as work:
+            queries.loads.mark(work, own, load)
 
         def look() -> None:
-            snapshot, unfinished = unfinished_below(self.database, own)
+            self._replace_older_loads(own, load)
+            snapshot, unfinished = unfinished_below(self.database, own, load=load)
             if unfinished:
-                raise TransactionsInProgress(
-                    f"transaction {own} waits for {len(unfinished)} older ones, the oldest is {unfinished[0]}, "
-                    f"started at {clock_of(unfinished[0])}"
-                )
+                raise self._waits_for(unfinished)
             others = Snapshot(snapshot.read_pointer, tuple(i for i in snapshot.excluded if i != own))
             self._become(replace(self.value, snapshot=others))
 
         retry.call(look, worth_repeating=lambda error: isinstance(error, TransactionsInProgress))
+
+    def _replace_older_loads(self, own: int, load: int) -> None:
+        """Abort the first loads of the same subscription that began before: the programs of some may be gone.
+
+        The commit of an aborted one is refused. One whose commit is under way is waited for, and counts.
+        """
+        with self.database.read() as work:
+            replaced = queries.loads.older(work, own, load)
+        for number in replaced:
+            self._session.call(self.database.dialect.abort, kind="long", transaction=number)
+
+    def _waits_for(self, unfinished: Sequence[int]) -> TransactionsInProgress:
+        with self.database.read() as work:
+            known = [one for one in queries.monitoring.holders(work) if one.id in unfinished]
+        named = name_transactions(known) or f"{unfinished[0]}, started at {clock_of(unfinished[0])}"
+        return TransactionsInProgress(f"transaction {self._id} waits for {len(unfinished)} older ones: {named}")
 
     def write_cell(self, cell: Cell, value: bytes | None, *, conflict_key: bytes | None) -> None:
         """Buffer a write; None is a delete."""

@@ -25,23 +25,25 @@ from export_queue.core.drain import drain
 from export_queue.core.errors import (
     EntriesWait,
     EntryError,
+    ExportQueueError,
     HasSubscriptions,
     InvalidArgument,
     OptionsDiffer,
     QueueBusy,
+    RegistrationLost,
     SinkBindingError,
     TransactionsInProgress,
     UnknownQueue,
 )
 from export_queue.core.locks import Owner, claim
 from export_queue.core.maintenance import maintain
-from export_queue.core.queue import QueueWriter, Range, bucket, read_entries, subscribe, unsubscribe
+from export_queue.core.queue import QueueWriter, Range, bucket, read_entries, subscribe, unsubscribe, waiting_ranges
 from export_queue.core.queue.options import add_reader
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries
 from export_queue.core.store.registration import QUEUE_BIT
-from export_queue.core.transactions import OpenTransaction, take_snapshot
+from export_queue.core.transactions import OpenTransaction, settled_snapshot, take_snapshot
 
 EVERY_WAY = True
 fork = multiprocessing.get_context("fork")
@@ -459,6 +461,40 @@ def test_a_drain_of_a_removed_subscription_removes_nothing_any_more(airports: St
         claim(airports.database, reader, reader.units(), owner=Owner.unique(), lease_seconds=60)
 
 
+def test_reports_of_a_removed_namesake_are_not_those_of_the_new_one(airports: Store) -> None:
+    add(airports, "a", exclusive=True)
+    drain(airports, "airports/search", MemorySink(), sink_name="index")
+    assert airports.why("airports/search", "a").may_have_brought is not None
+    airports.unsubscribe("airports", "search")
+    assert len(airports.reports(queue_id="airports/search")) == 1
+    airports.subscribe("airports", "search")
+    assert airports.reports(queue_id="airports/search") == []
+    story = airports.why("airports/search", "a")
+    assert story.may_have_brought is None
+    assert story.last_drain is None
+    drain(airports, "airports/search", MemorySink(), sink_name="other")
+    assert len(airports.reports(queue_id="airports/search")) == 1
+
+
+def test_a_drain_of_a_removed_subscription_leaves_no_fence_to_its_namesake(airports: Store) -> None:
+    class Removing(MemorySink):
+        batches = 0
+
+        def apply(self, operations: Any) -> Any:
+            self.batches += 1
+            if self.batches == 2:  # by then something was acknowledged
+                airports.unsubscribe("airports", "search", discard=True)
+            return super().apply(operations)
+
+    add(airports, *(f"k{i}" for i in range(200)))
+    with pytest.raises(ExportQueueError):
+        drain(airports, "airports/search", Removing(), sink_name="index", chunk_rows=10)
+    airports.subscribe("airports", "search")
+    add(airports, "new")
+    again = drain(airports, "airports/search", MemorySink(), sink_name="index")
+    assert again.acknowledged == 1
+
+
 def test_a_subscription_that_comes_again_is_a_new_one(airports: Store) -> None:
     add(airports, "a")
     sink = MemorySink()
@@ -590,7 +626,7 @@ def test_a_first_load_waits_for_older_transactions(airports: Store) -> None:
     airports.subscribe("airports", "reports")
     older = airports.begin()
     with (
-        pytest.raises(TransactionsInProgress, match="waits for 1 older") as caught,
+        pytest.raises(TransactionsInProgress, match=r"waits for 1 older ones: \d+ \(long, since .* UTC, of ") as caught,
         airports.first_load("airports/reports", settle_timeout=0.05),
     ):
         pass
@@ -662,7 +698,10 @@ def test_a_waived_first_load_is_not_missing(airports: Store) -> None:
 def test_a_first_load_of_a_removed_subscription_leaves_nothing(airports: Store) -> None:
     airports.subscribe("airports", "reports")
     number = airports.queue("airports/reports").number
-    with pytest.raises(InvalidArgument, match="first load"), airports.first_load("airports/reports") as load:
+    with (
+        pytest.raises(UnknownQueue, match="subscription of this first load was removed"),
+        airports.first_load("airports/reports") as load,
+    ):
         load.add("a", 1)
         load.flush()
         with pytest.raises(EntriesWait):
@@ -673,22 +712,162 @@ def test_a_first_load_of_a_removed_subscription_leaves_nothing(airports: Store) 
         assert queries.readers.count_rows(work, number, locked_at=0) == (0, 0, 0)
 
 
-def test_of_two_first_loads_one_counts(airports: Store) -> None:
+def test_a_first_load_keeps_nothing_of_what_it_has_flushed(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    with airports.first_load("airports/reports") as load:
+        load.add("a", 1)
+        with pytest.raises(EntryError, match="added"):
+            load.add("a", 2)
+        load.flush()
+        load.add("a", 3)
+        assert load._writer._added == {b"a"}
+        load.flush()
+        assert load._writer._added == set()
+    sink = MemorySink()
+    drain(airports, "airports/reports", sink, sink_name="reports")
+    assert documents(sink) == {"a": 3}
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_first_load_says_that_its_subscription_was_removed(airports: Store, flushed: bool) -> None:
+    airports.subscribe("airports", "reports")
+    with (
+        pytest.raises(UnknownQueue, match="subscription of this first load was removed"),
+        airports.first_load("airports/reports") as load,
+    ):
+        load.add("a", 1)
+        airports.unsubscribe("airports", "reports")
+        airports.subscribe("airports", "reports")  # its namesake is another one
+        if flushed:
+            load.flush()
+    assert active(airports) == 0
+
+
+def test_claims_and_drains_say_that_their_subscription_was_removed(airports: Store) -> None:
+    class Removing(MemorySink):
+        def apply(self, operations: Any) -> Any:
+            airports.unsubscribe("airports", "search", discard=True)
+            return super().apply(operations)
+
+    add(airports, "a")
+    search = airports.queue("airports/search")
+    with pytest.raises(UnknownQueue, match="'airports/search' was removed"):
+        drain(airports, "airports/search", Removing(), sink_name="index")
+    with pytest.raises(UnknownQueue, match="'airports/search' was removed"):
+        claim(airports.database, search, search.units(), owner=Owner.unique(), lease_seconds=9)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_new_first_load_replaces_an_older_one(airports: Store, flushed: bool) -> None:
+    airports.subscribe("airports", "reports")
+    with pytest.raises(RegistrationLost), airports.first_load("airports/reports") as load:
+        load.add("a", 1)
+        if flushed:
+            load.flush()
+        with airports.first_load("airports/reports", settle_timeout=0.05) as newer:
+            assert newer.id > load.id
+            newer.add("b", 1)
+        assert airports.queue("airports/reports").first_load == "made"
+    assert keys(airports, "airports/reports") == ["b"]
+    assert active(airports) == 0
+
+
+def test_a_first_load_that_was_replaced_stages_nothing_more(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    with (
+        pytest.raises(RegistrationLost),
+        airports.first_load("airports/reports") as load,
+        airports.first_load("airports/reports", settle_timeout=0.05),
+    ):
+        load.add("a", 1)
+        load.flush()
+    assert keys(airports, "airports/reports") == []
+    assert airports.queue("airports/reports").first_load == "missing"
+
+
+def test_a_first_load_that_was_killed_is_made_again_at_once(airports: Store, store_url: str) -> None:
+    airports.subscribe("airports", "reports")
+    began, ends = os.pipe()
+
+    def load() -> None:
+        with Store.open(store_url) as store, store.first_load("airports/reports") as loading:
+            loading.add("a", 1)
+            loading.flush()
+            os.write(ends, b".")
+            signal.pause()
+
+    child = fork.Process(target=load)
+    child.start()
+    assert os.read(began, 1) == b"."
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join(PATIENCE)
+    for end in (began, ends):
+        os.close(end)
+    with airports.first_load("airports/reports", settle_timeout=0.05) as again:
+        again.add("b", 1)
+    assert keys(airports, "airports/reports") == ["b"]
+    assert active(airports) == 0
+
+
+def test_a_first_load_that_committed_meanwhile_counts(airports: Store) -> None:
+    airports.subscribe("airports", "reports")
+    older = airports.begin()
+    with ThreadPoolExecutor() as threads:
+
+        def other() -> None:
+            with airports.first_load("airports/reports"):
+                raise AssertionError("it began")
+
+        waiting = threads.submit(other)
+        wait_until(lambda: active(airports) == 2, "no load waits")
+        with airports.database.begin() as work:
+            made = sa.text(
+                "update {}xq_queue set first_load = 'made' where id = 'airports/reports'".format(
+                    "" if work.connection.dialect.name == "sqlite" else "export_queue."
+                )
+            )
+            work.connection.execute(made)
+        airports.abort(older)
+        with pytest.raises(InvalidArgument, match="was made"):
+            waiting.result(PATIENCE)
+
+
+def test_a_first_load_holds_back_what_is_settled_for_its_own_subscription_alone(airports: Store) -> None:
+    """So drains into fenced sinks, which take settled entries only, go on everywhere else."""
+    airports.configure_queue("orders", subscriptions=["mail"])
     airports.subscribe("airports", "reports")
 
-    def other() -> None:
-        with airports.first_load("airports/reports") as load:
-            load.add("b", 1)
+    def settled(queue_id: str) -> bool:
+        queue = airports.queue(queue_id)
+        with airports.database.read() as work:
+            return bool(waiting_ranges(work, queue, settled_snapshot(airports.database, queue.number), queue.units()))
 
-    with ThreadPoolExecutor() as threads:
-        with airports.first_load("airports/reports") as load:
-            load.add("a", 1)
-            waiting = threads.submit(other)
-            wait_until(lambda: active(airports) == 2, "no load waits")
-        with pytest.raises(InvalidArgument, match="made meanwhile"):
-            waiting.result(PATIENCE)
+    with airports.first_load("airports/reports") as load:
+        load.add("a", 1)
+        load.flush()
+        add(airports, "b")
+        with airports.transaction() as tx:
+            tx.queue("orders").add("c", 1)
+        assert settled("airports/search")
+        assert settled("orders/mail")
+        assert not settled("airports/reports")
+    assert settled("airports/reports")
+
+
+def test_first_loads_of_different_subscriptions_do_not_wait_for_each_other(airports: Store) -> None:
+    """They write no cells, and each adds to its own subscription alone."""
+    add(airports, "before")
+    airports.subscribe("airports", "reports")
+    airports.subscribe("airports", "mail")
+    with airports.first_load("airports/reports") as one:
+        one.add("a", 1)
+        one.flush()
+        with airports.first_load("airports/mail", settle_timeout=0.05) as two:
+            assert two.id > one.id
+            two.add("b", 1)
     assert keys(airports, "airports/reports") == ["a"]
-    assert airports.queue("airports/reports").first_load == "made"
+    assert keys(airports, "airports/mail") == ["b"]
 
 
 # -- monitoring -------------------------------------------------------------------------------------------------------

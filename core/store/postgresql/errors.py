@@ -18,6 +18,7 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error
+from export_queue.core.store.queries.loads import removed_while_loading
 from export_queue.core.store.queries.readers import (
     added_to_subscription,
     first_load_not_missing,
@@ -113,6 +114,8 @@ def refusal(error: psycopg.Error) -> ExportQueueError | None:
             return added_to_subscription(error.diag.message_primary or "")
         case "XQ011":
             return first_load_not_missing()
+        case "XQ013":
+            return removed_while_loading()
         case "XQ012":
             return staged_by_older_client()
         case "XQ009":

@@ -8,9 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import UnknownQueue
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries.id_lists import among
+from export_queue.core.store.queries.queues import removed_subscription
 from export_queue.core.store.schema import lock as lk
 from export_queue.core.store.schema import queue as q
 
@@ -20,16 +20,17 @@ Place = tuple[int, int]
 _in_order = (lk.c.fence, lk.c.first_bucket)
 
 
-def serialise_requests(work: Work, queue: int) -> int:
+def serialise_requests(work: Work, queue: int, *, queue_id: str | None = None) -> int:
     """Let one request for locks of a queue decide at a time; commits hold this row, if at all, by a weaker lock.
 
+    :param queue_id: the queue's id, for the error.
     :returns: the buckets of one unit.
     :raises UnknownQueue: it is a subscription that was removed.
     """
     units = sa.select(q.c.buckets_per_range).where(q.c.number == queue).with_for_update(key_share=True)
     found = work.connection.execute(units).scalar()
     if found is None:
-        raise UnknownQueue(f"queue {queue} has been removed from the store")
+        raise removed_subscription(f"subscription {queue if queue_id is None else repr(queue_id)}")
     return int(found)
 
 

@@ -7,10 +7,27 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from export_queue.core.errors import UnknownQueue
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import queue as q
 from export_queue.core.store.schema import table as t
+
+
+def removed_subscription(named: str) -> UnknownQueue:
+    """Build the error of work for a subscription that was removed meanwhile.
+
+    :param named: which one.
+    """
+    return UnknownQueue(
+        f"{named} was removed meanwhile",
+        hint="start again if there is a new subscription of this name: it is another one",
+    )
+
+
+def is_there(work: Reading, number: int) -> bool:
+    """Tell whether a queue has not been removed."""
+    return work.connection.execute(sa.select(q.c.number).where(q.c.number == number)).first() is not None
 
 
 def queue_row(work: Reading, queue_id: str) -> Mapping[str, Any] | None:

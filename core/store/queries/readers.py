@@ -37,10 +37,9 @@ def added_to_subscription(subscription: str) -> InvalidArgument:
 
 
 def first_load_not_missing() -> InvalidArgument:
-    """Build the error of a first load that was made meanwhile, or whose subscription has gone."""
+    """Build the error of a first load that was made meanwhile."""
     return InvalidArgument(
-        "first load: expected a subscription whose first load is missing, found that it was made meanwhile, or that "
-        "the subscription was removed"
+        "first load: expected a subscription whose first load is missing or waived, found that it was made meanwhile"
     )
 
 

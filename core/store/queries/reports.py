@@ -12,6 +12,7 @@ from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import drain_report as r
 from export_queue.core.store.schema import idempotency as t
+from export_queue.core.store.schema import queue as q
 
 _PER_MS = 1_000_000
 """Ids in a millisecond."""
@@ -48,8 +49,14 @@ def find_reports(
     if drain_id is not None:
         statement = statement.where(r.c.drain_id == drain_id)
     if queue_id is not None:
-        statement = statement.where(r.c.queue == queue_id)
+        statement = statement.where(*_of_queue(queue_id))
     return [orjson.loads(text) for text in work.connection.execute(statement).scalars()]
+
+
+def _of_queue(queue_id: str) -> list[sa.ColumnElement[bool]]:
+    """Leave out those of a removed namesake: the numbers of queues and of reports come from one source of ids."""
+    number = sa.select(q.c.number).where(q.c.id == queue_id).scalar_subquery()
+    return [r.c.queue == queue_id, r.c.id > sa.func.coalesce(number, 0)]
 
 
 def latest_reports(work: Reading, queue_id: str, *, idle: bool, limit: int) -> list[tuple[int, dict[str, Any]]]:
@@ -57,7 +64,7 @@ def latest_reports(work: Reading, queue_id: str, *, idle: bool, limit: int) -> l
 
     :param idle: whether those of drains that found nothing count.
     """
-    statement = sa.select(r.c.finished_ms, r.c.report).where(r.c.queue == queue_id)
+    statement = sa.select(r.c.finished_ms, r.c.report).where(*_of_queue(queue_id))
     if not idle:
         statement = statement.where(r.c.idle.is_(False))
     found = work.connection.execute(statement.order_by(r.c.id.desc()).limit(limit))

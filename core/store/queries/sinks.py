@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries.inserts import insert_into
+from export_queue.core.store.schema import queue as q
 from export_queue.core.store.schema import sink_fence as f
 
 
@@ -15,9 +16,18 @@ def shown_fence(work: Reading, queue_id: str, sink: str) -> int:
     return int(work.connection.execute(statement).scalar() or 0)
 
 
-def note_fence(work: Work, queue_id: str, sink: str, fence: int) -> None:
-    """Note that a sink has kept a fence; a lower one than is noted changes nothing."""
-    statement = insert_into(work, f).values(queue=queue_id, sink=sink, fence=fence)
+def note_fence(work: Work, queue: int, sink: str, fence: int) -> None:
+    """Note that a sink has kept a fence; a lower one than is noted changes nothing.
+
+    :param queue: the queue's number. Nothing is noted for a subscription that was removed: its id may be another's.
+    """
+    # The row is held, so that whoever removes it deletes this fence, too.
+    there = (
+        sa.select(q.c.id, sa.literal(sink), sa.literal(fence, sa.BigInteger))
+        .where(q.c.number == queue)
+        .with_for_update(read=True, key_share=True)
+    )
+    statement = insert_into(work, f).from_select(["queue", "sink", "fence"], there)
     higher = statement.excluded.fence > f.c.fence
     work.connection.execute(
         statement.on_conflict_do_update(

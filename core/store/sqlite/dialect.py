@@ -39,6 +39,7 @@ from export_queue.core.store.dialect import (
     Writes,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
+from export_queue.core.store.queries.loads import removed_while_loading
 from export_queue.core.store.queries.readers import (
     added_to_subscription,
     first_load_not_missing,
@@ -405,6 +406,7 @@ class SqliteDialect:
         """Give the entries that were staged for queues with subscriptions to the readers that there are now."""
         if load is not None:
             if raw.execute(sql.MAKE_FIRST_LOAD, (load,)).rowcount == 0:
+                _require_subscription(raw, load)
                 raise first_load_not_missing()
         elif raw.execute(sql.STAGED_FOR_READERS, (transaction,)).fetchone() is not None:
             if raw.execute(sql.STAGED_BY_OLDER_CLIENT, (transaction,)).fetchone() is not None:
@@ -654,6 +656,11 @@ def _staged(
     return found
 
 
+def _require_subscription(raw: sqlite3.Connection, load: int) -> None:
+    if raw.execute(sql.SUBSCRIPTION, (load,)).fetchone() is None:
+        raise removed_while_loading()
+
+
 def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes, load: int | None) -> int:
     """Prove that rows go into the store that their writer knows, whose numbers are never used again.
 
@@ -665,6 +672,8 @@ def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes, load: i
     proof = sql.store_proof(len(tables), len(queues))
     found, horizon, known = raw.execute(proof, (*tables, *queues, load)).fetchone()
     if found != store_id or known != len(tables) + len(queues) or (load is not None and queues - {load}):
+        if load is not None and found == store_id:
+            _require_subscription(raw, load)
         for queue in queues - {load}:
             subscription = raw.execute(sql.SUBSCRIPTION, (queue,)).fetchone()
             if subscription is not None:

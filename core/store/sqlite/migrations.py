@@ -44,6 +44,7 @@ _TO_SCHEMA_2 = (
 """A client of schema 1 that still runs draws an id from ``xq_clock`` at each transaction."""
 _TO_SCHEMA_3 = (
     "alter table xq_staged_entry add column hash bigint",
+    "alter table xq_active add column load bigint",
     "alter table xq_queue add column parent bigint",
     "alter table xq_queue add column fans_out boolean not null default false",
     "alter table xq_queue add column first_load text",

@@ -1,5 +1,6 @@
 -- From schema 2 to 3, in which queues may have subscriptions; clients of schema 2 go on. The tables are locked.
 alter table {s}.xq_staged_entry add column hash bigint;
+alter table {s}.xq_active add column load bigint;
 alter table {s}.xq_queue
   add column parent bigint,
   add column fans_out boolean not null default false,

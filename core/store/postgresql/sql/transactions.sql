@@ -6,7 +6,8 @@
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
 --         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level,
 --         XQ008 another store, XQ009 commits are not durable, XQ010 added to a subscription itself,
---         XQ011 a first load that is not missing, XQ012 staged before the queue had subscriptions.
+--         XQ011 a first load that is not missing, XQ012 staged before the queue had subscriptions,
+--         XQ013 a first load whose subscription was removed.
 
 -- A standby shows no registration: its snapshots would be wrong.
 create or replace function {s}.xq_require_primary_v2() returns void
@@ -134,6 +135,11 @@ begin
       where q.number = any(queues) and q.parent is not null and q.number is distinct from load limit 1;
     if found then
       raise exception using errcode = 'XQ010', message = subscription;
+    end if;
+    if store = (select s.store_id from {s}.xq_store s)
+      and load is not null and not exists (select 1 from {s}.xq_queue q where q.number = load)
+    then
+      raise exception using errcode = 'XQ013', message = 'the subscription of the first load was removed';
     end if;
     raise exception using errcode = 'XQ008', message = 'another store';
   end if;
@@ -378,6 +384,7 @@ begin
     else
       update {s}.xq_queue q set first_load = 'made' where q.number = load and q.first_load in ('missing', 'waived');
       if not found then
+        perform {s}.xq_prove_store_v3(store, array[load], '{}', load);  -- it may have been removed
         raise exception using errcode = 'XQ011', message = 'the first load is not missing';
       end if;
     end if;
