@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from export_queue.core.cli.naming import open_named_store
 from export_queue.core.cli.passwords import refuse_passwords
@@ -19,8 +21,11 @@ from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError, InvalidArgument
 
 DISTRIBUTION = "airflow-provider-export-queue"
-FAILED, TRY_AGAIN = 1, 75
+FAILED, WRONG_USE, TRY_AGAIN = 1, 2, 75
 """Exit statuses after an error: whether a repetition may help. 75 is EX_TEMPFAIL of sysexits.h."""
+
+IDENTIFYING = frozenset({"queue", "subscription", "sink", "seq", "drain_id"})
+"""Columns that a narrow terminal does not break."""
 
 app = typer.Typer(no_args_is_help=True, help="Set a store of export queues up, look at it, and drain its queues.")
 
@@ -65,10 +70,28 @@ def _program(
 def main() -> None:
     """Run the command line; an error of this library ends it with one message, and with status 1 or 75."""
     try:
-        app()
+        _refuse_halves(sys.argv)
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a full disk can still be told
     except ExportQueueError as error:
-        print("\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        lines = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]).split("\n")
+        print("\n".join(map(printable, lines)), file=sys.stderr)
         sys.exit(TRY_AGAIN if error.transient else FAILED)
+    except OSError as error:
+        sys.stdout = io.StringIO()  # what it still holds cannot be written at the end either
+        print(f"{type(error).__name__}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(FAILED)
+
+
+def _refuse_halves(arguments: Sequence[str]) -> None:
+    for place, text in enumerate(arguments):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            print(f"argument {place}: expected UTF-8, found other bytes", file=sys.stderr)
+            sys.exit(WRONG_USE)
 
 
 def open_store(url: str, password: str | None, schema: str, *, behind_pooler: bool) -> Store:
@@ -91,10 +114,26 @@ def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str
         print("nothing to show")
         return
     names = [name for name in rows[0] if name not in hide]
-    table = Table(*names)
+    table = Table()
+    for name in names:
+        # not cut: other commands take what stands in a cell
+        table.add_column(name, overflow="fold", no_wrap=name in IDENTIFYING)
     for row in rows:
-        table.add_row(*("" if row[name] is None else str(row[name]) for name in names))
-    Console().print(table)
+        table.add_row(*(Text(printable(row[name])) for name in names))
+    console = Console()
+    needed = console.measure(table, options=console.options.update(max_width=1 << 20))
+    if not console.is_terminal:
+        console.width = max(console.width, needed.maximum)
+    elif needed.minimum > console.width:
+        console.width = needed.minimum
+    console.print(table)
+
+
+def printable(value: object) -> str:
+    """Show a value as text, its control characters as escapes: a terminal would obey them."""
+    if value is None:
+        return ""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(value))
 
 
 def show_one(row: Mapping[str, Any], *, as_json: bool) -> None:
@@ -104,7 +143,7 @@ def show_one(row: Mapping[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, row))
     for name, value in row.items():
-        print(f"{name:<{width}}  {'' if value is None else value}".rstrip())
+        print(f"{name:<{width}}  {printable(value)}".rstrip())
 
 
 def utc_time(milliseconds: int) -> str:

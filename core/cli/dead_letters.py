@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +15,7 @@ from export_queue.core.cli.console import (
     app,
     bytes_of_hex,
     open_store,
+    printable,
     show,
     text_of_bytes,
     utc_time,
@@ -78,7 +78,7 @@ def show_letters(
 ) -> None:
     """Show the letters of one key whole, their values only on request."""
     if key is None and key_hex is None:
-        sys.exit("which letter? give --key or --key-hex")
+        raise typer.BadParameter("which letter? give --key or --key-hex")
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         which = _filter(key, key_hex, seq, None, None)
         letters = opened.dead_letters.list(queue_id, which, limit=limit, values=value)
@@ -87,7 +87,7 @@ def show_letters(
         show(rows, as_json=as_json)
         return
     for row in rows:
-        print("\n".join(f"{name:<12} {'' if found is None else found}" for name, found in row.items()), end="\n\n")
+        print("\n".join(f"{name:<12} {printable(found)}" for name, found in row.items()), end="\n\n")
 
 
 @dead.command()
@@ -136,7 +136,7 @@ def drop(
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         which = _filter(key, key_hex, seq, error, drain_id)
         if (which == ALL_DEAD_LETTERS) != everything:
-            sys.exit("which letters? name some by --key, --seq, --error or --drain-id, or say --all")
+            raise typer.BadParameter("which letters? name some by --key, --seq, --error or --drain-id, or say --all")
         dropped = opened.dead_letters.drop(queue_id, which, limit=limit, who=who)
         left = opened.dead_letters.count(queue_id, which)
     show([{"queue": queue_id, "dropped": dropped, "left": left}], as_json=as_json)

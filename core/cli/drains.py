@@ -95,8 +95,8 @@ def _tell_failure(store: Store, request: DrainRequest, *, as_json: bool) -> None
 
 def _range(text: str) -> list[int]:
     first, colon, end = text.partition(":")
-    if not colon or not first.isdecimal() or not end.isdecimal():
-        raise typer.BadParameter(f"expected two numbers such as 0:101, found {text!r}", param_hint="--range")
+    if not colon or not first.isdecimal() or not end.isdecimal() or int(first) >= int(end):
+        raise typer.BadParameter(f"expected two rising numbers such as 0:101, found {text!r}", param_hint="--range")
     return [int(first), int(end)]
 
 

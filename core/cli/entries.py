@@ -15,6 +15,7 @@ from export_queue.core.cli.console import (
     app,
     bytes_of_hex,
     open_store,
+    printable,
     seq_time,
     show,
     show_one,
@@ -68,7 +69,7 @@ def why(
     if as_json:
         show_one(_story(story), as_json=True)
     else:
-        print("\n".join(_told(story)))
+        print("\n".join(map(printable, _told(story))))
 
 
 def _key(store: Store, queue_id: str, key: str | None, key_hex: str | None) -> Any:

@@ -31,11 +31,12 @@ from export_queue.core.cli.loading import search_current_folder
 from export_queue.core.client import DEFAULT_SCHEMA, Store
 from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
 from export_queue.core.references import import_object, resolve_secret
-from export_queue.core.sinks import SinkSpec
+from export_queue.core.sinks import SinkSpec, is_kind
 
 SINK_PASSWORD = "EXPORT_QUEUE_SINK_PASSWORD"
 """The variable of this process through which the password of a sink's URL goes."""
 _AIRFLOW = "airflow:"
+_KINDS = "a URL with ://, a kind of sink or module:factory"
 _CONNECTION = re.compile(r"[A-Za-z0-9_.-]+")
 _OPEN_STORE = "export_queue.hooks:open_store_of_connection"
 _NAMED_SINK = "export_queue.hooks:sink_of_connection"
@@ -57,7 +58,7 @@ def open_named_store(text: str, *, password: str | None, schema: str, behind_poo
         raise InvalidArgument(
             f"connection {conn_id!r} of Airflow has password, schema and pooler of its own, found one beside it"
         )
-    opening = _of_airflow(_OPEN_STORE, conn_id, expected="expected sqlite:///path or postgresql://user@host/db")
+    opening = _of_airflow(_OPEN_STORE, text, expected="expected sqlite:///path or postgresql://user@host/db")
     return cast(Store, opening(conn_id))
 
 
@@ -77,13 +78,13 @@ def named_sink(
     references = dict(map(_pair, secrets))
     named = _followed(text, "--sink")
     if (conn_id := _connection(named)) is not None:
-        describe = _of_airflow(_NAMED_SINK, conn_id, expected="expected a URL, a file SINK.json or module:factory")
+        describe = _of_airflow(_NAMED_SINK, text, expected="expected a URL, a file SINK.json or module:factory")
         if references:
             raise InvalidArgument(f"secrets belong in connection {conn_id!r} of Airflow, found --sink-secret")
         with describe(conn_id, chosen) as spec:
             yield spec if name is None else SinkSpec(spec.kind, spec.options, spec.secrets, name=name)
         return
-    found, password = _description(named)
+    found, password = _description(named, "--sink" if named == text else text)
     if doubled := sorted({*found.get("options", {}), *found.get("secrets", {})} & {*chosen, *references}):
         raise InvalidArgument(f"{', '.join(doubled)} of the sink: given twice, by its name and by an option")
     if chosen and found.get("kind") == "composite":
@@ -123,28 +124,40 @@ def _is_file(text: str) -> bool:
     return text.endswith(".json") or Path(text).is_file()
 
 
-def _of_airflow(path: str, conn_id: str, *, expected: str) -> Callable[..., Any]:
+def _of_airflow(path: str, text: str, *, expected: str) -> Callable[..., Any]:
     try:
         found = import_object(path, error=InvalidArgument)
     except InvalidArgument as error:
         raise InvalidArgument(
-            f"{conn_id!r} is no URL, so that it would be a connection of Airflow, which cannot be imported here: "
-            f"{error.__cause__}",
+            f"{text.removeprefix(_AIRFLOW)!r} is no URL, so that it would be a connection of Airflow, "
+            f"which cannot be imported here: {error.__cause__}",
             hint=f"{expected}; or install Airflow here: pip install 'airflow-provider-export-queue[airflow]'",
         ) from None
     return cast(Callable[..., Any], found)
 
 
-def _description(text: str) -> tuple[dict[str, Any], str | None]:
-    """Return the description of a sink as people write it, and the password that stood in its URL."""
+def _description(text: str, where: str) -> tuple[dict[str, Any], str | None]:
+    """Return the description of a sink as people write it, and the password that stood in its URL.
+
+    :param where: what errors name in the place of the text, which may hold a password.
+    """
     if text.lstrip().startswith("{"):
-        return _read_json(text, "--sink"), None
+        return _read_json(text, where), None
     if _is_file(text):
         return read_description(Path(text)), None
     if "://" in text:
         return _of_url(text)
     search_current_folder()
+    _require_kind(text, where)
     return {"kind": text}, None
+
+
+def _require_kind(kind: object, where: str) -> None:
+    if not is_kind(kind):
+        # not repeated: it may be a URL without "://", or stand in a file of secrets
+        raise SinkConfigurationError(
+            f"{where}: expected {_KINDS}, found text of {len(str(kind))} characters that is none of these"
+        )
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -165,6 +178,8 @@ def _read_json(text: str, where: str) -> dict[str, Any]:
         found = json.loads(text)
     except ValueError:
         raise InvalidArgument(f"{where}: expected JSON, the description of a sink") from None
+    if isinstance(found, dict) and "kind" in found:
+        _require_kind(found["kind"], f"{where}: kind")
     try:
         SinkSpec.from_dict(found)
     except SinkConfigurationError as error:
@@ -204,7 +219,9 @@ def _of_server(text: str) -> tuple[dict[str, Any], str | None]:
         return {"kind": "elasticsearch", "options": options}, password
     db = url.path.strip("/") or "0"
     if not db.isdecimal():
-        raise InvalidArgument(f"the URL of the sink: expected the number of a Redis database, found {db!r}")
+        raise InvalidArgument(
+            "the URL of the sink: expected the number of a Redis database behind host:port/, found something else"
+        )
     options |= {"host": host, "port": port or 6379, "db": int(db)}
     return {"kind": "redis", "options": options | ({"ssl": True} if url.scheme == "rediss" else {})}, password
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from random import Random
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 from export_queue.core.cli.console import BehindPooler, Password, Schema, Url, app, open_store
 from export_queue.core.cli.loading import load_function
 from export_queue.core.cli.stopping import StopSignals
+from export_queue.core.errors import InvalidArgument
 from export_queue.core.observers import Processed, work
 
 ROUND = 1000
@@ -37,7 +39,14 @@ def observe(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened, StopSignals() as signals:
-        load_function(target)(opened)
+        register = load_function(target)
+        try:
+            inspect.signature(register).bind(opened)
+        except TypeError as error:
+            raise InvalidArgument(
+                f"{target}: expected a function that takes the store, found another: {error}"
+            ) from None
+        register(opened)
         log.info("observing %s; SIGTERM ends this", opened.url_safe)
 
         def one_round() -> Processed:

@@ -17,6 +17,8 @@ def refuse_passwords(context: typer.Context, parameter: typer.CallbackParam, val
     """
     source = context.get_parameter_source(parameter.name or "")
     given = value if isinstance(value, list | tuple) else [value]
+    if "" in given:
+        raise typer.BadParameter("expected a name, found nothing")
     if source is not None and source.name == "ENVIRONMENT":
         return value
     if any(isinstance(text, str) and has_password(text) for text in given):

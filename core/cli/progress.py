@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from export_queue.core.cli.console import printable
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainRequest, Progress
 
@@ -33,13 +34,13 @@ def shown_progress(store: Store, request: DrainRequest) -> Iterator[_Shown]:
         return
     waiting = sum(unit.entries for unit in store.backlog(request.queue_id, request.ranges))
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[dead]}"),
         TimeElapsedColumn(),
     )
-    title = f"{request.queue_id} → {request.sink_name}"
+    title = printable(f"{request.queue_id} → {request.sink_name}")
     with Bars(*columns, console=console) as bars, _lines(_Above(bars.console)):
         bars.add_task(title, total=waiting, dead="")
         yield _Shown(bars)

@@ -12,7 +12,7 @@ from export_queue.core.arguments import number, parse_ranges, whole_number
 from export_queue.core.drain.transient import DRAIN_RETRY
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import Owner
-from export_queue.core.queue import Range, as_range
+from export_queue.core.queue import Range, as_range, check_sink_name
 from export_queue.core.retry import Retry
 
 IfLocked = Literal["wait", "skip", "fail"]
@@ -84,6 +84,7 @@ class DrainRequest:
     chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:
+        check_sink_name(self.sink_name)
         _check_choice("if_locked", self.if_locked, get_args(IfLocked))
         _check_choice("on_error", self.on_error, get_args(OnError))
         if type(self.max_dead) is not int or self.max_dead < 0:

@@ -16,6 +16,7 @@ from export_queue.core.errors import (
     UnknownQueue,
 )
 from export_queue.core.queue.buckets import Range, split, units_of
+from export_queue.core.references import has_password
 from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.tables import check_name
 
@@ -320,14 +321,24 @@ def list_queues(work: Reading) -> list[Queue]:
     return [_queue(row) for row in queries.queues.queue_rows(work)]
 
 
+def check_sink_name(name: str) -> None:
+    """Check what reports and errors show to everybody."""
+    if has_password(name):
+        raise InvalidArgument("the name of a sink: expected one without a password (what was found is not shown)")
+    if not name.strip() or not name.isprintable():
+        raise InvalidArgument(f"the name of a sink: expected text without control characters, found {name!r}")
+
+
 def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> None:
     """Bind a queue to the name of the sink that it drains into.
 
     :param rebind: change the name although the queue has another one.
     :raises SinkBindingError: the queue drains into another sink.
+    :raises InvalidArgument: no sink can have the name.
     """
     if queue.sink == sink:
         return
+    check_sink_name(sink)
     queries.queues.bind_queue(work, queue.number, sink, rebind=rebind)
     found = find_queue(work, queue.id).sink
     if found != sink:

@@ -39,7 +39,7 @@ from export_queue.core.sinks.protocol import (
     Sink,
     SweepableSink,
 )
-from export_queue.core.sinks.spec import SinkSpec, opened_sink
+from export_queue.core.sinks.spec import SinkSpec, is_kind, opened_sink
 
 if TYPE_CHECKING:
     from export_queue.core.sinks.elasticsearch import ElasticsearchSink
@@ -78,6 +78,7 @@ __all__ = [
     "check_owner",
     "collapse",
     "document_bytes",
+    "is_kind",
     "isolate",
     "next_round",
     "opened_sink",

@@ -51,9 +51,12 @@ class SinkSpec:
 
     def __post_init__(self) -> None:
         known = sorted([*_BUILT_IN, _COMPOSITE])
-        if self.kind not in known and not _OWN.fullmatch(str(self.kind)):
+        if not is_kind(self.kind):
+            # what follows a ":" may be a password: of a URL without "://"
+            before, colon, _ = str(self.kind).partition(":")
             raise SinkConfigurationError(
-                f"unknown kind of sink {self.kind!r}: expected {', '.join(known)} or module:factory"
+                f"unknown kind of sink {before + (':…' if colon else '')!r}: "
+                f"expected {', '.join(known)} or module:factory"
             )
         for field_name in ("options", "secrets"):
             if not isinstance(getattr(self, field_name), Mapping):
@@ -134,6 +137,11 @@ class SinkSpec:
             if option in _LOOKED_UP_AGAIN.get(self.kind, ()):
                 secrets[option] = partial(resolve_secret, reference)
         return _build(self, secrets)
+
+
+def is_kind(kind: object) -> bool:
+    """Tell whether there can be sinks of a kind: a built-in one, or ``module:factory``."""
+    return isinstance(kind, str) and (kind in (*_BUILT_IN, _COMPOSITE) or _OWN.fullmatch(kind) is not None)
 
 
 @contextlib.contextmanager

@@ -406,6 +406,8 @@ def _check_schema(name: str) -> None:
         raise InvalidArgument(
             f"schema: expected a name of 1 to {MOST_SCHEMA_BYTES} bytes without ' and %, found {name[:100]!r}"
         )
+    if name.startswith("pg_"):
+        raise InvalidArgument(f"schema: PostgreSQL keeps names that begin with pg_ for itself, found {name!r}")
 
 
 def _read_url(url: str, password: str | None) -> sa.URL:
@@ -415,11 +417,11 @@ def _read_url(url: str, password: str | None) -> sa.URL:
     """
     try:
         parsed = sa.make_url(url)
-    except UrlError as error:
+    except (UrlError, ValueError):  # ValueError: of a port that is no number
         raise InvalidArgument(
             "a store's URL reads like sqlite:///path or postgresql+psycopg://user@host/database, "
             f"found text of {len(url)} characters that is no URL"
-        ) from error
+        ) from None
     return parsed if password is None else parsed.set(password=password)
 
 

@@ -71,6 +71,8 @@ class ElasticsearchSink:
         client_options: Mapping[str, Any] | None = None,
         timeout: float = 60.0,
     ) -> None:
+        if not isinstance(index, str):
+            raise SinkConfigurationError(f"index: expected a template such as {{collection}}, found {index!r}")
         indices.check_template(index)
         nodes = [hosts] if isinstance(hosts, str) else list(hosts)
         options = dict(client_options or {})

@@ -73,14 +73,16 @@ class RedisSink:
         guard: Guard = "seq",
     ) -> None:
         check_guard(guard)
+        if not isinstance(key, str):
+            raise SinkConfigurationError(f"key: expected a template such as order:{{id}}, found {key!r}")
         template = layout.check_template(key)
         if target not in TARGETS:
             raise SinkConfigurationError(f"target {target!r}: expected one of {', '.join(TARGETS)}")
         for name, number in (("port", port), ("db", db), ("wait_replicas", wait_replicas)):
             if not isinstance(number, int) or number < 0:
                 raise SinkConfigurationError(f"{name}: expected a number, found {number!r}")
-        if shards is not None and not 1 <= shards <= 1 << 20:
-            raise SinkConfigurationError(f"shards: expected 1 to {1 << 20}, found {shards}")
+        if shards is not None and not (isinstance(shards, int) and 1 <= shards <= 1 << 20):
+            raise SinkConfigurationError(f"shards: expected 1 to {1 << 20}, found {shards!r}")
         self._is_fenced = guard == "fence"
         if self._is_fenced:
             self.capabilities = replace(self.capabilities, fenced=True)

@@ -119,6 +119,11 @@ class SqlSink:
         guard: Guard = "seq",
     ) -> None:
         check_guard(guard)
+        if not isinstance(table, str):
+            raise SinkConfigurationError(f"table: expected a template such as {{collection}}, found {table!r}")
+        for name, given in (("key", key), ("columns", columns)):
+            if not (given is None or isinstance(given, str | Sequence | Mapping)):
+                raise SinkConfigurationError(f"{name}: expected names, or names and types, found {given!r}")
         self._schema, self._template = split_schema(table)
         check_template(self._template)
         self._key = Key.of(key)

@@ -1,0 +1,183 @@
+"""What the command line says when it is used wrongly, and how it shows what others have written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.command_line import run_cli
+
+from export_queue.core.client import Store
+from export_queue.core.errors import InvalidArgument
+
+HOSTILE = ["[/]", "[bold]order-1[/bold]", "a\nb", "\x1b[31mred", "nul\0"]
+
+
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    run_cli("init", url=sqlite_url)
+    run_cli("configure", "q", url=sqlite_url)
+    return sqlite_url
+
+
+@pytest.mark.parametrize(
+    "content", ["u:hunter2@h/db", "//u:hunter2@h", "redis:u:hunter2@h:6379", "redis//u:hunter2@h", "garbage hunter2"]
+)
+def test_the_content_of_a_variable_that_names_no_sink_is_not_shown(
+    url: str, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TARGET", content)
+    for command in (["drain", "q", "--sink", "env:TARGET"], ["sweep", "env:TARGET"], ["readmit", "q", "env:TARGET"]):
+        complaint = run_cli(*command, url=url, status=1)
+        assert "hunter2" not in complaint
+        assert "env:TARGET" in complaint
+    monkeypatch.setenv("TARGET", json.dumps({"kind": content}))
+    assert "hunter2" not in run_cli("sweep", "env:TARGET", url=url, status=1)
+
+
+def test_what_follows_the_colon_of_an_unknown_sink_is_not_shown(url: str, tmp_path: Path) -> None:
+    assert "hunter2" not in run_cli("sweep", "u:hunter2@h/db", url=url, status=1)
+    described = tmp_path / "sink.json"
+    described.write_text('{"kind": "u:hunter2@h/db"}')
+    complaint = run_cli("sweep", str(described), url=url, status=1)
+    assert "hunter2" not in complaint
+    assert "sink.json" in complaint
+
+
+def test_keys_are_shown_as_they_are_and_control_characters_as_escapes(url: str) -> None:
+    with Store.open(url) as store, store.transaction() as tx:
+        for key in HOSTILE:
+            tx.queue("q").add(key, "[/] \x1b]0;owned")
+    told = run_cli("peek", "q", "--values", url=url)
+    assert "[/]" in told
+    assert "[bold]order-1[/bold]" in told
+    assert r"a\nb" in told
+    assert r"\x1b[31mred" in told
+    assert r"nul\x00" in told
+    assert "\x1b" not in told
+    assert "\x1b" not in run_cli("why", "q", "\x1b[31mred", url=url)
+
+
+def test_tables_are_not_cut_where_the_output_is_no_terminal(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("q").add("k" * 300, 1)
+    sink = "redis://" + "h" * 120 + ":6379/0"
+    run_cli("rebind", "q", sink, url=url)
+    assert sink in run_cli("status", url=url)
+    line = next(line for line in run_cli("peek", "q", url=url).splitlines() if "kkk" in line)
+    seq = json.loads(run_cli("peek", "q", "--json", url=url))[0]["seq"]
+    assert "k" * 300 in line
+    assert seq in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["why", "q", "\udcff"],
+        ["peek", "q", "--key", "\udcff"],
+        ["idempotency", "\udcff"],
+        ["rebind", "q", "\udcff"],
+        ["drain", "q", "--sink", "sqlite:///o.db", "--sink-name", "\udcff"],
+        ["status", "--store", "sqlite:///\udcff.db"],
+    ],
+)
+def test_an_argument_that_is_not_utf_8_is_refused(url: str, arguments: list[str]) -> None:
+    assert "UTF-8" in run_cli(*arguments, url=url, status=2)
+
+
+@pytest.mark.parametrize(
+    ("sink", "option", "named"),
+    [
+        ("sqlite:///o.db", "columns=5", "columns"),
+        ("sqlite:///o.db", "key=5", "key"),
+        ("http://127.0.0.1:1", "index=5", "index"),
+        ("redis://127.0.0.1:1", "key=5", "key"),
+        ("redis://127.0.0.1:1", "shards=abc", "shards"),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_one_message(
+    url: str, sink: str, option: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    complaint = run_cli("drain", "q", "--sink", sink, "--sink-option", option, url=url, status=1)
+    assert complaint.startswith("SinkConfigurationError")
+    assert named in complaint
+
+
+def test_a_port_that_is_no_number_is_one_message_without_the_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TARGET", "postgresql://u:hunter2@h:54a/db")
+    complaint = run_cli("status", "--store", "env:TARGET", url=url, status=1)
+    assert complaint.startswith("InvalidArgument")
+    assert "hunter2" not in complaint
+
+
+def test_an_observer_function_of_another_arity_is_one_message(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wide_observers.py").write_text("def wide(tx, row, column): pass\n")
+    monkeypatch.chdir(tmp_path)
+    complaint = run_cli("observe", "wide_observers:wide", url=url, status=1)
+    assert complaint.startswith("InvalidArgument")
+    assert "expected a function that takes the store" in complaint
+
+
+def test_a_full_disk_behind_the_output_is_one_message(url: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", "from export_queue.core.cli import main; main()", "status"],
+            env={**os.environ, "EXPORT_QUEUE_STORE": url},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert "No space left" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_schema_that_postgresql_reserves_is_one_message(postgres_url: str) -> None:
+    complaint = run_cli("init", "--schema", "pg_x", url=postgres_url, status=1)
+    assert complaint.startswith("InvalidArgument")
+    assert "pg_x" in complaint
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\0b", "a\nb", "redis://u:hunter2@h"])
+def test_a_queue_is_not_bound_to_a_name_that_no_sink_can_have(url: str, name: str) -> None:
+    complaint = run_cli("rebind", "q", name, url=url, status=1)
+    assert "hunter2" not in complaint
+    with Store.open(url) as store:
+        with pytest.raises(InvalidArgument) as refused:
+            store.rebind("q", name)
+        assert "hunter2" not in str(refused.value)
+        assert store.queue("q").sink is None
+
+
+@pytest.mark.parametrize("name", ["a\nb", "redis://u:hunter2@h"])
+def test_a_drain_binds_no_queue_to_a_name_that_no_sink_can_have(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    complaint = run_cli("drain", "q", "--sink", "sqlite:///o.db", "--sink-name", name, url=url, status=1)
+    assert "hunter2" not in complaint
+    with Store.open(url) as store:
+        assert store.queue("q").sink is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["drain", "q", "--sink", "sqlite:///o.db", "--range", "5:0"],
+        ["drain", "q", "--sink", ""],
+        ["sweep", ""],
+        ["dead", "drop", "q"],
+        ["dead", "show", "q"],
+    ],
+)
+def test_a_command_line_that_is_wrong_in_itself_ends_with_2(url: str, arguments: list[str]) -> None:
+    run_cli(*arguments, url=url, status=2)
