@@ -205,7 +205,7 @@ def test_a_commit_of_schema_2_that_waits_for_the_migration_holds_the_readers(
         migrated = threads.submit(store.create)
         wait_until(lambda: "xq_table" in awaited(name), "the migration does not come to its last lock")
         go_on(older)
-        wait_until(lambda: "xq_outcome" in awaited(name), "no commit waits")
+        wait_until(lambda: awaited(name) & {"xq_active", "xq_outcome"}, "no commit waits")
         holder.rollback()
         migrated.result(PATIENCE)
         hear(older, "left")
