@@ -239,6 +239,31 @@ def test_what_was_staged_reaches_the_subscriptions_that_are_there_at_the_commit(
     assert rows(airports) == 0
 
 
+def test_a_commit_reads_each_staged_entry_once(airports: Store, store_url: str) -> None:
+    """The planner knows nothing of what has just been staged: tables are analysed while they are empty."""
+    if store_url.startswith("sqlite"):
+        pytest.skip("counts of PostgreSQL")
+    number, staged = airports.queue("airports").number, 1000
+    with (
+        airports.transaction(long=True) as tx,
+        psycopg.connect(store_url.replace("+psycopg", ""), options="-c search_path=export_queue") as looking,
+    ):
+        looking.execute("analyze xq_entry, xq_staged_entry, xq_queue")
+        looking.commit()
+        tx.queue("airports").add_many((f"key {count}", count) for count in range(staged))
+        tx.flush()
+        looking.execute("select xq_publish_staged_v3(%s, array[%s]::bigint[])", (tx.id, number))
+        counted = looking.execute(
+            "select sum(pg_stat_get_xact_tuples_returned(c.oid)) from pg_class c "
+            "where c.oid = 'xq_entry'::regclass or c.oid in "
+            "(select indexrelid from pg_index where indrelid = 'xq_entry'::regclass)"
+        ).fetchone()
+        looking.rollback()
+    assert counted
+    assert 0 < counted[0] < 10 * staged
+    assert rows(airports, "airports/search") == staged
+
+
 def test_a_subscription_waits_for_a_bound_transaction_and_misses_it(airports: Store, store_url: str) -> None:
     if store_url.startswith("sqlite"):
         pytest.skip("SQLite has one writer")
