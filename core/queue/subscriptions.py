@@ -18,8 +18,8 @@ from export_queue.core.tables import check_name
 
 Changed = TypeVar("Changed")
 
-PATIENCE = Retry(attempts=None, seconds=10, first_pause=0.01, longest_pause=0.25)
-"""How long the commits that are under way are waited for: by trying, since all later ones would wait behind."""
+PATIENCE = Retry(attempts=None, seconds=10, first_pause=0.05, longest_pause=0.25)
+"""How long the commits that are under way are waited for: in turns, since all later ones wait behind each turn."""
 
 
 def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PATIENCE) -> Queue:
@@ -34,15 +34,20 @@ def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PA
     """
     queue = _find_parent(database, queue_id)
     check_name("subscription", name)
+    with database.read() as work:
+        if (reader := _readers(work, queue).get(name)) is not None:
+            return reader
 
     def change(work: Work) -> bool:
         parent = find_queue(work, queue_id)
+        if name in _readers(work, parent):
+            return True
+        _shut_out_commits(work, parent)
         if not parent.fans_out:
             if queries.readers.has_rows(work, parent.number, locked_at=work.now()):
                 return False
             queries.readers.begin_fan_out(work, parent.number)
-        if name not in {reader.name for reader in readers_of(work, parent)}:
-            add_reader(work, parent, name, first_load="missing")
+        add_reader(work, parent, name, first_load="missing")
         return True
 
     if not _change(database, queue, change, retry):
@@ -72,21 +77,15 @@ def unsubscribe(
     """
     queue = _find_parent(database, queue_id)
 
+    with database.read() as work:
+        _removable(work, queue, name)
+
     def change(work: Work) -> bool:
-        readers = {reader.name: reader for reader in readers_of(work, queue)}
-        if name not in readers:
-            raise UnknownQueue(
-                f"queue {queue_id!r} has no subscription {name!r}; it has: {', '.join(readers) or 'none'}",
-                hint="store.subscriptions(queue_id) lists them",
-            )
-        if len(readers) == 1:
-            raise InvalidArgument(
-                f"subscription {name!r} is the last one of queue {queue_id!r}: what is added would reach nobody",
-                hint="subscribe another reader first; where nobody shall read any more, let the producers stop adding",
-            )
-        reader = readers[name]
-        # First the locks: a drain that is at work changes nothing any more, and what it has just set aside is seen.
-        queries.readers.delete_locks(work, reader.number)
+        reader = _removable(work, queue, name)
+        # In the order of claims. No drain sets anything aside any more, and what one has just set aside is seen.
+        queries.readers.hold(work, reader.number)
+        queries.readers.hold_locks(work, reader.number)
+        _shut_out_commits(work, queue)
         if not discard and queries.readers.has_rows(work, reader.number):
             return False
         queries.readers.remove(work, reader.number, reader.id)
@@ -143,6 +142,26 @@ def _find_parent(database: Database, queue_id: str) -> Queue:
     return queue
 
 
+def _readers(work: Reading, queue: Queue) -> dict[str, Queue]:
+    return {reader.name: reader for reader in readers_of(work, queue)}
+
+
+def _removable(work: Reading, queue: Queue, name: str) -> Queue:
+    """Find a subscription that is not the last one of its queue."""
+    readers = _readers(work, queue)
+    if name not in readers:
+        raise UnknownQueue(
+            f"queue {queue.id!r} has no subscription {name!r}; it has: {', '.join(readers) or 'none'}",
+            hint="store.subscriptions(queue_id) lists them",
+        )
+    if len(readers) == 1:
+        raise InvalidArgument(
+            f"subscription {name!r} is the last one of queue {queue.id!r}: what is added would reach nobody",
+            hint="subscribe another reader first; where nobody shall read any more, let the producers stop adding",
+        )
+    return readers[name]
+
+
 def _find_subscription(work: Reading, subscription: str) -> Queue:
     reader = find_queue(work, subscription)
     if reader.parent is None:
@@ -153,15 +172,23 @@ def _find_subscription(work: Reading, subscription: str) -> Queue:
 
 
 def _change(database: Database, queue: Queue, change: Callable[[Work], Changed], retry: Retry) -> Changed:
-    """Change the readers of a queue in a SQL transaction that no commit which adds to it overlaps."""
+    """Change the readers of a queue, beside nobody who does the same or alters its options.
+
+    :param change: locks all other rows that it needs, and then shuts out the commits: they wait for as long as it does.
+    """
 
     def attempt() -> Changed:
-        with database.begin() as work:
-            if not database.dialect.try_readers(work.connection, queue.number):
-                raise QueueBusy(f"transactions that add to queue {queue.id!r} are in progress")
+        with database.begin() as work, database.dialect.brief_waits(work.connection, queue.id):
+            queries.readers.hold(work, queue.number)
             return change(work)
 
     return retry.call(attempt, worth_repeating=lambda error: isinstance(error, QueueBusy))
+
+
+def _shut_out_commits(work: Work, queue: Queue) -> None:
+    """Let no commit that adds to the queue overlap the rest of the SQL transaction."""
+    if not work.database.dialect.try_readers(work.connection, queue.number):
+        raise QueueBusy(f"transactions that add to queue {queue.id!r} are in progress")
 
 
 def _waiting(database: Database, queue: Queue) -> str:

@@ -205,11 +205,18 @@ class StoreDialect(Protocol):
         """Change the tables of a store of the schema before into those of this one; schema 1 has no views then."""
 
     def try_readers(self, connection: Handle, queue: int) -> bool:
-        """Take the right to change the readers of a queue until the SQL transaction ends; never waits for it.
+        """Take the right to change the readers of a queue until the SQL transaction ends, waiting for a moment at most.
 
         Each commit that adds to the queue holds its readers as they are, from before it reads them to its end.
 
-        :returns: False where such a commit is under way.
+        :returns: False where such commits were under way.
+        """
+
+    def brief_waits(self, connection: Handle, queue: str) -> AbstractContextManager[None]:
+        """Wait for no lock longer than a moment, from the begin of a block to the end of the open SQL transaction.
+
+        :param queue: the id of the queue whose readers are changed.
+        :raises QueueBusy: in the block, a row was held for longer.
         """
 
     def admit_subscriptions(self, connection: Handle) -> None:

@@ -19,6 +19,7 @@ from export_queue.core.errors import (
     ExportQueueError,
     InvalidArgument,
     OtherCluster,
+    QueueBusy,
     RegistrationLost,
     SchemaVersionError,
     StoreUnavailable,
@@ -231,6 +232,7 @@ class PostgresDialect:
             "{stayed_ms}": str(STAYED_MS),
             "{lag}": str(LAG_OF_IDS),
             "{queue_bit}": f"{QUEUE_BIT}::bigint",
+            "{moment_ms}": str(sql.MOMENT_MS),
             "{bucket}": sql.BUCKET.format(hash="e.h", queue="q"),
             "{bucket_of_staged}": sql.BUCKET.format(hash="s.hash", queue="r"),
         }
@@ -270,6 +272,21 @@ class PostgresDialect:
     def try_readers(self, connection: Handle, queue: int) -> bool:
         """Take the lock that commits share."""
         return bool(calls.one(connection, self._sql(sql.TRY_READERS), (queue,))[0])
+
+    @contextlib.contextmanager
+    def brief_waits(self, connection: Handle, queue: str) -> Iterator[None]:
+        """Give each wait a time limit."""
+        calls.run(connection, self._sql(sql.WAIT_BRIEFLY))
+        try:
+            yield
+        except Exception as error:
+            if not errors.is_lock_timeout(error):
+                raise
+            raise QueueBusy(
+                f"rows of queue {queue!r} or of its readers are in use",
+                hint="try again; a drain that stands still inside of a SQL transaction holds them, or somebody who "
+                "alters the queue",
+            ) from error
 
     def admit_subscriptions(self, connection: Handle) -> None:
         """Look at what clients of schema 2 call: an older release may have put its own functions back."""

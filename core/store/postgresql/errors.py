@@ -55,6 +55,12 @@ def is_creation_met(error: BaseException) -> bool:
     return (state or "") in _IS_THERE or (state == "XX000" and "concurrently" in str(error))
 
 
+def is_lock_timeout(error: BaseException) -> bool:
+    """Tell whether a lock was not to be had for a while; looks through SQLAlchemy's error and this library's."""
+    found = getattr(error, "orig", None) or (error.__cause__ if isinstance(error, StoreUnavailable) else error)
+    return isinstance(found, psycopg.errors.LockNotAvailable)
+
+
 def is_transient(error: BaseException) -> bool:
     """Tell whether trying again may help: connection, resources, operator, deadlock, serialization."""
     if not isinstance(error, psycopg.Error):

@@ -85,6 +85,9 @@ STAGE = "select {s}.xq_stage_v3(%s, %b, %b, " + _WRITES + ", " + _CELLS + ", %b)
 COMMIT = "select {s}.xq_commit_v3(" + ", ".join([*["%b"] * 12, _WRITES, _CELLS, _CELLS, "%b, %b"]) + ")"
 BUCKET = "((({hash} % {queue}.buckets) + {queue}.buckets) % {queue}.buckets)::int"
 """An entry's bucket in the layout of one of its readers (I8)."""
+MOMENT_MS = 50
+"""The longest wait of somebody who changes the readers of a queue: commits that come meanwhile wait behind."""
+WAIT_BRIEFLY = f"select pg_catalog.set_config('lock_timeout', '{MOMENT_MS}', true)"
 TRY_READERS = "select {s}.xq_try_readers_v3(%b)"
 HAS_STEPS_FOR_SCHEMA_2 = """
     select count(*) = 2 from pg_catalog.pg_proc p

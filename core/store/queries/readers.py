@@ -92,16 +92,22 @@ def _held(number: int, at_ms: int) -> list[sa.ColumnElement[bool]]:
     return [lock.c.queue_number == number, lock.c.lease_ms > at_ms, lock.c.revoked.is_(False)]
 
 
-def delete_locks(work: Work, number: int) -> None:
-    """Delete all locks of a queue: their holders learn of it at their next critical section."""
-    of_queue = lock.c.queue_number == number
+def hold(work: Work, number: int) -> None:
+    """Lock the row of a queue or of a subscription: its options stay as they are, and nobody asks for its locks."""
+    work.connection.execute(sa.select(q.c.number).where(q.c.number == number).with_for_update(key_share=True))
+
+
+def hold_locks(work: Work, number: int) -> None:
+    """Lock the rows of all locks of a queue: their holders do nothing meanwhile."""
     order = (lock.c.fence, lock.c.first_bucket)
-    work.connection.execute(sa.select(*order).where(of_queue).order_by(*order).with_for_update())
-    work.connection.execute(lock.delete().where(of_queue))
+    work.connection.execute(
+        sa.select(*order).where(lock.c.queue_number == number).order_by(*order).with_for_update()
+    ).all()
 
 
 def remove(work: Work, number: int, queue_id: str) -> None:
-    """Remove a subscription; what it has is left to clean-up."""
+    """Remove a subscription and its locks, as their holders learn at once; what else it has is left to clean-up."""
+    work.connection.execute(lock.delete().where(lock.c.queue_number == number))
     work.connection.execute(q.delete().where(q.c.number == number))
     work.connection.execute(sink_fence.delete().where(sink_fence.c.queue == queue_id))
     work.connection.execute(removed_queue.insert().values(number=number))

@@ -169,6 +169,10 @@ class SqliteDialect:
         """Always: there is one writer at a time."""
         return True
 
+    def brief_waits(self, connection: Handle, queue: str) -> contextlib.AbstractContextManager[None]:
+        """Nothing: whoever writes waits for nobody any more."""
+        return contextlib.nullcontext()
+
     def admit_subscriptions(self, connection: Handle) -> None:
         """Let the file refuse what a client of schema 2 would add where nobody reads it."""
         _raw_of(connection).execute(sql.REFUSE_OLDER_CLIENTS)

@@ -20,9 +20,13 @@ LOCK_SECONDS = 30.0
 LOG_BYTES = 16 << 20
 """The log is cut to this size; without readers it has a quarter of it, and is written from its start again."""
 
+_HELD = (
+    "a transaction that is bound to a connection, or another program, holds the file without queueing as this library "
+    "does: end its transaction"
+)
 _PASSING = {
-    sqlite3.SQLITE_BUSY: "another program holds the file without queueing as this library does: end its transaction",
-    sqlite3.SQLITE_LOCKED: "another program holds the file without queueing as this library does: end its transaction",
+    sqlite3.SQLITE_BUSY: _HELD,
+    sqlite3.SQLITE_LOCKED: _HELD,
     sqlite3.SQLITE_FULL: "free space on the disk that holds the file, then try again",
     sqlite3.SQLITE_IOERR: "check the disk that holds the file and its free space, then try again",
     sqlite3.SQLITE_CANTOPEN: "the file and its folder must exist, be writable, and leave this process file handles",

@@ -70,7 +70,7 @@ begin
 end $body$;
 
 -- Takes the right to change the readers of a queue, until this SQL transaction ends; false where others hold them. By
--- try: whoever waited for it would have all later commits wait behind.
+-- try: to wait would help nothing, since those who share the lock of a row let each other in before whoever waits.
 create or replace function {s}.xq_try_readers_v3(queue bigint) returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin

@@ -176,10 +176,13 @@ begin
   end loop;
 end $body$;
 
--- Takes the right to change the readers of a queue, until this SQL transaction ends; false where others hold them. By
--- try: whoever waited for it would have all later commits wait behind.
+-- Takes the right to change the readers of a queue, until this SQL transaction ends; false where others hold them for
+-- longer than a moment. Only who waits is let in between commits that overlap, and all later ones wait behind.
 create or replace function {s}.xq_try_readers_v3(queue bigint) returns boolean
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = {moment_ms} as $body$
 begin
-  return pg_try_advisory_xact_lock((queue | {queue_bit}) # {mask});
+  perform pg_advisory_xact_lock((queue | {queue_bit}) # {mask});
+  return true;
+exception when lock_not_available then
+  return false;
 end $body$;

@@ -167,16 +167,15 @@ begin
              where e.id = tx and e.hash is null and q.fans_out) then
     raise exception using errcode = 'XQ012', message = 'staged before the queue had subscriptions';
   end if;
+  -- Apart from the readers: joined to them first, each staged entry would be looked for among all of its queue.
+  with s as materialized (
+    delete from {s}.xq_entry e using {s}.xq_staged_entry g
+      where g.id = tx and g.hash is not null and e.queue_number = g.queue_number and e.layout = g.layout
+        and e.bucket = g.bucket and e.key = g.key and e.seq = tx
+      returning e.queue_number, e.key, e.value, g.hash)
   insert into {s}.xq_entry (queue_number, layout, bucket, key, seq, value)
-    select r.number, r.layout, {bucket_of_staged}, s.key, tx, e.value
-    from {s}.xq_staged_entry s
-    join {s}.xq_entry e on e.queue_number = s.queue_number and e.layout = s.layout and e.bucket = s.bucket
-      and e.key = s.key and e.seq = tx
-    join {s}.xq_queue r on r.parent = s.queue_number
-    where s.id = tx and s.hash is not null;
-  delete from {s}.xq_entry e using {s}.xq_staged_entry s
-    where s.id = tx and s.hash is not null and e.queue_number = s.queue_number and e.layout = s.layout
-      and e.bucket = s.bucket and e.key = s.key and e.seq = tx;
+    select r.number, r.layout, {bucket_of_staged}, s.key, tx, s.value
+    from s join {s}.xq_queue r on r.parent = s.queue_number;
 end $body$;
 
 -- Stages cells under the newest write pointer, in whichever process the last checkpoint was made, and entries under the
