@@ -101,9 +101,9 @@ def test_letters_on_the_command_line(sqlite_url: str) -> None:
     assert "confidential" in run_cli("dead", "show", "orders", "--key", "anna", "--value", url=sqlite_url)
     (shown,) = json.loads(run_cli("dead", "show", "orders", "--key-hex", "ff00", "--value", "--json", url=sqlite_url))
     assert shown["value"] == "confidential"
-    assert "which letter" in run_cli("dead", "show", "orders", url=sqlite_url, status=1)
+    assert "which letter" in run_cli("dead", "show", "orders", url=sqlite_url, status=2)
     for wrong in (["drop", "orders"], ["drop", "orders", "--all", "--key", "anna"]):
-        assert "which letters" in run_cli("dead", *wrong, url=sqlite_url, status=1)
+        assert "which letters" in run_cli("dead", *wrong, url=sqlite_url, status=2)
     assert "hexadecimal" in run_cli("dead", "show", "orders", "--key-hex", "xyz", url=sqlite_url, status=1)
     retried = json.loads(run_cli("dead", "retry", "orders", "--key", "anna", "--who", "eve", "--json", url=sqlite_url))
     assert retried == [{"queue": "orders", "requeued": 1, "left": 0}]

@@ -84,7 +84,7 @@ def test_the_options_of_a_drain_reach_it(
     assert count(copies) == 19
     with Store.open(url) as store:
         assert store.queue("orders").sink == "copies"
-    assert "expected two numbers" in run_cli("drain", "orders", *options, "--range", "0-8", url=url, status=2)
+    assert "expected two rising numbers" in run_cli("drain", "orders", *options, "--range", "0-8", url=url, status=2)
 
 
 def test_a_refused_entry_may_stop_a_drain(url: str, copies: Path) -> None:
