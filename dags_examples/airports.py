@@ -1,7 +1,6 @@
 """Airports change in one table, and three stores follow, each at its own pace: one that is down holds up no other.
 
-Beforehand: ``pip install vega_datasets``, and the connections ``export_queue_default``, ``search_default``
-(Elasticsearch), ``cache_default`` (Redis) and ``reports_default`` (SQL).
+Beforehand: ``pip install vega_datasets``; the connection ``export_queue_default``, and for each store ``NAME_default``.
 """
 
 from csv import DictReader
@@ -15,7 +14,7 @@ TABLES, READERS = {"airports": {"row": "str", "value": "json"}}, ["search", "cac
 
 
 def current_airports():
-    from vega_datasets import data
+    from vega_datasets import data  # 3376 airports of the United States
 
     return {row["iata"]: row for row in DictReader(data.airports.raw().decode().splitlines())}
 
