@@ -39,11 +39,6 @@ def queue(store: Store) -> Queue:
     return store.configure_queue("q", buckets=20, buckets_per_range=5)
 
 
-@pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.5)
-
-
 @contextmanager
 def stopped_before(
     step: str, open_store: Callable[[], Store], call: Callable[[Store], object]
@@ -55,6 +50,7 @@ def stopped_before(
     here, there = fork.Pipe()
 
     def body() -> None:
+        connection.IDLE_SECONDS = 0.5  # of this process alone: the test's own may be kept waiting by others
         real = getattr(queries.locks, step)
 
         def stop_then(*arguments: Any, **options: Any) -> Any:
