@@ -338,7 +338,7 @@ def test_a_file_held_by_another_program_is_refused_in_time_with_a_hint(
         assert isinstance(refused, StoreUnavailable)
         assert not refused.sent
         assert str(tmp_path / "store.db") in refused.message
-        assert "another program holds the file" in refused.hint
+        assert "or another program, holds the file" in refused.hint
         assert rows_of(store, "a") == (0, 0)
         other.execute("rollback")
         other.close()
