@@ -8,9 +8,11 @@ from export_queue.core.drain.fenced import claim_units
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.local import LocalEngine, drain, drain_as_requested
 from export_queue.core.drain.one_drain import run_drain
+from export_queue.core.drain.parts import Part
 from export_queue.core.drain.pipeline import drain_ranges
-from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, total
+from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, by_range, total
 from export_queue.core.drain.request import DrainOptions, DrainRequest
+from export_queue.core.drain.sharing import share_out
 from export_queue.core.drain.transient import DRAIN_RETRY
 from export_queue.core.drain.why import FinishedDrain, KeyStory, LastCommit, why
 
@@ -29,10 +31,12 @@ __all__ = [
     "LastCommit",
     "LeaseKeeper",
     "LocalEngine",
+    "Part",
     "Problem",
     "Progress",
     "RangeReport",
     "ask_sink",
+    "by_range",
     "claim_units",
     "drain",
     "drain_as_requested",
@@ -42,6 +46,7 @@ __all__ = [
     "readmit",
     "retry_dead_letters",
     "run_drain",
+    "share_out",
     "total",
     "why",
 ]

@@ -13,6 +13,7 @@ from export_queue.core.drain.exporters import Exporter, load_exporter, opened_ex
 from export_queue.core.drain.fenced import claim_units
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.one_drain import run_drain
+from export_queue.core.drain.parts import Part
 from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, DrainReport, RangeReport
 from export_queue.core.drain.request import DrainOptions, DrainRequest
@@ -119,7 +120,7 @@ class LocalEngine:
         return drain_ranges(
             self.database,
             queue,
-            leases,
+            [Part.whole(lease) for lease in leases],
             snapshot,
             self.sink,
             self.exporter,

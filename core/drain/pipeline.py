@@ -1,7 +1,7 @@
-"""The draining of claimed ranges, which the local engine and Spark's tasks both run.
+"""The draining of claimed units, which the local engine and Spark's tasks both run.
 
 Three steps overlap. While the calling thread exports and applies chunk *n*, a second thread, which does
-all that concerns the store, removes chunk *n − 1* and reads chunk *n + 1*, of the same range or of
+all that concerns the store, removes chunk *n − 1* and reads chunk *n + 1*, of the same part or of
 the next one. Three chunks are in memory at most.
 """
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from export_queue.core.drain.chunk import Applied, ChunkWriter, too_many
 from export_queue.core.drain.exporters import Exporter
 from export_queue.core.drain.fenced import sink_of_unit
+from export_queue.core.drain.parts import Part
 from export_queue.core.drain.report import Counts, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.sending import Sender
@@ -42,7 +43,7 @@ OnDone = Callable[[Sequence[Lease]], None]
 def drain_ranges(
     database: Database,
     queue: Queue,
-    leases: Sequence[Lease],
+    parts: Sequence[Part],
     snapshot: Snapshot,
     sink: Sink | FencedSink,
     exporter: Exporter,
@@ -52,52 +53,52 @@ def drain_ranges(
     on_chunk: OnChunk | None = None,
     on_done: OnDone | None = None,
 ) -> list[RangeReport]:
-    """Bring the entries that a snapshot sees in claimed ranges into a sink, and remove exactly these from the queue.
+    """Bring the entries that a snapshot sees in claimed units into a sink, and remove exactly these from the queue.
 
     :param database: the store.
     :param queue: the queue.
-    :param leases: the right to remove, range by range.
+    :param parts: what to drain: parts of units, each with the claim that gives the right to remove.
     :param snapshot: decides which entries are read.
     :param sink: where operations go, admitted and open.
     :param exporter: makes operations of entries, open.
     :param request: parameters of the drain.
     :param check: called before each batch; raises LeaseLost if a lease is known to be lost.
     :param on_chunk: called with the counts of each chunk that has left the queue.
-    :param on_done: called with leases whose ranges are done, in the store's thread, as soon as they are.
-    :returns: one report a lease, in their order. An error, and an interruption too, is in the reports of the
-        ranges that were not done because of it; it is never raised here, so that no counts are lost (I13).
+    :param on_done: called with the leases of parts that are done, in the store's thread, as soon as they are.
+    :returns: one report a part, in their order. An error, and an interruption too, is in the reports of the
+        parts that were not done because of it; it is never raised here, so that no counts are lost (I13).
     """
     writer = ChunkWriter(queue, exporter, request)
-    senders = [Sender(sink_of_unit(sink, queue, lease), request.retry, check) for lease in leases]
+    senders = [Sender(sink_of_unit(sink, queue, part.lease), request.retry, check) for part in parts]
     whole_keys = sink.capabilities.fenced
-    return _Pipeline(database, queue, leases, snapshot, request, writer, senders, whole_keys, on_chunk, on_done).run()
+    return _Pipeline(database, queue, parts, snapshot, request, writer, senders, whole_keys, on_chunk, on_done).run()
 
 
 @dataclass(slots=True)
 class _Pipeline:
     database: Database
     queue: Queue
-    leases: Sequence[Lease]
+    parts: Sequence[Part]
     snapshot: Snapshot
     request: DrainRequest
     writer: ChunkWriter
     senders: Sequence[Sender]
-    """By lease."""
+    """By part."""
     whole_keys: bool
     on_chunk: OnChunk | None
     on_done: OnDone | None
     removals: deque[tuple[Counts, Future[None]]] = field(default_factory=deque)
     """Chunks on their way out of the queue, each with what it will have counted."""
-    parts: list[dict[int, Counts]] = field(default_factory=list)
-    """By lease, and number of the chunk that was read: left, until the store's thread has removed it."""
+    counts: list[dict[int, Counts]] = field(default_factory=list)
+    """By part, and number of the chunk that was read: left, until the store's thread has removed it."""
     chunks: int = 0
     read_out: int = 0
-    """Leases whose ranges were read to their end; their chunks are in ``parts`` by then."""
+    """Parts that were read to their end; their chunks are in ``counts`` by then."""
     done: int = 0
-    """Leases that ``on_done`` has been called with."""
+    """Parts whose leases ``on_done`` has been called with."""
 
     def run(self) -> list[RangeReport]:
-        self.parts = [{} for _ in self.leases]
+        self.counts = [{} for _ in self.parts]
         trouble: BaseException | None = None
         try:
             # Leaving the block waits for the removals: what was acknowledged before an error leaves all the same.
@@ -115,7 +116,7 @@ class _Pipeline:
         while (found := reading.result()) is not None:
             at, entries = found
             self.chunks += 1
-            self.parts[at][self.chunks] = Counts(read=len(entries), left=len(entries))
+            self.counts[at][self.chunks] = Counts(read=len(entries), left=len(entries))
             follows = (at + 1, None) if entries.is_last else (at, entries.position(len(entries) - 1))
             reading = store_thread.submit(self._read, *follows)
             applied = self.writer.apply(entries, self.senders[at])
@@ -133,57 +134,58 @@ class _Pipeline:
             self.on_chunk(counts)
 
     def _tell_done(self) -> None:
-        """Name the ranges that are done since, up to one of which something could not be removed."""
+        """Name the parts that are done since, up to one of which something could not be removed."""
         end = self.done
         while self._is_done(end):
             end += 1
         if self.on_done is not None and end > self.done:
-            self.on_done(self.leases[self.done : end])
+            self.on_done([part.lease for part in self.parts[self.done : end]])
         self.done = end
 
     def _is_done(self, at: int) -> bool:
-        return at < self.read_out and not any(chunk.left for chunk in self.parts[at].values())
+        return at < self.read_out and not any(chunk.left for chunk in self.counts[at].values())
 
     def _report(self, trouble: BaseException | None) -> list[RangeReport]:
         reports = []
-        for at, lease in enumerate(self.leases):
+        for at, part in enumerate(self.parts):
             cause = None if self._is_done(at) else trouble
             problem = None if cause is None else Problem.of(cause)
-            counts = total(self.parts[at].values())
-            reports.append(RangeReport(range=lease.range, problem=problem, cause=cause, **counts))
+            counts = total(self.counts[at].values())
+            reports.append(RangeReport(range=part.lease.range, problem=problem, cause=cause, **counts))
         if trouble is not None and not any(report.problem for report in reports):
             reports[-1] = replace(reports[-1], problem=Problem.of(trouble), cause=trouble)
         return reports
 
     def _read(self, at: int, after: Position | None) -> tuple[int, Entries] | None:
-        """Read the next chunk that is not empty, from a position in the range of one lease on."""
+        """Read the next chunk that is not empty, from a position in one part on; None for its beginning."""
         while True:
             self.read_out = at
-            if at == len(self.leases):
+            if at == len(self.parts):
                 return None
-            entries = call_again(self.request.retry, lambda: self._read_once(self.leases[at], after))  # noqa: B023
+            entries = call_again(self.request.retry, lambda: self._read_once(self.parts[at], after))  # noqa: B023
             if entries:
                 return at, entries
             at, after = at + 1, None
 
-    def _read_once(self, lease: Lease, after: Position | None) -> Entries:
+    def _read_once(self, part: Part, after: Position | None) -> Entries:
         request = self.request
         with self.database.read() as work:
-            return read_entries(
+            found = read_entries(
                 work,
                 self.queue,
                 self.snapshot,
-                lease.range,
-                after=after,
+                part.buckets,
+                after=after or part.after,
                 rows=request.chunk_rows,
                 size=request.chunk_bytes,
                 whole_keys=self.whole_keys,
             )
+        return part.trim(found)
 
     def _remove(self, at: int, chunk: int, applied: Applied) -> None:
-        call_again(self.request.retry, lambda: self._remove_once(self.leases[at], applied))
+        call_again(self.request.retry, lambda: self._remove_once(self.parts[at].lease, applied))
         # In this thread, which no signal interrupts between the removal and the note of it.
-        self.parts[at][chunk] = applied.counts
+        self.counts[at][chunk] = applied.counts
         self._tell_done()
 
     def _remove_once(self, lease: Lease, applied: Applied) -> None:

@@ -115,6 +115,18 @@ class RangeReport(Counts):
         return cls(**data | {"range": Range(*data["range"]), "problem": Problem(**problem) if problem else None})
 
 
+def by_range(parts: Iterable[RangeReport]) -> list[RangeReport]:
+    """Add the reports of a unit's parts up; a unit has the first problem of its parts."""
+    found: dict[Range, list[RangeReport]] = {}
+    for part in parts:
+        found.setdefault(part.range, []).append(part)
+    reports = []
+    for unit, of_unit in sorted(found.items()):
+        first = next((part for part in of_unit if part.problem is not None), of_unit[0])
+        reports.append(RangeReport(range=unit, problem=first.problem, cause=first.cause, **total(of_unit)))
+    return reports
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainReport(Counts):
     """The result of one drain: returned, stored under its id, and one line of the log."""

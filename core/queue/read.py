@@ -203,6 +203,19 @@ def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Ra
     return [unit for unit in found if unit.range in wanted]
 
 
+def backlog_by_bucket(work: Reading, queue: Queue, snapshot: Snapshot, within: Range) -> list[Backlog]:
+    """Count the entries that wait, bucket by bucket; buckets without entries are left out."""
+    counted = queries.entries.count_by_unit(
+        work, queue.number, queue.layout, snapshot, first=within.first, end=within.end, buckets_per_range=1
+    )
+    return [Backlog(Range(bucket, bucket + 1), entries, size, seq) for bucket, entries, size, seq in counted]
+
+
+def every_nth_key(work: Reading, queue: Queue, snapshot: Snapshot, bucket: int, step: int) -> list[bytes]:
+    """Find keys that cut the entries of a bucket into pieces of a number of entries."""
+    return queries.entries.every_nth_key(work, queue.number, queue.layout, snapshot, bucket=bucket, step=step)
+
+
 def waiting_ranges(
     work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None
 ) -> list[Range]:

@@ -66,7 +66,7 @@ def drain_job(
     :param queue_id: the queue.
     :param sink: description of the sink, with references in the place of secrets.
     :param store: description of the store, with a reference in the place of its password.
-    :param max_parallel: the most units that are drained at once; by default as many as Spark has cores.
+    :param max_parallel: the most tasks that drain at once; by default Spark's cores decide.
     :param master: Spark's master, where it is known, to refuse what cannot work.
     :param start_timeout: seconds that Spark may take to start, and to find an executor.
     :param submitter: ``Submitter.here()`` where the driver runs beside this process (client modes) and shall end with

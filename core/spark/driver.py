@@ -19,6 +19,7 @@ from export_queue.core.spark.engine import SparkEngine, ask_executors, check_dri
 from export_queue.core.spark.masters import is_local, refuse_remote_sqlite
 from export_queue.core.spark.start import start_deadline, start_spark
 from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_when_orphaned
+from export_queue.core.store import Database
 
 FAILED = 1
 TRY_AGAIN = 75
@@ -60,11 +61,11 @@ def drain_on_spark(arguments: DrainArguments) -> DrainReport:
     """
     request = arguments.request.another_attempt()
     with contextlib.closing(Store(arguments.store.open())) as store:
-        return run_drain(store, request, _spark_engine(arguments, request))
+        return run_drain(store, request, _spark_engine(store.database, arguments, request))
 
 
 @contextlib.contextmanager
-def _spark_engine(arguments: DrainArguments, request: DrainRequest) -> Iterator[Engine]:
+def _spark_engine(database: Database, arguments: DrainArguments, request: DrainRequest) -> Iterator[Engine]:
     store, sink, modules = arguments.store, arguments.sink, _modules(arguments)
     check_driver(modules)
     wanted = references(store, sink)
@@ -76,7 +77,7 @@ def _spark_engine(arguments: DrainArguments, request: DrainRequest) -> Iterator[
         secrets = CarriedSecrets()  # executors have the driver's environment
     else:
         secrets = carried_secrets(dict(context.getConf().getAll()), wanted, lacking)
-    yield SparkEngine(context, store, sink, request, arguments.max_parallel, secrets)
+    yield SparkEngine(context, database, store, sink, request, arguments.max_parallel, secrets)
     context.stop()  # after an error the end of the process does it
 
 

@@ -1,4 +1,4 @@
-"""The engine of a drain on Spark: one job, whose tasks are the claimed units."""
+"""The engine of a drain on Spark: one job, whose tasks have about as much to do each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TypeVar
 import orjson
 from pyspark import InheritableThread, SparkContext
 
-from export_queue.core.drain import DrainRequest, LeaseKeeper, RangeReport, ask_sink, claim_units
+from export_queue.core.drain import DrainRequest, LeaseKeeper, RangeReport, ask_sink, by_range, claim_units, share_out
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
@@ -23,11 +23,13 @@ from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.masters import shares_process
 from export_queue.core.spark.start import cause_of
 from export_queue.core.spark.tasks import TaskSetup, drain_task
-from export_queue.core.store import StoreSpec
+from export_queue.core.store import Database, StoreSpec
 from export_queue.core.transactions import Snapshot
 
 JOB_GROUP = "export-queue-drain"
 _PROBES = 16
+_TASKS_PER_CORE = 3
+"""So that a core whose tasks were light takes over from one whose tasks were heavy."""
 _LOOK_SECONDS = 0.2
 _CANCEL_SECONDS = 0.5
 
@@ -36,17 +38,19 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class SparkEngine:
-    """Drains units as tasks of one Spark job.
+    """Drains units by the tasks of one Spark job.
 
     :param context: the connection to Spark.
+    :param database: the store, open in the driver.
     :param store: the store, which each task opens.
     :param sink: the sink, which each task opens.
     :param request: parameters of the drain; its exporter is an import path.
-    :param max_parallel: the most units that are drained at once.
+    :param max_parallel: the most tasks that drain at once.
     :param secrets: secrets that executors of another machine cannot look up.
     """
 
     context: SparkContext
+    database: Database
     store: StoreSpec
     sink: SinkSpec
     request: DrainRequest
@@ -73,14 +77,14 @@ class SparkEngine:
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
     ) -> Iterator[RangeReport]:
         """Run one job and hand on what its tasks reported."""
-        count = min(len(leases), self.max_parallel or len(leases))
-        parts = [list(leases[i::count]) for i in range(count)]
+        tasks = self.max_parallel or self.context.defaultParallelism * _TASKS_PER_CORE
+        parts = share_out(self.database, queue, leases, snapshot, tasks=tasks)
         setup = self.context.broadcast(TaskSetup(self.store, self.sink, queue, snapshot, self.request))
-        # Leases go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
+        # Parts go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
         # Spark's SQL session, which takes seconds to start, nor pandas.
-        job = self.context.parallelize(parts, count).mapPartitions(drain_task(setup, self.secrets))
-        for text in _collect(self.context, job.collect, keeper.check):
-            yield RangeReport.from_dict(orjson.loads(text))
+        job = self.context.parallelize(parts, len(parts)).mapPartitions(drain_task(setup, self.secrets))
+        found = _collect(self.context, job.collect, keeper.check)
+        yield from by_range(RangeReport.from_dict(orjson.loads(text)) for text in found)
 
 
 def _collect(context: SparkContext, action: Callable[[], list[Row]], check: Callable[[], None]) -> list[Row]:

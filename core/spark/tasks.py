@@ -12,6 +12,7 @@ import orjson
 
 from export_queue.core.drain import (
     DrainRequest,
+    Part,
     Problem,
     RangeReport,
     drain_ranges,
@@ -19,7 +20,7 @@ from export_queue.core.drain import (
     opened_exporter,
 )
 from export_queue.core.errors import SinkUnavailable
-from export_queue.core.locks import Lease, check_leases
+from export_queue.core.locks import check_leases
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import ContinuingSink, FencedSink, Sink, SinkSpec
 from export_queue.core.spark.carried_secrets import CarriedSecrets
@@ -65,8 +66,8 @@ class TaskSetup:
     snapshot: Snapshot
     request: DrainRequest
 
-    def run(self, leases: Sequence[Lease]) -> list[RangeReport]:
-        """Drain some units, one after the other; whatever happens, there is one report for each."""
+    def run(self, parts: Sequence[Part]) -> list[RangeReport]:
+        """Drain some parts of units, one after the other; whatever happens, there is one report for each."""
         reports: list[RangeReport] = []
         request = self.request
         if request.drain_id in _given_up:
@@ -76,13 +77,13 @@ class TaskSetup:
             opened = self._open()
             with opened_exporter(load_exporter(request.exporter), request.retry) as exporter:
                 # The store is asked before each batch: the driver, which renews the leases, may be gone.
-                check = partial(check_leases, opened.database, leases)
+                check = partial(check_leases, opened.database, list({part.lease: None for part in parts}))
                 reports += drain_ranges(
-                    opened.database, self.queue, leases, self.snapshot, opened.sink, exporter, request, check=check
+                    opened.database, self.queue, parts, self.snapshot, opened.sink, exporter, request, check=check
                 )
         except Exception as error:
             trouble = Problem.of(error)  # while opening, or while closing after all was done, which harms nothing
-            reports += [RangeReport(range=lease.range, problem=trouble) for lease in leases[len(reports) :]]
+            reports += [RangeReport(range=part.lease.range, problem=trouble) for part in parts[len(reports) :]]
         if any(report.problem for report in reports):
             _close_kept()  # the next task begins with new connections
         if any(report.problem and report.problem.error_class == SinkUnavailable.__name__ for report in reports):
@@ -119,19 +120,19 @@ class Shared(Protocol):
         """The setup."""
 
 
-def drain_task(setup: Shared, secrets: CarriedSecrets) -> Callable[[Iterable[Sequence[Lease]]], Iterator[str]]:
-    """Make the function of the Spark job, which is given the leases that it works off.
+def drain_task(setup: Shared, secrets: CarriedSecrets) -> Callable[[Iterable[Sequence[Part]]], Iterator[str]]:
+    """Make the function of the Spark job, which is given the parts that it works off.
 
-    Setup and leases may be large, so that Spark writes them to files. Secrets are in neither.
+    Setup and parts may be large, so that Spark writes them to files. Secrets are in neither.
 
     :param secrets: secrets that executors of another machine cannot look up.
-    :returns: a function that gives one report a unit, as JSON.
+    :returns: a function that gives one report a part, as JSON.
     """
 
-    def task(parts: Iterable[Sequence[Lease]]) -> Iterator[str]:
+    def task(tasks: Iterable[Sequence[Part]]) -> Iterator[str]:
         secrets.unpack()
-        for leases in parts:
-            for report in setup.value.run(leases):
+        for parts in tasks:
+            for report in setup.value.run(parts):
                 yield orjson.dumps(report.to_dict()).decode()
 
     return task

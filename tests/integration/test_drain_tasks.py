@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import uuid
@@ -14,8 +15,9 @@ import pytest
 import sqlalchemy as sa
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, DrainRequest, Entry, RangeReport
+from export_queue.core.drain import DRAIN_RETRY, DrainRequest, Entry, Part, RangeReport, by_range, share_out, sharing
 from export_queue.core.locks import Lease, Owner, claim, revoke
+from export_queue.core.queue import bucket, read_entries
 from export_queue.core.sinks import MemorySink, Put, SinkSpec
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.tasks import TaskSetup, drain_task
@@ -43,6 +45,10 @@ def claimed(store: Store) -> list[Lease]:
     return claim(store.database, queue, queue.units(), owner=Owner("job", "1"), lease_seconds=60)
 
 
+def whole(store: Store) -> list[Part]:
+    return [Part.whole(lease) for lease in claimed(store)]
+
+
 @pytest.fixture
 def address(store_url: str, monkeypatch: pytest.MonkeyPatch) -> StoreSpec:
     """The store as executors are told: its password is a reference."""
@@ -65,7 +71,8 @@ def test_tasks_report_each_of_their_units(orders: Store, address: StoreSpec) -> 
     leases = claimed(orders)
     travelled = pickle.loads(pickle.dumps(setup(orders, address, SinkSpec("memory", {"name": name}))))
     task = drain_task(SimpleNamespace(value=travelled), CarriedSecrets())
-    reports = [RangeReport.from_dict(orjson.loads(text)) for text in [*task([leases[:3]]), *task([leases[3:]])]]
+    parts = [Part.whole(lease) for lease in leases]
+    reports = [RangeReport.from_dict(orjson.loads(text)) for text in [*task([parts[:3]]), *task([parts[3:]])]]
     assert [report.range for report in reports] == [lease.range for lease in leases]
     assert sum(report.acknowledged for report in reports) == 100 == len(MemorySink(name).records())
     assert all(report.problem is None for report in reports)
@@ -89,11 +96,11 @@ def test_a_worker_opens_store_and_sink_once_for_all_tasks_of_a_drain_and_anew_af
     leases = claimed(orders)
     prepared = setup(orders, address, SinkSpec("memory", {"name": uuid.uuid4().hex}))
     for lease in leases[:2]:
-        assert prepared.run([lease])[0].problem is None
+        assert prepared.run([Part.whole(lease)])[0].problem is None
     assert opened == ["StoreSpec", "SinkSpec"]
     revoke(orders.database, "job")
-    assert prepared.run([leases[2]])[0].problem is not None
-    prepared.run([leases[3]])
+    assert prepared.run([Part.whole(leases[2])])[0].problem is not None
+    prepared.run([Part.whole(leases[3])])
     assert opened == ["StoreSpec", "SinkSpec"] * 2
 
 
@@ -108,7 +115,7 @@ def test_what_travels_in_files_of_spark_holds_no_secret(orders: Store, address: 
 
 
 def test_a_sink_that_cannot_be_built_is_a_problem_of_each_unit(orders: Store, address: StoreSpec) -> None:
-    reports = setup(orders, address, SinkSpec("json:loads", {"s": "{}"})).run(claimed(orders))
+    reports = setup(orders, address, SinkSpec("json:loads", {"s": "{}"})).run(whole(orders))
     assert len(reports) == 4
     assert {report.problem.error_class for report in reports if report.problem} == {"SinkConfigurationError"}
     assert waiting(orders) == 100
@@ -117,7 +124,7 @@ def test_a_sink_that_cannot_be_built_is_a_problem_of_each_unit(orders: Store, ad
 def test_an_unreachable_store_is_a_transient_problem_of_each_unit(orders: Store, address: StoreSpec) -> None:
     healthy = setup(orders, address, SinkSpec("memory", {"name": "unused"}))
     lost = replace(healthy, store=StoreSpec(url="postgresql+psycopg://nobody@127.0.0.1:1/none"))
-    reports = lost.run(claimed(orders))
+    reports = lost.run(whole(orders))
     assert len(reports) == 4
     assert all(report.problem and report.problem.transient for report in reports)
 
@@ -126,7 +133,7 @@ def test_a_task_whose_leases_were_revoked_sends_nothing(orders: Store, address: 
     name = uuid.uuid4().hex
     leases = claimed(orders)
     revoke(orders.database, "job")
-    reports = setup(orders, address, SinkSpec("memory", {"name": name})).run(leases)
+    reports = setup(orders, address, SinkSpec("memory", {"name": name})).run([Part.whole(lease) for lease in leases])
     assert {report.problem.error_class for report in reports if report.problem} == {"LeaseLost"}
     assert MemorySink(name).records() == {}
     assert waiting(orders) == 100
@@ -143,8 +150,8 @@ def test_max_dead_counts_over_all_tasks_of_a_drain(orders: Store, address: Store
         max_dead=max(counts),
         exporter=f"{refuse_all.__module__}:{refuse_all.__name__}",
     )
-    assert all(report.problem is None for report in prepared.run(leases[:1]))
-    problems = [prepared.run([lease])[0].problem for lease in leases[1:]]
+    assert all(report.problem is None for report in prepared.run([Part.whole(leases[0])]))
+    problems = [prepared.run([Part.whole(lease)])[0].problem for lease in leases[1:]]
     assert {problem.error_class for problem in problems if problem} == {"TooManyDeadLetters"}
     assert orders.dead_letters.count("orders") == counts[0]
     assert waiting(orders) == 100 - counts[0]
@@ -161,8 +168,62 @@ def test_tasks_that_follow_one_that_gave_up_look_once_and_do_not_wait(orders: St
     drain_id = uuid.uuid4().hex
     retry = replace(DRAIN_RETRY, attempts=4, sleep=waits.append)
     prepared = setup(orders, address, down, drain_id=drain_id, retry=retry)
-    problems = [prepared.run([lease])[0].problem for lease in leases]
+    problems = [prepared.run([Part.whole(lease)])[0].problem for lease in leases]
     assert {(problem.error_class, problem.transient) for problem in problems if problem} == {("SinkUnavailable", True)}
     assert len(problems) == 4
     assert len(waits) == 3, "only the first task waits"
     assert waiting(orders) == 100
+
+
+@pytest.fixture
+def skewed(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A queue of four units, with nine tenths of its entries in one bucket."""
+    queue = store.configure_queue("orders", buckets=20, buckets_per_range=5)
+    keys = (f"k{i}" for i in range(1_000_000))
+    heavy = itertools.islice((key for key in keys if bucket(key.encode(), queue.buckets) == 7), 900)
+    with store.transaction() as tx:
+        tx.queue("orders").add_many((key, 1) for key in heavy)
+        tx.queue("orders").add_many((f"light{i}", 1) for i in range(100))
+    with store.transaction() as tx:
+        tx.queue("orders").add_many((f"light{i}", 2) for i in range(50))
+    monkeypatch.setattr(sharing, "LEAST_WEIGHT", 10)
+    return store
+
+
+def test_a_bucket_with_nearly_all_entries_is_shared_out(skewed: Store, address: StoreSpec) -> None:
+    name = uuid.uuid4().hex
+    leases = claimed(skewed)
+    prepared = setup(skewed, address, SinkSpec("memory", {"name": name}), chunk_rows=40)
+
+    tasks = share_out(skewed.database, prepared.queue, leases, prepared.snapshot, tasks=3)
+
+    with skewed.transaction() as tx:  # later than the snapshot: it stays
+        tx.queue("orders").add("light1", 3)
+    reports = [prepared.run(parts) for parts in tasks]
+    read = [sum(report.read for report in of_task) for of_task in reports]
+    assert sum(read) == 1050
+    assert max(read) <= 1.3 * 1050 / 3
+    merged = by_range([report for of_task in reports for report in of_task])
+    assert [report.range for report in merged] == [lease.range for lease in leases]
+    assert sum(report.acknowledged for report in merged) == 1050
+    assert len(MemorySink(name).records()) == 1000
+    assert waiting(skewed) == 1
+
+
+def test_an_entry_of_many_under_one_key_is_in_one_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "LEAST_WEIGHT", 2)
+    queue = store.configure_queue("orders", buckets=20, buckets_per_range=5)
+    for value in range(12):
+        with store.transaction() as tx:
+            tx.queue("orders").add("hot", value)
+    leases = claimed(store)
+    snapshot = take_snapshot(store.database)
+
+    tasks = share_out(store.database, queue, leases, snapshot, tasks=4)
+
+    found = []
+    for part in itertools.chain.from_iterable(tasks):
+        with store.database.read() as work:
+            read = read_entries(work, queue, snapshot, part.buckets, after=part.after, rows=100, size=1 << 20)
+        found.append(len(part.trim(read)))
+    assert sorted(found)[-1] == sum(found) == 12

@@ -14,7 +14,7 @@ from tests.support.command_line import run_cli
 
 from export_queue.core.client import Store
 from export_queue.core.codecs import ROWS
-from export_queue.core.drain import DrainRequest, Entry, drain
+from export_queue.core.drain import DrainRequest, Entry, Part, drain
 from export_queue.core.errors import CodecError, EntryError, InvalidArgument, OptionsDiffer
 from export_queue.core.locks import Owner, claim
 from export_queue.core.observers import Processed
@@ -331,7 +331,9 @@ def test_tasks_of_spark_find_the_codecs_by_their_paths(store: Store, store_url: 
     sink = SinkSpec("memory", {"name": name})
     request = DrainRequest(queue_id="q", sink_name=sink.name, drain_id=name, exporter=f"{__name__}:copy")
     leases = claim(store.database, queue, queue.units(), owner=Owner("job", "1"), lease_seconds=60)
-    (report,) = TaskSetup(address, sink, queue, take_snapshot(store.database), request).run(leases)
+    (report,) = TaskSetup(address, sink, queue, take_snapshot(store.database), request).run(
+        [Part.whole(lease) for lease in leases]
+    )
     assert (report.problem, report.acknowledged) == (None, 1)
     assert list(MemorySink(name).records().values()) == [b"[\"('a', 'b')\",\"7\"]"]
 

@@ -148,6 +148,18 @@ def count_by_unit(
     return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in work.connection.execute(statement)]
 
 
+def every_nth_key(work: Reading, queue: int, layout: int, snapshot: Snapshot, *, bucket: int, step: int) -> list[bytes]:
+    """Read the keys of a bucket's visible entries number ``step``, ``2 * step`` and so on."""
+    number = sa.func.row_number().over(order_by=(e.c.key, e.c.seq))
+    numbered = (
+        sa.select(e.c.key, number.label("number"))
+        .where(_of(queue, layout), e.c.bucket == bucket, visible(work, snapshot))
+        .subquery()
+    )
+    statement = sa.select(numbered.c.key).where(numbered.c.number % step == 0).order_by(numbered.c.number)
+    return [bytes(key) for key in work.connection.execute(statement).scalars()]
+
+
 def has_any(work: Reading, queue: int) -> bool:
     """Tell whether a queue has any entry, staged ones included."""
     return bool(work.connection.execute(sa.select(sa.exists().where(e.c.queue_number == queue))).scalar())

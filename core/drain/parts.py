@@ -1,0 +1,105 @@
+"""Cutting claimed units into parts of about one size, and parts into tasks; pure.
+
+Units differ: one may hold nearly all that waits, in a single bucket even. Work is therefore cut by what was measured.
+A part never cuts a key, so that all entries of a key come in one order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from export_queue.core.locks import Lease
+from export_queue.core.queue import Backlog, Entries, Position, Range
+
+_HIGHEST_SEQ = (1 << 63) - 1
+_BYTES_OF_ENTRY = 200
+"""Bytes of keys and values that cost about as much as an entry itself."""
+LEAST_WEIGHT = 20_000
+"""What is lighter is not cut: a part costs some statements and calls of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring entries that were measured together, behind those of the block before."""
+
+    bucket: int
+    key: bytes | None
+    """The last key; None stands for the end of the bucket."""
+    weight: int
+
+    @property
+    def _end(self) -> Position | None:
+        return None if self.key is None else Position(self.bucket, self.key, _HIGHEST_SEQ)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is drained in one go of a claimed unit: some of its buckets, or some of the keys of its bucket."""
+
+    lease: Lease
+    buckets: Range
+    after: Position | None = None
+    """Where it begins: behind this place; None for the beginning of its buckets."""
+    until: Position | None = None
+    """Where it ends: at this place; None for the end of its buckets."""
+
+    @classmethod
+    def whole(cls, lease: Lease) -> Part:
+        """Take all of a unit."""
+        return cls(lease, lease.range)
+
+    def trim(self, entries: Entries) -> Entries:
+        """Leave out what lies behind the part; entries before the end stay, and the last chunk is told as one."""
+        if self.until is None or not entries:
+            return entries
+        last = len(entries) - 1
+        if entries.position(last) < self.until:
+            return entries
+        end = bisect_right(range(len(entries)), self.until, key=entries.position)
+        return Entries(
+            entries.buckets[:end], entries.keys[:end], entries.seqs[:end], entries.values[:end], is_last=True
+        )
+
+
+def weight_of(measured: Backlog) -> int:
+    """Say how much work some entries are: about the number of small entries that cost as much."""
+    return measured.entries + measured.bytes // _BYTES_OF_ENTRY
+
+
+def cut(lease: Lease, blocks: Sequence[Block], share: float) -> list[tuple[int, Part]]:
+    """Cut a unit where about a share is full.
+
+    :param lease: the claim on the unit.
+    :param blocks: what waits in the unit, in its order; one that is heavier than a share makes a part of its own.
+    :param share: weight of a part.
+    :returns: parts that cover the unit, in its order, each with its weight.
+    """
+    found: list[tuple[int, Part]] = []
+    first, after, gathered = lease.range.first, None, 0
+    for i, block in enumerate(blocks):
+        gathered += block.weight
+        follows = blocks[i + 1].weight if i + 1 < len(blocks) else 0
+        if follows and gathered + follows > share:
+            buckets = Range(first, block.bucket + 1)
+            found.append((gathered, Part(lease, buckets, after, block._end)))
+            first, after, gathered = (block.bucket + 1, None, 0) if block.key is None else (block.bucket, block._end, 0)
+    return [*found, (gathered, Part(lease, Range(first, lease.range.end), after))]
+
+
+def spread(parts: Sequence[tuple[int, Part]], tasks: int) -> list[list[Part]]:
+    """Give parts to tasks so that all have about as much to do: the heaviest first, each to whom has least.
+
+    :param parts: parts with their weights.
+    :param tasks: the most tasks.
+    :returns: the parts of each task, in the order of the queue; no task is without one.
+    """
+    load = [(0, task) for task in range(min(tasks, len(parts)))]
+    given: list[list[Part]] = [[] for _ in load]
+    for weight, part in sorted(parts, key=lambda one: -one[0]):
+        least, task = heapq.heappop(load)
+        given[task].append(part)
+        heapq.heappush(load, (least + weight, task))
+    return [sorted(one, key=lambda part: (part.buckets.first, part.after is not None, part.after)) for one in given]
