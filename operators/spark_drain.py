@@ -48,7 +48,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmitOperator):
     :class:`~export_queue.operators.drain_task.DrainTask` has the arguments of every drain, and the meaning of success.
     Spark's Python must be able to import the exporter.
 
-    :param max_parallel: most ranges that are drained at once; by default as many as Spark has cores. (templated)
+    :param max_parallel: most tasks that drain at once; by default Spark's cores decide. (templated)
     :param spark_conn_id: connection of Spark, of the type ``spark``, whose host is the master, such as ``local[2]`` or
         ``spark://host:7077``. (templated)
     :param spark_home: folder of a virtual environment or of a Spark distribution with ``bin/spark-submit``; by default
