@@ -19,6 +19,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import DrainRequest, drain_as_requested
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.locks import holders
+from export_queue.core.printable import printable
 
 
 @app.command()
@@ -73,7 +74,7 @@ def drain(
                 report = drain_as_requested(opened, described, request, on_progress=on_progress)
         except KeyboardInterrupt as interruption:
             _tell_failure(opened, request, as_json=as_json)
-            print("\n".join(["stopped", *getattr(interruption, "__notes__", ())]), file=sys.stderr)
+            print("\n".join(["stopped", *map(printable, getattr(interruption, "__notes__", ()))]), file=sys.stderr)
             raise typer.Exit(status_of(interruption)) from None
         except ExportQueueError:
             _tell_failure(opened, request, as_json=as_json)

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import Annotated
 
 import orjson
 import typer
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show_one
+from export_queue.core.cli.console import (
+    AsJson,
+    BehindPooler,
+    Password,
+    Schema,
+    Url,
+    app,
+    open_store,
+    say,
+    show_log,
+    show_one,
+)
 from export_queue.core.cli.naming import named_sink
 from export_queue.core.cli.passwords import refuse_passwords
 from export_queue.core.cli.sink_options import NAMES, SinkName, SinkOptions, SinkSecrets, SinkText
 from export_queue.core.drain import readmit as take_anyway
 from export_queue.core.errors import InvalidArgument
+from export_queue.core.printable import printable
 from export_queue.core.sinks import PreparableSink, SinkSpec
 
 
@@ -35,8 +46,7 @@ def sweep(
     may still send; an operation with so low a sequence is stale in the sink from then on. The store must be the only
     one that feeds the sink.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("export_queue").setLevel(logging.INFO)  # not the root: clients log each request
+    show_log("export_queue")  # not all: clients log each request
     with contextlib.ExitStack() as stack:
         described = [
             stack.enter_context(named_sink(text, options=sink_option or (), secrets=sink_secret or ()))
@@ -45,7 +55,7 @@ def sweep(
         opened = stack.enter_context(open_store(store, password, schema, behind_pooler=behind_pooler))
         for sink in described:
             report = opened.sweep_sink(sink)
-            print(orjson.dumps(report.to_json()).decode() if as_json else report.line(), flush=True)
+            print(orjson.dumps(report.to_json()).decode() if as_json else printable(report.line()), flush=True)
 
 
 @app.command()
@@ -74,7 +84,7 @@ def readmit(
     if as_json:
         show_one({"queue": queue_id, "sink": described.name}, as_json=True)
     else:
-        print(f"{described.name} is admitted as it is; queue {queue_id} may be drained into it")
+        say(f"{described.name} is admitted as it is; queue {queue_id} may be drained into it")
 
 
 @app.command()
