@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
-from export_queue.core.references import has_password, import_object, is_reference, resolve_secret
+from export_queue.core.references import check_sink_name, has_password, import_object, is_reference, resolve_secret
 from export_queue.core.sinks.claims import FencedSink
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.protocol import Sink
@@ -79,8 +79,12 @@ class SinkSpec:
                 raise SinkConfigurationError(f"{option!r} of sink {self.kind} is given as an option and as a secret")
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "secrets", dict(self.secrets))
-        if not self.name:
+        if self.name == "":
             object.__setattr__(self, "name", _default_name(self))
+        try:
+            check_sink_name(self.name)
+        except InvalidArgument as error:
+            raise SinkConfigurationError(f"sink {self.kind}: {error.message}") from None
 
     @classmethod
     def from_dict(cls, found: object) -> SinkSpec:
@@ -94,7 +98,8 @@ class SinkSpec:
                 '"secrets": {"password": "env:NAME"}}, and perhaps a name'
             )
         options, secrets = found.get("options") or {}, found.get("secrets") or {}
-        return cls(found["kind"], options, secrets, name=found.get("name") or "")
+        name = found.get("name")
+        return cls(found["kind"], options, secrets, name="" if name is None else name)
 
     def leaves(self) -> tuple[SinkSpec, ...]:
         """Return the sinks that are written to: the parts of a composite one, else this one."""

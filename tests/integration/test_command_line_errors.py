@@ -63,6 +63,15 @@ def test_keys_are_shown_as_they_are_and_control_characters_as_escapes(url: str) 
     assert "\x1b" not in run_cli("why", "q", "\x1b[31mred", url=url)
 
 
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "redis://:hunter2@h"])
+def test_a_name_that_no_sink_can_have_is_refused(url: str, name: str, tmp_path: Path) -> None:
+    sink = f"sqlite:///{tmp_path}/o.db"
+    for command in (["readmit", "q", sink], ["drain", "q", "--sink", sink]):
+        complaint = run_cli(*command, "--sink-name", name, url=url, status=1)
+        assert "the name of a sink: expected" in complaint
+        assert "hunter2" not in complaint
+
+
 def test_reasons_of_dead_letters_reach_the_terminal_as_escapes(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,20 @@ def test_a_sink_is_named_after_its_target(spec, name):
     assert spec.name == name
 
 
+@pytest.mark.parametrize("name", [" ", "a\nb", "\x1b[31m", "redis://:hunter2@h", 5, ["a"], 0])
+def test_names_that_nobody_should_be_shown_are_refused(name):
+    with pytest.raises(SinkConfigurationError, match="name of a sink: expected") as refused:
+        SinkSpec("memory", name=name)
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(SinkConfigurationError):
+        SinkSpec.from_dict({"kind": "memory", "name": name})
+
+
+def test_a_name_that_is_made_of_a_target_is_checked_too():
+    with pytest.raises(SinkConfigurationError, match="control characters"):
+        SinkSpec("redis", {"host": "a\nb"})
+
+
 def test_own_sinks_with_other_options_have_other_names():
     names = {SinkSpec("my.module:Sink", {"folder": folder}).name for folder in "ab"}
     assert len(names) == 2
