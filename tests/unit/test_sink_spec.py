@@ -132,6 +132,44 @@ def test_a_description_of_no_sink_is_refused(build):
         build()
 
 
+@pytest.mark.parametrize(
+    ("kind", "option", "value", "expected"),
+    [
+        ("memory", "name", 5, "text"),
+        ("redis", "host", 5, "text"),
+        ("redis", "port", "6379", "a whole number"),
+        ("redis", "db", True, "a whole number"),
+        ("redis", "ssl", "no", "true or false"),
+        ("redis", "ssl_options", "ca.pem", "names and values"),
+        ("redis", "target", "list", "'string' or 'hash' or 'set'"),
+        ("redis", "target", ["hash"], "'string' or 'hash' or 'set'"),
+        ("redis", "shards", 1.5, "a whole number"),
+        ("redis", "socket_timeout", "soon", "a number"),
+        ("elasticsearch", "hosts", 5, "text, or a list of texts"),
+        ("elasticsearch", "hosts", ["http://a:9200", 5], "text, or a list of texts"),
+        ("elasticsearch", "create_indices", 0, "true or false"),
+        ("elasticsearch", "timeout", None, "a number"),
+        ("sql", "columns", 5, "a list of texts, or names and texts"),
+        ("sql", "columns", "total", "a list of texts, or names and texts"),
+        ("sql", "columns", {"total": 5}, "a list of texts, or names and texts"),
+        ("sql", "create_tables", "false", "true or false"),
+        ("sql", "timeout", [60], "a number"),
+        ("sql", "guard", 1, "'seq' or 'fence'"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_before_anything_is_reached(kind, option, value, expected):
+    required = {"url": "sqlite:////none/o.db"} if kind == "sql" else {}
+    with pytest.raises(SinkConfigurationError) as refused:
+        SinkSpec(kind, required | {option: value}).open()
+    assert str(refused.value).startswith(f"option {option!r} of sink {kind}: expected {expected}, found {value!r}")
+
+
+def test_options_of_right_types_are_taken():
+    redis = {"socket_timeout": 5, "shards": None, "ssl_options": {"ssl_check_hostname": False}, "target": "hash"}
+    SinkSpec("redis", redis | {"ssl": True}).open().close()
+    SinkSpec("elasticsearch", {"hosts": ["http://a:9200"], "timeout": 5}).open().close()
+
+
 def test_an_unknown_option_is_answered_with_the_known_ones():
     with pytest.raises(SinkConfigurationError, match="it takes: name"):
         SinkSpec("memory", {"nmae": "m"}).open()
