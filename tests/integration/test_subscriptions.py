@@ -582,6 +582,30 @@ def test_a_drain_of_a_removed_subscription_removes_nothing_any_more(airports: St
         claim(airports.database, reader, reader.units(), owner=Owner.unique(), lease_seconds=60)
 
 
+def test_the_sink_of_a_removed_namesake_is_told_of_until_something_was_drained(
+    airports: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = MemorySink()
+
+    def warned(sink_name: str) -> bool:
+        caplog.clear()
+        drain(airports, "airports/search", sink, sink_name=sink_name)
+        return "a subscription of this name" in caplog.text
+
+    add(airports, "a")
+    assert not warned("index")
+    airports.unsubscribe("airports", "search")
+    airports.subscribe("airports", "search")
+    assert warned("index")
+    assert warned("index"), "nothing was drained so far"
+    add(airports, "b")
+    assert warned("index")
+    assert not warned("index")
+    airports.unsubscribe("airports", "search")
+    airports.subscribe("airports", "search")
+    assert not warned("other")
+
+
 def test_reports_of_a_removed_namesake_are_not_those_of_the_new_one(airports: Store) -> None:
     add(airports, "a", exclusive=True)
     drain(airports, "airports/search", MemorySink(), sink_name="index")
