@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,6 +30,7 @@ DISTRIBUTION = "airflow-provider-export-queue"
 FAILED, WRONG_USE, TRY_AGAIN = 1, 2, 75
 """Exit statuses after an error: whether a repetition may help. 75 is EX_TEMPFAIL of sysexits.h."""
 
+_NO_ASCII = re.compile(r"[\x7f-\U0010ffff]")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 IDENTIFYING = frozenset({"queue", "subscription", "sink", "seq", "drain_id"})
@@ -131,7 +134,7 @@ def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str
     :param hide: names that the table leaves out; JSON has them all.
     """
     if as_json:
-        print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
+        print_json(rows, indented=True)
         return
     if not rows:
         print("nothing to show")
@@ -152,9 +155,20 @@ def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str
     console.print(table)
 
 
+def print_json(value: object, *, indented: bool = False) -> None:
+    """Print JSON; control characters beyond ASCII are escapes, too, which say the same to every program."""
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2 if indented else None).decode()
+    print(_NO_ASCII.sub(_escaped, text), flush=True)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    one = found[0]
+    return one if one.isprintable() else json.dumps(one)[1:-1].replace("\x7f", "\\u007f")
+
+
 def say(text: str) -> None:
     """Print a line that may hold what others have written."""
-    print(printable(text))
+    print(printable(text), flush=True)
 
 
 def show_log(name: str | None = None) -> None:
@@ -171,7 +185,7 @@ def show_log(name: str | None = None) -> None:
 def show_one(row: Mapping[str, Any], *, as_json: bool) -> None:
     """Print one thing: its names and values line by line, or a JSON object."""
     if as_json:
-        print(orjson.dumps(row, option=orjson.OPT_INDENT_2).decode())
+        print_json(row, indented=True)
         return
     width = max(map(len, row))
     for name, value in row.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import Annotated
 
-import orjson
 import typer
 
 from export_queue.core.cli.console import (
@@ -16,6 +15,7 @@ from export_queue.core.cli.console import (
     Url,
     app,
     open_store,
+    print_json,
     say,
     show_log,
     show_one,
@@ -25,7 +25,6 @@ from export_queue.core.cli.passwords import refuse_passwords
 from export_queue.core.cli.sink_options import NAMES, SinkName, SinkOptions, SinkSecrets, SinkText
 from export_queue.core.drain import readmit as take_anyway
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.printable import printable
 from export_queue.core.sinks import PreparableSink, SinkSpec
 
 
@@ -55,7 +54,10 @@ def sweep(
         opened = stack.enter_context(open_store(store, password, schema, behind_pooler=behind_pooler))
         for sink in described:
             report = opened.sweep_sink(sink)
-            print(orjson.dumps(report.to_json()).decode() if as_json else printable(report.line()), flush=True)
+            if as_json:
+                print_json(report.to_json())
+            else:
+                say(report.line())
 
 
 @app.command()
@@ -110,7 +112,7 @@ def ddl(
             statements = _statements(part, collections, run=run)
             rows.append({"sink": part.name, "statements": statements, "ran": run and bool(statements)})
     if as_json:
-        print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
+        print_json(rows, indented=True)
     else:
         print("\n".join(str(row["statements"]) for row in rows if row["statements"]), end="")
 

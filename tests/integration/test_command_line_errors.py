@@ -91,11 +91,19 @@ def test_reasons_of_dead_letters_reach_the_terminal_as_escapes(
     )
     (warning,) = [line for line in drained.stderr.splitlines() if "WARNING" in line]
     assert r"\x1b[2Jgone\n[bold]forged[/bold] \x9b31m" in warning
-    told = [drained.stdout, drained.stderr, *(run_cli(*one, url=url) for one in (["dead", "list", "q"], ["status"]))]
-    told += [run_cli("dead", "show", "q", "--key", "\x1b]0;owned", url=url), run_cli("peek", "q", url=url)]
+    told = [drained.stdout, drained.stderr, run_cli("dead", "list", "q", url=url)]
     assert not any(one in text for text in told for one in ("\x1b", "\x9b"))
-    dropped = run_cli("dead", "drop", "q", "--key", "\x1b]0;owned", "--who", "eve\x1b[2J", url=url)
-    assert "\x1b" not in dropped
+
+
+def test_json_has_control_characters_as_escapes_and_says_the_same(url: str) -> None:
+    hostile = "\x1b[31m \x7f \x9b31m \u202eabc é € \U0001f600 \U000e0001"
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("q").add(hostile, 1)
+    told = run_cli("peek", "q", "--json", url=url)
+    assert not [one for one in told if not one.isprintable() and one != "\n"]
+    assert "é € \U0001f600" in told
+    assert json.loads(told)[0]["key"] == hostile
+    assert json.loads(run_cli("why", "q", hostile, "--json", url=url))["key"] == hostile
 
 
 def test_warnings_of_commands_without_a_log_are_escaped(url: str) -> None:
