@@ -142,3 +142,16 @@ def has_password(text: str) -> bool:
     port = host.partition(":")[2]
     broken = bool(port) and not port.isdigit() and not host.startswith("[") and "@" in rest
     return broken or bool(_SECRET_IN_QUERY.search(text))
+
+
+def check_sink_name(name: object) -> None:
+    """Check the name of a sink, which reports and errors show to everybody.
+
+    :raises InvalidArgument: it is no text, or one that is not to be shown.
+    """
+    if not isinstance(name, str):
+        raise InvalidArgument(f"the name of a sink: expected text, found {type(name).__name__}")
+    if has_password(name):
+        raise InvalidArgument("the name of a sink: expected one without a password (what was found is not shown)")
+    if not name.strip() or not name.isprintable():
+        raise InvalidArgument(f"the name of a sink: expected text without control characters, found {name!r}")

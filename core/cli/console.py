@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import logging
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,20 +17,41 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from export_queue.core.cli.naming import open_named_store
 from export_queue.core.cli.passwords import refuse_passwords
+from export_queue.core.cli.stopping import status_of
 from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError, InvalidArgument
+from export_queue.core.printable import PrintableLines, printable
 
 DISTRIBUTION = "airflow-provider-export-queue"
 FAILED, WRONG_USE, TRY_AGAIN = 1, 2, 75
 """Exit statuses after an error: whether a repetition may help. 75 is EX_TEMPFAIL of sysexits.h."""
 
+_NO_ASCII = re.compile(r"[\x7f-\U0010ffff]")
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
 IDENTIFYING = frozenset({"queue", "subscription", "sink", "seq", "drain_id"})
 """Columns that a narrow terminal does not break."""
 
-app = typer.Typer(no_args_is_help=True, help="Set a store of export queues up, look at it, and drain its queues.")
+
+class _Program(TyperGroup):
+    """The commands; Ctrl-C in one of them is told in one line, which Typer would not do."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interruption:
+            print("stopped", file=sys.stderr)
+            raise typer.Exit(status_of(interruption)) from None
+
+
+app = typer.Typer(
+    cls=_Program, no_args_is_help=True, help="Set a store of export queues up, look at it, and drain its queues."
+)
 
 Url = Annotated[
     str,
@@ -69,6 +93,8 @@ def _program(
 
 def main() -> None:
     """Run the command line; an error of this library ends it with one message, and with status 1 or 75."""
+    if logging.lastResort is not None:  # the handler of warnings where a command shows no log
+        logging.lastResort.setFormatter(PrintableLines())
     try:
         _refuse_halves(sys.argv)
         try:
@@ -108,7 +134,7 @@ def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str
     :param hide: names that the table leaves out; JSON has them all.
     """
     if as_json:
-        print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
+        print_json(rows, indented=True)
         return
     if not rows:
         print("nothing to show")
@@ -129,17 +155,37 @@ def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str
     console.print(table)
 
 
-def printable(value: object) -> str:
-    """Show a value as text, its control characters as escapes: a terminal would obey them."""
-    if value is None:
-        return ""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(value))
+def print_json(value: object, *, indented: bool = False) -> None:
+    """Print JSON; control characters beyond ASCII are escapes, too, which say the same to every program."""
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2 if indented else None).decode()
+    print(_NO_ASCII.sub(_escaped, text), flush=True)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    one = found[0]
+    return one if one.isprintable() else json.dumps(one)[1:-1].replace("\x7f", "\\u007f")
+
+
+def say(text: str) -> None:
+    """Print a line that may hold what others have written."""
+    print(printable(text), flush=True)
+
+
+def show_log(name: str | None = None) -> None:
+    """Show log lines on the standard error from now on.
+
+    :param name: of the loggers whose lines are shown from INFO on; by default all.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableLines(LOG_FORMAT))
+    logging.basicConfig(handlers=[handler])
+    logging.getLogger(name).setLevel(logging.INFO)
 
 
 def show_one(row: Mapping[str, Any], *, as_json: bool) -> None:
     """Print one thing: its names and values line by line, or a JSON object."""
     if as_json:
-        print(orjson.dumps(row, option=orjson.OPT_INDENT_2).decode())
+        print_json(row, indented=True)
         return
     width = max(map(len, row))
     for name, value in row.items():

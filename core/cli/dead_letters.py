@@ -15,13 +15,13 @@ from export_queue.core.cli.console import (
     app,
     bytes_of_hex,
     open_store,
-    printable,
     show,
     text_of_bytes,
     utc_time,
 )
 from export_queue.core.cli.queues import QueueId
 from export_queue.core.errors import InvalidArgument
+from export_queue.core.printable import printable
 from export_queue.core.queue import ALL_DEAD_LETTERS, DeadLetter, DeadLetterFilter
 
 dead = typer.Typer(no_args_is_help=True, help="Entries that drains set aside: see why, send them again, or drop them.")

@@ -6,10 +6,21 @@ import sys
 import uuid
 from typing import Annotated, Literal
 
-import orjson
 import typer
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show, utc_time
+from export_queue.core.cli.console import (
+    AsJson,
+    BehindPooler,
+    Password,
+    Schema,
+    Url,
+    app,
+    open_store,
+    print_json,
+    say,
+    show,
+    utc_time,
+)
 from export_queue.core.cli.loading import search_current_folder
 from export_queue.core.cli.naming import named_sink
 from export_queue.core.cli.progress import shown_progress
@@ -19,6 +30,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import DrainRequest, drain_as_requested
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.locks import holders
+from export_queue.core.printable import printable
 
 
 @app.command()
@@ -73,12 +85,15 @@ def drain(
                 report = drain_as_requested(opened, described, request, on_progress=on_progress)
         except KeyboardInterrupt as interruption:
             _tell_failure(opened, request, as_json=as_json)
-            print("\n".join(["stopped", *getattr(interruption, "__notes__", ())]), file=sys.stderr)
+            print("\n".join(["stopped", *map(printable, getattr(interruption, "__notes__", ()))]), file=sys.stderr)
             raise typer.Exit(status_of(interruption)) from None
         except ExportQueueError:
             _tell_failure(opened, request, as_json=as_json)
             raise
-    print(orjson.dumps(report.to_dict()).decode() if as_json else report.line(), flush=True)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        say(report.line())
 
 
 def _tell_failure(store: Store, request: DrainRequest, *, as_json: bool) -> None:
@@ -90,7 +105,7 @@ def _tell_failure(store: Store, request: DrainRequest, *, as_json: bool) -> None
     except ExportQueueError:  # the drain's own error is told
         return
     for report in found:
-        print(orjson.dumps(report).decode(), flush=True)
+        print_json(report)
 
 
 def _range(text: str) -> list[int]:

@@ -15,7 +15,6 @@ from export_queue.core.cli.console import (
     app,
     bytes_of_hex,
     open_store,
-    printable,
     seq_time,
     show,
     show_one,
@@ -26,6 +25,7 @@ from export_queue.core.cli.queues import QueueId
 from export_queue.core.client import Store
 from export_queue.core.drain import FinishedDrain, KeyStory
 from export_queue.core.errors import CodecError, InvalidArgument
+from export_queue.core.printable import printable
 from export_queue.core.queue import DeadLetter, QueuedEntry
 
 KeyHex = Annotated[str | None, typer.Option(help="a key that is not text, as hexadecimal digits")]

@@ -6,10 +6,9 @@ import sys
 from dataclasses import asdict
 from typing import Annotated
 
-import orjson
 import typer
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store
+from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, print_json, say
 from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.maintenance import MaintenanceReport, read_metrics, render
 from export_queue.core.maintenance import maintain as clean_up
@@ -46,7 +45,10 @@ def maintain(
                 keep_reports=keep_reports * DAY,
             )
             reports.append(report)
-            print(orjson.dumps(report.to_json()).decode() if as_json else report.line(), flush=True)
+            if as_json:
+                print_json(report.to_json())
+            else:
+                say(report.line())
 
 
 @app.command()
@@ -62,6 +64,6 @@ def metrics(
         _ = opened.identity
         found = read_metrics(opened.database)
     if as_json:
-        print(orjson.dumps([asdict(metric) for metric in found], option=orjson.OPT_INDENT_2).decode())
+        print_json([asdict(metric) for metric in found], indented=True)
     else:
         sys.stdout.write(render(found))

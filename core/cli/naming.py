@@ -30,7 +30,7 @@ from sqlalchemy.exc import ArgumentError
 from export_queue.core.cli.loading import search_current_folder
 from export_queue.core.client import DEFAULT_SCHEMA, Store
 from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
-from export_queue.core.references import import_object, resolve_secret
+from export_queue.core.references import check_sink_name, import_object, resolve_secret
 from export_queue.core.sinks import SinkSpec, is_kind
 
 SINK_PASSWORD = "EXPORT_QUEUE_SINK_PASSWORD"
@@ -71,9 +71,11 @@ def named_sink(
     :param options: ``name=value``, options that the text does not give; a value is JSON where it can be, else text.
     :param secrets: ``name=reference``.
     :param name: what a queue is bound to.
-    :raises InvalidArgument: the text names no sink.
+    :raises InvalidArgument: the text names no sink, or no sink can have the name.
     :raises SinkConfigurationError: the description fits no sink.
     """
+    if name is not None:
+        check_sink_name(name)
     chosen = {option: _value(value) for option, value in map(_pair, options)}
     references = dict(map(_pair, secrets))
     named = _followed(text, "--sink")

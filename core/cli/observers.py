@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from export_queue.core.cli.console import BehindPooler, Password, Schema, Url, app, open_store
+from export_queue.core.cli.console import BehindPooler, Password, Schema, Url, app, open_store, show_log
 from export_queue.core.cli.loading import load_function
 from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.errors import InvalidArgument
@@ -37,7 +37,7 @@ def observe(
 
     The module is looked for in the current folder too. Several such processes share the work.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    show_log()
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened, StopSignals() as signals:
         register = load_function(target)
         try:

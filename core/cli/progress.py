@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from export_queue.core.cli.console import printable
+from export_queue.core.cli.console import LOG_FORMAT
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainRequest, Progress
+from export_queue.core.printable import PrintableLines, printable
 
 _log = logging.getLogger("export_queue")
 
@@ -76,7 +77,7 @@ class _Above(logging.Handler):
 @contextlib.contextmanager
 def _lines(handler: logging.Handler) -> Iterator[None]:
     """Let this library's lines, and nobody else's, go to a handler."""
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(PrintableLines(LOG_FORMAT))
     level = _log.level
     _log.addHandler(handler)
     _log.setLevel(logging.INFO)

@@ -155,11 +155,12 @@ def unsubscribe(
     discard: Annotated[
         bool, typer.Option("--discard", help="give up its waiting entries and its dead letters")
     ] = False,
+    who: Annotated[str | None, typer.Option(help="name for the record of a discard; by default user and host")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Take a reader from a queue for good; what it has in its sink stays there."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        opened.unsubscribe(queue_id, name, discard=discard)
+        opened.unsubscribe(queue_id, name, discard=discard, who=who)
         left = [reader.id for reader in opened.subscriptions(queue_id)]
     show_one({"queue": queue_id, "unsubscribed": name, "subscriptions": left}, as_json=as_json)
 

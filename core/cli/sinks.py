@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import Annotated
 
-import orjson
 import typer
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show_one
+from export_queue.core.cli.console import (
+    AsJson,
+    BehindPooler,
+    Password,
+    Schema,
+    Url,
+    app,
+    open_store,
+    print_json,
+    say,
+    show_log,
+    show_one,
+)
 from export_queue.core.cli.naming import named_sink
 from export_queue.core.cli.passwords import refuse_passwords
 from export_queue.core.cli.sink_options import NAMES, SinkName, SinkOptions, SinkSecrets, SinkText
@@ -35,8 +45,7 @@ def sweep(
     may still send; an operation with so low a sequence is stale in the sink from then on. The store must be the only
     one that feeds the sink.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("export_queue").setLevel(logging.INFO)  # not the root: clients log each request
+    show_log("export_queue")  # not all: clients log each request
     with contextlib.ExitStack() as stack:
         described = [
             stack.enter_context(named_sink(text, options=sink_option or (), secrets=sink_secret or ()))
@@ -45,7 +54,10 @@ def sweep(
         opened = stack.enter_context(open_store(store, password, schema, behind_pooler=behind_pooler))
         for sink in described:
             report = opened.sweep_sink(sink)
-            print(orjson.dumps(report.to_json()).decode() if as_json else report.line(), flush=True)
+            if as_json:
+                print_json(report.to_json())
+            else:
+                say(report.line())
 
 
 @app.command()
@@ -74,7 +86,7 @@ def readmit(
     if as_json:
         show_one({"queue": queue_id, "sink": described.name}, as_json=True)
     else:
-        print(f"{described.name} is admitted as it is; queue {queue_id} may be drained into it")
+        say(f"{described.name} is admitted as it is; queue {queue_id} may be drained into it")
 
 
 @app.command()
@@ -100,7 +112,7 @@ def ddl(
             statements = _statements(part, collections, run=run)
             rows.append({"sink": part.name, "statements": statements, "ran": run and bool(statements)})
     if as_json:
-        print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
+        print_json(rows, indented=True)
     else:
         print("\n".join(str(row["statements"]) for row in rows if row["statements"]), end="")
 

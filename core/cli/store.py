@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show_one
+from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, say, show_one
 
 
 @app.command()
@@ -30,7 +30,7 @@ def adopt(
         if as_json:
             show_one({"store": opened.id}, as_json=True)
         else:
-            print(f"store {opened.id} lives here now")
+            say(f"store {opened.id} lives here now")
 
 
 @app.command()
@@ -52,7 +52,7 @@ def backup(
         if as_json:
             show_one({"store": opened.id, "file": str(target), "bytes": size}, as_json=True)
         else:
-            print(f"store {opened.id} is copied to {target}: {size} bytes")
+            say(f"store {opened.id} is copied to {target}: {size} bytes")
 
 
 def _telling(seconds: float) -> Callable[[int, int], None]:
@@ -83,4 +83,4 @@ def init(
         if as_json:
             show_one({"store": opened.id, "url": opened.url_safe, "schema_version": version}, as_json=True)
         else:
-            print(f"store {opened.id} is ready in {opened.url_safe} (schema version {version})")
+            say(f"store {opened.id} is ready in {opened.url_safe} (schema version {version})")

@@ -39,11 +39,15 @@ class DeadLetters:
         store.dead_letters.list("orders", DeadLetterFilter(error_class="ValueError"))
 
     :param database: the store.
-    :param find_queue: reads a queue's options.
+    :param find_reader: reads the options of a queue, or of a subscription, in which entries wait.
+    :param find_queue: reads the options of any queue or subscription.
     """
 
-    def __init__(self, database: Database, find_queue: Callable[[str], Queue]) -> None:
+    def __init__(
+        self, database: Database, find_reader: Callable[[str], Queue], find_queue: Callable[[str], Queue]
+    ) -> None:
         self._database = database
+        self._find_reader = find_reader
         self._find_queue = find_queue
 
     def list(
@@ -62,13 +66,13 @@ class DeadLetters:
         :param limit: most letters of the page.
         :param values: whether the entries' values are read too.
         """
-        queue = self._find_queue(queue_id)
+        queue = self._find_reader(queue_id)
         with self._database.read() as work:
             return list_dead_letters(work, queue, which, after=after, limit=limit, values=values)
 
     def count(self, queue_id: str, which: DeadLetterFilter = ALL_DEAD_LETTERS) -> int:
         """Count a queue's dead letters."""
-        queue = self._find_queue(queue_id)
+        queue = self._find_reader(queue_id)
         with self._database.read() as work:
             return count_dead_letters(work, queue, which)
 
@@ -92,7 +96,7 @@ class DeadLetters:
         :returns: how many went back.
         :raises LockNotAvailable: drains were at work all the time.
         """
-        queue, who = self._find_queue(queue_id), who or _user_at_host()
+        queue, who = self._find_reader(queue_id), who or user_at_host()
         moved = retry_dead_letters(self._database, queue, which, who=who, limit=limit, lock_timeout=lock_timeout)
         log.info("%s put %d dead letters of %s back into the queue: %s", who, moved, queue_id, which.shown() or "any")
         return moved
@@ -114,20 +118,24 @@ class DeadLetters:
         :param who: name for the audit; by default user and host of this process.
         :returns: how many are gone.
         """
-        queue, who = self._find_queue(queue_id), who or _user_at_host()
+        queue, who = self._find_reader(queue_id), who or user_at_host()
         with self._database.begin() as work:
             dropped = drop_dead_letters(work, queue, which, who=who, limit=limit)
         log.warning("%s dropped %d dead letters of %s: %s", who, dropped, queue_id, which.shown() or "any")
         return dropped
 
     def audit(self, queue_id: str, *, limit: int = 100) -> Audit:
-        """Read the retries and drops of a queue's dead letters, newest first."""
+        """Read the retries and drops of a queue's dead letters, newest first.
+
+        Subscriptions that were given up with what waited for them are acts on their queue.
+        """
         queue = self._find_queue(queue_id)
         with self._database.read() as work:
             return dead_letter_audit(work, queue, limit=limit)
 
 
-def _user_at_host() -> str:
+def user_at_host() -> str:
+    """Name who does something, for the audit."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # the user of a container may have no name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -12,7 +13,7 @@ from uuid import UUID
 
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.client.context import FirstLoad, TransactionContext
-from export_queue.core.client.dead_letters import DeadLetters
+from export_queue.core.client.dead_letters import DeadLetters, user_at_host
 from export_queue.core.drain import KeyStory, why
 from export_queue.core.errors import AlreadyCommitted, InvalidArgument, StoreError, TransactionError
 from export_queue.core.maintenance import (
@@ -70,6 +71,8 @@ from export_queue.core.transactions import (
     take_snapshot,
 )
 
+log = logging.getLogger("export_queue.store")
+
 Result = TypeVar("Result")
 
 DEFAULT_SCHEMA = "export_queue"
@@ -93,7 +96,7 @@ class Store:
     def __init__(self, database: Database) -> None:
         self.database = database
         self._catalogue = Catalogue(database)
-        self.dead_letters = DeadLetters(database, self._reader)
+        self.dead_letters = DeadLetters(database, self._reader, self.queue)
         """Entries that drains set aside: ``list``, ``count``, ``retry``, ``drop`` and ``audit``."""
         self._observers = Observers(database, self._context)
 
@@ -421,18 +424,23 @@ class Store:
         _ = self.identity
         return subscribe(self.database, queue_id, name)
 
-    def unsubscribe(self, queue_id: str, name: str, *, discard: bool = False) -> None:
+    def unsubscribe(self, queue_id: str, name: str, *, discard: bool = False, who: str | None = None) -> None:
         """Take a reader from a queue for good; what it has in its sink stays there.
 
         :param queue_id: the queue.
         :param name: the subscription's.
-        :param discard: whether its waiting entries and its dead letters are given up.
+        :param discard: whether its waiting entries and its dead letters are given up; if there are any, the act stays
+            in the store (:meth:`DeadLetters.audit` of the queue) and in the log.
+        :param who: name for the audit; by default user and host of this process.
         :raises EntriesWait: some wait; the error counts them.
         :raises InvalidArgument: it is the queue's last one.
         :raises QueueBusy: transactions that add to the queue were in progress for ten seconds.
         """
         _ = self.identity
-        unsubscribe(self.database, queue_id, name, discard=discard)
+        who = who or user_at_host()
+        dead = unsubscribe(self.database, queue_id, name, discard=discard, who=who)
+        if dead is not None:
+            log.warning("%s gave up subscription %s/%s, its entries and %d dead letters", who, queue_id, name, dead)
 
     def subscriptions(self, queue_id: str) -> list[Queue]:
         """Read the subscriptions of a queue, by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,7 +14,11 @@ from export_queue.core.queue import Queue, find_reader
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
 from export_queue.core.store import Database, queries
 
+log = logging.getLogger("export_queue.drain")
+
 _ADMISSIONS = 10
+_REPORTS = 100
+"""Reports of removed subscriptions of a name that are looked at."""
 
 
 class StoreHandle(Protocol):
@@ -66,6 +71,21 @@ def note_fence(database: Database, queue: Queue, sink_name: str, fence: int) -> 
     """Note in the store that a sink has kept a fence: a sink that shows a lower one later has lost data since."""
     with database.begin() as work:
         queries.sinks.note_fence(work, queue.number, sink_name, fence)
+
+
+def warn_of_namesake(database: Database, queue: Queue, sink_name: str) -> None:
+    """Say in the log that a sink may have records of a removed namesake, until the subscription has drained entries."""
+    if queue.parent is None:  # only subscriptions can be removed
+        return
+    with database.read() as work:
+        known = queries.reports.sinks_of_namesakes(work, queue.id, queue.number, limit=_REPORTS)
+    if sink_name in known:
+        log.warning(
+            "%s: a subscription of this name, since removed, drained into %s: records that were deleted meanwhile "
+            "stay there for ever, unless the sink or its collections were emptied",
+            queue.id,
+            sink_name,
+        )
 
 
 def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink | FencedSink) -> None:

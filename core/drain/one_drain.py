@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from export_queue.core.drain.admission import StoreHandle, admit, note_fence
+from export_queue.core.drain.admission import StoreHandle, admit, note_fence, warn_of_namesake
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.fenced import in_progress, not_settled_error, refuse_dead_letters
 from export_queue.core.drain.leases import LeaseKeeper
@@ -257,6 +257,7 @@ class _Course:
         self._show(engine, queue)
         if queue.sink is None:
             self._bind(queue)
+        warn_of_namesake(self.database, queue, self.request.sink_name)
         if engine.is_fenced:
             refuse_dead_letters(self.database, queue)
 

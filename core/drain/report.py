@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from export_queue.core import errors
 from export_queue.core.errors import DrainError, ExportQueueError, text_of
+from export_queue.core.printable import printable
 from export_queue.core.queue import Range, join_ranges
 from export_queue.core.retry import is_transient
 
@@ -169,6 +170,9 @@ class DrainReport(Counts):
 
     def line(self) -> str:
         """Say it in one line, for the log."""
+        return printable(self._line())
+
+    def _line(self) -> str:
         text = (
             f"{self.queue} {_ranges_text(self.ranges + self.skipped)} → {self.sink}: "
             f"{grouped(self.read)} read = {grouped(self.acknowledged)} acknowledged + {grouped(self.dead)} dead "
@@ -194,7 +198,7 @@ class DrainReport(Counts):
                 f"{self.queue}: the first load is missing: the sink lacks what was committed before the subscription; "
                 f"store.first_load({self.queue!r}) makes it, store.waive_first_load({self.queue!r}) ends this warning"
             )
-        return found
+        return list(map(printable, found))
 
 
 def _ranges_text(ranges: Sequence[Range]) -> str:

@@ -12,7 +12,8 @@ from export_queue.core.arguments import number, parse_ranges, whole_number
 from export_queue.core.drain.transient import DRAIN_RETRY
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import Owner
-from export_queue.core.queue import Range, as_range, check_sink_name
+from export_queue.core.queue import Range, as_range
+from export_queue.core.references import check_sink_name
 from export_queue.core.retry import Retry
 
 IfLocked = Literal["wait", "skip", "fail"]

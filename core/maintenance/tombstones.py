@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.references import check_sink_name
 from export_queue.core.sinks import Sink, SinkSpec, SweepableSink, opened_sink
 from export_queue.core.store import Database, queries
 
@@ -76,19 +77,22 @@ def sweep_sink(database: Database, store_id: str, sink: SinkSpec | Sink, *, sink
     :param store_id: identity of the store, which must be the only one that feeds the sink.
     :param sink: a description of the sink, or an open one, which stays open.
     :param sink_name: for the report; by default the name in the description, or the class of an open sink.
+    :raises InvalidArgument: no sink can have the name.
     :raises SinkConfigurationError: the sink has no method ``sweep``, or none of its parts has.
     :raises SinkBelongsToAnother: another store feeds the sink, too.
     :raises SinkError: the sink does not answer, or refuses; sweeping again goes on.
     """
-    name = sink_name or (sink.name if isinstance(sink, SinkSpec) else type(sink).__name__)
+    if sink_name is None:
+        sink_name = sink.name if isinstance(sink, SinkSpec) else type(sink).__name__
+    check_sink_name(sink_name)
     begun = time.monotonic()
     with opened_sink(sink) as opened:
         if not isinstance(opened, SweepableSink):
             raise SinkConfigurationError(
-                f"sink {name} has no method sweep: it keeps its tombstones",
+                f"sink {sink_name} has no method sweep: it keeps its tombstones",
                 hint="a sink of your own may have one: see export_queue.SweepableSink",
             )
         safe = safe_floor(database)
         removed = opened.sweep(store_id=store_id, floor=safe.floor)
     seconds = round(time.monotonic() - begun, 3)
-    return SinkSweep(sink=name, floor=safe.floor, held_by=safe.held_by, removed=removed, seconds=seconds)
+    return SinkSweep(sink=sink_name, floor=safe.floor, held_by=safe.held_by, removed=removed, seconds=seconds)

@@ -19,7 +19,6 @@ from export_queue.core.queue.dead_letters import (
 from export_queue.core.queue.options import (
     Queue,
     bind_sink,
-    check_sink_name,
     configure_queue,
     find_queue,
     find_reader,
@@ -68,7 +67,6 @@ __all__ = [
     "bucket",
     "buckets_of",
     "check_limit",
-    "check_sink_name",
     "configure_queue",
     "count_dead_letters",
     "dead_letter",

@@ -87,15 +87,15 @@ class DeadLetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """A retry or a drop of dead letters; the record stays in the store."""
+    """A retry or a drop of dead letters, or a subscription given up with them; the record stays in the store."""
 
     act: str
-    """``retry`` or ``drop``."""
+    """``retry``, ``drop`` or ``unsubscribe``."""
     who: str
     letters: int
     """How many."""
     selection: str
-    """The filter, as JSON."""
+    """The filter, as JSON; of an ``unsubscribe`` the subscription, and how many entries waited as the call began."""
     at_ms: int
 
 
@@ -204,7 +204,7 @@ def drop_dead_letters(work: Work, queue: Queue, which: DeadLetterFilter, *, who:
 
 
 def dead_letter_audit(work: Reading, queue: Queue, *, limit: int = 100) -> list[AuditRecord]:
-    """Read the retries and drops of a queue's dead letters, newest first."""
+    """Read the acts on a queue's dead letters, newest first; of a queue, also the subscriptions that were given up."""
     return [
         AuditRecord(row["act"], row["who"], row["letters"], row["selection"], row["at_ms"])
         for row in queries.dead_letters.select_audit(work, queue.id, limit=limit)

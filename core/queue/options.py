@@ -16,7 +16,7 @@ from export_queue.core.errors import (
     UnknownQueue,
 )
 from export_queue.core.queue.buckets import Range, split, units_of
-from export_queue.core.references import has_password
+from export_queue.core.references import check_sink_name
 from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.tables import check_name
 
@@ -319,14 +319,6 @@ def readers_of(work: Reading, queue: Queue) -> list[Queue]:
 def list_queues(work: Reading) -> list[Queue]:
     """Read all queues and subscriptions, by name."""
     return [_queue(row) for row in queries.queues.queue_rows(work)]
-
-
-def check_sink_name(name: str) -> None:
-    """Check what reports and errors show to everybody."""
-    if has_password(name):
-        raise InvalidArgument("the name of a sink: expected one without a password (what was found is not shown)")
-    if not name.strip() or not name.isprintable():
-        raise InvalidArgument(f"the name of a sink: expected text without control characters, found {name!r}")
 
 
 def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> None:

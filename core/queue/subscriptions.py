@@ -8,6 +8,7 @@ its start.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from export_queue.core.errors import EntriesWait, InvalidArgument, QueueBusy, UnknownQueue
@@ -62,14 +63,16 @@ def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PA
 
 
 def unsubscribe(
-    database: Database, queue_id: str, name: str, *, discard: bool = False, retry: Retry = PATIENCE
-) -> None:
+    database: Database, queue_id: str, name: str, *, discard: bool = False, who: str = "", retry: Retry = PATIENCE
+) -> int | None:
     """Take a reader from a queue for good; its records in a sink stay there. Its rows are deleted by clean-up.
 
     :param queue_id: the queue.
     :param name: the subscription's.
-    :param discard: whether its waiting entries and its dead letters are given up.
+    :param discard: whether its waiting entries and its dead letters are given up; what is given up is recorded.
+    :param who: name for the audit; needed with ``discard``.
     :param retry: how long transactions that add to the queue are waited for.
+    :returns: how many dead letters were given up; None if nothing waited at all.
     :raises UnknownQueue: the queue has no such subscription.
     :raises EntriesWait: entries or dead letters wait, which the error counts.
     :raises InvalidArgument: it is the queue's last one: what is added would reach nobody.
@@ -78,16 +81,21 @@ def unsubscribe(
     queue = _find_parent(database, queue_id)
 
     with database.read() as work:
-        _removable(work, queue, name)
+        doomed = _removable(work, queue, name)
+    act = _begin_discard(database, doomed, who) if discard else None
+    given_up: int | None = None
 
     def change(work: Work) -> bool:
+        nonlocal given_up
         reader = _removable(work, queue, name)
         # In the order of claims. No drain sets anything aside any more, and what one has just set aside is seen.
         queries.readers.hold(work, reader.number)
         queries.readers.hold_locks(work, reader.number)
         _shut_out_commits(work, queue)
-        if not discard and queries.readers.has_rows(work, reader.number):
+        waits = queries.readers.has_rows(work, reader.number)
+        if waits and act is None:
             return False
+        given_up = act.record(work, queue, reader) if waits and act is not None else None
         queries.readers.remove(work, reader.number, reader.id)
         return True
 
@@ -99,6 +107,41 @@ def unsubscribe(
             hint="drain it and retry or drop its dead letters, or give them up: "
             f"store.unsubscribe({queue_id!r}, {name!r}, discard=True)",
         )
+    return given_up
+
+
+@dataclass(frozen=True, slots=True)
+class _Discard:
+    """What the record of a discard needs that must not be asked for while commits are shut out."""
+
+    number: int
+    """The record's. Where ids come from a clock, its row may be held by a commit that waits for the readers."""
+    entries: int
+    """How many wait: to count millions takes long."""
+    who: str
+
+    def record(self, work: Work, queue: Queue, reader: Queue) -> int:
+        letters = queries.dead_letters.count_dead(work, reader.number, {})
+        queries.dead_letters.record_audit(
+            work,
+            queue_id=queue.id,
+            act="unsubscribe",
+            who=self.who,
+            letters=letters,
+            selection={"subscription": reader.name, "entries": self.entries},
+            number=self.number,
+        )
+        return letters
+
+
+def _begin_discard(database: Database, reader: Queue, who: str) -> _Discard:
+    if not who:
+        raise InvalidArgument("who: expected a name for the audit, found nothing")
+    with database.begin() as work:
+        number = database.dialect.draw(work.connection)
+    with database.read() as work:
+        entries, _, _ = queries.readers.count_rows(work, reader.number, locked_at=work.now())
+    return _Discard(number, entries, who)
 
 
 def subscriptions(work: Reading, queue_id: str) -> list[Queue]:

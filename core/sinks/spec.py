@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any, cast
 
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
-from export_queue.core.references import has_password, import_object, is_reference, resolve_secret
+from export_queue.core.references import check_sink_name, has_password, import_object, is_reference, resolve_secret
 from export_queue.core.sinks.claims import FencedSink
 from export_queue.core.sinks.composite import CompositeSink
+from export_queue.core.sinks.option_types import check_options
 from export_queue.core.sinks.protocol import Sink
 
 _BUILT_IN = {
@@ -79,8 +80,12 @@ class SinkSpec:
                 raise SinkConfigurationError(f"{option!r} of sink {self.kind} is given as an option and as a secret")
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "secrets", dict(self.secrets))
-        if not self.name:
+        if self.name == "":
             object.__setattr__(self, "name", _default_name(self))
+        try:
+            check_sink_name(self.name)
+        except InvalidArgument as error:
+            raise SinkConfigurationError(f"sink {self.kind}: {error.message}") from None
 
     @classmethod
     def from_dict(cls, found: object) -> SinkSpec:
@@ -94,7 +99,8 @@ class SinkSpec:
                 '"secrets": {"password": "env:NAME"}}, and perhaps a name'
             )
         options, secrets = found.get("options") or {}, found.get("secrets") or {}
-        return cls(found["kind"], options, secrets, name=found.get("name") or "")
+        name = found.get("name")
+        return cls(found["kind"], options, secrets, name="" if name is None else name)
 
     def leaves(self) -> tuple[SinkSpec, ...]:
         """Return the sinks that are written to: the parts of a composite one, else this one."""
@@ -212,6 +218,8 @@ def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Si
     except TypeError as error:
         known = ", ".join(signature.parameters)
         raise SinkConfigurationError(f"sink {spec.kind}: {error}; it takes: {known}") from None
+    if spec.kind in _BUILT_IN:
+        check_options(factory, spec.options, kind=spec.kind)
     sink = factory(**arguments)
     is_fenced = getattr(getattr(sink, "capabilities", None), "fenced", False)
     parts = ("capabilities", "admit", *(("claim", "under") if is_fenced else ("apply",)), "close")
@@ -254,7 +262,7 @@ def _default_name(spec: SinkSpec) -> str:
         return target + (f" as {options['key']}" if "key" in options else "")
     if spec.kind == "elasticsearch":
         hosts = options.get("hosts") or "http://localhost:9200"
-        target = hosts if isinstance(hosts, str) else ",".join(map(str, hosts))
+        target = ",".join(map(str, hosts)) if isinstance(hosts, list) else str(hosts)
         return target + (f" as {options['index']}" if "index" in options else "")
     if spec.kind == "sql":
         target = str(options.get("url") or spec.secrets.get("url", "sql"))

@@ -219,7 +219,7 @@ dead_letter_audit = _table(
     "xq_dead_letter_audit",
     _id("id", primary_key=True),
     _text("queue"),
-    _text("act"),  # 'retry' or 'drop'
+    _text("act"),  # 'retry', 'drop' or 'unsubscribe'
     _text("who"),
     _int("letters"),
     _text("selection"),

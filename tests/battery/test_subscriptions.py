@@ -195,7 +195,7 @@ class Readers:
             name = self.generator.choice(sorted(self.names))
             brought = self.look()
             report = drain_into_file(self.store, self.folder, name, self.names[name], if_locked="skip")
-            unsubscribe(self.store.database, "airports", name, discard=True, retry=EAGER)
+            unsubscribe(self.store.database, "airports", name, discard=True, who="eve", retry=EAGER)
             self.brought[self.names.pop(name)] = frozenset() if report.skipped else brought
 
     def look(self) -> Look:

@@ -14,6 +14,7 @@ from tests.support.command_line import run_cli
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument
 
+PROGRAM = [sys.executable, "-c", "from export_queue.core.cli import main; main()"]
 HOSTILE = ["[/]", "[bold]order-1[/bold]", "a\nb", "\x1b[31mred", "nul\0"]
 
 
@@ -60,6 +61,61 @@ def test_keys_are_shown_as_they_are_and_control_characters_as_escapes(url: str) 
     assert r"nul\x00" in told
     assert "\x1b" not in told
     assert "\x1b" not in run_cli("why", "q", "\x1b[31mred", url=url)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "redis://:hunter2@h"])
+def test_a_name_that_no_sink_can_have_is_refused(url: str, name: str, tmp_path: Path) -> None:
+    sink = f"sqlite:///{tmp_path}/o.db"
+    for command in (["readmit", "q", sink], ["drain", "q", "--sink", sink]):
+        complaint = run_cli(*command, "--sink-name", name, url=url, status=1)
+        assert "the name of a sink: expected" in complaint
+        assert "hunter2" not in complaint
+
+
+def test_reasons_of_dead_letters_reach_the_terminal_as_escapes(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hostile_exporter.py").write_text(
+        "def export(entry):\n    raise ValueError(f'{entry.key} \\x1b[2Jgone\\n[bold]forged[/bold] \\x9b31m')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("q").add("\x1b]0;owned", 1)
+    drained = subprocess.run(
+        [*PROGRAM, "drain", "q", "--sink", "sqlite:///o.db", "--exporter", "hostile_exporter:export"],
+        env=os.environ | {"EXPORT_QUEUE_STORE": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    (warning,) = [line for line in drained.stderr.splitlines() if "WARNING" in line]
+    assert r"\x1b[2Jgone\n[bold]forged[/bold] \x9b31m" in warning
+    told = [drained.stdout, drained.stderr, run_cli("dead", "list", "q", url=url)]
+    assert not any(one in text for text in told for one in ("\x1b", "\x9b"))
+
+
+def test_json_has_control_characters_as_escapes_and_says_the_same(url: str) -> None:
+    hostile = "\x1b[31m \x7f \x9b31m \u202eabc é € \U0001f600 \U000e0001"
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("q").add(hostile, 1)
+    told = run_cli("peek", "q", "--json", url=url)
+    assert not [one for one in told if not one.isprintable() and one != "\n"]
+    assert "é € \U0001f600" in told
+    assert json.loads(told)[0]["key"] == hostile
+    assert json.loads(run_cli("why", "q", hostile, "--json", url=url))["key"] == hostile
+
+
+def test_warnings_of_commands_without_a_log_are_escaped(url: str) -> None:
+    told = subprocess.run(
+        [*PROGRAM, "dead", "drop", "q", "--all", "--who", "eve\x1b[2J"],
+        env=os.environ | {"EXPORT_QUEUE_STORE": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert r"eve\x1b[2J dropped" in told.stderr
 
 
 def test_tables_are_not_cut_where_the_output_is_no_terminal(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,3 +237,38 @@ def test_a_drain_binds_no_queue_to_a_name_that_no_sink_can_have(
 )
 def test_a_command_line_that_is_wrong_in_itself_ends_with_2(url: str, arguments: list[str]) -> None:
     run_cli(*arguments, url=url, status=2)
+
+
+INTERRUPTED = """
+import importlib.abc, os, signal, sys
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from export_queue.core.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "sqlalchemy", "export_queue.core.cli.sinks", "sqlite3"])
+def test_ctrl_c_before_a_command_begins_is_one_line(module: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(module=module), "status"],
+        env=os.environ | {"EXPORT_QUEUE_STORE": "sqlite:///none.db"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (130, "stopped\n")
+
+
+def test_ctrl_c_while_a_store_is_opened_is_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "open", interrupted)
+    assert run_cli("status", url=url, status=130) == "stopped\n"

@@ -69,6 +69,46 @@ def test_a_column_of_fewer_places_refuses_what_it_would_round(url, make, kind):
     }
 
 
+def test_what_is_no_number_is_refused_by_a_column_of_numbers(url, make):
+    sink = admit(make(url, columns={"n": "integer", "x": "real", "d": "numeric", "b": "boolean"}))
+    fit = [b'{"n":5}', b'{"n":"5"}', b'{"n":null}', b'{"x":"0.5"}', b'{"d":"7.25"}', b'{"b":true}', b'{"b":0}']
+    unfit = [b'{"n":"abc"}', b'{"n":""}', b'{"n":"1_0"}', b'{"n":1.5}', b'{"n":[5]}', b'{"x":"abc"}', b'{"x":{}}']
+    unfit += [b'{"d":"7,25"}', b'{"b":"perhaps"}', b'{"b":[true]}']
+    documents, many = fit + unfit, len(fit + unfit)
+    result = sink.apply(
+        Operations(["orders"] * many, [b"%02d" % i for i in range(many)], documents, [5] * many, range(many))
+    )
+    assert [one.position for one in result.rejected] == list(range(len(fit), many))
+    assert result.written == len(fit)
+    if url.startswith("sqlite"):
+        assert result.rejected[0].reason == "field 'n': expected an integer of 64 bits, found 'abc'"
+        assert result.rejected[5].reason == "field 'x': expected a number, found 'abc'"
+        assert result.rejected[8].reason == "field 'b': expected true or false, found 'perhaps'"
+        found = execute(url, "SELECT DISTINCT typeof(n), typeof(x), typeof(d), typeof(b) FROM orders_live")
+        assert not any("text" in row for row in found)
+
+
+def test_an_sqlite_table_of_the_users_keeps_what_its_own_types_are_for(tmp_path, make):
+    url = f"sqlite:///{tmp_path}/o.db"
+    columns = '"id" text PRIMARY KEY, t text, r real, u, i integer, _rank bigint, _deleted boolean'
+    execute(url, f"CREATE TABLE orders ({columns})")
+    sink = admit(make(url, columns={"t": "integer", "r": "integer", "u": "integer", "i": "text"}))
+    documents = [b'{"t":"abc","r":1.5,"u":"abc","i":"abc"}', b'{"r":"abc"}']
+    result = sink.apply(Operations(["orders"] * 2, [b"1", b"2"], documents, [5] * 2, range(2)))
+    assert (result.written, [one.position for one in result.rejected]) == (1, [1])
+    assert execute(url, "SELECT t, r, u, i FROM orders_live") == [("abc", 1.5, "abc", "abc")]
+
+
+@pytest.mark.parametrize("value", [b"20260701", b"1782864000", b"20260701.5", b"true", b"[2026]"])
+def test_a_number_is_no_time(url, make, value):
+    sink = admit(make(url, columns={"at": "timestamp"}))
+    documents = [b'{"at":%b}' % value, b'{"at":"20260701"}']
+    result = sink.apply(Operations(["orders"] * 2, [b"1", b"2"], documents, [5] * 2, range(2)))
+    (rejected,) = result.rejected
+    assert (rejected.position, result.written) == (0, 1)
+    assert rejected.reason.startswith("field 'at': expected a time as text of ISO 8601, found ")
+
+
 def test_doubles_take_the_nearest_one_but_no_zero_for_another_number(url, make):
     sink = admit(make(url, columns={"x": "real"}))
     documents = [b'{"x":0.1}', b'{"x":12345678901234567.89}', b'{"x":1e-400}', b'{"x":0}']
@@ -98,3 +138,13 @@ def test_a_time_without_a_zone_is_one_of_utc(url, make):
     )
     found = execute(url, zone, "SELECT a, b FROM orders WHERE NOT _deleted ORDER BY id")
     assert [[str(time)[:16] for time in row] for row in found] == [["2026-11-22 10:00"] * 2, ["2026-11-22 01:00"] * 2]
+
+
+def test_a_column_of_days_reads_a_number_as_its_server_does(url, make):
+    """The page says so."""
+    if url.startswith("sqlite"):
+        pytest.skip("SQLite has no days")
+    execute(url, 'CREATE TABLE orders ("id" text PRIMARY KEY, day date, _rank bigint, _deleted boolean)')
+    sink = admit(make(url, columns=["day"]))
+    assert sink.apply(Operations(["orders"], [b"1"], [b'{"day":20260701}'], [5], [0])).written == 1
+    assert str(execute(url, "SELECT day FROM orders_live")[0][0]) == "2026-07-01"

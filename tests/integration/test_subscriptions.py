@@ -276,7 +276,7 @@ def test_a_subscription_waits_for_a_bound_transaction_and_misses_it(airports: St
             with pytest.raises(QueueBusy, match="airports"):
                 subscribe(airports.database, "airports", "reports", retry=ONCE)
             with pytest.raises(QueueBusy):
-                unsubscribe(airports.database, "airports", "cache", discard=True, retry=ONCE)
+                unsubscribe(airports.database, "airports", "cache", discard=True, who="eve", retry=ONCE)
             tried, sleeping = threading.Event(), threading.Event()
             patient = Retry(attempts=None, seconds=PATIENCE, sleep=lambda _: (tried.set(), sleeping.wait(0.01)))
             waiting = threads.submit(subscribe, airports.database, "airports", "reports", retry=patient)
@@ -333,7 +333,7 @@ def test_whoever_changes_readers_holds_up_nobody_while_a_drain_stands_still(airp
             threads.submit(add, airports, "meanwhile").result(10)
             assert not waiting.done()
             with pytest.raises(QueueBusy, match="in use"):
-                unsubscribe(airports.database, "airports", "search", discard=True, retry=ONCE)
+                unsubscribe(airports.database, "airports", "search", discard=True, who="eve", retry=ONCE)
             airports.database.forget_connections()
         with pytest.raises(EntriesWait):
             waiting.result(PATIENCE)
@@ -524,6 +524,34 @@ def test_a_subscription_with_entries_or_dead_letters_is_removed_only_if_they_are
     assert keys(airports, "airports/cache") == ["a", "b", "c"]
 
 
+def test_a_subscription_that_is_given_up_leaves_a_record_of_what_waited(airports: Store) -> None:
+    add(airports, "a", "b")
+    drain(airports, "airports/search", MemorySink(), sink_name="s", exporter=lambda entry: 1 / 0)
+    add(airports, "c")
+    airports.unsubscribe("airports", "search", discard=True, who="anna")
+    (act,) = airports.dead_letters.audit("airports")
+    assert (act.act, act.who, act.letters) == ("unsubscribe", "anna", 2)
+    assert orjson.loads(act.selection) == {"subscription": "search", "entries": 1}
+    prefix = "" if airports.url_safe.startswith("sqlite") else "export_queue."
+    with airports.database.read() as work:
+        rows = work.connection.exec_driver_sql(f"select queue, act, letters from {prefix}dead_letter_audit").all()
+    assert [tuple(row) for row in rows] == [("airports", "unsubscribe", 2)]
+
+
+def test_a_subscription_that_goes_without_loss_leaves_no_record(airports: Store) -> None:
+    airports.unsubscribe("airports", "search", discard=True)
+    assert airports.dead_letters.audit("airports") == []
+
+
+def test_a_discard_names_its_actor(airports: Store) -> None:
+    add(airports, "a")
+    airports.unsubscribe("airports", "search", discard=True)
+    assert "@" in airports.dead_letters.audit("airports")[0].who
+    airports.subscribe("airports", "search")
+    with pytest.raises(InvalidArgument, match="who: expected a name"):
+        unsubscribe(airports.database, "airports", "search", discard=True)
+
+
 def test_clean_up_deletes_what_a_removed_subscription_had(airports: Store) -> None:
     add(airports, *(f"key {number}" for number in range(20)))
     drain(airports, "airports/search", MemorySink(), sink_name="s", exporter=lambda entry: 1 / 0, ranges=[[0, 8]])
@@ -552,6 +580,30 @@ def test_a_drain_of_a_removed_subscription_removes_nothing_any_more(airports: St
         assert queries.readers.count_rows(work, reader.number, locked_at=0)[0] == 1
     with pytest.raises(UnknownQueue):
         claim(airports.database, reader, reader.units(), owner=Owner.unique(), lease_seconds=60)
+
+
+def test_the_sink_of_a_removed_namesake_is_told_of_until_something_was_drained(
+    airports: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = MemorySink()
+
+    def warned(sink_name: str) -> bool:
+        caplog.clear()
+        drain(airports, "airports/search", sink, sink_name=sink_name)
+        return "a subscription of this name" in caplog.text
+
+    add(airports, "a")
+    assert not warned("index")
+    airports.unsubscribe("airports", "search")
+    airports.subscribe("airports", "search")
+    assert warned("index")
+    assert warned("index"), "nothing was drained so far"
+    add(airports, "b")
+    assert warned("index")
+    assert not warned("index")
+    airports.unsubscribe("airports", "search")
+    airports.subscribe("airports", "search")
+    assert not warned("other")
 
 
 def test_reports_of_a_removed_namesake_are_not_those_of_the_new_one(airports: Store) -> None:

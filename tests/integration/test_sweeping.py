@@ -333,3 +333,10 @@ def test_a_file_that_is_no_sink_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidArgument):
         read_description(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "redis://:hunter2@h"])
+def test_a_sweep_under_a_name_that_no_sink_can_have_is_refused(orders: Store, name: str) -> None:
+    with pytest.raises(InvalidArgument, match="name of a sink") as refused:
+        orders.sweep_sink(MemorySink(), sink_name=name)
+    assert "hunter2" not in str(refused.value)

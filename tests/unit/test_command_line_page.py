@@ -12,7 +12,8 @@ import pytest
 from tests.support.command_line import run_cli
 from typer.main import get_command
 
-from export_queue.core.cli.console import FAILED, TRY_AGAIN, app
+from export_queue.core.cli.console import FAILED, TRY_AGAIN
+from export_queue.core.cli.program import app
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
 from export_queue.core.locks import Owner, claim

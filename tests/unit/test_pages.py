@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from export_queue.core.cli.console import app
+from export_queue.core.cli.program import app
 from export_queue.core.testing import assert_converges
 
 ROOT = Path(__file__).parents[2]

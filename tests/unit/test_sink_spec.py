@@ -54,6 +54,20 @@ def test_a_sink_is_named_after_its_target(spec, name):
     assert spec.name == name
 
 
+@pytest.mark.parametrize("name", [" ", "a\nb", "\x1b[31m", "redis://:hunter2@h", 5, ["a"], 0])
+def test_names_that_nobody_should_be_shown_are_refused(name):
+    with pytest.raises(SinkConfigurationError, match="name of a sink: expected") as refused:
+        SinkSpec("memory", name=name)
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(SinkConfigurationError):
+        SinkSpec.from_dict({"kind": "memory", "name": name})
+
+
+def test_a_name_that_is_made_of_a_target_is_checked_too():
+    with pytest.raises(SinkConfigurationError, match="control characters"):
+        SinkSpec("redis", {"host": "a\nb"})
+
+
 def test_own_sinks_with_other_options_have_other_names():
     names = {SinkSpec("my.module:Sink", {"folder": folder}).name for folder in "ab"}
     assert len(names) == 2
@@ -116,6 +130,44 @@ def test_a_secret_that_is_no_reference_is_refused_and_not_shown():
 def test_a_description_of_no_sink_is_refused(build):
     with pytest.raises(SinkConfigurationError):
         build()
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "value", "expected"),
+    [
+        ("memory", "name", 5, "text"),
+        ("redis", "host", 5, "text"),
+        ("redis", "port", "6379", "a whole number"),
+        ("redis", "db", True, "a whole number"),
+        ("redis", "ssl", "no", "true or false"),
+        ("redis", "ssl_options", "ca.pem", "names and values"),
+        ("redis", "target", "list", "'string' or 'hash' or 'set'"),
+        ("redis", "target", ["hash"], "'string' or 'hash' or 'set'"),
+        ("redis", "shards", 1.5, "a whole number"),
+        ("redis", "socket_timeout", "soon", "a number"),
+        ("elasticsearch", "hosts", 5, "text, or a list of texts"),
+        ("elasticsearch", "hosts", ["http://a:9200", 5], "text, or a list of texts"),
+        ("elasticsearch", "create_indices", 0, "true or false"),
+        ("elasticsearch", "timeout", None, "a number"),
+        ("sql", "columns", 5, "a list of texts, or names and texts"),
+        ("sql", "columns", "total", "a list of texts, or names and texts"),
+        ("sql", "columns", {"total": 5}, "a list of texts, or names and texts"),
+        ("sql", "create_tables", "false", "true or false"),
+        ("sql", "timeout", [60], "a number"),
+        ("sql", "guard", 1, "'seq' or 'fence'"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_before_anything_is_reached(kind, option, value, expected):
+    required = {"url": "sqlite:////none/o.db"} if kind == "sql" else {}
+    with pytest.raises(SinkConfigurationError) as refused:
+        SinkSpec(kind, required | {option: value}).open()
+    assert str(refused.value).startswith(f"option {option!r} of sink {kind}: expected {expected}, found {value!r}")
+
+
+def test_options_of_right_types_are_taken():
+    redis = {"socket_timeout": 5, "shards": None, "ssl_options": {"ssl_check_hostname": False}, "target": "hash"}
+    SinkSpec("redis", redis | {"ssl": True}).open().close()
+    SinkSpec("elasticsearch", {"hosts": ["http://a:9200"], "timeout": 5}).open().close()
 
 
 def test_an_unknown_option_is_answered_with_the_known_ones():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, inspect
 from sqlalchemy.types import (
@@ -105,6 +105,7 @@ def measured(connection: Connection, table: Table) -> Table:
 
 def _measured(column: Column, found: Any, database: str) -> Column:
     if database == "sqlite":
+        column = replace(column, takes=_taken(column, found))
         # whatever the declared type, values stay as they are, but for numbers in columns of numbers
         if isinstance(found, String):
             return replace(column, type="text") if column.type in ("integer", "real", "numeric") else column
@@ -116,6 +117,15 @@ def _measured(column: Column, found: Any, database: str) -> Column:
     if isinstance(found, Numeric) and not isinstance(found, Float):
         return replace(column, places=found.scale)
     return replace(column, doubles="json") if isinstance(found, JSON) and database == "mysql" else column
+
+
+def _taken(column: Column, found: Any) -> Literal["", "integers", "numbers", "booleans"]:
+    """Tell what a column of SQLite is for: what the description says, unless the table's own type says otherwise."""
+    if column.type == "integer" and isinstance(found, Integer):
+        return "integers"
+    if column.type in ("integer", "real", "numeric") and isinstance(found, Integer | Numeric | Float):
+        return "numbers"
+    return "booleans" if column.type == "boolean" and isinstance(found, Boolean) else ""
 
 
 def merging(table: Table, collations: Mapping[str, str]) -> list[str]:

@@ -44,6 +44,8 @@ class Column:
     """Decimal places that the column keeps; None where it keeps any, or is none of numbers."""
     doubles: Literal["", "numbers", "json"] = ""
     """What the column turns into doubles: all that looks like a number, or the numbers within JSON."""
+    takes: Literal["", "integers", "numbers", "booleans"] = ""
+    """What the column is for, where its database would keep anything else, too; empty where the database refuses it."""
     zoneless: bool = False
     """Whether the column keeps times without a zone."""
 

@@ -7,6 +7,7 @@ A time without a zone is one of UTC.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -17,6 +18,8 @@ import orjson
 from export_queue.core.sinks.json_texts import numbers_in, texts_of
 from export_queue.core.sinks.sql.tables import Column, Unfit
 
+_NUMERAL = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+"""What the text of a number looks like to SQLite."""
 INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(-(1 << 63), 1 << 64)
 
@@ -75,6 +78,25 @@ def check_doubles(text: str, column: Column) -> None:
             _require_double(number, text, column)
 
 
+def check_kind(value: object, text: str, column: Column) -> None:
+    """Refuse what is no number, for a column of numbers that would keep it, as those of SQLite do.
+
+    :param text: the field's own text, where parsing may have rounded it.
+    """
+    if not column.takes or value is None or isinstance(value, bool):
+        return
+    shown = text if isinstance(value, float | list | dict) else str(value)
+    number = _number(shown.strip()) if _NUMERAL.fullmatch(shown) else None
+    expected, fits = {
+        "integers": ("an integer of 64 bits", number is not None and _is_whole(number)),
+        "numbers": ("a number", number is not None),
+        "booleans": ("true or false", number is not None and number in (0, 1)),
+    }[column.takes]
+    if not fits:
+        found = repr(value) if isinstance(value, str) else shown
+        raise Unfit(f"field {column.name!r}: expected {expected}, found {found:.100}")
+
+
 def as_text(value: object, text: str, column: Column) -> Any:
     """Convert a field for a database that reads values of any type from text.
 
@@ -89,6 +111,7 @@ def as_text(value: object, text: str, column: Column) -> Any:
 
 def as_native(value: object, text: str, column: Column) -> Any:
     """Convert a field for SQLite, whose numbers are integers of 64 bits and doubles."""
+    check_kind(value, text, column)
     if column.type == "timestamp" and value is not None:
         return _utc(value, column)
     if column.type in ("text", "json") or not isinstance(value, int | float):
@@ -163,8 +186,10 @@ def _utc(value: object, column: Column) -> str:
 
 
 def _moment(value: object, column: Column) -> datetime:
+    if not isinstance(value, str):  # the digits of 20260701 would be a day
+        raise Unfit(f"field {column.name!r}: expected a time as text of ISO 8601, found {value!r:.100}")
     try:
-        moment = datetime.fromisoformat(str(value))
+        moment = datetime.fromisoformat(value)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
         raise Unfit(f"field {column.name!r} is no time as ISO 8601 has them: {value!r:.100}") from None

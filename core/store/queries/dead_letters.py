@@ -90,11 +90,16 @@ def delete_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) ->
     )
 
 
-def record_audit(work: Work, *, queue_id: str, act: str, who: str, letters: int, selection: Selection) -> None:
-    """Keep a record of one act on dead letters, and of its actor."""
+def record_audit(
+    work: Work, *, queue_id: str, act: str, who: str, letters: int, selection: Selection, number: int | None = None
+) -> None:
+    """Keep a record of one act on dead letters, and of its actor.
+
+    :param number: the record's, where the caller has drawn it.
+    """
     work.connection.execute(
         a.insert().values(
-            id=work.database.dialect.draw(work.connection),
+            id=work.database.dialect.draw(work.connection) if number is None else number,
             queue=queue_id,
             act=act,
             who=who,

@@ -71,6 +71,19 @@ def latest_reports(work: Reading, queue_id: str, *, idle: bool, limit: int) -> l
     return [(finished_ms, orjson.loads(text)) for finished_ms, text in found]
 
 
+def sinks_of_namesakes(work: Reading, queue_id: str, number: int, *, limit: int) -> set[str]:
+    """Name the sinks that removed namesakes of a queue drained into last; none once it has drained entries itself.
+
+    :param number: the queue's, from which on reports are its own.
+    :param limit: how many of the newest reports are looked at.
+    """
+    busy = sa.select(r.c.id, r.c.report).where(r.c.queue == queue_id, r.c.idle.is_(False))
+    found = work.connection.execute(busy.order_by(r.c.id.desc()).limit(limit)).all()
+    if found and found[0].id > number:
+        return set()
+    return {orjson.loads(report)["sink"] for _, report in found}
+
+
 def latest_idempotency(work: Reading, idempotency_key: str) -> Mapping[str, Any] | None:
     """Read the newest generation of an idempotency key."""
     statement = sa.select(t).where(t.c.idempotency_key == idempotency_key).order_by(t.c.generation.desc()).limit(1)

@@ -1,0 +1,25 @@
+"""What others have written, as text for a terminal or a line of a log."""
+
+from __future__ import annotations
+
+import logging
+
+
+def printable(value: object) -> str:
+    """Show a value as one line of text, its control characters as escapes: a terminal would obey them."""
+    if value is None:
+        return ""
+    text = str(value)
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+class PrintableLines(logging.Formatter):
+    """Formats a record of a log as one printable line, and the error that belongs to it as printable lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Format the line."""
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:  # noqa: N802
+        """Format the error."""
+        return "\n".join(map(printable, super().formatException(ei).split("\n")))  # type: ignore[arg-type]
