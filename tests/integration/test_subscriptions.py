@@ -914,6 +914,53 @@ def test_a_first_load_that_was_killed_is_made_again_at_once(airports: Store, sto
     assert active(airports) == 0
 
 
+def test_a_first_load_that_is_killed_at_any_step_is_made_again_at_once(
+    airports: Store, open_store: Callable[[], Store]
+) -> None:
+    airports.subscribe("airports", "reports")
+    for number in itertools.count(1):
+        child = fork.Process(target=load_and_die, args=(open_store, number), daemon=True)
+        child.start()
+        child.join(PATIENCE)
+        assert child.exitcode in (0, -signal.SIGKILL)
+        if airports.queue("airports/reports").first_load == "made":
+            break
+        with pytest.raises(ZeroDivisionError), airports.first_load("airports/reports", settle_timeout=0.05):
+            _ = 1 / 0
+        assert active(airports) == 0
+    assert keys(airports, "airports/reports") == ["a", "b"]
+    assert number > 10
+
+
+def load_and_die(open_store: Callable[[], Store], last: int) -> None:
+    """Make a first load, and be killed before or after one of its steps."""
+    with open_store() as store:
+        seen = itertools.count(1)
+
+        def die(*_: Any) -> None:
+            if next(seen) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        _ = store.identity
+        sa.event.listen(store.database.engine, "before_cursor_execute", die)
+        for name in ("start", "take_snapshot", "stage", "commit"):
+            setattr(store.database.dialect, name, between(die, getattr(store.database.dialect, name)))
+        with store.first_load("airports/reports") as load:
+            load.add("a", 1)
+            load.flush()
+            load.add("b", 1)
+
+
+def between(die: Callable[[], None], step: Callable[..., Any]) -> Callable[..., Any]:
+    def step_or_death(*plain: Any, **named: Any) -> Any:
+        die()
+        answer = step(*plain, **named)
+        die()
+        return answer
+
+    return step_or_death
+
+
 def test_a_first_load_that_committed_meanwhile_counts(airports: Store) -> None:
     airports.subscribe("airports", "reports")
     older = airports.begin()
