@@ -352,12 +352,15 @@ def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> N
 
     :param rebind: change the name although the queue has another one.
     :raises SinkBindingError: the queue drains into another sink.
+    :raises UnknownQueue: it is a subscription that was removed, perhaps with a new one of its name.
     :raises InvalidArgument: no sink can have the name.
     """
     if queue.sink == sink:
         return
     check_sink_name(sink)
     queries.queues.bind_queue(work, queue.number, sink, rebind=rebind)
-    found = find_queue(work, queue.id).sink
-    if found != sink:
-        raise SinkBindingError(f"queue {queue.id!r} drains into sink {found!r}, found a drain into {sink!r}")
+    found = find_queue(work, queue.id)
+    if found.number != queue.number:
+        raise queries.queues.removed_subscription(f"subscription {queue.id!r}")
+    if found.sink != sink:
+        raise SinkBindingError(f"queue {queue.id!r} drains into sink {found.sink!r}, found a drain into {sink!r}")

@@ -861,6 +861,24 @@ def test_claims_and_drains_say_that_their_subscription_was_removed(airports: Sto
         claim(airports.database, search, search.units(), owner=Owner.unique(), lease_seconds=9)
 
 
+@pytest.mark.parametrize("bound", [None, "index", "other"])
+def test_a_drain_whose_subscription_is_replaced_before_it_is_bound_binds_no_namesake(
+    airports: Store, bound: str | None
+) -> None:
+    class Replacing(MemorySink):
+        def admit(self, *plain: Any, **named: Any) -> Any:
+            airports.unsubscribe("airports", "search", discard=True)
+            airports.subscribe("airports", "search")
+            if bound is not None:
+                airports.rebind("airports/search", bound)
+            return super().admit(*plain, **named)
+
+    add(airports, "a")
+    with pytest.raises(UnknownQueue, match="'airports/search' was removed"):
+        drain(airports, "airports/search", Replacing(), sink_name="index")
+    assert airports.queue("airports/search").sink == bound
+
+
 @pytest.mark.parametrize("flushed", [False, True])
 def test_a_new_first_load_replaces_an_older_one(airports: Store, flushed: bool) -> None:
     airports.subscribe("airports", "reports")
