@@ -14,6 +14,7 @@ An import path ``module:name`` leads to an object with ``encode(value) -> bytes`
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Refused(ValueError):
 def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
         raise Refused(f"expected bytes, found {type(value).__name__}")
-    return bytes(value)
+    return memoryview(value).tobytes()  # not bytes(value), which a subclass may answer
 
 
 def _text(value: Any) -> bytes:
@@ -69,11 +70,9 @@ def _text(value: Any) -> bytes:
 
 
 def _whole(value: Any) -> int:
-    try:
-        if not isinstance(value, bool):
+    if not isinstance(value, bool):
+        with contextlib.suppress(Exception):  # of a method of the value's own
             return operator.index(value)
-    except TypeError:
-        pass
     raise Refused(f"expected a whole number, found {type(value).__name__}")
 
 

@@ -140,13 +140,15 @@ def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str
         print("nothing to show")
         return
     names = [name for name in rows[0] if name not in hide]
+    cells = {name: [Text(printable(row[name])) for row in rows] for name in names}
     table = Table()
     for name in names:
-        # not cut: other commands take what stands in a cell
-        table.add_column(name, overflow="fold", no_wrap=name in IDENTIFYING)
-    for row in rows:
-        table.add_row(*(Text(printable(row[name])) for name in names))
+        whole = max(cell.cell_len for cell in cells[name]) if name in IDENTIFYING else None
+        table.add_column(name, no_wrap=whole is not None, min_width=whole)
+    for line in zip(*cells.values(), strict=True):
+        table.add_row(*line)
     console = Console()
+    # Nothing is cut, and no word broken: other commands take what stands in a cell.
     needed = console.measure(table, options=console.options.update(max_width=1 << 20))
     if not console.is_terminal:
         console.width = max(console.width, needed.maximum)

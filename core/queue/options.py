@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from export_queue.core.codecs import KEYS, MAX_KEY_BYTES, VALUES, Refused, check_codec, find_codec, raise_undecodable
 from export_queue.core.errors import (
@@ -25,6 +25,9 @@ MAX_BUCKETS = 1_000_000
 MAX_VALUE_BYTES = 64 << 20
 FIXED = ("buckets", "key", "value")
 """Options of a queue that cannot be altered: every entry, stored or on its way, was made by them."""
+_SHOWN = 60
+"""Characters or bytes of a refused key that an error shows."""
+_LARGEST_SHOWN = 1 << 128
 _COLUMNS = {"key": "key_codec", "value": "value_codec"}
 """Columns of the options that are stored under another name."""
 
@@ -83,9 +86,9 @@ class Queue:
         try:
             encoded = find_codec(self.key, KEYS).encode(key)
         except Refused as refused:
-            raise EntryError(f"queue {self.id!r}: key {key!a}: {refused.message}", hint=refused.hint) from refused
+            raise EntryError(f"queue {self.id!r}: key {_shown(key)}: {refused.message}", hint=refused.hint) from refused
         if not 1 <= len(encoded) <= MAX_KEY_BYTES:
-            raise EntryError(f"key: expected 1 to {MAX_KEY_BYTES} bytes, found {len(encoded)}: {str(key)[:60]!r}…")
+            raise EntryError(f"key: expected 1 to {MAX_KEY_BYTES} bytes, found {len(encoded)}: {_shown(key)}")
         return encoded
 
     def decode_key(self, key: bytes) -> Any:
@@ -263,6 +266,21 @@ def _remedy(queue_id: str, differing: Mapping[str, Any]) -> str:
     return f"ask for the stored options, or alter the queue: export-queue alter {queue_id} {flags} --store …"
 
 
+def _shown(key: object) -> str:
+    """Show a key that is refused, by no method of its own: text, bytes and numbers shortened, of all else the type.
+
+    What is no key may be a value in its place.
+    """
+    if isinstance(key, str):
+        text = str.__getitem__(key, slice(_SHOWN))
+        return ascii(text) + ("…" if str.__len__(key) > _SHOWN else "")
+    if isinstance(key, bytes):
+        return ascii(bytes(memoryview(key)[:_SHOWN])) + ("…" if bytes.__len__(key) > _SHOWN else "")
+    if type(key) in (int, float, bool) and not abs(cast(float, key)) > _LARGEST_SHOWN:
+        return repr(key)
+    return f"of type {type(key).__name__}"
+
+
 def check_number(name: str, number: int, most: int) -> None:
     """Check an option that is a number.
 
@@ -326,12 +344,15 @@ def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> N
 
     :param rebind: change the name although the queue has another one.
     :raises SinkBindingError: the queue drains into another sink.
+    :raises UnknownQueue: it is a subscription that was removed, perhaps with a new one of its name.
     :raises InvalidArgument: no sink can have the name.
     """
     if queue.sink == sink:
         return
     check_sink_name(sink)
     queries.queues.bind_queue(work, queue.number, sink, rebind=rebind)
-    found = find_queue(work, queue.id).sink
-    if found != sink:
-        raise SinkBindingError(f"queue {queue.id!r} drains into sink {found!r}, found a drain into {sink!r}")
+    found = find_queue(work, queue.id)
+    if found.number != queue.number:
+        raise queries.queues.removed_subscription(f"subscription {queue.id!r}")
+    if found.sink != sink:
+        raise SinkBindingError(f"queue {queue.id!r} drains into sink {found.sink!r}, found a drain into {sink!r}")

@@ -277,11 +277,13 @@ class StoreDialect(Protocol):
         timeout_ms: int,
         client: str,
         first: Cell | None = None,
+        load: int | None = None,
     ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id and register it: every smaller id is now listed or finished (I1).
 
         :param client: the name under which monitoring shows the transaction.
         :param first: a cell that is read in the new snapshot, at the cost of no further call.
+        :param load: of a first load the number of its subscription, noted with the registration; it reads no cell here.
         :returns: the id; the smaller ones that its snapshot excludes, ascending; the deadline in milliseconds by the
             store's clock; the version of the first cell, None if none was asked for.
         """

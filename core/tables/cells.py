@@ -151,12 +151,14 @@ def _named(row: object, column: object) -> str:
 
 def _bytes(value: str | bytes) -> bytes:
     try:
-        return value.encode() if isinstance(value, str) else value
+        if isinstance(value, str):
+            return str.encode(value)  # a subclass may answer otherwise
     except UnicodeEncodeError as error:
         raise InvalidArgument(
             f"a row or column: expected text or bytes, found half a character (a lone surrogate) at {error.start}",
             hint="repair the text: text.encode('utf-8', 'replace').decode()",
         ) from None
+    return memoryview(value).tobytes() if isinstance(value, bytes) else value
 
 
 def _behind(prefix: bytes) -> bytes | None:

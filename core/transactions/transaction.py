@@ -273,6 +273,7 @@ class OpenTransaction:
             timeout_ms=self._timeout_ms,
             client=self.database.client,
             first=first,
+            load=self._load,
         )
 
     def _become(self, value: Transaction) -> None:
@@ -338,8 +339,6 @@ class OpenTransaction:
         """
         assert self._load is not None
         own, load = self.value.id, self._load
-        with self.database.begin() as work:
-            queries.loads.mark(work, own, load)
 
         def look() -> None:
             self._replace_older_loads(own, load)

@@ -913,6 +913,24 @@ def test_claims_and_drains_say_that_their_subscription_was_removed(airports: Sto
         claim(airports.database, search, search.units(), owner=Owner.unique(), lease_seconds=9)
 
 
+@pytest.mark.parametrize("bound", [None, "index", "other"])
+def test_a_drain_whose_subscription_is_replaced_before_it_is_bound_binds_no_namesake(
+    airports: Store, bound: str | None
+) -> None:
+    class Replacing(MemorySink):
+        def admit(self, *plain: Any, **named: Any) -> Any:
+            airports.unsubscribe("airports", "search", discard=True)
+            airports.subscribe("airports", "search")
+            if bound is not None:
+                airports.rebind("airports/search", bound)
+            return super().admit(*plain, **named)
+
+    add(airports, "a")
+    with pytest.raises(UnknownQueue, match="'airports/search' was removed"):
+        drain(airports, "airports/search", Replacing(), sink_name="index")
+    assert airports.queue("airports/search").sink == bound
+
+
 @pytest.mark.parametrize("flushed", [False, True])
 def test_a_new_first_load_replaces_an_older_one(airports: Store, flushed: bool) -> None:
     airports.subscribe("airports", "reports")
@@ -964,6 +982,53 @@ def test_a_first_load_that_was_killed_is_made_again_at_once(airports: Store, sto
         again.add("b", 1)
     assert keys(airports, "airports/reports") == ["b"]
     assert active(airports) == 0
+
+
+def test_a_first_load_that_is_killed_at_any_step_is_made_again_at_once(
+    airports: Store, open_store: Callable[[], Store]
+) -> None:
+    airports.subscribe("airports", "reports")
+    for number in itertools.count(1):
+        child = fork.Process(target=load_and_die, args=(open_store, number), daemon=True)
+        child.start()
+        child.join(PATIENCE)
+        assert child.exitcode in (0, -signal.SIGKILL)
+        if airports.queue("airports/reports").first_load == "made":
+            break
+        with pytest.raises(ZeroDivisionError), airports.first_load("airports/reports", settle_timeout=0.05):
+            _ = 1 / 0
+        assert active(airports) == 0
+    assert keys(airports, "airports/reports") == ["a", "b"]
+    assert number > 10
+
+
+def load_and_die(open_store: Callable[[], Store], last: int) -> None:
+    """Make a first load, and be killed before or after one of its steps."""
+    with open_store() as store:
+        seen = itertools.count(1)
+
+        def die(*_: Any) -> None:
+            if next(seen) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        _ = store.identity
+        sa.event.listen(store.database.engine, "before_cursor_execute", die)
+        for name in ("start", "take_snapshot", "stage", "commit"):
+            setattr(store.database.dialect, name, between(die, getattr(store.database.dialect, name)))
+        with store.first_load("airports/reports") as load:
+            load.add("a", 1)
+            load.flush()
+            load.add("b", 1)
+
+
+def between(die: Callable[[], None], step: Callable[..., Any]) -> Callable[..., Any]:
+    def step_or_death(*plain: Any, **named: Any) -> Any:
+        die()
+        answer = step(*plain, **named)
+        die()
+        return answer
+
+    return step_or_death
 
 
 def test_a_first_load_that_committed_meanwhile_counts(airports: Store) -> None:

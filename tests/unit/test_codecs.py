@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from export_queue.core.codecs import KEYS, ROWS, VALUES, Refused, check_codec, find_codec
-from export_queue.core.errors import CodecError, InvalidArgument
+from export_queue.core.errors import CodecError, EntryError, InvalidArgument
+from export_queue.core.queue import Queue
 from export_queue.core.tables import cell_types
 
 
@@ -159,3 +160,84 @@ def test_an_error_about_a_value_does_not_show_it() -> None:
         cell_types("t", "str", "int").encode_value("hunter2", "anna", "n")
     assert "value of row 'anna', column 'n': expected a whole number, found str" in str(raised.value)
     assert "hunter2" not in "".join(traceback.format_exception(raised.value)).replace('encode_value("hunter2"', "")
+
+
+class Text(str):
+    def encode(self, *_: Any) -> bytes:
+        return b"a lie"
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Bytes(bytes):
+    def __bytes__(self) -> bytes:
+        return b"a lie"
+
+
+def test_a_key_of_a_subclass_is_what_it_holds_not_what_it_says_of_itself() -> None:
+    plain, typed = cell_types("t", "bytes", "bytes"), cell_types("t", "str", "json")
+    for value in (Text("held"), Bytes(b"held")):
+        assert plain.encode_row(value) == plain.encode_column(value) == b"held"
+        assert type(plain.encode_row(value)) is bytes
+    assert find_codec("bytes", KEYS).encode(Bytes(b"held")) == b"held"
+    assert typed.encode_row(Text("held")) == b"held"
+    for unfit in (bytearray(b"held"), 5):
+        with pytest.raises(InvalidArgument, match=type(unfit).__name__):
+            plain.encode_column(unfit)  # type: ignore[arg-type]
+
+
+class Failing:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __index__(self) -> int:
+        raise RuntimeError("no number")
+
+
+class FailingText(str):
+    __repr__ = __str__ = Failing.__repr__
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ({"password": "hunter2"}, "key of type dict: expected"),
+        ([b"x" * 1_000_000], "key of type list: expected"),
+        (10**5000, "key of type int: expected"),
+        (Failing(), "key of type Failing: expected"),
+        (1.5, "key 1.5: expected"),
+    ],
+    ids=["dict", "list", "large", "failing", "float"],
+)
+@pytest.mark.parametrize("codec", ["str", "int", "bytes"])
+def test_an_error_about_a_key_does_not_show_what_is_none(codec: str, key: Any, shown: str) -> None:
+    with pytest.raises(EntryError) as refused:
+        queue_of(codec).encode_key(key)
+    assert shown in str(refused.value)
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("codec", "key"), [("int", "é" * 10_000), ("bytes", FailingText("a")), ("str", b"a" * 10_000), ("str", "a" * 2000)]
+)
+def test_an_error_about_a_key_shows_its_beginning(codec: str, key: Any) -> None:
+    with pytest.raises(EntryError) as refused:
+        queue_of(codec).encode_key(key)
+    assert ascii(key[:1])[:-1] in str(refused.value) if type(key) is not FailingText else "'a'" in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+def queue_of(codec: str) -> Queue:
+    return Queue(
+        id="q",
+        number=1,
+        layout=1,
+        buckets=1,
+        buckets_per_range=1,
+        key=codec,
+        value="json",
+        max_value_bytes=1,
+        exclusive=False,
+        sink=None,
+    )

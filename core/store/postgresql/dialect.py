@@ -143,6 +143,7 @@ class PostgresDialect:
         self._read_cells_in_servers = self._sql(sql.READ_CELLS_IN_SERVERS)
         self._snapshot = self._prepared("xq_snapshot", sql.SNAPSHOT)
         self._start = self._sql(sql.START)
+        self._start_load = self._sql(sql.START_LOAD)
         self._commit = self._prepared("xq_commit", sql.COMMIT)
         self._abort = self._sql(sql.ABORT)
 
@@ -403,6 +404,7 @@ class PostgresDialect:
         timeout_ms: int,
         client: str,
         first: Cell | None = None,
+        load: int | None = None,
     ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id, register it, list the ids in progress and read the first cell, in one call."""
         registration = self._registration(connection, kind)
@@ -412,6 +414,8 @@ class PostgresDialect:
             # In the user's SQL transaction the clock would stay locked until the user ends that.
             with self._apart(connection) as apart:
                 row = calls.one(apart, self._start, arguments)
+        elif load is not None:
+            row = calls.one(connection, self._start_load, (*arguments[1:6], load))
         else:
             row = calls.one(connection, self._start, arguments)
         tx, excluded, deadline, version, value = row

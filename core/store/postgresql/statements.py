@@ -43,6 +43,9 @@ START = """
     select id, excluded, deadline_ms, found_version, found_value
     from {s}.xq_start_v2(%s, %s, %b, %b, %b, %s, %b, %b, %b)
 """
+START_LOAD = """
+    select id, excluded, deadline_ms, null, null from {s}.xq_start_load_v3(%s, %b, %b, %b, %s, %b)
+"""
 SNAPSHOT = (
     """
     select greatest(s.horizon, (select max(m.low) from {s}.xq_low_watermark m)), pg_catalog.pg_current_snapshot(), """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from export_queue.core.errors import UnknownQueue
-from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.database import Reading
 from export_queue.core.store.queries.queues import removed_subscription
 from export_queue.core.store.schema import active as a
 
@@ -13,14 +13,6 @@ from export_queue.core.store.schema import active as a
 def removed_while_loading() -> UnknownQueue:
     """Build the error of a first load whose subscription was removed."""
     return removed_subscription("the subscription of this first load")
-
-
-def mark(work: Work, transaction: int, subscription: int) -> None:
-    """Note that a transaction which has just begun is a first load, before it stages anything.
-
-    :param subscription: the number of the subscription that it is for.
-    """
-    work.connection.execute(a.update().where(a.c.id == transaction).values(load=subscription))
 
 
 def older(work: Reading, transaction: int, subscription: int) -> list[int]:

@@ -247,6 +247,7 @@ class SqliteDialect:
         timeout_ms: int,
         client: str,
         first: Cell | None = None,
+        load: int | None = None,
     ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id, list the ids in progress and add an active row, in one SQL transaction."""
         raw = _raw_of(connection)
@@ -257,7 +258,7 @@ class SqliteDialect:
             excluded = self._list_excluded(raw)
             now = self._clock()
             low = excluded[0] if excluded else number
-            raw.execute(sql.REGISTER, (number, request.hex, kind, now, now + timeout_ms, low, number, client))
+            raw.execute(sql.REGISTER, (number, request.hex, kind, now, now + timeout_ms, low, number, client, load))
         found = None if first is None else self.read_cell(connection, Snapshot(number - 1, excluded), *first)
         return number, excluded, now + timeout_ms, found
 

@@ -69,6 +69,18 @@ begin
   end if;
 end $body$;
 
+-- The start of a first load, noted as one at once: a process that is killed right afterwards leaves a load, which
+-- the next one replaces, and not a long transaction for which everybody waits until its time-out.
+create or replace function {s}.xq_start_load_v3(
+  registration text, relaxed boolean, request uuid, timeout_ms bigint, client text, subscription bigint,
+  out id bigint, out excluded bigint[], out deadline_ms bigint)
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+begin
+  select b.id, b.excluded, b.deadline_ms into id, excluded, deadline_ms
+    from {s}.xq_start_v2('long', registration, relaxed, request, timeout_ms, client, null, null, null) b;
+  update {s}.xq_active a set load = subscription where a.id = xq_start_load_v3.id;
+end $body$;
+
 -- One more write pointer of a long transaction, in progress as long as it. No greater id is drawn before its row is
 -- visible: a lock in its place would be listed without a word on whether the transaction has ended since. So that the
 -- gate is not held over a flush, its caller makes the row durable, in a call of its own.
