@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 ProcessorClock = Callable[[], float]
 """Processor seconds so far; only differences count."""
@@ -33,3 +37,52 @@ def _nanoseconds(thread: Path) -> int:
         return int((thread / "schedstat").read_text().split()[0])
     except OSError:  # it has ended meanwhile
         return 0
+
+
+class SessionWatch:
+    """Measures all processes of a session until they have ended, by looking at them; a context.
+
+    Spark's Python daemon does not wait for its workers, so that the kernel adds their time to nobody's.
+
+    :param session: the number of its first process.
+    """
+
+    def __init__(self, session: int) -> None:
+        self._session = session
+        self._used: dict[int, int] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look_until_stopped, daemon=True)
+
+    @property
+    def seconds(self) -> float:
+        """Processor seconds so far; what a process uses behind the last look at it is missing."""
+        return sum(self._used.values()) / os.sysconf("SC_CLK_TCK")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look_until_stopped(self) -> None:
+        while not self._stop.wait(_LOOK_SECONDS):
+            for folder in Path("/proc").glob("[0-9]*"):
+                session, ticks = _session_and_ticks(folder)
+                if session == self._session:
+                    self._used[int(folder.name)] = ticks
+
+
+_LOOK_SECONDS = 0.1
+
+
+def _session_and_ticks(process: Path) -> tuple[int, int]:
+    """Read the session of a process, and what all of its threads have used."""
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended meanwhile
+        return 0, 0
+    return int(fields[3]), int(fields[11]) + int(fields[12])

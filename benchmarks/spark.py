@@ -7,7 +7,6 @@ off where the work itself is compared.
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import sqlalchemy as sa
 from tests.support.servers import PostgresServer, RedisServer
 
 from benchmarks.measuring import Figure, Taken, Watch, alternate, median_ratio
-from benchmarks.processor import of_server
+from benchmarks.processor import SessionWatch, of_server
 from export_queue import SinkSpec, Store, StoreSpec
 from export_queue.core.queue import bucket
 from export_queue.core.spark import drain_job
@@ -158,12 +157,15 @@ class Bench:
         kept = {name: value for name, value in os.environ.items() if name not in ("SPARK_HOME", "PYTHONPATH")}
         environment = kept | {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
         command = [str(HOME / "bin" / "spark-submit"), "--master", master, *arguments]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        with watch.running():
-            done = subprocess.run(command, env=environment | self.secrets, capture_output=True, text=True, check=False)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert done.returncode == 0, done.stdout + done.stderr
-        watch.client += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        with tempfile.TemporaryFile() as output, watch.running():
+            process = subprocess.Popen(
+                command, env=environment | self.secrets, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            with SessionWatch(process.pid) as session:
+                status = process.wait()
+            output.seek(0)
+            assert status == 0, output.read().decode()
+        watch.client += session.seconds
 
 
 def beyond(taken: Taken, name: str, start: str) -> list[float]:
