@@ -124,18 +124,19 @@ def mark_done(
     """
     transaction, number = segment
     of_segment = {"queue_number": queue, "transaction_id": transaction, "number": number}
+    is_read = [r.c[name] == value for name, value in of_segment.items()]
+    whole = work.connection.scalar(sa.select(g.c.entries).select_from(_read).where(*is_read))
+    if whole is None:
+        return True  # by an attempt whose commit was in doubt
     begin = dict(zip(("first_bucket", "first_key", "first_seq"), first, strict=True))
     rest = dict(zip(("last_bucket", "last_key", "last_seq"), last, strict=True)) | {"entries": entries, "bytes": size}
     put = insert_into(work, d).values(**of_segment, **begin, **rest)
     work.connection.execute(put.on_conflict_do_update(index_elements=list(d.primary_key.columns), set_=rest))
-    is_it = [d.c[name] == value for name, value in of_segment.items()]
-    counted = sa.select(sa.func.sum(d.c.entries)).where(*is_it).scalar_subquery()
-    there = sa.select(g.c.entries).where(g.c.transaction_id == transaction, g.c.number == number).scalar_subquery()
-    drained, whole = work.connection.execute(sa.select(counted, there)).one()
-    if drained != whole:
+    is_done = [d.c[name] == value for name, value in of_segment.items()]
+    if work.connection.scalar(sa.select(sa.func.sum(d.c.entries)).where(*is_done)) != whole:
         return False
-    work.connection.execute(r.delete().where(*(r.c[name] == value for name, value in of_segment.items())))
-    work.connection.execute(d.delete().where(*is_it))
+    work.connection.execute(r.delete().where(*is_read))
+    work.connection.execute(d.delete().where(*is_done))
     return True
 
 
