@@ -8,6 +8,8 @@ from export_queue.core.segments.catalogue import begin_load, by_range, mark_done
 from export_queue.core.segments.files import check_base
 from export_queue.core.segments.merging import Chunk, Part, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
+from export_queue.core.segments.peek import peek
+from export_queue.core.segments.vacuum import Vacuumed, vacuum_segments
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
 
 __all__ = [
@@ -19,11 +21,14 @@ __all__ = [
     "Segment",
     "Slice",
     "UnitReader",
+    "Vacuumed",
     "begin_load",
     "by_range",
     "check_base",
     "mark_done",
+    "peek",
     "stage_segments",
+    "vacuum_segments",
     "waiting_segments",
     "write_segments",
 ]
