@@ -17,8 +17,9 @@ from tests.support import bulk
 from tests.support.bulk import many
 
 from export_queue.core.client import Store
-from export_queue.core.drain import drain
+from export_queue.core.drain import drain, pipeline
 from export_queue.core.errors import (
+    DrainError,
     EntriesWait,
     EntryError,
     InvalidArgument,
@@ -413,6 +414,29 @@ class _Failing(MemorySink):
         if self.broken and self.batches == 4:
             raise SinkUnavailable("full")
         return super().apply(operations)
+
+
+def test_a_removal_that_failed_leaves_a_gap_that_is_drained_again(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next chunk is on its way out by then."""
+    bulk.load(orders, many(60))
+    step, calls = pipeline.mark_done, itertools.count(1)
+
+    def failing(*given: Any) -> Any:
+        if next(calls) == 2:
+            raise DrainError("not now")
+        return step(*given)
+
+    monkeypatch.setattr(pipeline, "mark_done", failing)
+    sink = MemorySink()
+    with pytest.raises(DrainError, match="not now"):
+        drain(orders, "orders", sink, sink_name="sink", chunk_rows=3, retry=ONCE)
+    left = waiting(orders)
+    assert left == 60 - 2 * 3
+    report = drain(orders, "orders", sink, sink_name="sink", chunk_rows=4)
+    assert report.read == left
+    assert waiting(orders) == 0
 
 
 def test_each_subscription_drains_the_same_files(orders: Store) -> None:
