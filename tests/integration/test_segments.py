@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.support import bulk
 from tests.support.bulk import many
+from tests.support.fenced_memory import FencedMemory
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain, pipeline
@@ -36,6 +38,7 @@ from export_queue.core.segments import (
     FileReport,
     UnitReader,
     begin_load,
+    mark_done,
     stage_segments,
     vacuum_segments,
     waiting_segments,
@@ -439,6 +442,61 @@ def test_a_removal_that_failed_leaves_a_gap_that_is_drained_again(
     assert waiting(orders) == 0
 
 
+def test_noting_a_drained_part_again_changes_nothing(orders: Store) -> None:
+    """The commit of a removal may be in doubt."""
+    bulk.load(orders, {"a": b"1", "b": b"2"})
+    queue, snapshot = orders.queue("orders"), take_snapshot(orders.database)
+    with orders.database.read() as work:
+        for segment in waiting_segments(work, queue, snapshot, Range(0, 20)):
+            reader = UnitReader(queue, snapshot, segment.range, [segment], rows=1, size=1)
+            before = None
+            while chunk := reader.read(work):
+                if not chunk.parts:
+                    break
+                for _ in range(2):
+                    with orders.database.begin() as other:
+                        noted = mark_done(other, queue, chunk.parts[0], before)
+                before = noted
+    assert waiting(orders) == 0
+    assert _rows(orders) == (0, 0)
+
+
+def test_a_sink_with_fences_takes_entries_in_files(orders: Store) -> None:
+    bulk.put(orders, list(many(10)), b"older")
+    bulk.load(orders, many(30), tasks=3)
+    newer = bulk.put(orders, list(many(5)), b"newer")
+    sink = FencedMemory(rows=4)
+    report = drain(orders, "orders", sink, sink_name="fenced", chunk_rows=3, on_error="fail")
+    assert report.acknowledged == 45
+    assert report.highest_seq == newer
+    found = {record.decode(): document for (_, record), document in sink.documents.items()}
+    assert found == many(30) | many(5, b"newer")
+
+
+def test_a_drain_holds_a_part_of_a_file_in_memory(orders: Store) -> None:
+    entries = {f"key-{i}": random.Random(i).randbytes(200) for i in range(100_000)}
+    _, (report,) = bulk.load(orders, entries)
+    assert report.bytes > 20 << 20
+    assert max(part.row_group_end - part.row_group_first for part in report.slices) == 1
+    most, step = [0], UnitReader.read
+    before = pa.total_allocated_bytes()
+
+    def read(reader: UnitReader, work: Any) -> Any:
+        chunk = step(reader, work)
+        most[0] = max(most[0], pa.total_allocated_bytes() - before)
+        return chunk
+
+    queue, snapshot = orders.queue("orders"), take_snapshot(orders.database)
+    with orders.database.read() as work:
+        segments = waiting_segments(work, queue, snapshot, Range(0, 20))
+        reader = UnitReader(queue, snapshot, Range(0, 20), segments, rows=1000, size=1 << 20)
+        counted = 0
+        while chunk := len(read(reader, work).entries):
+            counted += chunk
+    assert counted == 100_000
+    assert 0 < most[0] < 12 << 20
+
+
 def test_each_subscription_drains_the_same_files(orders: Store) -> None:
     orders.configure_queue(
         "airports", buckets=20, buckets_per_range=5, value="bytes", subscriptions=["search", "cache"]
@@ -632,8 +690,6 @@ def number(orders: Store) -> Iterator[int]:
     ],
 )
 def test_what_a_queue_does_not_take_is_named(orders: Store, number: int, entries: Any, message: str) -> None:
-    import pyarrow as pa
-
     with pytest.raises(EntryError, match=message):
         write_segments(
             [pa.RecordBatch.from_pydict(entries)],
@@ -647,8 +703,6 @@ def test_what_a_queue_does_not_take_is_named(orders: Store, number: int, entries
 
 
 def test_of_a_key_that_comes_again_the_last_one_may_count(orders: Store) -> None:
-    import pyarrow as pa
-
     rows = [(b"a", b"1"), (b"a", b"2"), (b"a", b"3"), (b"b", b"4"), (b"b", b"5")]
     batches = [pa.RecordBatch.from_pydict({"bucket": [1], "key": [key], "value": [value]}) for key, value in rows]
     with orders.transaction(long=True) as tx:
@@ -673,8 +727,6 @@ def test_a_store_without_a_place_for_files_says_what_it_needs(orders: Store, num
 
 @pytest.mark.parametrize("long", [False, True])
 def test_an_arrow_table_is_added_by_the_queues_codecs(orders: Store, long: bool) -> None:
-    import pyarrow as pa
-
     orders.configure_queue("totals", buckets=20, buckets_per_range=5, key="int", value="json")
     with orders.transaction(long=long) as tx:
         numbers = tx.queue("totals")
@@ -690,8 +742,6 @@ def test_an_arrow_table_is_added_by_the_queues_codecs(orders: Store, long: bool)
 
 
 def test_of_a_key_in_two_tables_the_later_one_counts_and_in_one_it_is_an_error(orders: Store) -> None:
-    import pyarrow as pa
-
     twice = pa.table({"key": ["a", "a"], "value": [b"1", b"2"]})
     with orders.transaction(long=True) as tx:
         with pytest.raises(EntryError, match="key b'a' comes more than once"):
@@ -703,8 +753,6 @@ def test_of_a_key_in_two_tables_the_later_one_counts_and_in_one_it_is_an_error(o
 
 
 def test_a_table_without_its_columns_is_refused(orders: Store) -> None:
-    import pyarrow as pa
-
     with pytest.raises(EntryError, match="found no value"), orders.transaction(long=True) as tx:
         tx.queue("orders").add_batch(pa.table({"key": ["a"]}))
 
