@@ -32,7 +32,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.locks import Owner
 from export_queue.core.maintenance import maintain, safe_floor
-from export_queue.core.queue import DeadLetterFilter, Range, subscribe
+from export_queue.core.queue import DeadLetterFilter, Range, Sighting, look, subscribe
 from export_queue.core.retry import Retry
 from export_queue.core.segments import (
     FileReport,
@@ -264,25 +264,27 @@ def test_chunks_are_what_a_sort_of_everything_would_give(orders: Store, whole_ke
         else:
             seq = bulk.put(orders, keys, value)
         expected += [(bulk.bucket(key.encode(), 20), key.encode(), seq, value) for key in keys]
-    queue, snapshot, within = orders.queue("orders"), take_snapshot(orders.database), Range(0, 20)
-    with orders.database.read() as work:
+    for limit in (1, 2, chance.randint(3, 30)):
+        assert chunks(orders, limit, whole_keys=whole_keys) == sorted(expected)
+    assert waiting(orders) == len(expected)
+
+
+def chunks(store: Store, limit: int, *, whole_keys: bool) -> list[tuple[int, bytes, int, bytes | None]]:
+    queue, snapshot, within = store.queue("orders"), take_snapshot(store.database), Range(0, 20)
+    found: list[tuple[int, bytes, int, bytes | None]] = []
+    with store.database.read() as work:
         segments = waiting_segments(work, queue, snapshot, within)
-        limit = chance.randint(1, 30)
         reader = UnitReader(queue, snapshot, within, segments, rows=limit, size=5000, whole_keys=whole_keys)
-        found: list[tuple[int, bytes, int, bytes | None]] = []
-        counted = 0
         while chunk := reader.read(work).entries:
             rows = list(zip(chunk.buckets, chunk.keys, chunk.seqs, chunk.values, strict=True))
-            assert whole_keys or len(rows) <= limit
+            assert len(rows) <= limit or (whole_keys and len({row[:2] for row in rows}) == 1)
             if whole_keys and found:
                 assert found[-1][:2] != rows[0][:2]
             found += rows
-            counted += len(chunk)
             if chunk.is_last:
                 break
         reader.close()
-    assert found == sorted(expected)
-    assert counted == waiting(orders)
+    return found
 
 
 def test_of_a_key_that_one_transaction_adds_twice_the_row_counts(orders: Store) -> None:
@@ -345,14 +347,14 @@ def test_what_a_killed_drain_has_drained_stays_drained(
                 return step(operations)
 
             sink.apply = apply  # type: ignore[method-assign]
-            drain(mine, "orders", sink, sink_name="copies", chunk_rows=7, lease_seconds=1.0)
+            drain(mine, "orders", sink, sink_name="copies", chunk_rows=3, lease_seconds=1.0)
 
     process = fork.Process(target=work)
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
     left = waiting(orders)
-    assert 102 - 5 * 7 <= left <= 102 - 3 * 7
+    assert 102 - 5 * 3 <= left <= 102 - 3 * 3  # in the middle of a unit
     report = drain(orders, "orders", copies, chunk_rows=9)
     assert report.read == left
     assert waiting(orders) == 0
@@ -474,27 +476,22 @@ def test_a_sink_with_fences_takes_entries_in_files(orders: Store) -> None:
 
 
 def test_a_drain_holds_a_part_of_a_file_in_memory(orders: Store) -> None:
-    entries = {f"key-{i}": random.Random(i).randbytes(200) for i in range(100_000)}
-    _, (report,) = bulk.load(orders, entries)
-    assert report.bytes > 20 << 20
-    assert max(part.row_group_end - part.row_group_first for part in report.slices) == 1
-    most, step = [0], UnitReader.read
-    before = pa.total_allocated_bytes()
-
-    def read(reader: UnitReader, work: Any) -> Any:
-        chunk = step(reader, work)
-        most[0] = max(most[0], pa.total_allocated_bytes() - before)
-        return chunk
-
-    queue, snapshot = orders.queue("orders"), take_snapshot(orders.database)
+    orders.configure_queue("large", buckets=5, buckets_per_range=5, value="bytes")
+    entries = {f"key-{i}": random.Random(i).randbytes(400) for i in range(50_000)}
+    _, (report,) = bulk.load(orders, entries, queue_id="large")
+    assert report.bytes > 19 << 20
+    (part,) = report.slices
+    assert part.row_group_end == 3
+    queue, snapshot, within = orders.queue("large"), take_snapshot(orders.database), Range(0, 5)
+    before, most, counted = pa.total_allocated_bytes(), 0, 0
     with orders.database.read() as work:
-        segments = waiting_segments(work, queue, snapshot, Range(0, 20))
-        reader = UnitReader(queue, snapshot, Range(0, 20), segments, rows=1000, size=1 << 20)
-        counted = 0
-        while chunk := len(read(reader, work).entries):
-            counted += chunk
-    assert counted == 100_000
-    assert 0 < most[0] < 12 << 20
+        segments = waiting_segments(work, queue, snapshot, within)
+        reader = UnitReader(queue, snapshot, within, segments, rows=1000, size=1 << 20)
+        while found := len(reader.read(work).entries):
+            counted += found
+            most = max(most, pa.total_allocated_bytes() - before)
+    assert counted == 50_000
+    assert 0 < most < 10 << 20
 
 
 def test_each_subscription_drains_the_same_files(orders: Store) -> None:
@@ -608,6 +605,25 @@ def test_everything_that_counts_sees_entries_in_files(orders: Store) -> None:
     assert [one.value_bytes for one in orders.peek("orders", key="key-1")] == [3, 4]
     with pytest.raises(InvalidArgument, match="entries that wait in files"):
         orders.alter_queue("orders", buckets_per_range=10, guard="seq")
+
+
+def test_a_commit_in_files_is_news_once(orders: Store) -> None:
+    queue = orders.queue("orders")
+
+    def seen(since: Sighting | None) -> Sighting:
+        snapshot = take_snapshot(orders.database)
+        with orders.database.read() as work:
+            return look(work, queue, snapshot, since=since)
+
+    bulk.load(orders, many(10))
+    first = seen(None)
+    assert first.has_news
+    second = seen(first)
+    assert not second.has_news
+    bulk.load(orders, many(10))
+    third = seen(second)
+    assert third.has_news
+    assert third.waiting == second.waiting
 
 
 def test_a_sink_forgets_no_tombstone_that_an_entry_in_a_file_may_meet(orders: Store) -> None:
