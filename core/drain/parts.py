@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from export_queue.core.locks import Lease
-from export_queue.core.queue import Backlog, Entries, Position, Range
+from export_queue.core.queue import Entries, Position, Range
 
 _HIGHEST_SEQ = (1 << 63) - 1
 _BYTES_OF_ENTRY = 200
@@ -29,6 +29,10 @@ class Block:
     key: bytes | None
     """The last key; None stands for the end of the bucket."""
     weight: int
+
+    def place(self) -> tuple[int, bool, bytes]:
+        """Say where it ends, to sort by."""
+        return self.bucket, self.key is None, self.key or b""
 
     @property
     def _end(self) -> Position | None:
@@ -64,9 +68,12 @@ class Part:
         )
 
 
-def weight_of(measured: Backlog) -> int:
-    """Say how much work some entries are: about the number of small entries that cost as much."""
-    return measured.entries + measured.bytes // _BYTES_OF_ENTRY
+def weight(entries: int, size: int) -> int:
+    """Say how much work some entries are: about the number of small entries that cost as much.
+
+    :param size: bytes of their keys and values.
+    """
+    return entries + size // _BYTES_OF_ENTRY
 
 
 def cut(lease: Lease, blocks: Sequence[Block], share: float) -> list[tuple[int, Part]]:

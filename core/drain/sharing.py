@@ -1,12 +1,14 @@
-"""Sharing claimed units out to tasks by what waits in them, as one look at the store measures it."""
+"""Sharing claimed units out to tasks by what waits in them: as the store, and the heads of large files, tell it."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
-from export_queue.core.drain.parts import LEAST_WEIGHT, Block, Part, cut, spread, weight_of
+from export_queue.core.drain.parts import LEAST_WEIGHT, Block, Part, cut, spread, weight
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Backlog, Queue, Range, backlog_by_bucket, every_nth_key
+from export_queue.core.segments import Segment, by_range, row_groups, waiting_segments
 from export_queue.core.store import Database, Reading
 from export_queue.core.transactions import Snapshot
 
@@ -25,32 +27,50 @@ def share_out(
     :param snapshot: decides which entries count.
     :param tasks: the most tasks.
     :returns: the parts of each task; together they cover all units.
+    :raises SegmentLost: a file is missing.
     """
     with database.read() as work:
         within = Range(min(lease.range.first for lease in leases), max(lease.range.end for lease in leases))
-        measured = backlog_by_bucket(work, queue, snapshot, within)
-        share = max(LEAST_WEIGHT, sum(map(weight_of, measured)) / (tasks * _PARTS_PER_TASK))
+        rows = backlog_by_bucket(work, queue, snapshot, within)
+        segments = waiting_segments(work, queue, snapshot, within)
+        total = sum(weight(bucket.entries, bucket.bytes) for bucket in rows)
+        total += sum(weight(segment.entries, segment.bytes) for segment in segments)
+        share = max(LEAST_WEIGHT, total / (tasks * _PARTS_PER_TASK))
         parts: list[tuple[int, Part]] = []
-        at = 0
-        for lease in sorted(leases, key=lambda lease: lease.range):
-            blocks: list[Block] = []
-            while at < len(measured) and measured[at].range.first < lease.range.end:
-                if measured[at].range.first >= lease.range.first:
-                    blocks += _blocks(work, queue, snapshot, measured[at], share)
-                at += 1
-            parts += cut(lease, blocks, share)
+        for lease in leases:
+            unit = lease.range
+            of_unit = rows[bisect_left(rows, unit.first, key=_number) : bisect_left(rows, unit.end, key=_number)]
+            blocks = [block for bucket in of_unit for block in _of_rows(work, queue, snapshot, bucket, share)]
+            blocks += _of_segments(by_range(segments, unit), unit, share)
+            parts += cut(lease, sorted(blocks, key=Block.place), share)
     return spread(parts, tasks)
 
 
-def _blocks(work: Reading, queue: Queue, snapshot: Snapshot, bucket: Backlog, share: float) -> list[Block]:
+def _number(bucket: Backlog) -> int:
+    return bucket.range.first
+
+
+def _of_rows(work: Reading, queue: Queue, snapshot: Snapshot, bucket: Backlog, share: float) -> list[Block]:
     """Take a bucket as one block, or as several where it is more than a share by itself."""
-    weight, number = weight_of(bucket), bucket.range.first
-    pieces = int(weight // share) + 1
+    whole, number = weight(bucket.entries, bucket.bytes), _number(bucket)
+    pieces = int(whole // share) + 1
     if pieces == 1:
-        return [Block(number, None, weight)]
+        return [Block(number, None, whole)]
     step = -(-bucket.entries // pieces)
     # A key with very many entries is found several times.
     keys = list(dict.fromkeys(every_nth_key(work, queue, snapshot, number, step)))
-    each = weight * step // bucket.entries
+    each = whole * step // bucket.entries
     blocks = [Block(number, key, each) for key in keys]
-    return [*blocks, Block(number, None, weight - each * len(keys))]
+    return [*blocks, Block(number, None, whole - each * len(keys))]
+
+
+def _of_segments(segments: Sequence[Segment], unit: Range, share: float) -> list[Block]:
+    """Take what waits in files as one block, or as one for each row group where it is more than a share."""
+    whole = sum(weight(segment.entries, segment.bytes) for segment in segments)
+    if whole <= share:
+        return [Block(unit.first, None, whole)] if whole else []
+    return [
+        Block(min(group.last_bucket, unit.end - 1), group.last_key, weight(group.entries, group.bytes))
+        for segment in segments
+        for group in row_groups(segment)
+    ]

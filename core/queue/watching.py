@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from export_queue.core.queue.buckets import Range
 from export_queue.core.queue.options import Queue
-from export_queue.core.queue.read import waiting_ranges
+from export_queue.core.queue.read import waiting_in_files, waiting_ranges
 from export_queue.core.store import Reading, queries
 from export_queue.core.transactions import Snapshot
 
@@ -60,4 +60,5 @@ def look(
             is not None
             for unit in waiting
         )
+        has_news = has_news or bool(waiting_in_files(work, queue, snapshot, waiting, since=since.snapshot))
     return Sighting(tuple(waiting), has_news, snapshot, retries)

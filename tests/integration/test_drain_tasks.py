@@ -7,17 +7,20 @@ import os
 import pickle
 import uuid
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 import sqlalchemy as sa
+from tests.support import bulk
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DRAIN_RETRY, DrainRequest, Entry, Part, RangeReport, by_range, share_out, sharing
 from export_queue.core.locks import Lease, Owner, claim, revoke
 from export_queue.core.queue import bucket, read_entries
+from export_queue.core.segments import writing
 from export_queue.core.sinks import MemorySink, Put, SinkSpec
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.tasks import TaskSetup, drain_task
@@ -208,6 +211,28 @@ def test_a_bucket_with_nearly_all_entries_is_shared_out(skewed: Store, address: 
     assert sum(report.acknowledged for report in merged) == 1050
     assert len(MemorySink(name).records()) == 1000
     assert waiting(skewed) == 1
+
+
+def test_a_bucket_with_nearly_all_entries_is_shared_out_where_they_wait_in_files(
+    skewed: Store, address: StoreSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(writing, "GROUP_ROWS", 64)
+    skewed.database.segments = str(tmp_path / "segments")
+    keys = [key for key in (f"f{i}" for i in range(30_000)) if bucket(key.encode(), 20) == 7][:1200]
+    bulk.load(skewed, dict.fromkeys(keys, b"3"), tasks=2)
+    name = uuid.uuid4().hex
+    leases = claimed(skewed)
+    prepared = setup(skewed, address, SinkSpec("memory", {"name": name}), chunk_rows=40)
+
+    tasks = share_out(skewed.database, prepared.queue, leases, prepared.snapshot, tasks=3)
+    reports = [prepared.run(parts) for parts in tasks]
+
+    read = [sum(report.read for report in of_task) for of_task in reports]
+    assert sum(read) == 1050 + 1200
+    assert max(read) <= 1.3 * 2250 / 3
+    assert not [report.problem for of_task in reports for report in of_task if report.problem]
+    assert len(MemorySink(name).records()) == 1000 + 1200
+    assert waiting(skewed) == 0
 
 
 def test_an_entry_of_many_under_one_key_is_in_one_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
