@@ -646,6 +646,22 @@ def test_a_missing_file_ends_the_drain_and_loses_nothing(orders: Store) -> None:
     assert drained(orders) == many(10)
 
 
+def test_a_lost_file_is_given_up_by_name_and_for_one_reader(orders: Store) -> None:
+    orders.configure_queue("airports", buckets=20, buckets_per_range=5, value="bytes", subscriptions=READERS)
+    _, (lost, whole) = bulk.load(orders, many(40), queue_id="airports", tasks=2)
+    Path(lost.file).unlink()
+    with pytest.raises(SegmentLost, match="give_up_file"):
+        drained(orders, "airports/search", chunk_rows=3)
+    with pytest.raises(InvalidArgument, match="nothing waits"):
+        orders.dead_letters.give_up_file("airports/search", "/another")
+    assert orders.dead_letters.give_up_file("airports/search", lost.file, who="me") == lost.entries
+    assert len(drained(orders, "airports/search")) == whole.entries
+    (record,) = orders.dead_letters.audit("airports/search")
+    assert (record.act, record.who, record.letters) == ("give up", "me", lost.entries)
+    assert lost.file in record.selection
+    assert waiting(orders, "airports/cache") == 40
+
+
 @pytest.mark.parametrize("damage", ["shorter", "changed"])
 def test_a_damaged_file_ends_the_drain_and_loses_nothing(orders: Store, damage: str) -> None:
     values = {f"key-{i}": random.Random(i).randbytes(100) for i in range(400)}
