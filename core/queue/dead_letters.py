@@ -87,10 +87,10 @@ class DeadLetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """A retry or a drop of dead letters, or a subscription given up with them; the record stays in the store."""
+    """A retry or a drop of dead letters, or something that was given up; the record stays in the store."""
 
     act: str
-    """``retry``, ``drop`` or ``unsubscribe``."""
+    """``retry`` or ``drop``; ``unsubscribe`` with what waited; ``give up`` of a lost file with bulk entries."""
     who: str
     letters: int
     """How many."""

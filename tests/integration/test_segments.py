@@ -518,7 +518,7 @@ def test_a_drain_holds_a_part_of_a_file_in_memory(orders: Store) -> None:
     _, (report,) = bulk.load(orders, entries, queue_id="large")
     assert report.bytes > 19 << 20
     (part,) = report.slices
-    assert part.row_group_end == 3
+    assert part.row_group_end > 2
     queue, snapshot, within = orders.queue("large"), take_snapshot(orders.database), Range(0, 5)
     before, most, counted = pa.total_allocated_bytes(), 0, 0
     with orders.database.read() as work:
@@ -681,6 +681,22 @@ def test_a_missing_file_ends_the_drain_and_loses_nothing(orders: Store) -> None:
     assert waiting(orders) == 10
     aside.rename(path)
     assert drained(orders) == many(10)
+
+
+def test_a_lost_file_is_given_up_by_name_and_for_one_reader(orders: Store) -> None:
+    orders.configure_queue("airports", buckets=20, buckets_per_range=5, value="bytes", subscriptions=READERS)
+    _, (lost, whole) = bulk.load(orders, many(40), queue_id="airports", tasks=2)
+    Path(lost.file).unlink()
+    with pytest.raises(SegmentLost, match="give_up_file"):
+        drained(orders, "airports/search", chunk_rows=3)
+    with pytest.raises(InvalidArgument, match="nothing waits"):
+        orders.dead_letters.give_up_file("airports/search", "/another")
+    assert orders.dead_letters.give_up_file("airports/search", lost.file, who="me") == lost.entries
+    assert len(drained(orders, "airports/search")) == whole.entries
+    (record,) = orders.dead_letters.audit("airports/search")
+    assert (record.act, record.who, record.letters) == ("give up", "me", lost.entries)
+    assert lost.file in record.selection
+    assert waiting(orders, "airports/cache") == 40
 
 
 @pytest.mark.parametrize("damage", ["shorter", "changed"])
