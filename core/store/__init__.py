@@ -23,6 +23,7 @@ from export_queue.core.store.dialect import (
     VersionKey,
     Writes,
 )
+from export_queue.core.store.hints import Listener
 from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
 from export_queue.core.store.queries.conflict_keys import (
     cell_key,
@@ -52,6 +53,7 @@ __all__ = [
     "Histogram",
     "Identity",
     "Limits",
+    "Listener",
     "Outcome",
     "Reading",
     "ServerSnapshot",

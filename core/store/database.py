@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from export_queue.core.errors import InvalidArgument, StoreError, StoreNotCreate
 from export_queue.core.references import hide_secrets
 from export_queue.core.store import forks
 from export_queue.core.store.counters import Counters
+from export_queue.core.store.hints import Channel, Hints, Listener
 from export_queue.core.store.limits import Limits
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _MOST_IDLE = 8
 """Connections that stay at hand between transactions; the pool takes back all others."""
 _TIDY_SECONDS = 3600.0
 """How long the end waits for tidying, as for any answer."""
+_HINT_SECONDS = 5.0
+"""How long an answer to hints is waited for."""
 MOST_SCHEMA_BYTES = 63
 _ENDED_AT_ONCE = "This connection is closed"
 """The pool's words when the connection in the place of a dead one is dead, too."""
@@ -111,6 +114,8 @@ class Database:
         self._refusal: StoreError | None = None
         """Why this process may not use the store."""
         self._tidying: threading.Thread | None = None
+        self.hints = Hints(self._send_hints)
+        """Where commits leave word for those that follow their queues."""
         forks.follow(self)
 
     @classmethod
@@ -367,9 +372,53 @@ class Database:
         if self._tidying is not None:
             self._tidying.join(_TIDY_SECONDS)
 
+    def _send_hints(self, channels: Collection[Channel]) -> bool | None:
+        """Send hints by a connection that nobody uses at this moment; None where there is none.
+
+        A commit that comes meanwhile opens another connection, and no commit ever waits for this one: it goes back to
+        the pool itself.
+        """
+        if not self.dialect.has_hints or self._refusal is not None:
+            return False
+        with self._counted():
+            try:
+                pooled, raw = self._idle.pop()
+            except IndexError:
+                return None
+            try:
+                if not self.dialect.is_alive(raw):
+                    pooled.invalidate()
+                    return None
+                self.dialect.limit(raw, _HINT_SECONDS)
+                return self.dialect.send_hints(raw, channels)
+            except BaseException:
+                pooled.invalidate()
+                raise
+            finally:
+                pooled.close()
+
+    def listen(self, store_id: str, queue: int) -> Listener | None:
+        """Wait for hints of what is committed to a queue, by a connection of its own; None where none can come.
+
+        :param store_id: identity of the store.
+        :param queue: the number of the queue to which entries are added.
+        """
+        if not self.dialect.has_hints:
+            return None
+        with self._unsent():
+            pooled = self.engine.raw_connection()
+        try:
+            pooled.detach()
+            with self.translated():
+                return self.dialect.listen(pooled.driver_connection, Channel.of(store_id, queue))
+        except BaseException:
+            pooled.invalidate()
+            raise
+
     def close(self) -> None:
         """Close all connections, once the space of removed entries is reclaimed, if that was begun."""
         self.wait_until_tidy()
+        self.hints.close()
         self.forget_connections()
         self.dialect.forget_place()
 
@@ -392,6 +441,8 @@ class Database:
         self._idle = []
         self._lent = {}
         self._tidying = None
+        forks.leave_to_parent(self.hints)
+        self.hints = Hints(self._send_hints)
         self.engine.dispose(close=False)
         self.counters = Counters()
         self._refusal = self.dialect.refusal_in_child(self.shown_url, was_in_use=was_in_use)
