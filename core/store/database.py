@@ -408,11 +408,12 @@ class Database:
         with self._unsent():
             pooled = self.engine.raw_connection()
         try:
+            raw = pooled.driver_connection
             pooled.detach()
             with self.translated():
-                return self.dialect.listen(pooled.driver_connection, Channel.of(store_id, queue))
+                return self.dialect.listen(raw, Channel.of(store_id, queue))
         except BaseException:
-            pooled.invalidate()
+            pooled.close()
             raise
 
     def close(self) -> None:

@@ -167,7 +167,8 @@ def scan(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool, newes
 
 SEND_HINTS = """
     select pg_catalog.count(*) filter (where h.sent), pg_catalog.set_config('synchronous_commit', 'off', true)
-    from pg_catalog.unnest(%s::text[], %s::int[], %s::int[]) as k(channel, a, b)
+    from rows from (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::int[]), pg_catalog.unnest(%s::int[]))
+      as k(channel, a, b)
     cross join lateral (
       select case when pg_catalog.pg_try_advisory_xact_lock(k.a, k.b) then false
                   else pg_catalog.pg_notify(k.channel, '')::text is not null end as sent) as h
