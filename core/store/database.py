@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError as UrlError
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import QueuePool
 
 from export_queue.core.errors import InvalidArgument, StoreError, StoreNotCreated, StoreReplaced, StoreUnavailable
 from export_queue.core.references import hide_secrets
@@ -381,14 +382,11 @@ class Database:
         if not self.dialect.has_hints or self._refusal is not None:
             return False
         with self._counted():
-            try:
-                pooled, raw = self._idle.pop()
-            except IndexError:
+            found = self._unused()
+            if found is None:
                 return None
+            pooled, raw = found
             try:
-                if not self.dialect.is_alive(raw):
-                    pooled.invalidate()
-                    return None
                 self.dialect.limit(raw, _HINT_SECONDS)
                 return self.dialect.send_hints(raw, channels)
             except BaseException:
@@ -396,6 +394,21 @@ class Database:
                 raise
             finally:
                 pooled.close()
+
+    def _unused(self) -> tuple[sa.PoolProxiedConnection, object] | None:
+        """Take a connection that is open and that nobody uses; None where there is none."""
+        with contextlib.suppress(IndexError):
+            pooled, raw = self._idle.pop()
+            if self.dialect.is_alive(raw):
+                return pooled, raw
+            pooled.invalidate()
+            pooled.close()
+        pool = self.engine.pool
+        if not isinstance(pool, QueuePool) or not pool.checkedin():
+            return None
+        with self.translated():
+            pooled = self.engine.raw_connection()
+        return pooled, pooled.driver_connection
 
     def listen(self, store_id: str, queue: int) -> Listener | None:
         """Wait for hints of what is committed to a queue, by a connection of its own; None where none can come.

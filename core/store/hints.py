@@ -19,6 +19,8 @@ EVERY_SECONDS = 0.1
 UNFOLLOWED_SECONDS = 5.0
 """Least time between two questions whether anybody follows a queue, as long as nobody does."""
 _JOIN_SECONDS = 2.0
+_TRIES = 10
+"""How often a free connection is looked for; behind that the followers have looked by themselves."""
 
 log = logging.getLogger("export_queue.store")
 
@@ -60,6 +62,8 @@ class Hints:
         self._guard = threading.Lock()
         self._left: set[tuple[str, int]] = set()
         """Stores and queues of which hints are to be sent."""
+        self._tries = 0
+        """How often no connection was free since hints were sent."""
         self._woken = threading.Event()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -105,12 +109,14 @@ class Hints:
         if not told:
             return True
         is_followed = self._sent(told)
-        if is_followed is None:
+        if is_followed is None and self._tries < _TRIES:
+            self._tries += 1
             with self._guard:
                 self._left |= told
             self._woken.set()
             return True
-        return is_followed
+        self._tries = 0
+        return is_followed is not False
 
     def _sent(self, told: Collection[tuple[str, int]]) -> bool | None:
         try:
