@@ -35,6 +35,8 @@ from export_queue.core.transactions import take_snapshot
 
 LINK_SECONDS = 60.0
 """How long a link lasts: so soon a sink that has lost data is noticed, and so seldom a report is stored."""
+ROUND_SECONDS = 1.0
+"""How long a round goes on with new chunks; then others may claim what it held."""
 PACE_SECONDS = 0.04
 """Least time from one round to the next: each costs the same for one entry and for hundreds."""
 LONGEST_PAUSE = 0.5
@@ -120,8 +122,8 @@ EngineOf = Callable[[DrainRequest], Engine]
 """Gives the engine of one link; what it works with stays open over all links."""
 
 
-class _Stopped(Exception):
-    """The follower was told to stop while it worked off a chunk."""
+class _RoundOver(Exception):
+    """The follower was told to stop while it brought a chunk, or others must have a chance to claim."""
 
 
 @dataclass(slots=True)
@@ -147,6 +149,7 @@ class Follower:
     _listener: Listener | None = None
     _listened_at: float = float("-inf")
     _attempt_told_at: float = float("-inf")
+    _round_end: float = float("inf")
     _line_at: float = 0.0
     _line_entries: int = 0
     _in_link: int = 0
@@ -228,11 +231,18 @@ class Follower:
     def _bring_rounds(self, course: Course, engine: Engine, end: float) -> None:
         idle = 0
         while not self.stop():
-            begun = self.clock()
+            begun, known = self.clock(), len(course.parts)
+            self._round_end = begun + ROUND_SECONDS
             try:
                 found = course.bring_free(engine)
-            except _Stopped:
-                return
+            except _RoundOver:
+                if self.stop():
+                    break
+                # what this round has left is read again, and counted then
+                course.parts[known:] = [
+                    replace(part, read=part.read - part.left, left=0) for part in course.parts[known:]
+                ]
+                found = True
             idle = 0 if found else idle + 1
             self._tell(course)
             if self.clock() >= end:
@@ -248,8 +258,8 @@ class Follower:
         """Note what a chunk has brought, and end between two chunks where that is wanted."""
         self._in_link = progress.acknowledged + progress.dead
         self._tell()
-        if self.stop():
-            raise _Stopped
+        if self.stop() or self.clock() >= self._round_end:
+            raise _RoundOver
 
     def _await_hint(self, seconds: float) -> None:
         """Wait until the store hints that something was committed, or the time is over."""

@@ -42,6 +42,7 @@ from export_queue.core.locks import (
     claim,
     end_attempt,
     holders,
+    joined,
     not_available,
     release,
     release_all,
@@ -260,7 +261,8 @@ class Course:
         claimed_at = self.clock()
         leases = self._claim(queue, self._settled(queue, waiting) if engine.is_fenced else waiting)
         if leases:
-            self._drain(engine, queue, leases, claimed_at)
+            # A fenced sink knows claims of single units. For all others few entries of many units are one small chunk.
+            self._drain(engine, queue, leases if engine.is_fenced else joined(leases), claimed_at)
         return bool(leases)
 
     @contextlib.contextmanager

@@ -272,6 +272,17 @@ def test_pauses_between_attempts_grow(orders: Store) -> None:
     assert sum(slept) > 40 * following.LONGEST_PAUSE / 2
 
 
+def test_a_long_round_lets_others_claim_and_counts_nothing_twice(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "ROUND_SECONDS", 0.0)
+    add(orders, 0, 200)
+    with following_into(orders, MemorySink(), sink_name="s", chunk_rows=10, drain_id="f") as follower:
+        await_empty(orders, follower)
+        report = follower.stopped()
+    assert (report.read, report.acknowledged, report.left) == (200, 200, 0)
+
+
 def test_two_followers_and_a_drain_share_a_queue_with_writers(orders: Store) -> None:
     """Each entry is acknowledged once, whoever brings it."""
     sink = MemorySink()
@@ -576,9 +587,18 @@ def reached(gate: Path, process: subprocess.Popen[str]) -> Callable[[], bool]:
 def test_a_signal_ends_the_command_with_status_0_and_a_report_and_loses_nothing(
     orders: Store, gate: Path, number: signal.Signals
 ) -> None:
-    add(orders, 0, 40)
+    add(orders, 0, 12_000)  # two chunks
     sink = f"sqlite:///{gate / 'copies.db'}"
-    options = ["drain", "orders", "--store", "env:XQ_TEST_STORE", "--sink", sink, "--sink-option", 'columns={"n": "integer"}']
+    options = [
+        "drain",
+        "orders",
+        "--store",
+        "env:XQ_TEST_STORE",
+        "--sink",
+        sink,
+        "--sink-option",
+        'columns={"n": "integer"}',
+    ]
     command = [*CLI, *options, "--exporter", "gated:export", "--json"]
     with program(*command, "--follow", cwd=gate) as process:
         wait_until(reached(gate, process), "no entry was exported")
@@ -588,19 +608,28 @@ def test_a_signal_ends_the_command_with_status_0_and_a_report_and_loses_nothing(
     assert process.returncode == 0, complained
     report = json.loads(told)
     assert report["read"] == report["acknowledged"] + report["left"]
-    assert 0 < report["acknowledged"] < 40
-    assert waiting(orders) == 40 - report["acknowledged"]
+    assert 0 < report["acknowledged"] < 12_000
+    assert waiting(orders) == 12_000 - report["acknowledged"]
     assert held(orders) == 0
     with program(*command, cwd=gate) as process:
         told, complained = process.communicate(timeout=PATIENCE)
-    assert json.loads(told)["written"] == 40 - report["written"], "nothing is brought twice"
+    assert json.loads(told)["written"] == 12_000 - report["written"], "nothing is brought twice"
 
 
 def test_a_terminal_error_ends_the_command_with_status_1(orders: Store, gate: Path) -> None:
     add(orders, 0, 1)
     (gate / "refusing.py").write_text("def export(entry): raise ValueError('no')")
     sink = f"sqlite:///{gate / 'copies.db'}"
-    options = ["drain", "orders", "--store", "env:XQ_TEST_STORE", "--sink", sink, "--sink-option", 'columns={"n": "integer"}']
+    options = [
+        "drain",
+        "orders",
+        "--store",
+        "env:XQ_TEST_STORE",
+        "--sink",
+        sink,
+        "--sink-option",
+        'columns={"n": "integer"}',
+    ]
     options += ["--exporter", "refusing:export", "--on-error", "fail", "--follow"]
     with program(*CLI, *options, cwd=gate) as process:
         _, complained = process.communicate(timeout=PATIENCE)
