@@ -37,7 +37,7 @@ LINK_SECONDS = 60.0
 """How long a link lasts: so soon a sink that has lost data is noticed, and so seldom a report is stored."""
 ROUND_SECONDS = 1.0
 """How long a round goes on with new chunks; then others may claim what it held."""
-PACE_SECONDS = 0.04
+PACE_SECONDS = 0.07
 """Least time from one round to the next: each costs the same for one entry and for hundreds."""
 LONGEST_PAUSE = 0.5
 """Most seconds between two looks at a queue in which nothing waits, and until a stop is noticed."""
