@@ -29,7 +29,8 @@ from export_queue.core.errors import (
     SinkUnavailable,
     StoreUnavailable,
 )
-from export_queue.core.locks import holders, revoke
+from export_queue.core.locks import Lease, claim, hold, holders, joined, release, revoke
+from export_queue.core.queue import Range
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations
 from export_queue.core.store.hints import Channel
 
@@ -308,6 +309,23 @@ def _write(store: Store, first: int, count: int) -> None:
         add(store, i, i + 2)
 
 
+def test_joined_leases_are_held_and_given_back_together(orders: Store) -> None:
+    """One of their locks is not enough for a critical section."""
+    queue, database = orders.queue("orders"), orders.database
+    units = queue.units()
+    leases = claim(database, queue, [units[0], units[1], units[3]], owner=Owner("task"), lease_seconds=600)
+    both, apart = joined(leases)
+    assert (both.range, apart.range) == (Range(0, 10), units[3])
+    assert Lease.from_json(both.to_json()) == both
+    with database.begin() as work:
+        hold(work, both)
+    release(database, [lease for lease in leases if lease.range == units[1]])
+    with database.begin() as work, pytest.raises(LeaseLost):
+        hold(work, both)
+    release(database, [both, apart])
+    assert held(orders) == 0
+
+
 # hints
 
 
@@ -553,7 +571,7 @@ from export_queue import SinkSpec, Store, follow
 
 with Store.open(sys.argv[1]) as store:
     follow(store, "orders", SinkSpec("sql", {"url": sys.argv[2], "columns": {"n": "integer"}}),
-           stop=lambda: False, exporter="gated:export", lease_seconds=3)
+           stop=lambda: False, exporter="gated:export", lease_seconds=1.5)
 """
 
 
@@ -583,7 +601,13 @@ def reached(gate: Path, process: subprocess.Popen[str]) -> Callable[[], bool]:
     return lambda: (gate / "reached").exists() or process.poll() is not None
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, id="SIGTERM"),
+        pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.full("a variant")),
+    ],
+)
 def test_a_signal_ends_the_command_with_status_0_and_a_report_and_loses_nothing(
     orders: Store, gate: Path, number: signal.Signals
 ) -> None:
