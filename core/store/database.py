@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +116,7 @@ class Database:
         self._refusal: StoreError | None = None
         """Why this process may not use the store."""
         self._tidying: threading.Thread | None = None
-        self.hints = Hints(self._send_hints)
-        """Where commits leave word for those that follow their queues."""
+        self._begin_hints()
         forks.follow(self)
 
     @classmethod
@@ -373,6 +373,23 @@ class Database:
         if self._tidying is not None:
             self._tidying.join(_TIDY_SECONDS)
 
+    def hint(self, store_id: str, queues: Collection[int]) -> None:
+        """Leave word that entries were committed, for those that follow their queues; it takes microseconds."""
+        if self.dialect.has_hints:
+            self.hints.tell(store_id, queues)
+
+    def _begin_hints(self) -> None:
+        method = weakref.WeakMethod(self._send_hints)  # a thread that waits for commits keeps no database
+
+        def send(channels: Collection[Channel]) -> bool | None:
+            send_now = method()
+            return False if send_now is None else send_now(channels)
+
+        self.hints = Hints(send)
+        """Where commits leave word for those that follow their queues."""
+        self._abandoned = weakref.finalize(self, self.hints.stop)
+        self._abandoned.atexit = False
+
     def _send_hints(self, channels: Collection[Channel]) -> bool | None:
         """Send hints by a connection that nobody uses at this moment; None where there is none.
 
@@ -455,8 +472,9 @@ class Database:
         self._idle = []
         self._lent = {}
         self._tidying = None
+        self._abandoned.detach()
         forks.leave_to_parent(self.hints)
-        self.hints = Hints(self._send_hints)
+        self._begin_hints()
         self.engine.dispose(close=False)
         self.counters = Counters()
         self._refusal = self.dialect.refusal_in_child(self.shown_url, was_in_use=was_in_use)

@@ -88,9 +88,13 @@ class Hints:
         with self._guard:
             thread, self._thread = self._thread, None
         if thread is not None:
-            self._stopped.set()
-            self._woken.set()
+            self.stop()
             thread.join(_JOIN_SECONDS)
+
+    def stop(self) -> None:
+        """Let the thread end, without waiting for it."""
+        self._stopped.set()
+        self._woken.set()
 
     def _work(self) -> None:
         is_followed = False

@@ -538,7 +538,7 @@ class OpenTransaction:
             raise
         counters.committed(call.kind, time.monotonic() - begun)
         if call.writes.entries and call.kind != "bound":  # a bound one is not committed yet
-            self.database.hints.tell(call.store_id, {entry[0] for entry in call.writes.entries})
+            self.database.hint(call.store_id, {entry[0] for entry in call.writes.entries})
         return number
 
     def _send_and_ask(self, call: CommitCall) -> int:
