@@ -231,17 +231,13 @@ class Follower:
     def _bring_rounds(self, course: Course, engine: Engine, end: float) -> None:
         idle = 0
         while not self.stop():
-            begun, known = self.clock(), len(course.parts)
+            begun = self.clock()
             self._round_end = begun + ROUND_SECONDS
             try:
                 found = course.bring_free(engine)
             except _RoundOver:
                 if self.stop():
                     break
-                # what this round has left is read again, and counted then
-                course.parts[known:] = [
-                    replace(part, read=part.read - part.left, left=0) for part in course.parts[known:]
-                ]
                 found = True
             idle = 0 if found else idle + 1
             self._tell(course)
