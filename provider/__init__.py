@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from export_queue.assets import queue_asset as queue_asset
     from export_queue.core.client import FirstLoad, Store, TransactionContext
-    from export_queue.core.drain import DrainReport, Entry, KeyStory, drain, readmit
+    from export_queue.core.drain import DrainReport, Entry, KeyStory, drain, follow, readmit
     from export_queue.core.errors import (
         AfterCommitFailed,
         AlreadyCommitted,
@@ -204,6 +204,7 @@ __all__ = [
     "check_owner",
     "drain",
     "drain_job",
+    "follow",
     "raise_floor",
     "readmit",
     "refuse_seqs",
@@ -213,7 +214,7 @@ __all__ = [
 
 _ROOMS = {
     "client": "FirstLoad Store TransactionContext",
-    "drain": "DrainReport Entry KeyStory drain readmit",
+    "drain": "DrainReport Entry KeyStory drain follow readmit",
     "locks": "Owner",
     "observers": "WaitingRows",
     "queue": "DeadLetter DeadLetterFilter QueuedEntry Range bucket",

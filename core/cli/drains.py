@@ -23,14 +23,15 @@ from export_queue.core.cli.console import (
 )
 from export_queue.core.cli.loading import search_current_folder
 from export_queue.core.cli.naming import named_sink
-from export_queue.core.cli.progress import shown_progress
+from export_queue.core.cli.progress import shown_lines, shown_progress
 from export_queue.core.cli.sink_options import SinkName, SinkOptions, SinkSecrets, SinkText
-from export_queue.core.cli.stopping import sigterm_interrupts, status_of
+from export_queue.core.cli.stopping import StopSignals, sigterm_interrupts, status_of
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainRequest, drain_as_requested
+from export_queue.core.drain import DrainOptions, DrainReport, DrainRequest, drain_as_requested, follow
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.locks import holders
 from export_queue.core.printable import printable
+from export_queue.core.sinks import SinkSpec
 
 
 @app.command()
@@ -58,19 +59,23 @@ def drain(
         Literal["dead_letter", "fail"] | None, typer.Option(help="refused entries: dead_letter or fail; dead_letter")
     ] = None,
     max_dead: Annotated[int | None, typer.Option(min=0, help="most entries that may be set aside; 1000")] = None,
+    goes_on: Annotated[
+        bool, typer.Option("--follow", help="go on, and bring entries soon after their commit, until SIGTERM or Ctrl-C")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring the committed entries of a queue into a sink, in this process.
 
     Once it has ended with status 0, every entry that was committed before is in the sink or is a dead letter. Ctrl-C
-    and SIGTERM end it cleanly: what the sink has acknowledged stays removed, the rest waits.
+    and SIGTERM end it cleanly: what the sink has acknowledged stays removed, the rest waits. With --follow they are the
+    ordinary end, with status 0: the chunk at hand is brought first.
     """
     search_current_folder()
     with (
         named_sink(sink, options=sink_option or (), secrets=sink_secret or (), name=sink_name) as described,
         open_store(store, password, schema, behind_pooler=behind_pooler) as opened,
     ):
-        options = {
+        options: DrainOptions = {
             "exporter": exporter,
             "ranges": None if ranges is None else [_range(text) for text in ranges],
             "if_locked": if_locked,
@@ -79,6 +84,9 @@ def drain(
             "max_dead": max_dead,
             "drain_id": uuid.uuid4().hex,
         }
+        if goes_on:
+            _tell(_follow(opened, queue_id, described, options), as_json=as_json)
+            return
         request = DrainRequest.of(queue_id, described.name, options)
         try:
             with sigterm_interrupts(), shown_progress(opened, request) as on_progress:
@@ -90,10 +98,19 @@ def drain(
         except ExportQueueError:
             _tell_failure(opened, request, as_json=as_json)
             raise
+    _tell(report, as_json=as_json)
+
+
+def _tell(report: DrainReport, *, as_json: bool) -> None:
     if as_json:
         print_json(report.to_dict())
     else:
         say(report.line())
+
+
+def _follow(store: Store, queue_id: str, sink: SinkSpec, options: DrainOptions) -> DrainReport:
+    with StopSignals() as signals, shown_lines():
+        return follow(store, queue_id, sink, stop=signals.requested, **options)
 
 
 def _tell_failure(store: Store, request: DrainRequest, *, as_json: bool) -> None:

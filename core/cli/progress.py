@@ -19,6 +19,11 @@ from export_queue.core.printable import PrintableLines, printable
 _log = logging.getLogger("export_queue")
 
 
+def shown_lines() -> contextlib.AbstractContextManager[None]:
+    """Show the lines of a drain on the standard error, for a block."""
+    return _lines(logging.StreamHandler(sys.stderr))
+
+
 @contextlib.contextmanager
 def shown_progress(store: Store, request: DrainRequest) -> Iterator[_Shown]:
     """Show a drain's progress on the standard error, for a block.
@@ -30,7 +35,7 @@ def shown_progress(store: Store, request: DrainRequest) -> Iterator[_Shown]:
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        with _lines(logging.StreamHandler(sys.stderr)):
+        with shown_lines():
             yield _Shown(None)
         return
     waiting = sum(unit.entries for unit in store.backlog(request.queue_id, request.ranges))

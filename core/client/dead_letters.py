@@ -136,7 +136,7 @@ class DeadLetters:
         :returns: how many entries reach no sink.
         :raises InvalidArgument: nothing of the file waits in the queue.
         """
-        queue, who = self._find_queue(queue_id), who or _user_at_host()
+        queue, who = self._find_queue(queue_id), who or user_at_host()
         with self._database.begin() as work:
             given_up = give_up_file(work, queue, file, who=who)
         log.warning("%s gave up %d entries of %s in the file %s", who, given_up, queue_id, file)

@@ -5,6 +5,7 @@ from export_queue.core.drain.dead_letters import retry_dead_letters
 from export_queue.core.drain.engine import Engine, Progress
 from export_queue.core.drain.exporters import Entry, Exported, Exporter, load_exporter, opened_exporter
 from export_queue.core.drain.fenced import claim_units
+from export_queue.core.drain.follow import FOLLOW_RETRY, EngineOf, Follower, follow, follow_as_requested
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.local import LocalEngine, drain, drain_as_requested
 from export_queue.core.drain.one_drain import run_drain
@@ -18,15 +19,18 @@ from export_queue.core.drain.why import FinishedDrain, KeyStory, LastCommit, why
 
 __all__ = [
     "DRAIN_RETRY",
+    "FOLLOW_RETRY",
     "Counts",
     "DrainOptions",
     "DrainReport",
     "DrainRequest",
     "Engine",
+    "EngineOf",
     "Entry",
     "Exported",
     "Exporter",
     "FinishedDrain",
+    "Follower",
     "KeyStory",
     "LastCommit",
     "LeaseKeeper",
@@ -41,6 +45,8 @@ __all__ = [
     "drain",
     "drain_as_requested",
     "drain_ranges",
+    "follow",
+    "follow_as_requested",
     "load_exporter",
     "opened_exporter",
     "readmit",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +42,7 @@ from export_queue.core.locks import (
     claim,
     end_attempt,
     holders,
+    joined,
     not_available,
     release,
     release_all,
@@ -89,10 +90,30 @@ def run_drain(
     :param clock: tells seconds; only differences count.
     :returns: the report.
     """
-    course = _Course(store.database, store.id, request, sleep, clock)
-    started_at = clock()
+    course = Course(store.database, store.id, request, sleep, clock)
+    title = f"{request.queue_id} → {request.sink_name}"
+
+    def bring_all() -> None:
+        with (
+            ProgressLog(title, course.count_left, clock=clock) as progress,
+            engine as opened,
+            course.shown_again(opened),
+        ):
+            course.bring_all(opened, progress)
+
+    return concluded(course, bring_all)
+
+
+def concluded(course: Course, work: Callable[[], None]) -> DrainReport:
+    """Do the work of a drain, and keep its report in the store, also when the work fails.
+
+    :param course: what the work notes its results in.
+    :param work: takes the steps up to the sixth.
+    :returns: the report.
+    """
+    started_at = course.clock()
     try:
-        report = _drained(course, engine, started_at)
+        report = _worked_off(course, work, started_at)
     except BaseException as error:
         # An interruption may follow a failure, as the signal to a driver follows the death of its Java process, and
         # meet the drain while it gives its leases back.
@@ -103,27 +124,13 @@ def run_drain(
             raise
         raise
     _warn(report)
-    _tidy(store.database, report)
+    _tidy(course.database, report)
     return report
 
 
-def _drained(course: _Course, engine: AbstractContextManager[Engine], started_at: float) -> DrainReport:
-    request = course.request
-    title = f"{request.queue_id} → {request.sink_name}"
+def _worked_off(course: Course, work: Callable[[], None], started_at: float) -> DrainReport:
     try:
-        with ProgressLog(title, course.count_left, clock=course.clock) as progress, engine as opened:
-            try:
-                course.bring_all(opened, progress)
-            except SinkError:
-                raise
-            except Exception as error:
-                if isinstance(error, LeaseLost):
-                    course.refuse_removed(error)
-                if any(part.acknowledged for part in course.parts):
-                    with contextlib.suppress(Exception):  # the trouble itself matters more
-                        course.show_again(opened)
-                raise
-            course.show_again(opened)  # 6
+        work()
     finally:
         with contextlib.suppress(ExportQueueError):
             course.look_back()  # 7
@@ -133,7 +140,7 @@ def _drained(course: _Course, engine: AbstractContextManager[Engine], started_at
     return report
 
 
-def _give_up(course: _Course, error: BaseException, started_at: float) -> None:
+def _give_up(course: Course, error: BaseException, started_at: float) -> None:
     """Store the report of a drain that failed, and give back whatever it may still hold."""
     report = course.report(seconds=course.clock() - started_at, problem=Problem.of(error))
     with contextlib.suppress(Exception):  # the error itself matters more
@@ -160,15 +167,19 @@ def _tidy(database: Database, report: DrainReport) -> None:
         log.debug("it was not found out whether the space of removed entries should be reclaimed: %s", error)
 
 
-def _end(course: _Course, report: DrainReport) -> None:
+def _end(course: Course, report: DrainReport) -> None:
     database, request = course.database, course.request
+    has_ended = not course.goes_on
+    if not has_ended and not report.read:
+        return  # what holds nothing and has brought nothing leaves nothing
     if not course.number:  # before the SQL transaction: nobody else draws it if that one is rolled back
         with database.connect() as connection:
             course.number = database.dialect.draw(connection)
     with database.begin() as work:
         if course.queue is not None:
             release_all(work, course.queue, course.wanted, request.owner)
-        end_attempt(work, request.owner)
+        if has_ended:
+            end_attempt(work, request.owner)
         # Once: an end whose answer was lost, or which was interrupted, has perhaps stored it.
         queries.reports.save_report(
             work, report.to_dict(), number=course.number, drain_id=report.drain_id, queue_id=report.queue
@@ -180,14 +191,16 @@ def _shown(units: Sequence[Range]) -> str:
 
 
 @dataclass(slots=True)
-class _Course:
-    """One drain, and how far it has come."""
+class Course:
+    """One drain, and how far it has come; a follower goes its own way through the same steps."""
 
     database: Database
     store_id: str
     request: DrainRequest
     sleep: Callable[[float], None]
     clock: Callable[[], float]
+    goes_on: bool = False
+    """Whether another drain of the same attempt follows this one."""
     queue: Queue | None = None
     wanted: list[Range] = field(default_factory=list)
     """Units that were asked for."""
@@ -208,9 +221,7 @@ class _Course:
     def bring_all(self, engine: Engine, progress: ProgressLog) -> None:
         """Keep the promise: the numbers are those of the steps in the head of this module."""
         promised = self.promised = take_snapshot(self.database)  # 1
-        queue = self._find_queue()
-        begin_attempt(self.database, queue, self.request.owner)
-        self._admit_and_bind(engine, queue)  # 2
+        queue = self.begin(engine)  # 2
         waiting = self._with_work(queue, promised, self.wanted)  # 3
         waits_since = self.clock()
         while waiting:
@@ -234,6 +245,41 @@ class _Course:
             self.sleep(POLL_SECONDS)
             check_attempt(self.database, self.request.owner)
             waiting = self._with_work(queue, promised, waiting)  # 3, since the holder may have done it all
+
+    def begin(self, engine: Engine) -> Queue:
+        """Find the queue, take over from older attempts, and have the sink admit this drain."""
+        queue = self._find_queue()
+        begin_attempt(self.database, queue, self.request.owner)
+        self._admit_and_bind(engine, queue)
+        return queue
+
+    def bring_free(self, engine: Engine) -> bool:
+        """Bring the entries that wait now in units that nobody holds; tell whether there were any."""
+        queue = self.queue
+        assert queue is not None
+        waiting = self._with_work(queue, take_snapshot(self.database), self.wanted)
+        claimed_at = self.clock()
+        leases = self._claim(queue, self._settled(queue, waiting) if engine.is_fenced else waiting)
+        if leases:
+            # A fenced sink knows claims of single units. For all others few entries of many units are one small chunk.
+            self._drain(engine, queue, leases if engine.is_fenced else joined(leases), claimed_at)
+        return bool(leases)
+
+    @contextlib.contextmanager
+    def shown_again(self, engine: Engine) -> Iterator[None]:
+        """Show the sink a fence behind a block that brings entries; behind one that fails, if it has brought some."""
+        try:
+            yield
+        except SinkError:
+            raise
+        except Exception as error:
+            if isinstance(error, LeaseLost):
+                self.refuse_removed(error)
+            if any(part.acknowledged for part in self.parts):
+                with contextlib.suppress(Exception):  # the trouble itself matters more
+                    self.show_again(engine)
+            raise
+        self.show_again(engine)  # 6
 
     def refuse_removed(self, error: LeaseLost) -> None:
         """Say so where leases were lost since the subscription was removed: to start again would be no use.

@@ -10,8 +10,8 @@ Source: Druid's interval locks and critical actions.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -32,6 +32,8 @@ class Lease:
     queue: int
     layout: int
     range: Range
+    others: tuple[int, ...] = ()
+    """First buckets of the other units, where it stands for the locks of several."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; the fence is a string, since it exceeds 2⁵³."""
@@ -40,12 +42,26 @@ class Lease:
             "queue": self.queue,
             "layout": self.layout,
             "range": self.range.to_json(),
+            "others": list(self.others),
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Lease:
         """Read what :meth:`to_json` gave."""
-        return cls(int(value["fence"]), value["queue"], value["layout"], Range(*value["range"]))
+        others = tuple(value.get("others", ()))
+        return cls(int(value["fence"]), value["queue"], value["layout"], Range(*value["range"]), others)
+
+
+def joined(leases: Sequence[Lease]) -> list[Lease]:
+    """Join the leases of one claim whose units are neighbours: all are held, renewed and given back together."""
+    found: list[Lease] = []
+    for lease in sorted(leases, key=lambda one: one.range.first):
+        if found and (last := found[-1]).range.end == lease.range.first:
+            others = (*last.others, lease.range.first, *lease.others)
+            found[-1] = replace(last, range=Range(last.range.first, lease.range.end), others=others)
+        else:
+            found.append(lease)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +205,12 @@ def _require(work: Work, leases: Sequence[Lease], *, now: int, shared: bool) -> 
 
 
 def _places(leases: Sequence[Lease]) -> list[queries.locks.Place]:
-    return [(lease.fence, lease.range.first) for lease in leases]
+    return [(lease.fence, first) for lease in leases for first in (lease.range.first, *lease.others)]
 
 
-def _refuse_lost(leases: Sequence[Lease], held: Collection[queries.locks.Place]) -> None:
-    for lease, place in zip(leases, _places(leases), strict=True):
-        if place not in held:
+def _refuse_lost(leases: Sequence[Lease], held: Set[queries.locks.Place]) -> None:
+    for lease in leases:
+        if not held >= set(_places([lease])):
             raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired or was taken over")
 
 

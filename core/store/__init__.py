@@ -24,6 +24,7 @@ from export_queue.core.store.dialect import (
     VersionKey,
     Writes,
 )
+from export_queue.core.store.hints import Listener
 from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
 from export_queue.core.store.queries.conflict_keys import (
     cell_key,
@@ -54,6 +55,7 @@ __all__ = [
     "Histogram",
     "Identity",
     "Limits",
+    "Listener",
     "Outcome",
     "Reading",
     "ServerSnapshot",

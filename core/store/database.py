@@ -8,7 +8,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,11 +19,13 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError as UrlError
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import QueuePool
 
 from export_queue.core.errors import InvalidArgument, StoreError, StoreNotCreated, StoreReplaced, StoreUnavailable
 from export_queue.core.references import hide_secrets
 from export_queue.core.store import forks
 from export_queue.core.store.counters import Counters
+from export_queue.core.store.hints import Channel, Hints, Listener
 from export_queue.core.store.limits import Limits
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ _MOST_IDLE = 8
 """Connections that stay at hand between transactions; the pool takes back all others."""
 _TIDY_SECONDS = 3600.0
 """How long the end waits for tidying, as for any answer."""
+_HINT_SECONDS = 5.0
+"""How long an answer to hints is waited for."""
 MOST_SCHEMA_BYTES = 63
 _ENDED_AT_ONCE = "This connection is closed"
 """The pool's words when the connection in the place of a dead one is dead, too."""
@@ -114,6 +119,7 @@ class Database:
         self._refusal: StoreError | None = None
         """Why this process may not use the store."""
         self._tidying: threading.Thread | None = None
+        self._begin_hints()
         forks.follow(self)
 
     @classmethod
@@ -374,9 +380,83 @@ class Database:
         if self._tidying is not None:
             self._tidying.join(_TIDY_SECONDS)
 
+    def hint(self, store_id: str, queues: Collection[int]) -> None:
+        """Leave word that entries were committed, for those that follow their queues; it takes microseconds."""
+        if self.dialect.has_hints:
+            self.hints.tell(store_id, queues)
+
+    def _begin_hints(self) -> None:
+        method = weakref.WeakMethod(self._send_hints)  # a thread that waits for commits keeps no database
+
+        def send(channels: Collection[Channel]) -> bool | None:
+            send_now = method()
+            return False if send_now is None else send_now(channels)
+
+        self.hints = Hints(send)
+        """Where commits leave word for those that follow their queues."""
+        self._abandoned = weakref.finalize(self, self.hints.stop)
+        self._abandoned.atexit = False
+
+    def _send_hints(self, channels: Collection[Channel]) -> bool | None:
+        """Send hints by a connection that nobody uses at this moment; None where there is none.
+
+        A commit that comes meanwhile opens another connection, and no commit ever waits for this one: it goes back to
+        the pool itself.
+        """
+        if not self.dialect.has_hints or self._refusal is not None:
+            return False
+        with self._counted():
+            found = self._unused()
+            if found is None:
+                return None
+            pooled, raw = found
+            try:
+                self.dialect.limit(raw, _HINT_SECONDS)
+                return self.dialect.send_hints(raw, channels)
+            except BaseException:
+                pooled.invalidate()
+                raise
+            finally:
+                pooled.close()
+
+    def _unused(self) -> tuple[sa.PoolProxiedConnection, object] | None:
+        """Take a connection that is open and that nobody uses; None where there is none."""
+        with contextlib.suppress(IndexError):
+            pooled, raw = self._idle.pop()
+            if self.dialect.is_alive(raw):
+                return pooled, raw
+            pooled.invalidate()
+            pooled.close()
+        pool = self.engine.pool
+        if not isinstance(pool, QueuePool) or not pool.checkedin():
+            return None
+        with self.translated():
+            pooled = self.engine.raw_connection()
+        return pooled, pooled.driver_connection
+
+    def listen(self, store_id: str, queue: int) -> Listener | None:
+        """Wait for hints of what is committed to a queue, by a connection of its own; None where none can come.
+
+        :param store_id: identity of the store.
+        :param queue: the number of the queue to which entries are added.
+        """
+        if not self.dialect.has_hints:
+            return None
+        with self._unsent():
+            pooled = self.engine.raw_connection()
+        try:
+            raw = pooled.driver_connection
+            pooled.detach()
+            with self.translated():
+                return self.dialect.listen(raw, Channel.of(store_id, queue))
+        except BaseException:
+            pooled.close()
+            raise
+
     def close(self) -> None:
         """Close all connections, once the space of removed entries is reclaimed, if that was begun."""
         self.wait_until_tidy()
+        self.hints.close()
         self.forget_connections()
         self.dialect.forget_place()
 
@@ -399,6 +479,9 @@ class Database:
         self._idle = []
         self._lent = {}
         self._tidying = None
+        self._abandoned.detach()
+        forks.leave_to_parent(self.hints)
+        self._begin_hints()
         self.engine.dispose(close=False)
         self.counters = Counters()
         self._refusal = self.dialect.refusal_in_child(self.shown_url, was_in_use=was_in_use)

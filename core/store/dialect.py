@@ -6,13 +6,14 @@ own way. Everything else that the store says in SQL is portable and stands in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 from uuid import UUID
 
+from export_queue.core.store.hints import Channel, Listener
 from export_queue.core.store.registration import IdSource, Kind
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 
@@ -148,6 +149,8 @@ class StoreDialect(Protocol):
     """Base of the driver's own errors."""
     is_file: bool
     """Whether the store is a file, whose locks no process may inherit."""
+    has_hints: bool
+    """Whether a commit may wake those that follow its queues."""
 
     def is_missing_table(self, error: BaseException) -> bool:
         """Tell whether a driver's error says that the store's tables are not there."""
@@ -415,6 +418,19 @@ class StoreDialect(Protocol):
         rows: int,
     ) -> list[tuple[int, bytes, int, bytes | None]] | None:
         """Read entries as :func:`queries.entries.select_entries` does; None where nothing is quicker than that."""
+
+    def send_hints(self, raw: object, channels: Collection[Channel]) -> bool:
+        """Send hints to those that follow queues, in a SQL transaction that is not durable; tell whether any does.
+
+        :param raw: the driver's connection.
+        """
+
+    def listen(self, raw: object, channel: Channel) -> Listener | None:
+        """Begin to listen for the hints of a queue.
+
+        :param raw: a driver's connection, which is the listener's from now on.
+        :returns: None where none can come by this connection.
+        """
 
     def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
         """Tell whether it pays to have the database tidy up; never where it does so by itself in time.

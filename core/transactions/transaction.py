@@ -536,6 +536,8 @@ class OpenTransaction:
             counters.refused(call.kind, type(error))
             raise
         counters.committed(call.kind, time.monotonic() - begun)
+        if call.writes.entries and call.kind != "bound":  # a bound one is not committed yet
+            self.database.hint(call.store_id, {entry[0] for entry in call.writes.entries})
         return number
 
     def _send_and_ask(self, call: CommitCall) -> int:

@@ -21,7 +21,7 @@ NAMES = """
     ElasticsearchSink Entry ErrorRow ErrorTable Fate FencedSink FirstLoad FloorRecord KeyStory Level Limits MemorySink
     Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry Sink SinkSpec SqlSink Store
     StoreSpec Submitter SweepableSink Transaction TransactionContext WaitingRows __version__ apply_batch bucket
-    bucket_column check_owner drain drain_job raise_floor readmit refuse_seqs register_store stale_rank
+    bucket_column check_owner drain drain_job follow raise_floor readmit refuse_seqs register_store stale_rank
 
     ExportQueueError
     ConfigurationError CodecError ColumnNotObserved EntriesWait HasSubscriptions InvalidArgument OptionsDiffer

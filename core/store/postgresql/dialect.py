@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -41,6 +41,7 @@ from export_queue.core.store.dialect import (
     VersionKey,
     Writes,
 )
+from export_queue.core.store.hints import Channel, Listener
 from export_queue.core.store.postgresql import calls as calls
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql import statements as sql
@@ -54,6 +55,7 @@ from export_queue.core.store.postgresql.connection import (
     may_prepare,
 )
 from export_queue.core.store.postgresql.excluded_ids import ExcludedIds, ServerMoment
+from export_queue.core.store.postgresql.listening import HintListener
 from export_queue.core.store.queries.conflict_keys import entry_key
 from export_queue.core.store.registration import (
     HOUR_OF_IDS,
@@ -122,6 +124,7 @@ class PostgresDialect:
     name = "postgresql"
     driver_error: ClassVar[type[Exception]] = psycopg.Error
     is_file = False
+    has_hints = True
 
     def __init__(self, schema: str, engine: sa.Engine, *, behind_pooler: bool = False) -> None:
         self.schema = schema
@@ -671,6 +674,32 @@ class PostgresDialect:
         if after is None:
             return calls.rows(connection, self._sql(sql.ENTRIES), [*arguments, rows])
         return calls.rows(connection, self._sql(sql.ENTRIES_AFTER), [*arguments, after[0], *after, rows])
+
+    def send_hints(self, raw: object, channels: Collection[Channel]) -> bool:
+        """Notify those that listen, as far as a lock shows that somebody does."""
+        assert isinstance(raw, BoundedConnection)
+        names = [channel.name for channel in channels]
+        first, second = ([channel.locks[i] for channel in channels] for i in (0, 1))
+        try:
+            found = raw.execute(sql.SEND_HINTS, (names, first, second)).fetchone()
+        except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFunction):
+            self.has_hints = False  # an engine that speaks the protocol, and lacks these
+            return False
+        assert found is not None
+        return bool(found[0])
+
+    def listen(self, raw: object, channel: Channel) -> Listener | None:
+        """Listen on a session of its own, which a pooler does not give."""
+        assert isinstance(raw, BoundedConnection)
+        if not may_prepare(raw):
+            raw.close()
+            return None
+        try:
+            return HintListener.begin(raw, channel)
+        except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFunction):
+            self.has_hints = False
+            raw.close()
+            return None
 
     def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
         """Ask the server how many entries are dead.

@@ -174,6 +174,20 @@ def scan(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool, newes
     ).encode()
 
 
+SEND_HINTS = """
+    select pg_catalog.count(*) filter (where h.sent), pg_catalog.set_config('synchronous_commit', 'off', true)
+    from rows from (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::int[]), pg_catalog.unnest(%s::int[]))
+      as k(channel, a, b)
+    cross join lateral (
+      select case when pg_catalog.pg_try_advisory_xact_lock(k.a, k.b) then false
+                  else pg_catalog.pg_notify(k.channel, '')::text is not null end as sent) as h
+"""
+"""Sends a hint to each channel that is listened to: a listener holds the lock of its two numbers. Nothing is written
+where there is none; what is written needs no flush."""
+LISTEN_LOCK = "select pg_catalog.pg_advisory_lock_shared(%s, %s)"
+"""Shows that somebody listens, until the session ends."""
+
+
 def of_snapshot(snapshot: AnySnapshot) -> tuple[Any, ...]:
     """Return the arguments that a snapshot adds to the statement which reads cells, or a span."""
     if isinstance(snapshot, ServerSnapshot):

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 from uuid import UUID
@@ -38,6 +38,7 @@ from export_queue.core.store.dialect import (
     VersionKey,
     Writes,
 )
+from export_queue.core.store.hints import Channel, Listener
 from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
 from export_queue.core.store.queries.loads import removed_while_loading
 from export_queue.core.store.queries.readers import (
@@ -77,6 +78,7 @@ class SqliteDialect:
     name = "sqlite"
     driver_error: ClassVar[type[Exception]] = sqlite3.Error
     is_file = True
+    has_hints = False
 
     def __init__(self, file: StoreFile, clock: Clock) -> None:
         self._file = file
@@ -546,6 +548,14 @@ class SqliteDialect:
         rows: int,
     ) -> None:
         """Nothing is quicker than the portable way."""
+
+    def send_hints(self, raw: object, channels: Collection[Channel]) -> bool:
+        """Send nothing: processes share a file, and no server."""
+        return False
+
+    def listen(self, raw: object, channel: Channel) -> Listener | None:
+        """Hear nothing; to look at a file costs little."""
+        return None
 
     def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
         """Never: SQLite uses the pages of removed rows again at once."""
