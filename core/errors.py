@@ -21,7 +21,9 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   ├── SchemaVersionError
     │   ├── OtherCluster              the store was restored into another cluster of servers
     │   ├── StoreReplaced             transient; restored or created anew under a process that uses it
-    │   └── StoreUnavailable          transient
+    │   ├── StoreUnavailable          transient
+    │   ├── SegmentLost               a file of entries is missing or damaged
+    │   └── SegmentUnavailable        transient
     ├── TransactionError
     │   ├── ConflictError             transient
     │   ├── SnapshotTooOld            transient
@@ -178,6 +180,22 @@ class StoreUnavailable(StoreError):
     sent: bool = True
     """Whether something may have reached the database; if not, nothing has taken effect, nor ever will."""
     default_hint = "check that the database runs and that the connection is right, then try again"
+
+
+class SegmentLost(StoreError):
+    """A file of entries is missing or damaged."""
+
+    default_hint = (
+        "the entries stay queued: bring the file back from a copy of the folder, then drain again; if there is none, "
+        "the queue's data must be exported anew (docs/segments.md)"
+    )
+
+
+class SegmentUnavailable(StoreError):
+    """A file of entries cannot be read or written now."""
+
+    transient = True
+    default_hint = "see that the filesystem of the segments can be reached, with the credentials of this process"
 
 
 class TransactionError(ExportQueueError):

@@ -108,6 +108,7 @@ class Store:
         clock: Clock | None = None,
         client: str | None = None,
         limits: Limits | None = None,
+        segments: str | None = None,
     ) -> Store:
         """Prepare the connections to a store; nothing is sent yet.
 
@@ -120,11 +121,13 @@ class Store:
         :param clock: milliseconds since the epoch, for SQLite in tests; PostgreSQL uses the server's clock.
         :param client: name of this process for those that watch the store; by default host and process.
         :param limits: time-outs and sizes of this process's transactions.
+        :param segments: where files with bulk entries are, for all that write and drain: ``s3://bucket/folder`` or the
+            absolute path of a shared folder; for SQLite by default a folder beside the file.
         """
         if isinstance(url, StoreSpec):
-            if password is not None or schema is not None or behind_pooler:
+            if password is not None or schema is not None or behind_pooler or segments is not None:
                 raise InvalidArgument(
-                    "password, schema and behind_pooler belong into the StoreSpec, found one beside it"
+                    "password, schema, behind_pooler and segments belong into the StoreSpec, found one beside it"
                 )
             return cls(url.open(clock=clock, client=client, limits=limits))
         database = Database.open(
@@ -135,6 +138,7 @@ class Store:
             clock=clock,
             client=client,
             limits=limits,
+            segments=segments,
         )
         return cls(database)
 

@@ -39,12 +39,12 @@ def create(database: Database, *, floor: int = 0, id_source: IdSource | None = N
             source = id_source or database.dialect.id_source(work.connection)
             if database.dialect.name == "postgresql":
                 _add_schema(work.connection, source)
-            give_rights = migrate(work)
+            finish_migration = migrate(work)
             schema.metadata.create_all(work.connection)
             _add_first_rows(work, source)
             database.dialect.create(work.connection)
             _create_views(work.connection)
-            give_rights()
+            finish_migration()
             if floor:
                 database.dialect.set_floor(work.connection, floor)
             return check(work)

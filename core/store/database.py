@@ -90,11 +90,14 @@ class Database:
         shown_url: str,
         client: str | None = None,
         limits: Limits | None = None,
+        segments: str | None = None,
     ) -> None:
         self.engine = engine
         self.dialect = dialect
         self.shown_url = shown_url
         self.limits = limits or Limits()
+        self.segments = segments
+        """The place of files with bulk entries, as it was given."""
         self.identity: Identity | None = None
         """The store that is there, once it has been checked; None again when another one was found in its place."""
         self.counters = Counters()
@@ -124,6 +127,7 @@ class Database:
         clock: Clock | None = None,
         client: str | None = None,
         limits: Limits | None = None,
+        segments: str | None = None,
     ) -> Database:
         """Prepare connections; nothing is sent yet.
 
@@ -134,6 +138,8 @@ class Database:
         :param clock: the host's clock, for SQLite; PostgreSQL uses the server's.
         :param client: the name under which monitoring shows the transactions that run here.
         :param limits: time-outs and sizes of its transactions.
+        :param segments: the place of files with bulk entries, a URL or an absolute path; for SQLite by default a folder
+            beside the file.
         :raises InvalidArgument: the URL is of another kind.
         """
         parsed = _read_url(url, password if isinstance(password, str) else None)
@@ -149,7 +155,8 @@ class Database:
             parsed = parsed.set(database=file.path)
             shown = hide_secrets(parsed.render_as_string(hide_password=True))
             engine, dialect = open_engine(parsed, file), SqliteDialect(file, clock or _host_clock)
-            return cls(engine, dialect, shown_url=shown, client=client, limits=limits)
+            place = segments or f"{file.path}.segments"
+            return cls(engine, dialect, shown_url=shown, client=client, limits=limits, segments=place)
         if backend in ("postgresql", "postgres"):
             _check_schema(schema)
             try:
@@ -163,7 +170,7 @@ class Database:
                     password=password if callable(password) else None,
                 )
                 steps = PostgresDialect(schema, postgres, behind_pooler=behind_pooler)
-                return cls(postgres, steps, shown_url=shown, client=client, limits=limits)
+                return cls(postgres, steps, shown_url=shown, client=client, limits=limits, segments=segments)
             except (ImportError, NoSuchModuleError) as error:
                 raise InvalidArgument(
                     f"{shown} needs psycopg, which is not installed",

@@ -225,6 +225,12 @@ class StoreDialect(Protocol):
         :raises SchemaVersionError: they could.
         """
 
+    def admit_segments(self, connection: Handle) -> None:
+        """Make sure that the commits of clients of an older schema which are at work publish segments.
+
+        :raises SchemaVersionError: they would not.
+        """
+
     def adopt(self, connection: Handle) -> None:
         """Let a store that was copied into another cluster of servers live there."""
 
@@ -361,6 +367,15 @@ class StoreDialect(Protocol):
         :returns: all its write pointers, ascending: another process may have made a checkpoint; empty if the call
             came too late.
         :raises RegistrationLost: it has ended.
+        :raises StoreReplaced: this store is another one, or does not have these numbers any more.
+        """
+
+    def hold_long(self, connection: Handle, transaction: int, queues: Sequence[int], *, store_id: str) -> None:
+        """Keep a long transaction in progress, and its queues' readers as they are, until the SQL transaction ends.
+
+        :param queues: numbers of queues for which it stages what the calling SQL transaction writes itself.
+        :param store_id: the store that these numbers are of.
+        :raises RegistrationLost: the transaction has ended.
         :raises StoreReplaced: this store is another one, or does not have these numbers any more.
         """
 

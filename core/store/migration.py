@@ -2,7 +2,7 @@
 
 Schema 2 changed what a snapshot is, so no client of schema 1 may go on beside those of schema 2. One that still runs
 finds neither the functions nor the table that it draws ids from: each of its transactions ends in an error, and what
-it was told is committed stays so. From schema 2 to schema 3 clients of schema 2 go on.
+it was told is committed stays so. From schema 2 on, older clients go on.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ _OWNER = sa.text("""
     select pg_get_userbyid(c.relowner) from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname = :schema and c.relname = 'xq_store'
 """)
-_LOCK_SECONDS = {1: 5.0, 2: 0.5}
+_LOCK_SECONDS = {1: 5.0, 2: 0.5, 3: 0.5}
 """How long the migration from a schema waits for whoever uses a table, and all others for it, before it tries again."""
 _CHANGED_TO_3 = ("xq_active", "xq_outcome", "xq_staged_entry", "xq_queue", "xq_table")
 """The tables that the way to schema 3 locks, in a commit's order: one of schema 2 that has an outcome already, and
 perhaps entries, is waited for."""
+_CHANGED_VIEWS = ("queue_lag",)
+"""The views that schema 4 changed."""
 
 
 def migrate(work: Work) -> Callable[[], None]:
     """Bring the tables of a store of an older schema to this one; does nothing where there is none.
 
-    :returns: what to do when the views are there again: their rights are given as before.
+    :returns: what to do when the views are there again: those that have changed do so, and rights are given as before.
     :raises SchemaVersionError: the store is of schema 1, and a long transaction is in progress.
     """
     connection = work.connection
@@ -49,22 +51,30 @@ def migrate(work: Work) -> Callable[[], None]:
     if found not in _LOCK_SECONDS:
         return _nothing
     if is_postgres:
-        _lock(connection, names if found == 1 else _CHANGED_TO_3, found)
+        _lock(connection, {1: names, 2: _CHANGED_TO_3, 3: ()}[found], found)
         if connection.scalar(sa.select(schema.store.c.schema_version)) != found:
             return migrate(work)  # another one was there first
     grants: list[str] = []
     if found == 1:
         _require_no_long_transaction(work)
         queries.invalid.end_all(work)
-        grants = _drop_views(connection)
+        grants = _drop_views(connection, [*views.VIEWS, "xq_locked_id"])
+    elif not is_postgres:
+        _drop_views(connection, _CHANGED_VIEWS)
     for version in range(found + 1, schema.SCHEMA_VERSION + 1):
         work.database.dialect.migrate(connection, to_schema=version)
 
-    def give_rights() -> None:
+    def finish() -> None:
+        if is_postgres and found > 1:  # views of users may stand on them
+            for name in _CHANGED_VIEWS:
+                prefix = prefix_of(connection)
+                connection.exec_driver_sql(
+                    f"create or replace view {prefix}{name} as {views.VIEWS[name]}".format(s=prefix)
+                )
         for grant in grants:
             connection.exec_driver_sql(grant.replace("%", "%%"))
 
-    return give_rights
+    return finish
 
 
 def _nothing() -> None:
@@ -107,10 +117,10 @@ def _require_no_long_transaction(work: Work) -> None:
         )
 
 
-def _drop_views(connection: sa.Connection) -> list[str]:
-    names, grants = [*views.VIEWS, "xq_locked_id"], []
+def _drop_views(connection: sa.Connection, names: Sequence[str]) -> list[str]:
+    grants: list[str] = []
     if connection.dialect.name == "postgresql":
-        grants = list(connection.scalars(_GRANTS, {"schema": schema_of(connection), "views": names}))
+        grants = list(connection.scalars(_GRANTS, {"schema": schema_of(connection), "views": list(names)}))
     for name in names:
         connection.exec_driver_sql(f"drop view if exists {prefix_of(connection)}{name}")
     return grants

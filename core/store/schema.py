@@ -6,14 +6,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of the schema that this code creates."""
-OLDEST_SCHEMA = 3
+OLDEST_SCHEMA = 4
 """Oldest schema that this code can work with."""
 OLDEST_CODE = 2
 """Oldest code, by its schema, that may open a store, until a queue has subscriptions."""
 SUBSCRIPTIONS_CODE = 3
 """Oldest code that may open a store once a queue has subscriptions: older code would drain them under wrong names."""
+SEGMENTS_CODE = 4
+"""Oldest code that may open a store once segments are staged: older code would pass over them."""
 
 metadata = sa.MetaData()
 
@@ -201,6 +203,57 @@ entry = _table(
     _bytes("key", primary_key=True),
     _id("seq", primary_key=True),
     _bytes("value", nullable=True),
+)
+# Long transactions that write files, from before the first file to when none is left: clean-up works by them.
+load = _table(
+    "xq_load",
+    _id("transaction_id", primary_key=True),
+    _text("folder"),  # the URL of all its files
+    _id("begun_ms"),
+    _id("ended_ms", nullable=True),  # when clean-up found first that the transaction had ended
+    _int("segments"),  # the last number given to one
+)
+segment = _table(
+    "xq_segment",
+    _id("transaction_id", primary_key=True),
+    _int("number", primary_key=True),
+    _id("queue_number"),  # of the queue that is added to
+    _int("layout"),
+    _int("first_bucket"),
+    _int("end_bucket"),
+    _text("file"),  # its URL
+    _id("file_bytes"),
+    _text("checksum"),  # of the file
+    _int("row_group_first"),
+    _int("row_group_end"),
+    _id("entries"),
+    _id("bytes"),  # of keys and values
+    _id("lowest_seq"),
+    _id("highest_seq"),
+    sa.Index("xq_segment_file", "transaction_id", "file", "first_bucket", unique=True),
+)
+# Who has still to read a segment; written by the commit, so that staged segments have none.
+segment_reader = _table(
+    "xq_segment_reader",
+    _id("queue_number", primary_key=True),
+    _id("transaction_id", primary_key=True),
+    _int("number", primary_key=True),
+    sa.Index("xq_segment_reader_segment", "transaction_id", "number"),
+)
+# The parts of a segment that a reader has drained: all entries from the first to the last.
+segment_done = _table(
+    "xq_segment_done",
+    _id("queue_number", primary_key=True),
+    _id("transaction_id", primary_key=True),
+    _int("number", primary_key=True),
+    _int("first_bucket", primary_key=True),
+    _bytes("first_key", primary_key=True),
+    _id("first_seq", primary_key=True),
+    _int("last_bucket"),
+    _bytes("last_key"),
+    _id("last_seq"),
+    _id("entries"),
+    _id("bytes"),
 )
 dead_letter = _table(
     "xq_dead_letter",

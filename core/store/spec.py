@@ -25,19 +25,27 @@ class StoreSpec:
     :param secret: a reference to the password: ``env:NAME``, ``file:/PATH`` or ``module:callable``; it is followed
         again at each new connection, so that the password may change.
     :param behind_pooler: whether the URL leads to a pooler in transaction mode, such as PgBouncer's.
-    :raises InvalidArgument: the URL holds a password, or the reference is none.
+    :param segments: where files with bulk entries are, for all that write and drain: ``s3://bucket/folder`` or the
+        absolute path of a shared folder; for SQLite by default a folder beside the file.
+    :raises InvalidArgument: a URL holds a password, or the reference is none.
     """
 
     url: str
     schema: str = "export_queue"
     secret: str | None = None
     behind_pooler: bool = False
+    segments: str | None = None
 
     def __post_init__(self) -> None:
         if has_password(self.url):
             raise InvalidArgument(
                 "the store's URL holds a password, which a command line would show",
                 hint="leave it out, and name it: secret='env:NAME', 'file:/PATH' or 'module:callable'",
+            )
+        if self.segments is not None and has_password(self.segments):
+            raise InvalidArgument(
+                "the place of segments holds a password, which a command line would show",
+                hint="credentials come from the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
         if self.secret is not None and not is_reference(self.secret):
             raise InvalidArgument("the store's secret: expected env:NAME, file:/PATH or module:callable")
@@ -60,6 +68,7 @@ class StoreSpec:
             clock=clock,
             client=client,
             limits=limits,
+            segments=self.segments,
         )
 
     def to_json(self) -> str:

@@ -15,11 +15,25 @@ _HOLDERS = """
 
 VIEWS = {
     "queue_lag": f"""
-        select q.id as queue, (e.bucket / q.buckets_per_range) * q.buckets_per_range as first_bucket,
-               count(*) as entries, sum(length(e.key) + coalesce(length(e.value), 0)) as bytes,
-               min(e.seq) / 1000000 as oldest_ms
-        from {{s}}xq_entry e join {{s}}xq_queue q on q.number = e.queue_number
-        where {_LIVE_ENTRY} group by q.id, (e.bucket / q.buckets_per_range) * q.buckets_per_range""",
+        select queue, first_bucket, cast(sum(entries) as bigint) as entries, cast(sum(bytes) as bigint) as bytes,
+               min(oldest_ms) as oldest_ms
+        from (
+          select q.id as queue, (e.bucket / q.buckets_per_range) * q.buckets_per_range as first_bucket,
+                 count(*) as entries, sum(length(e.key) + coalesce(length(e.value), 0)) as bytes,
+                 min(e.seq) / 1000000 as oldest_ms
+          from {{s}}xq_entry e join {{s}}xq_queue q on q.number = e.queue_number
+          where {_LIVE_ENTRY} group by q.id, (e.bucket / q.buckets_per_range) * q.buckets_per_range
+          union all
+          select q.id, (g.first_bucket / q.buckets_per_range) * q.buckets_per_range,
+                 g.entries - coalesce(d.entries, 0), g.bytes - coalesce(d.bytes, 0), g.lowest_seq / 1000000
+          from {{s}}xq_segment_reader r
+          join {{s}}xq_segment g on g.transaction_id = r.transaction_id and g.number = r.number
+          join {{s}}xq_queue q on q.number = r.queue_number
+          left join (
+            select queue_number, transaction_id, number, sum(entries) as entries, sum(bytes) as bytes
+            from {{s}}xq_segment_done group by queue_number, transaction_id, number) d
+            on d.queue_number = r.queue_number and d.transaction_id = r.transaction_id and d.number = r.number) w
+        group by queue, first_bucket""",
     "subscriptions": """
         select q.id as subscription, p.id as queue, q.sink, q.first_load, q.created_ms
         from {s}xq_queue q join {s}xq_queue p on p.number = q.parent""",

@@ -296,6 +296,14 @@ class PostgresDialect:
                 hint="run `export-queue init` with this version, as the store's owner",
             )
 
+    def admit_segments(self, connection: Handle) -> None:
+        """Look at what commits call: an older release may have put its own functions back."""
+        if not calls.one(connection, self._sql(sql.HAS_STEPS_FOR_SEGMENTS))[0]:
+            raise SchemaVersionError(
+                "an older release has put its functions back into the store, which do not know segments",
+                hint="run `export-queue init` with this version, as the store's owner",
+            )
+
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
         if not calls.one(connection, self._sql(sql.SET_FLOOR), (floor,))[0]:
@@ -552,6 +560,10 @@ class PostgresDialect:
         """Write rows of a long transaction early, in one call."""
         arguments = (store_id, transaction, flush, *calls.columns(writes), *calls.cells(writes.notifications), load)
         return tuple(calls.one(connection, self._sql(sql.STAGE), arguments)[0] or ())
+
+    def hold_long(self, connection: Handle, transaction: int, queues: Sequence[int], *, store_id: str) -> None:
+        """Lock the active row, shared, and the readers."""
+        calls.one(connection, self._sql(sql.HOLD_LONG), (store_id, transaction, BigintArray.of(queues)))
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""

@@ -94,6 +94,12 @@ HAS_STEPS_FOR_SCHEMA_2 = """
     where p.pronamespace = '{s}'::regnamespace and p.proname in ('xq_commit_v2', 'xq_stage_v2')
       and p.prosrc like '%%\\_v3(%%'
 """
+HAS_STEPS_FOR_SEGMENTS = """
+    select count(*) = 2 from pg_catalog.pg_proc p
+    where p.pronamespace = '{s}'::regnamespace and p.proname in ('xq_commit_v3', 'xq_rollback_v2')
+      and p.prosrc like '%%xq\\_%%segment%%'
+"""
+HOLD_LONG = "select {s}.xq_hold_long_v4(%b, %b, %b)"
 LOCK_KEYS = "select {s}.xq_lock_keys_v2(%b, %b)"
 EXPIRE = "select ended, failed from {s}.xq_expire_v2()"
 PRUNE = "select ended, failed from {s}.xq_prune_v2(%b)"

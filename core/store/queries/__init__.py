@@ -16,6 +16,7 @@ from export_queue.core.store.queries import (
     queues,
     readers,
     reports,
+    segments,
     sinks,
     versions,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "queues",
     "readers",
     "reports",
+    "segments",
     "sinks",
     "versions",
 ]

@@ -177,6 +177,9 @@ class SqliteDialect:
         """Let the file refuse what a client of schema 2 would add where nobody reads it."""
         _raw_of(connection).execute(sql.REFUSE_OLDER_CLIENTS)
 
+    def admit_segments(self, connection: Handle) -> None:
+        """Nothing: a trigger publishes them, whoever commits."""
+
     def check_server(self, connection: Handle) -> None:
         """Nothing: the numbers in a file are those of the file."""
 
@@ -401,6 +404,14 @@ class SqliteDialect:
             raw.executemany(sql.PUT_ENTRY, [(*place, transaction, value) for place, _, value in entries])
             raw.executemany(sql.PUT_NOTIFICATION, [(*cell, pointer) for cell in writes.notifications])
         return pointers
+
+    def hold_long(self, connection: Handle, transaction: int, queues: Sequence[int], *, store_id: str) -> None:
+        """Look at the active row: there is one writer at a time."""
+        raw = _raw_of(connection)
+        load = raw.execute(sql.LOAD, (transaction,)).fetchone()
+        if load is None:
+            raise RegistrationLost(f"transaction {transaction} has ended")
+        _prove_store(raw, store_id, Writes(entries=[(queue, 0, b"", None) for queue in queues]), load[0])
 
     def _write_cells(self, raw: sqlite3.Connection, pointer: int, writes: Writes) -> None:
         if writes.cells:

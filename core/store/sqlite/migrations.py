@@ -55,5 +55,8 @@ _TO_SCHEMA_3 = (
 )
 """Clients of schema 2 go on."""
 
-TO_SCHEMA = {2: _TO_SCHEMA_2, 3: _TO_SCHEMA_3}
+_TO_SCHEMA_4 = ("update xq_store set schema_version = 4",)
+"""Clients of schema 3 go on. The new tables come with a new store's."""
+
+TO_SCHEMA = {2: _TO_SCHEMA_2, 3: _TO_SCHEMA_3, 4: _TO_SCHEMA_4}
 """By the schema that they lead to, from the one before it."""

@@ -41,6 +41,16 @@ TRIGGERS = (
     f"create trigger if not exists xq_active_delete after delete on xq_active when old.kind = 'long' {_CHANGED}",
     f"create trigger if not exists xq_invalid_insert after insert on xq_invalid {_CHANGED}",
     f"create trigger if not exists xq_invalid_delete after delete on xq_invalid {_CHANGED}",
+    # Publishes the segments of a long transaction, in commits of older clients too.
+    """create trigger if not exists xq_outcome_of_segments after insert on xq_outcome
+       when new.status = 'committed' and exists (select 1 from xq_segment where transaction_id = new.id)
+       begin
+         insert into xq_segment_reader (queue_number, transaction_id, number)
+           select q.number, g.transaction_id, g.number
+           from xq_segment g
+           join xq_queue q on not q.fans_out and (q.number = g.queue_number or q.parent = g.queue_number)
+           where g.transaction_id = new.id;
+       end""",
 )
 KEEPS_FROM_FLOOR = "select 1 from xq_active, xq_last_id where last_id < ? limit 1"
 SET_FLOOR = "update xq_last_id set last_id = max(last_id, ?)"
@@ -112,6 +122,7 @@ READERS = """
     where coalesce(parent, number) in (select value from json_each(?)) and not fans_out
 """
 QUEUES = "select number, layout, buckets, fans_out from xq_queue where number in (select value from json_each(?))"
+LOAD = "select load from xq_active where id = ?"
 SUBSCRIPTION = "select id from xq_queue where number = ? and parent is not null"
 STAGED_FOR_READERS = """
     select 1 from xq_staged_entry where id = ? and queue_number in (select number from xq_queue where fans_out) limit 1
@@ -194,5 +205,6 @@ ROLLBACK = (
     # by index: a notification is on an observed column
     """delete from xq_notification where version = :id and (table_number, column_key) in
        (select table_number, column_key from xq_observed)""",
+    "delete from xq_segment where transaction_id = :id",  # its files are clean-up's
     *FORGET_STAGED,
 )

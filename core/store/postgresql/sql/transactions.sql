@@ -178,6 +178,32 @@ begin
     from s join {s}.xq_queue r on r.parent = s.queue_number;
 end $body$;
 
+-- Begins the staging of segments: the transaction stays in progress, and the readers of its queues as they are.
+create or replace function {s}.xq_hold_long_v4(store text, tx bigint, queues bigint[]) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+declare
+  load bigint;
+begin
+  select a.load into load from {s}.xq_active a where a.id = tx;
+  if cardinality(queues) > 0 then
+    perform {s}.xq_hold_readers_v3({s}.xq_sources_v3(queues, load));
+  end if;
+  perform {s}.xq_prove_store_v3(store, queues, '{}', load);
+  perform {s}.xq_hold_active_v2(tx);
+end $body$;
+
+-- Publishes the segments of a long transaction, at its commit, to the readers that there are now, as its entries; those
+-- of a first load to its subscription. Called after the readers have been held.
+create or replace function {s}.xq_publish_segments_v4(tx bigint) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+begin
+  insert into {s}.xq_segment_reader (queue_number, transaction_id, number)
+    select q.number, g.transaction_id, g.number
+    from {s}.xq_segment g
+    join {s}.xq_queue q on not q.fans_out and (q.number = g.queue_number or q.parent = g.queue_number)
+    where g.transaction_id = tx;
+end $body$;
+
 -- Stages cells under the newest write pointer, in whichever process the last checkpoint was made, and entries under the
 -- id; returns all pointers. Null: a younger flush has written some of the same rows, or a checkpoint has been made since
 -- the flush drew its number; nothing is written then, and a process that is still there draws another number.
@@ -376,8 +402,11 @@ begin
       from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
       on conflict on constraint xq_cell_pkey do update set value = excluded.value;
     queues := {s}.xq_sources_v3(
-      array(select distinct s.queue_number from {s}.xq_staged_entry s where s.id = tx) || entry_queue, load);
+      array(
+        select s.queue_number from {s}.xq_staged_entry s where s.id = tx
+        union select g.queue_number from {s}.xq_segment g where g.transaction_id = tx) || entry_queue, load);
     perform {s}.xq_hold_readers_v3(queues);
+    perform {s}.xq_publish_segments_v4(tx);
     if load is null then
       perform {s}.xq_publish_staged_v3(tx, queues);
     else
@@ -446,6 +475,7 @@ begin
   delete from {s}.xq_staged_key s where s.id = pointer;
   delete from {s}.xq_staged_cell s where s.id = pointer;
   delete from {s}.xq_staged_entry s where s.id = pointer;
+  delete from {s}.xq_segment g where g.transaction_id = pointer;  -- its files are clean-up's
 end $body$;
 
 -- Forgets an id and what was staged under it. kept: write pointers that become invalid for good in the same SQL

@@ -1,0 +1,24 @@
+"""Segments: entries that wait in Parquet files instead of rows, written by long transactions, drained with the rows.
+
+A file is immutable, sorted by bucket, key and seq, and holds a slice of each unit of its queue that it has entries of.
+Nothing of it counts before the transaction commits (I3); nobody lists a folder to learn what counts.
+"""
+
+from export_queue.core.segments.catalogue import begin_load, by_range, stage_segments, waiting_segments
+from export_queue.core.segments.files import check_base
+from export_queue.core.segments.model import FileReport, Segment, Slice
+from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
+
+__all__ = [
+    "TARGET_BYTES",
+    "FileReport",
+    "OnDuplicate",
+    "Segment",
+    "Slice",
+    "begin_load",
+    "by_range",
+    "check_base",
+    "stage_segments",
+    "waiting_segments",
+    "write_segments",
+]

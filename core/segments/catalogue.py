@@ -1,0 +1,117 @@
+"""The store's rows about segments: loads that write files, segments that are staged, waiting or drained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.queue import Queue, Range
+from export_queue.core.segments.files import check_base, parent_of
+from export_queue.core.segments.model import FileReport, Segment
+from export_queue.core.segments.writing import folder_of
+from export_queue.core.store import Database, Reading, identity_of, queries
+from export_queue.core.transactions import OpenTransaction, Snapshot
+
+
+def begin_load(database: Database, transaction: int | OpenTransaction, base: str | None = None) -> str:
+    """Note where a long transaction writes files, before it writes the first one: clean-up works by it.
+
+    :param transaction: a long one in progress, or its id.
+    :param base: the place of the store's segments; by default the one that the store was opened with.
+    :returns: the place, as :func:`write_segments` takes it.
+    :raises InvalidArgument: there is no such place, or the transaction writes into another one.
+    :raises RegistrationLost: the transaction has ended.
+    """
+    number, store_id = _id_of(transaction), identity_of(database).store_id
+    place = check_base(base or database.segments)
+    folder = folder_of(place, store_id, number)
+    with database.begin() as work:
+        queries.segments.admit(work)
+        database.dialect.hold_long(work.connection, number, (), store_id=store_id)
+        found = queries.segments.begin(work, number, folder)
+    if found != folder:
+        raise InvalidArgument(f"transaction {number} writes its files into {found}, found {folder}")
+    return place
+
+
+def stage_segments(
+    database: Database, transaction: int | OpenTransaction, queue: Queue, reports: Iterable[FileReport]
+) -> int:
+    """Stage files for a queue, in one SQL transaction: they are added to it if the transaction commits (I3).
+
+    Staging the same files again changes nothing.
+
+    :param transaction: a long one in progress, or its id, for which :func:`begin_load` was called.
+    :param queue: the queue that is added to.
+    :param reports: the files, as :func:`write_segments` gave them.
+    :returns: the entries in these files.
+    :raises InvalidArgument: the files are not of this transaction, or of a queue with other buckets.
+    :raises RegistrationLost: the transaction has ended.
+    """
+    number, found = _id_of(transaction), list(reports)
+    rows = []
+    for report in found:
+        for part in report.slices:
+            if part.first < 0 or part.first >= queue.buckets or part.first % queue.buckets_per_range:
+                raise InvalidArgument(
+                    f"file {report.file}: expected units of {queue.buckets_per_range} of the {queue.buckets} buckets "
+                    f"of queue {queue.id!r}, found one that begins at {part.first}"
+                )
+            rows.append(
+                {
+                    "queue_number": queue.number,
+                    "layout": queue.layout,
+                    "first_bucket": part.first,
+                    "end_bucket": min(part.end, queue.buckets),
+                    "file": report.file,
+                    "file_bytes": report.bytes,
+                    "checksum": report.checksum,
+                    "row_group_first": part.row_group_first,
+                    "row_group_end": part.row_group_end,
+                    "entries": part.entries,
+                    "bytes": part.bytes,
+                    "lowest_seq": number,
+                    "highest_seq": number,
+                }
+            )
+    store_id = identity_of(database).store_id
+    with database.begin() as work:
+        database.dialect.hold_long(work.connection, number, (queue.number,), store_id=store_id)
+        folder = queries.segments.folder_of(work, number)
+        if folder is None:
+            raise InvalidArgument(f"transaction {number}: expected begin_load() before its first file")
+        for report in found:
+            # what clean-up does not look at would stay for ever, and what is another's it must not delete
+            if parent_of(report.file) != folder:
+                raise InvalidArgument(f"file {report.file}: expected one in the transaction's folder {folder}")
+        queries.segments.stage(work, number, rows)
+    return sum(report.entries for report in found)
+
+
+def waiting_segments(work: Reading, queue: Queue, snapshot: Snapshot, within: Range) -> list[Segment]:
+    """Read the segments with entries that a snapshot sees, and which of their parts are drained.
+
+    :param within: buckets; each segment that has some of them.
+    """
+    bounds = {"first": within.first, "end": within.end}
+    rows = queries.segments.waiting(work, queue.number, queue.layout, snapshot, **bounds)
+    if not rows:
+        return []
+    done = queries.segments.done(work, queue.number, **bounds)
+    return [Segment.from_row(row, tuple(done.get((row["transaction_id"], row["number"]), ()))) for row in rows]
+
+
+def by_range(segments: Sequence[Segment], within: Range) -> list[Segment]:
+    """Choose the segments that have buckets of a range."""
+    return [one for one in segments if one.first < within.end and one.end > within.first]
+
+
+def _id_of(transaction: int | OpenTransaction) -> int:
+    if isinstance(transaction, int):
+        return transaction
+    if transaction.kind != "long":
+        raise InvalidArgument(
+            f"segments are written by a long transaction, found one that is {transaction.kind}",
+            hint="with store.transaction(long=True) as tx",
+        )
+    return transaction.id

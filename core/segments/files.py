@@ -1,0 +1,216 @@
+"""The filesystem seam: files that are written once, read, listed by their folder and deleted.
+
+A file of an object store has its final name from the start, and is there once it is closed. A local one is
+written under another name, flushed to the disk and renamed, so that a machine that breaks down leaves no half of it.
+Neither a rename nor a list is relied on for what counts: a store's rows say which files count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import xxhash
+
+from export_queue.core.errors import InvalidArgument, SegmentLost, SegmentUnavailable, text_of
+from export_queue.core.references import has_password
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+
+NEEDED = (
+    "pip install 'airflow-provider-export-queue[spark]' where Spark runs, 'airflow-provider-export-queue[s3]' elsewhere"
+)
+_BLOCK = 1 << 20
+
+
+def load_pyarrow() -> Any:
+    """Import pyarrow, which a plain install does not have.
+
+    :raises InvalidArgument: it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.fs
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InvalidArgument("segments need pyarrow, which is not installed", hint=NEEDED) from error
+    return pyarrow
+
+
+def check_base(base: str | None) -> str:
+    """Check the place of all files of a store; returns a URL, or the absolute path of a local folder.
+
+    :raises InvalidArgument: it is none, or it holds a secret.
+    """
+    if base is None:
+        raise InvalidArgument(
+            "the store has no place for segments",
+            hint="say where all that write and drain can reach files: segments='s3://bucket/folder', or a shared folder, "
+            "in Store.open or StoreSpec; only a SQLite store has one by itself",
+        )
+    parts = urlsplit(base)
+    if parts.username or parts.password or has_password(base) or "access_key" in parts.query or "secret" in parts.query:
+        raise InvalidArgument(
+            "the place of segments: expected a URL without keys and passwords (what was found is not shown)",
+            hint="credentials come from the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+    if parts.scheme in ("", "file") and not parts.netloc:
+        path = base if not parts.scheme else unquote(parts.path)
+        if path.startswith("/"):
+            return path.rstrip("/") or "/"
+    if parts.scheme in ("s3", "s3a") and parts.netloc:
+        return urlunsplit(("s3", parts.netloc, parts.path.rstrip("/"), parts.query, ""))
+    raise InvalidArgument(
+        f"the place of segments: expected an absolute path, file:///path or s3://bucket/folder, found {base!r}"
+    )
+
+
+def joined(base: str, *names: str) -> str:
+    """Name a file, or a folder, below a place."""
+    if base.startswith("/"):
+        return "/".join((base.rstrip("/"), *names))
+    parts = urlsplit(base)
+    return urlunsplit(parts._replace(path="/".join((parts.path.rstrip("/"), *names))))
+
+
+def parent_of(url: str) -> str:
+    """Name the folder of a file."""
+    if url.startswith("/"):
+        return url.rpartition("/")[0]
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=parts.path.rpartition("/")[0]))
+
+
+class Written:
+    """A file that is being written, with its size and its checksum so far."""
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._hash = xxhash.xxh3_128()
+        self.bytes = 0
+
+    def write(self, content: Any) -> int:
+        """Append bytes."""
+        block = bytes(content)
+        self._stream.write(block)
+        self._hash.update(block)
+        self.bytes += len(block)
+        return len(block)
+
+    def flush(self) -> None:
+        """Nothing: the end flushes."""
+
+    def tell(self) -> int:
+        """Tell the bytes so far."""
+        return self.bytes
+
+    @property
+    def checksum(self) -> str:
+        """Algorithm and digest."""
+        return f"xxh3_128:{self._hash.hexdigest()}"
+
+
+@contextlib.contextmanager
+def create(url: str) -> Iterator[Written]:
+    """Write a file: it is there, whole and on the disk, at the end of the block."""
+    if url.startswith("/"):
+        with _create_local(Path(url)) as written:
+            yield written
+        return
+    filesystem, path = _filesystem(url)
+    with filesystem.open_output_stream(path) as stream:
+        yield Written(stream)
+
+
+@contextlib.contextmanager
+def _create_local(path: Path) -> Iterator[Written]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("xb") as stream:
+        yield Written(stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def open_file(url: str, *, size: int) -> Any:
+    """Open a file for reading.
+
+    :param size: the bytes that it was written with.
+    :raises SegmentLost: it is not there, or has another size.
+    :raises SegmentUnavailable: it cannot be read now.
+    """
+    pyarrow = load_pyarrow()
+    with translated(url):
+        filesystem, path = _filesystem(url)
+        found = filesystem.get_file_info(path)
+        if found.type != pyarrow.fs.FileType.File:
+            raise SegmentLost(f"file {url}: expected {size} bytes, found no file")
+        if found.size != size:
+            raise SegmentLost(f"file {url}: expected {size} bytes, found {found.size}")
+        return filesystem.open_input_file(path)
+
+
+def checksum_of(url: str) -> str:
+    """Read a whole file and compute its checksum."""
+    digest = xxhash.xxh3_128()
+    with translated(url):
+        filesystem, path = _filesystem(url)
+        with filesystem.open_input_stream(path) as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+    return f"xxh3_128:{digest.hexdigest()}"
+
+
+def list_files(folder: str) -> list[str]:
+    """List the files of a folder; none where there is no folder."""
+    pyarrow = load_pyarrow()
+    with translated(folder):
+        filesystem, path = _filesystem(folder)
+        found = filesystem.get_file_info(pyarrow.fs.FileSelector(path, allow_not_found=True))
+    return [joined(folder, one.base_name) for one in found if one.type == pyarrow.fs.FileType.File]
+
+
+def delete_file(url: str) -> None:
+    """Delete a file; one that is not there is passed over."""
+    with translated(url), contextlib.suppress(FileNotFoundError):
+        filesystem, path = _filesystem(url)
+        filesystem.delete_file(path)
+
+
+def delete_folder(folder: str) -> None:
+    """Delete an empty folder where there are folders; one that is not there is passed over."""
+    if folder.startswith("/"):
+        with contextlib.suppress(OSError):  # a file has come meanwhile
+            Path(folder).rmdir()
+
+
+def _filesystem(url: str) -> tuple[fs.FileSystem, str]:
+    pyarrow = load_pyarrow()
+    if url.startswith("/"):
+        return pyarrow.fs.LocalFileSystem(), url
+    found: tuple[fs.FileSystem, str] = pyarrow.fs.FileSystem.from_uri(url)
+    return found
+
+
+@contextlib.contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Turn errors of a filesystem into this library's."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SegmentLost(f"file {url}: it is not there any more") from error
+    except OSError as error:
+        raise SegmentUnavailable(f"file {url}: {text_of(error)}") from error

@@ -1,0 +1,94 @@
+"""Segments: entries of long transactions that wait in files instead of rows; values without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from export_queue.core.queue import Range
+from export_queue.core.store import EntryKey
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part of a file that lies in one unit of its queue."""
+
+    first: int
+    """First bucket of the unit."""
+    end: int
+    """End of the unit; buckets that the queue does not have are empty."""
+    row_group_first: int
+    row_group_end: int
+    entries: int
+    bytes: int
+    """Of keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """A file that was written, as its writer reports it; a small value that travels between processes."""
+
+    file: str
+    """Its URL, or its absolute path."""
+    bytes: int
+    checksum: str
+    slices: tuple[Slice, ...]
+
+    @property
+    def entries(self) -> int:
+        """Entries in the file."""
+        return sum(part.entries for part in self.slices)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return asdict(self) | {"slices": [asdict(part) for part in self.slices]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FileReport:
+        """Read what :meth:`to_json` gave."""
+        slices = tuple(Slice(**part) for part in value["slices"])
+        return cls(value["file"], value["bytes"], value["checksum"], slices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The slice of one file that lies in one unit of its queue, as the store knows it."""
+
+    transaction: int
+    """The long transaction that wrote it."""
+    number: int
+    """Its number among those of the transaction."""
+    queue_number: int
+    """Of the queue that was added to."""
+    layout: int
+    first: int
+    end: int
+    file: str
+    file_bytes: int
+    checksum: str
+    row_group_first: int
+    row_group_end: int
+    entries: int
+    bytes: int
+    lowest_seq: int
+    highest_seq: int
+    done: tuple[tuple[EntryKey, EntryKey], ...] = ()
+    """The parts that its reader has drained: first and last entry of each, ascending."""
+
+    @property
+    def range(self) -> Range:
+        """The buckets in which its entries are."""
+        return Range(self.first, self.end)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], done: tuple[tuple[EntryKey, EntryKey], ...] = ()) -> Segment:
+        """Read a row of the catalogue."""
+        columns = dict(row)
+        return cls(
+            transaction=columns.pop("transaction_id"),
+            first=columns.pop("first_bucket"),
+            end=columns.pop("end_bucket"),
+            done=done,
+            **columns,
+        )

@@ -1,0 +1,266 @@
+"""Writing sorted entries into Parquet files, of which nobody knows until they are staged."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
+
+from export_queue.core.codecs import MAX_KEY_BYTES
+from export_queue.core.errors import EntryError, InvalidArgument
+from export_queue.core.segments.files import Written, check_base, create, joined, load_pyarrow, translated
+from export_queue.core.segments.model import FileReport, Slice
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+GROUP_ROWS = 1 << 16
+GROUP_BYTES = 8 << 20
+"""A row group has no more rows, and about no more bytes: what a drain holds in memory of each slice that it merges."""
+TARGET_BYTES = 128 << 20
+OnDuplicate = Literal["error", "keep_last"]
+TRANSACTION = b"export_queue.transaction"
+"""Key of the file's metadata that names the transaction."""
+
+
+def write_segments(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    base: str,
+    store_id: str,
+    transaction: int,
+    name: str,
+    buckets_per_range: int,
+    target_bytes: int = TARGET_BYTES,
+    on_duplicate: OnDuplicate = "error",
+    max_value_bytes: int | None = None,
+) -> list[FileReport]:
+    """Write entries into files of a long transaction; they count once they are staged and it commits.
+
+    Each call writes files of its own: a task that is run again leaves files that nobody knows, which clean-up deletes.
+
+    :param batches: columns ``bucket``, ``key`` and ``value``, sorted by bucket and key, keys as unsigned bytes; a null
+        value says that the record is gone.
+    :param base: the place of the store's segments.
+    :param store_id: identity of the store.
+    :param transaction: id of the transaction, and the sequence of its entries.
+    :param name: first part of the files' names, for those who look: partition and attempt.
+    :param buckets_per_range: buckets of one unit of the queue.
+    :param target_bytes: a file of about this size is followed by another one.
+    :param on_duplicate: of a key that comes more than once, the last one counts, or it is an error.
+    :param max_value_bytes: the largest value that the queue takes; None checks none.
+    :returns: the files, small values for :func:`stage_segments`; none if there are no entries.
+    :raises EntryError: the queue takes no such key or value, they are not sorted, or a key comes twice.
+    :raises SegmentUnavailable: the filesystem does not answer, or refuses.
+    """
+    if on_duplicate not in ("error", "keep_last"):
+        raise InvalidArgument(f"on_duplicate: expected error or keep_last, found {on_duplicate!r}")
+    load_pyarrow()
+    folder = folder_of(base, store_id, transaction)
+    with _Files(folder, name, transaction, target_bytes) as files:
+        for batch in _in_order(_checked(batches, name, max_value_bytes), name, on_duplicate):
+            for unit, part in _by_unit(batch, buckets_per_range):
+                files.add(unit * buckets_per_range, (unit + 1) * buckets_per_range, part)
+        return files.end()
+
+
+def folder_of(base: str, store_id: str, transaction: int) -> str:
+    """Name the folder of a long transaction's files."""
+    return joined(check_base(base), store_id, str(transaction))
+
+
+def _checked(batches: Iterable[pa.RecordBatch], name: str, max_value_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    """Bring columns to the types of the files, and check keys and values."""
+    import pyarrow as pa
+
+    wanted = {"bucket": pa.int32(), "key": pa.binary(), "value": pa.binary()}
+    for batch in batches:
+        missing = wanted.keys() - set(batch.schema.names)
+        if missing:
+            raise EntryError(f"{name}: expected columns bucket, key and value, found {', '.join(batch.schema.names)}")
+        if not batch.num_rows:
+            continue
+        columns = []
+        for column, kind in wanted.items():
+            array = batch.column(column)
+            try:
+                columns.append(array.cast(kind))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise EntryError(f"{name}: column {column}: expected {kind}, found {array.type}: {error}") from error
+        bucket, key, value = columns
+        for column, array in (("bucket", bucket), ("key", key)):
+            if array.null_count:
+                raise EntryError(f"{name}: column {column}: expected no null, found {array.null_count}")
+        _check_sizes(name, "key", key, key, 1, MAX_KEY_BYTES)
+        if max_value_bytes is not None:
+            _check_sizes(name, "value", value, key, 0, max_value_bytes)
+        yield pa.RecordBatch.from_arrays([bucket, key, value], names=list(wanted))
+
+
+def _check_sizes(name: str, column: str, array: Any, key: Any, least: int, most: int) -> None:
+    import pyarrow.compute as pc
+
+    sizes = pc.binary_length(array)
+    found = pc.min_max(sizes).as_py()
+    if found["min"] is None or (found["min"] >= least and found["max"] <= most):
+        return
+    at = next(i for i, size in enumerate(sizes.to_pylist()) if size is not None and not least <= size <= most)
+    raise EntryError(
+        f"{name}: column {column} of key {key[at].as_py()[:60]!r}: expected {least} to {most} bytes, "
+        f"found {sizes[at].as_py()}"
+    )
+
+
+def _in_order(batches: Iterable[pa.RecordBatch], name: str, on_duplicate: OnDuplicate) -> Iterator[pa.RecordBatch]:
+    """Check the order, and see to keys that come more than once."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    pending: pa.RecordBatch | None = None  # the last row, whose key may come again in the next batch
+    for batch in batches:
+        rows = batch
+        if pending is not None:
+            rows = pa.Table.from_batches([pending, batch]).combine_chunks().to_batches()[0]
+        count = rows.num_rows - 1
+        before, after = rows.slice(0, count), rows.slice(1)
+        same_bucket = pc.equal(after["bucket"], before["bucket"])
+        falls = pc.or_(
+            pc.less(after["bucket"], before["bucket"]), pc.and_(same_bucket, pc.less(after["key"], before["key"]))
+        )
+        if (at := pc.index(falls, True).as_py()) >= 0:
+            raise EntryError(
+                f"{name}: expected entries sorted by bucket and key, found bucket {rows['bucket'][at + 1]}, key "
+                f"{rows['key'][at + 1].as_py()[:60]!r} behind bucket {rows['bucket'][at]}, key "
+                f"{rows['key'][at].as_py()[:60]!r}"
+            )
+        again = pc.and_(same_bucket, pc.equal(after["key"], before["key"]))
+        if (at := pc.index(again, True).as_py()) >= 0:
+            if on_duplicate == "error":
+                raise EntryError(
+                    f"{name}: key {rows['key'][at].as_py()[:60]!r} comes more than once",
+                    hint="leave one of its rows, or say on_duplicate='keep_last'",
+                )
+            rows = rows.filter(pa.concat_arrays([pc.invert(again), pa.array([True])]))
+        yield rows.slice(0, rows.num_rows - 1)
+        pending = rows.slice(rows.num_rows - 1)
+    if pending is not None:
+        yield pending
+
+
+def _by_unit(batch: pa.RecordBatch, buckets_per_range: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Cut a sorted batch where units begin."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    units = pc.run_end_encode(pc.divide(batch["bucket"], pa.scalar(buckets_per_range, pa.int32())))
+    start = 0
+    for unit, end in zip(units.values.to_pylist(), units.run_ends.to_pylist(), strict=True):
+        yield unit, batch.slice(start, end - start)
+        start = end
+
+
+class _Files:
+    """The files of one call, written one after the other."""
+
+    def __init__(self, folder: str, name: str, transaction: int, target_bytes: int) -> None:
+        self._folder, self._name, self._transaction = folder, name, transaction
+        self._target_bytes = target_bytes
+        self._reports: list[FileReport] = []
+        self._open = contextlib.ExitStack()
+        self._url = ""
+        self._output: Written | None = None
+        self._writer: Any = None
+        self._slices: list[Slice] = []
+        self._unit: tuple[int, int] | None = None
+        self._parts: list[pa.RecordBatch] = []
+        """Of the row group to come."""
+        self._rows = self._bytes = 0
+        """Of these parts, as Arrow has them."""
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def add(self, first: int, end: int, part: pa.RecordBatch) -> None:
+        """Append entries of one unit."""
+        if self._unit != (first, end):
+            self._end_group()
+            self._unit = (first, end)
+        if part.num_rows > 1 and (part.num_rows > GROUP_ROWS or part.nbytes > GROUP_BYTES):
+            half = part.num_rows // 2
+            self.add(first, end, part.slice(0, half))
+            self.add(first, end, part.slice(half))
+            return
+        if self._parts and (self._rows + part.num_rows > GROUP_ROWS or self._bytes + part.nbytes > GROUP_BYTES):
+            self._end_group()
+        self._parts.append(part)
+        self._rows += part.num_rows
+        self._bytes += part.nbytes
+
+    def end(self) -> list[FileReport]:
+        """Finish the last file."""
+        self._end_group()
+        self._end_file()
+        return self._reports
+
+    def _end_group(self) -> None:
+        if not self._parts:
+            return
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        table = pa.Table.from_batches(self._parts)
+        seq = pa.repeat(pa.scalar(self._transaction, pa.int64()), table.num_rows)
+        table = table.add_column(2, "seq", seq)
+        with translated(self._url or self._folder):
+            if self._writer is None:
+                self._begin_file(table.schema)
+            self._writer.write_table(table, row_group_size=table.num_rows)
+        size = sum(pc.sum(pc.binary_length(table[column])).as_py() or 0 for column in ("key", "value"))
+        self._extend(table.num_rows, size)
+        self._parts, self._rows, self._bytes = [], 0, 0
+        assert self._output is not None
+        if self._output.bytes >= self._target_bytes:
+            self._end_file()
+
+    def _extend(self, rows: int, size: int) -> None:
+        """Let the slice of the unit have one more row group."""
+        assert self._unit is not None
+        first, end = self._unit
+        last = self._slices[-1] if self._slices else None
+        group = 0 if last is None else last.row_group_end
+        if last is not None and last.first == first:
+            self._slices[-1] = Slice(
+                first, end, last.row_group_first, group + 1, last.entries + rows, last.bytes + size
+            )
+        else:
+            self._slices.append(Slice(first, end, group, group + 1, rows, size))
+
+    def _begin_file(self, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
+        self._url = joined(self._folder, f"{self._name}-{uuid4().hex}.parquet")
+        self._output = self._open.enter_context(create(self._url))
+        self._writer = pq.ParquetWriter(
+            self._output,
+            schema.with_metadata({TRANSACTION: str(self._transaction).encode()}),
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=["bucket", "seq"],
+            write_statistics=["bucket", "key", "seq"],
+            write_page_checksum=True,
+        )
+
+    def _end_file(self) -> None:
+        if self._writer is None:
+            return
+        assert self._output is not None
+        with translated(self._url):
+            self._writer.close()
+            self._open.close()
+        report = FileReport(self._url, self._output.bytes, self._output.checksum, tuple(self._slices))
+        self._reports.append(report)
+        self._writer, self._output, self._slices, self._url = None, None, [], ""

@@ -1,0 +1,252 @@
+"""SQL about segments: the entries of long transactions that wait in files.
+
+A segment is known by its transaction and a number. A commit writes who has to read it, so that a segment without
+readers is staged, drained, or of a transaction that did not commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.dialect import EntryKey
+from export_queue.core.store.queries.id_lists import visible_ids
+from export_queue.core.store.queries.inserts import insert_into
+from export_queue.core.store.schema import SEGMENTS_CODE, active, invalid, store
+from export_queue.core.store.schema import load as ld
+from export_queue.core.store.schema import segment as g
+from export_queue.core.store.schema import segment_done as d
+from export_queue.core.store.schema import segment_reader as r
+from export_queue.core.store.snapshot import Snapshot
+
+Key = tuple[int, int]
+"""Transaction and number of a segment."""
+
+_read = r.join(g, sa.and_(g.c.transaction_id == r.c.transaction_id, g.c.number == r.c.number))
+
+
+def admit(work: Work) -> None:
+    """Let the store have segments; from now on no older code opens it."""
+    if (work.connection.scalar(sa.select(store.c.oldest_code)) or 0) >= SEGMENTS_CODE:
+        return
+    work.database.dialect.admit_segments(work.connection)
+    work.connection.execute(store.update().where(store.c.oldest_code < SEGMENTS_CODE).values(oldest_code=SEGMENTS_CODE))
+
+
+def begin(work: Work, transaction: int, folder: str) -> str:
+    """Note the folder into which a long transaction writes files; returns the one that was noted first."""
+    values = {"transaction_id": transaction, "folder": folder, "begun_ms": work.now(), "segments": 0}
+    work.connection.execute(insert_into(work, ld).values(values).on_conflict_do_nothing())
+    return str(work.connection.scalar(sa.select(ld.c.folder).where(ld.c.transaction_id == transaction)))
+
+
+def folder_of(work: Reading, transaction: int) -> str | None:
+    """Read the folder into which a long transaction writes files."""
+    return work.connection.scalar(sa.select(ld.c.folder).where(ld.c.transaction_id == transaction))
+
+
+def stage(work: Work, transaction: int, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Stage segments, but for those that are there; returns how many are new.
+
+    :param rows: their columns, without transaction and number.
+    """
+    # First, so that of two calls at once for the same files the later one finds them.
+    work.connection.execute(ld.update().where(ld.c.transaction_id == transaction).values(segments=ld.c.segments))
+    known = {
+        (file, first)
+        for file, first in work.connection.execute(
+            sa.select(g.c.file, g.c.first_bucket).where(g.c.transaction_id == transaction)
+        )
+    }
+    new = [row for row in rows if (row["file"], row["first_bucket"]) not in known]
+    if not new:
+        return 0
+    counted = ld.update().where(ld.c.transaction_id == transaction).values(segments=ld.c.segments + len(new))
+    last = work.connection.execute(counted.returning(ld.c.segments)).scalar_one()
+    first = last - len(new) + 1
+    work.connection.execute(
+        g.insert(), [{**row, "transaction_id": transaction, "number": first + i} for i, row in enumerate(new)]
+    )
+    return len(new)
+
+
+def _visible(work: Reading, queue: int, layout: int, snapshot: Snapshot) -> sa.ColumnElement[bool]:
+    return sa.and_(r.c.queue_number == queue, g.c.layout == layout, visible_ids(work, r.c.transaction_id, snapshot))
+
+
+def waiting(
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int
+) -> list[Mapping[str, Any]]:
+    """Read the segments that a reader has still to read, as a snapshot sees them, and that meet a bucket interval."""
+    statement = (
+        sa.select(g)
+        .select_from(_read)
+        .where(_visible(work, queue, layout, snapshot), g.c.first_bucket < end, g.c.end_bucket > first)
+        .order_by(g.c.transaction_id, g.c.number)
+    )
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def done(work: Reading, queue: int, *, first: int, end: int) -> dict[Key, list[tuple[EntryKey, EntryKey]]]:
+    """Read which parts of segments a reader has drained, first and last entry of each, ascending.
+
+    :param first: first bucket of an interval that the segments meet.
+    :param end: its end.
+    """
+    statement = (
+        sa.select(d)
+        .select_from(d.join(g, sa.and_(g.c.transaction_id == d.c.transaction_id, g.c.number == d.c.number)))
+        .where(d.c.queue_number == queue, g.c.first_bucket < end, g.c.end_bucket > first)
+        .order_by(d.c.first_bucket, d.c.first_key, d.c.first_seq)
+    )
+    found: dict[Key, list[tuple[EntryKey, EntryKey]]] = {}
+    for row in work.connection.execute(statement):
+        part = (
+            (row.first_bucket, bytes(row.first_key), row.first_seq),
+            (row.last_bucket, bytes(row.last_key), row.last_seq),
+        )
+        found.setdefault((row.transaction_id, row.number), []).append(part)
+    return found
+
+
+def mark_done(
+    work: Work, queue: int, segment: Key, *, first: EntryKey, last: EntryKey, entries: int, size: int
+) -> bool:
+    """Note that a reader has drained a part of a segment, and whether that was the rest of it.
+
+    :param first: the part's first entry; a part that begins with it is extended.
+    :param last: its last entry.
+    :param entries: how many entries it has, from the first to the last.
+    :param size: bytes of their keys and values.
+    """
+    transaction, number = segment
+    of_segment = {"queue_number": queue, "transaction_id": transaction, "number": number}
+    begin = dict(zip(("first_bucket", "first_key", "first_seq"), first, strict=True))
+    rest = dict(zip(("last_bucket", "last_key", "last_seq"), last, strict=True)) | {"entries": entries, "bytes": size}
+    put = insert_into(work, d).values(**of_segment, **begin, **rest)
+    work.connection.execute(put.on_conflict_do_update(index_elements=list(d.primary_key.columns), set_=rest))
+    is_it = [d.c[name] == value for name, value in of_segment.items()]
+    counted = sa.select(sa.func.sum(d.c.entries)).where(*is_it).scalar_subquery()
+    there = sa.select(g.c.entries).where(g.c.transaction_id == transaction, g.c.number == number).scalar_subquery()
+    drained, whole = work.connection.execute(sa.select(counted, there)).one()
+    if drained != whole:
+        return False
+    work.connection.execute(r.delete().where(*(r.c[name] == value for name, value in of_segment.items())))
+    work.connection.execute(d.delete().where(*is_it))
+    return True
+
+
+def _drained() -> sa.Subquery:
+    return (
+        sa.select(
+            d.c.queue_number,
+            d.c.transaction_id,
+            d.c.number,
+            sa.func.sum(d.c.entries).label("entries"),
+            sa.func.sum(d.c.bytes).label("bytes"),
+        )
+        .group_by(d.c.queue_number, d.c.transaction_id, d.c.number)
+        .subquery()
+    )
+
+
+def left() -> tuple[sa.FromClause, sa.ColumnElement[Any], sa.ColumnElement[Any]]:
+    """Join readers with their segments, and say how many entries, and bytes, of each are left."""
+    part = _drained()
+    joined = _read.outerjoin(
+        part,
+        sa.and_(
+            part.c.queue_number == r.c.queue_number,
+            part.c.transaction_id == r.c.transaction_id,
+            part.c.number == r.c.number,
+        ),
+    )
+    return (
+        joined,
+        g.c.entries - sa.func.coalesce(part.c.entries, 0),
+        g.c.bytes - sa.func.coalesce(part.c.bytes, 0),
+    )
+
+
+def count_by_unit(
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, buckets_per_range: int
+) -> list[tuple[int, int, int, int]]:
+    """Sum up visible entries that wait in files per unit, as :func:`queries.entries.count_by_unit` does for rows."""
+    joined, entries, size = left()
+    unit = g.c.first_bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
+    statement = (
+        sa.select(unit, sa.func.sum(entries), sa.func.sum(size), sa.func.min(g.c.lowest_seq))
+        .select_from(joined)
+        .where(_visible(work, queue, layout, snapshot), g.c.first_bucket < end, g.c.end_bucket > first)
+        .group_by(unit)
+    )
+    return [(int(u), int(n), int(b), int(seq)) for u, n, b, seq in work.connection.execute(statement)]
+
+
+def intervals(
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, since: Snapshot | None = None
+) -> list[tuple[int, int]]:
+    """Read the bucket intervals in which segments wait, ascending.
+
+    :param since: an earlier snapshot; segments that it saw do not count.
+    """
+    statement = (
+        sa.select(g.c.first_bucket, g.c.end_bucket)
+        .select_from(_read)
+        .where(_visible(work, queue, layout, snapshot))
+        .distinct()
+        .order_by(g.c.first_bucket, g.c.end_bucket)
+    )
+    if since is not None:
+        statement = statement.where(sa.not_(visible_ids(work, r.c.transaction_id, since)))
+    return [(int(first), int(end)) for first, end in work.connection.execute(statement)]
+
+
+def wait_for(work: Reading, queue: int) -> bool:
+    """Tell whether segments wait for a reader."""
+    return bool(work.connection.scalar(sa.select(sa.exists().where(r.c.queue_number == queue))))
+
+
+def unreferenced_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, Any]]:
+    """Read long transactions with a folder that have ended for good, in the order of their ids.
+
+    In one statement, which sees one moment: a commit takes the active row away and writes who reads the segments.
+
+    :param after: the id behind which they are read.
+    """
+    statement = (
+        sa.select(ld)
+        .where(
+            ld.c.transaction_id > after,
+            ld.c.transaction_id.not_in(sa.select(active.c.id)),
+            ld.c.transaction_id.not_in(sa.select(invalid.c.id)),
+        )
+        .order_by(ld.c.transaction_id)
+        .limit(limit)
+    )
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def delete_unread(work: Work, transaction: int) -> None:
+    """Delete the segments of a transaction that has ended which nobody reads, or reads any more."""
+    has_reader = sa.exists().where(r.c.transaction_id == g.c.transaction_id, r.c.number == g.c.number)
+    work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(has_reader)))
+
+
+def files(work: Reading, transaction: int) -> set[str]:
+    """Read the files of a transaction to which a segment refers."""
+    return set(work.connection.scalars(sa.select(g.c.file).where(g.c.transaction_id == transaction).distinct()))
+
+
+def note_end(work: Work, transaction: int) -> None:
+    """Note that a transaction has ended, the first time that this is seen."""
+    ended = ld.update().where(ld.c.transaction_id == transaction, ld.c.ended_ms.is_(None))
+    work.connection.execute(ended.values(ended_ms=work.now()))
+
+
+def forget(work: Work, transaction: int) -> None:
+    """Forget a transaction whose files are gone."""
+    work.connection.execute(ld.delete().where(ld.c.transaction_id == transaction))
