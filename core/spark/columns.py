@@ -3,15 +3,15 @@
 A row's key and value become exactly the bytes that ``queue.add`` writes for the same values. Where Spark cannot tell
 which bytes these are, the type is refused.
 
-=================  =============================================================================================
+=================  ============================================================================================
 codec              takes columns of
-=================  =============================================================================================
+=================  ============================================================================================
 ``str``            string
 ``int``            byte, short, integer, long
 ``bytes``          binary
-``json``           boolean, numbers, string, date, timestamp, and structs, arrays and maps (with keys of string) of these
+``json``           boolean, numbers, string, date, timestamp; structs, arrays and maps (with keys of string) of these
 an import path     binary: what the codec's ``encode`` has returned
-=================  =============================================================================================
+=================  ============================================================================================
 """
 
 from __future__ import annotations
@@ -54,11 +54,13 @@ class Columns:
     :param key: name of the column with keys.
     :param value: name of the column with values; null says that the record is gone.
     :param queue: name of the column with ids of queues; None where all rows are of one queue.
+    :param latest_by: name of the column that says which of the rows of a key counts.
     """
 
     key: str
     value: str
     queue: str | None = None
+    latest_by: str | None = None
 
     def misfits(self, schema: t.StructType, queues: Mapping[str, Queue]) -> dict[str, InvalidArgument]:
         """Find the queues that do not take these columns.
@@ -75,6 +77,8 @@ class Columns:
                 raise InvalidArgument(
                     f"column {self.queue!r}: expected string, ids of queues, found {found.simpleString()}"
                 )
+        if self.latest_by is not None:
+            _find(schema, self.latest_by, "latest_by")
         return {name: problem for name, queue in queues.items() if (problem := self._misfit(key, value, queue))}
 
     def _misfit(self, key: t.DataType, value: t.DataType, queue: Queue) -> InvalidArgument | None:

@@ -80,7 +80,11 @@ def value_bytes(values: pa.Array, keys: pa.Array, queue: Queue) -> pa.Array:
 
 
 def _shown(keys: pa.Array, row: int, queue: Queue) -> str:
-    raw = keys[row].as_py()
+    return shown_key(keys[row].as_py(), queue)
+
+
+def shown_key(raw: bytes, queue: Queue) -> str:
+    """Write a key for people, as the queue's codec reads it."""
     try:
         return repr(queue.decode_key(raw))
     except Exception:  # a key of another codec is shown as it is
@@ -118,9 +122,7 @@ def _json_of_row(one: pa.Array, key: str, queue: Queue) -> None:
         (value,) = _python(one)
         json_bytes(value)
     except NotJson as error:
-        raise EntryError(
-            f"{problem}: expected a JSON value, but {error.misfit}", hint=error.misfit.remedy
-        ) from error
+        raise EntryError(f"{problem}: expected a JSON value, but {error.misfit}", hint=error.misfit.remedy) from error
     except UnicodeDecodeError as error:
         raise EntryError(
             f"{problem}: expected UTF-8, found text with another byte", hint="repair it: make_valid_utf8(column)"

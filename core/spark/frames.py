@@ -19,11 +19,15 @@ _WHOLE = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 
 
 def entry_columns(df: DataFrame, target: Target) -> DataFrame:
-    """Choose the columns of entries: ``key`` as its bytes, ``value`` as it is, and ``queue`` where rows name it."""
+    """Choose the columns of entries: ``key`` as its bytes, ``value`` as it is, and those that the user names.
+
+    :returns: ``queue`` and ``latest`` are there only if they are named.
+    """
     key = _column(target.key)
     if isinstance(df.schema[target.key].dataType, _WHOLE):
         key = key.cast("string")
-    named = [] if target.queue_column is None else [_column(target.queue_column).alias("queue")]
+    others = {"queue": target.queue_column, "latest": target.latest_by}
+    named = [_column(name).alias(alias) for alias, name in others.items() if name is not None]
     return df.select(*named, key.cast("binary").alias("key"), _column(target.value).alias("value"))
 
 
@@ -38,6 +42,7 @@ def sorted_entries(df: DataFrame, target: Target, targets: Targets, tasks: int) 
     task = f.pmod(f.shiftrightunsigned(hashed, 32), f.lit(tasks)).cast("int")
     rows = entry_columns(df, target).select("*", bucket.alias("bucket"), task.alias("task"))
     order = ["bucket", "key"] if target.queue_column is None else ["queue", "bucket", "key"]
+    order += [] if target.latest_by is None else ["latest"]
     return rows.repartitionById(tasks, "task").select(*order, "value").sortWithinPartitions(*order)
 
 

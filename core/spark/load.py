@@ -53,7 +53,7 @@ def load_frame(
 ) -> LoadReport:
     """Add the rows of a frame; see :func:`export_queue.core.spark.write.write_transactional`."""
     _check_frame(df)
-    _check_choices(store, idempotency_key, tx, timeout, transaction=transaction)
+    _check_choices(store, idempotency_key, tx, timeout, target.latest_by, transaction=transaction)
     with _opened(store) as opened_store:
         database = opened_store.database
         targets = target.find(database, df.schema, bulk=transaction)
@@ -114,6 +114,7 @@ def _check_choices(
     idempotency_key: str | None,
     tx: TransactionContext | None,
     timeout: float | None,
+    latest_by: str | None,
     *,
     transaction: bool,
 ) -> None:
@@ -121,6 +122,8 @@ def _check_choices(
         raise InvalidArgument("expected idempotency_key and timeout to be the transaction's own, found them beside tx")
     if not transaction and not (tx is None and idempotency_key is None and timeout is None):
         raise InvalidArgument("expected no tx, idempotency_key or timeout with transaction=False, found one")
+    if not transaction and latest_by is not None:
+        raise InvalidArgument("expected no latest_by with transaction=False: each row becomes an entry, found one")
     if not transaction and not isinstance(store, StoreSpec):
         raise InvalidArgument(
             f"transaction=False: expected a StoreSpec, which each task opens, found {type(store).__name__}",
@@ -144,7 +147,7 @@ def _load(df: DataFrame, opened: OpenTransaction, target: Target, targets: Targe
     begun = time.monotonic()
     transaction = opened.value.id
     base = begin_load(opened.database, opened)
-    setup = LoadSetup(base, identity_of(opened.database).store_id, transaction, targets, target.queue)
+    setup = LoadSetup(base, identity_of(opened.database).store_id, transaction, targets, target.queue, target.latest_by)
     files = collect_files(_run(df, setup, target))
     try:
         for queue_id, reports in files.items():

@@ -8,13 +8,14 @@ from typing import Any, Self
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from export_queue.core.drain import Problem
-from export_queue.core.errors import ExportQueueError
+from export_queue.core.errors import EntryError, ExportQueueError
 from export_queue.core.queue import Queue
 from export_queue.core.segments import FileReport, write_segments
-from export_queue.core.spark.encoding import key_bytes, value_bytes
+from export_queue.core.spark.encoding import key_bytes, shown_key, value_bytes
 from export_queue.core.spark.frames import parts_by_queue
 from export_queue.core.spark.targets import Targets
 
@@ -31,6 +32,7 @@ class LoadSetup:
     :param transaction: the id of the transaction that the files wait for.
     :param targets: queues by id.
     :param single: the queue of all rows; None where rows have a column that names it.
+    :param latest_by: the column, here called ``latest``, that says which of the rows of a key counts.
     """
 
     base: str
@@ -38,6 +40,7 @@ class LoadSetup:
     transaction: int
     targets: Targets
     single: str | None
+    latest_by: str | None = None
 
     def write(self, batches: Iterable[pa.RecordBatch], name: str) -> dict[str, list[FileReport]]:
         """Write sorted rows of Spark into files.
@@ -51,12 +54,13 @@ class LoadSetup:
         for queue_id, part in parts_by_queue(batches, self.single):
             queue = self.targets[queue_id]
             files[queue.id] = write_segments(
-                (encoded(batch, queue) for batch in part),
+                (encoded(batch, queue) for batch in checked_for_repetition(part, queue, self.latest_by)),
                 base=self.base,
                 store_id=self.store_id,
                 transaction=self.transaction,
                 name=name,
                 buckets_per_range=queue.buckets_per_range,
+                on_duplicate="error" if self.latest_by is None else "keep_last",
             )
         return files
 
@@ -69,6 +73,48 @@ def encoded(batch: pa.RecordBatch, queue: Queue) -> pa.RecordBatch:
     keys = key_bytes(batch.column("key"), queue)
     values = value_bytes(batch.column("value"), keys, queue)
     return pa.RecordBatch.from_arrays([batch.column("bucket"), keys, values], ["bucket", "key", "value"])
+
+
+def checked_for_repetition(
+    batches: Iterable[pa.RecordBatch], queue: Queue, latest_by: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Hand sorted batches on, and see that no key comes twice without a word on which of its rows counts.
+
+    :raises EntryError: one does; the error names it.
+    """
+    last: tuple[Any, Any] | None = None
+    for batch in batches:
+        keys, count = batch.column("key"), batch.num_rows
+        again = pc.indices_nonzero(pc.equal(keys.slice(1), keys.slice(0, count - 1)))
+        for row in again.to_pylist():
+            _refuse_equal(batch, row + 1, _key_and_rank(batch, row), queue, latest_by)
+        if last is not None and keys[0].as_py() == last[0]:
+            _refuse_equal(batch, 0, last, queue, latest_by)
+        last = _key_and_rank(batch, count - 1)
+        yield batch
+
+
+def _key_and_rank(batch: pa.RecordBatch, row: int) -> tuple[Any, Any]:
+    has_rank = "latest" in batch.schema.names
+    return batch.column("key")[row].as_py(), batch.column("latest")[row].as_py() if has_rank else None
+
+
+def _refuse_equal(
+    batch: pa.RecordBatch, row: int, before: tuple[Any, Any], queue: Queue, latest_by: str | None
+) -> None:
+    found = _key_and_rank(batch, row)
+    if found[0] is None or (latest_by is not None and found[1] != before[1]):
+        return  # a key of null is refused later
+    key = shown_key(found[0], queue)
+    if latest_by is None:
+        raise EntryError(
+            f"queue {queue.id!r}: key {key} comes more than once in the DataFrame",
+            hint="leave one of its rows, or name the column that says which one counts: latest_by=…",
+        )
+    raise EntryError(
+        f"queue {queue.id!r}: key {key} comes more than once with the same {latest_by!r}, so that none is the latest",
+        hint="leave one of these rows",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ class Target:
     :param queue_column: column that names the queue of each row, in the place of the former.
     :param key: column with keys.
     :param value: column with values.
+    :param latest_by: column that says which of the rows of a key counts: the one with the highest value.
     :raises InvalidArgument: both, or none, of queue and queue_column are given.
     """
 
@@ -31,6 +32,7 @@ class Target:
     queue_column: str | None = None
     key: str = "key"
     value: str = "value"
+    latest_by: str | None = None
 
     def __post_init__(self) -> None:
         if (self.queue is None) == (self.queue_column is None):
@@ -40,7 +42,7 @@ class Target:
     @property
     def columns(self) -> Columns:
         """The columns of the frame that make entries."""
-        return Columns(key=self.key, value=self.value, queue=self.queue_column)
+        return Columns(key=self.key, value=self.value, queue=self.queue_column, latest_by=self.latest_by)
 
     def find(self, database: Database, schema: StructType, *, bulk: bool) -> Targets:
         """Find the queues, and check that they take the frame's columns.

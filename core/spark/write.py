@@ -21,6 +21,7 @@ def write_transactional(
     key: str = "key",
     value: str = "value",
     queue_column: str | None = None,
+    latest_by: str | None = None,
     idempotency_key: str | None = None,
     tx: TransactionContext | None = None,
     transaction: bool = True,
@@ -38,6 +39,8 @@ def write_transactional(
     :param key: name of the column with keys, of a type that fits the queue's key codec.
     :param value: name of the column with values, of a type that fits the value codec; null says: the record is gone.
     :param queue_column: name of a column that says for each row which queue gets it.
+    :param latest_by: name of a column: of rows with the same key the one with the highest value in it counts. Without
+        it a key that comes twice is an error: a DataFrame has no order that would say which row is the last.
     :param idempotency_key: the unit of work: it takes effect once, and later calls return the first report (I14).
     :param tx: a long transaction that the load is a part of: ``with store.transaction(long=True) as tx``. Its commit
         makes the entries visible, together with everything else in it.
@@ -56,7 +59,7 @@ def write_transactional(
     return load_frame(
         df,
         store,
-        Target(queue=queue, key=key, value=value, queue_column=queue_column),
+        Target(queue=queue, key=key, value=value, queue_column=queue_column, latest_by=latest_by),
         idempotency_key=idempotency_key,
         tx=tx,
         transaction=transaction,

@@ -49,7 +49,7 @@ JSON = [
     (pa.float64(), [0.1, 1e300, -0.0, 1e-7]),
     (pa.float32(), [0.5]),
     (pa.decimal128(10, 2), [Decimal("1.50"), Decimal("-0.01")]),
-    (pa.string(), ["é\x07\"\\/\u2028", ""]),
+    (pa.string(), ['é\x07"\\/\u2028', ""]),
     (pa.date32(), [dt.date(2026, 1, 31)]),
     (pa.timestamp("us", "UTC"), [dt.datetime(2026, 1, 31, 1, 2, 3, 45, UTC), dt.datetime(1969, 1, 1, tzinfo=UTC)]),
     (pa.list_(pa.int32()), [[1, None], [], None]),
@@ -82,8 +82,6 @@ def test_a_timestamp_of_another_session_zone_is_written_in_utc() -> None:
     assert text == b'"2026-07-01T12:00:00+00:00"'
 
 
-
-
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -107,7 +105,11 @@ NO_TEXT = pa.array([b"good", b"\xffbad"], pa.binary())
 @pytest.mark.parametrize(
     ("values", "options", "message"),
     [
-        (pa.array([1.0, float("nan")]), {}, "queue 'orders': value of key 'k1': expected a JSON value, but the value is nan"),
+        (
+            pa.array([1.0, float("nan")]),
+            {},
+            "queue 'orders': value of key 'k1': expected a JSON value, but the value is nan",
+        ),
         (
             pa.array([{"a": [0.0]}, {"a": [float("inf")]}]),
             {},
@@ -116,7 +118,11 @@ NO_TEXT = pa.array([b"good", b"\xffbad"], pa.binary())
         (NO_TEXT.view(pa.string()), {}, "value of key 'k1': expected UTF-8"),
         (NO_TEXT, {"value": "str"}, "value of key 'k1': expected UTF-8, found another byte at position 0"),
         (pa.array(["", "a" * 1001]), {"value": "str"}, "value of key 'k1': expected at most 1000 bytes, found 1001"),
-        (pa.array([0, 200_000_000 * 86400 * 10**6 // 10], pa.timestamp("us", "UTC")), {}, "value of key 'k1': a date or"),
+        (
+            pa.array([0, 200_000_000 * 86400 * 10**6 // 10], pa.timestamp("us", "UTC")),
+            {},
+            "value of key 'k1': a date or",
+        ),
     ],
 )
 def test_a_refused_value_is_named_by_its_key(values: Any, options: dict[str, Any], message: str) -> None:
