@@ -37,7 +37,6 @@ from export_queue.core.queue import (
     find_reader,
     list_queues,
     missing_load,
-    peek,
     subscribe,
     subscriptions,
     unsubscribe,
@@ -45,6 +44,7 @@ from export_queue.core.queue import (
     waive_first_load,
 )
 from export_queue.core.retry import Retry
+from export_queue.core.segments import peek
 from export_queue.core.sinks import Sink, SinkSpec
 from export_queue.core.store import (
     Clock,

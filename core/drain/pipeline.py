@@ -3,6 +3,8 @@
 Three steps overlap. While the calling thread exports and applies chunk *n*, a second thread, which does
 all that concerns the store, removes chunk *n − 1* and reads chunk *n + 1*, of the same range or of
 the next one. Three chunks are in memory at most.
+
+Where segments wait in a range, its chunks are merged from rows and files.
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ from export_queue.core.errors import DrainError
 from export_queue.core.locks import Lease, hold
 from export_queue.core.queue import (
     DeadLetterFilter,
-    Entries,
     Position,
     Queue,
+    Range,
     count_dead_letters,
     dead_letter,
     read_entries,
     remove_span,
 )
+from export_queue.core.segments import Chunk, Part, Segment, UnitReader, by_range, mark_done, waiting_segments
 from export_queue.core.sinks import FencedSink, Sink
 from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
@@ -90,6 +93,12 @@ class _Pipeline:
     """Chunks on their way out of the queue, each with what it will have counted."""
     parts: list[dict[int, Counts]] = field(default_factory=list)
     """By lease, and number of the chunk that was read: left, until the store's thread has removed it."""
+    segments: Sequence[Segment] | None = None
+    """Those that wait in the ranges; None until they have been asked for."""
+    readers: dict[int, UnitReader] = field(default_factory=dict)
+    """By lease, where segments wait."""
+    noted: dict[tuple[int, int, int], Part] = field(default_factory=dict)
+    """By lease, and transaction and number of a segment: what is noted as drained, up to its newest part."""
     chunks: int = 0
     read_out: int = 0
     """Leases whose ranges were read to their end; their chunks are in ``parts`` by then."""
@@ -105,6 +114,8 @@ class _Pipeline:
                 self._work_off(store_thread)
         except BaseException as error:  # an interruption, too, ends in a report with the right counts
             trouble = error
+        for reader in self.readers.values():
+            reader.close()
         for _, removed in self.removals:
             failure = removed.exception()  # waits, where an interruption has ended the waiting above
             trouble = trouble or failure
@@ -113,13 +124,14 @@ class _Pipeline:
     def _work_off(self, store_thread: ThreadPoolExecutor) -> None:
         reading = store_thread.submit(self._read, 0, None)
         while (found := reading.result()) is not None:
-            at, entries = found
+            at, chunk = found
+            entries = chunk.entries
             self.chunks += 1
             self.parts[at][self.chunks] = Counts(read=len(entries), left=len(entries))
             follows = (at + 1, None) if entries.is_last else (at, entries.position(len(entries) - 1))
             reading = store_thread.submit(self._read, *follows)
             applied = self.writer.apply(entries, self.senders[at])
-            self.removals.append((applied.counts, store_thread.submit(self._remove, at, self.chunks, applied)))
+            self.removals.append((applied.counts, store_thread.submit(self._remove, at, self.chunks, applied, chunk)))
             if len(self.removals) > 1:
                 self._await_removal()
         while self.removals:
@@ -155,21 +167,42 @@ class _Pipeline:
             reports[-1] = replace(reports[-1], problem=Problem.of(trouble), cause=trouble)
         return reports
 
-    def _read(self, at: int, after: Position | None) -> tuple[int, Entries] | None:
+    def _read(self, at: int, after: Position | None) -> tuple[int, Chunk] | None:
         """Read the next chunk that is not empty, from a position in the range of one lease on."""
+        if self.segments is None and self.leases:
+            self.segments = call_again(self.request.retry, self._find_segments)
         while True:
             self.read_out = at
             if at == len(self.leases):
                 return None
-            entries = call_again(self.request.retry, lambda: self._read_once(self.leases[at], after))  # noqa: B023
-            if entries:
-                return at, entries
+            chunk = call_again(self.request.retry, lambda: self._read_once(at, after))  # noqa: B023
+            if chunk.entries:
+                return at, chunk
             at, after = at + 1, None
 
-    def _read_once(self, lease: Lease, after: Position | None) -> Entries:
-        request = self.request
+    def _find_segments(self) -> list[Segment]:
+        """Ask once for all ranges: chunks of rows alone cost what they cost where there are no segments."""
+        ranges = [lease.range for lease in self.leases]
+        within = Range(min(one.first for one in ranges), max(one.end for one in ranges))
         with self.database.read() as work:
-            return read_entries(
+            return waiting_segments(work, self.queue, self.snapshot, within)
+
+    def _read_once(self, at: int, after: Position | None) -> Chunk:
+        request, lease = self.request, self.leases[at]
+        if at not in self.readers and (found := by_range(self.segments or (), lease.range)):
+            self.readers[at] = UnitReader(
+                self.queue,
+                self.snapshot,
+                lease.range,
+                found,
+                rows=request.chunk_rows,
+                size=request.chunk_bytes,
+                whole_keys=self.whole_keys,
+            )
+        with self.database.read() as work:
+            if at in self.readers:
+                return self.readers[at].read(work)
+            entries = read_entries(
                 work,
                 self.queue,
                 self.snapshot,
@@ -179,26 +212,34 @@ class _Pipeline:
                 size=request.chunk_bytes,
                 whole_keys=self.whole_keys,
             )
+        return Chunk(entries, len(entries))
 
-    def _remove(self, at: int, chunk: int, applied: Applied) -> None:
-        call_again(self.request.retry, lambda: self._remove_once(self.leases[at], applied))
+    def _remove(self, at: int, number: int, applied: Applied, chunk: Chunk) -> None:
+        noted = call_again(self.request.retry, lambda: self._remove_once(at, applied, chunk))
         # In this thread, which no signal interrupts between the removal and the note of it.
-        self.parts[at][chunk] = applied.counts
+        self.noted |= noted
+        self.parts[at][number] = applied.counts
         self._tell_done()
 
-    def _remove_once(self, lease: Lease, applied: Applied) -> None:
+    def _remove_once(self, at: int, applied: Applied, chunk: Chunk) -> dict[tuple[int, int, int], Part]:
         """Remove a chunk in a critical section: the lease cannot be taken over before it is gone (I10)."""
         entries, dead = applied.entries, applied.dead
+        noted: dict[tuple[int, int, int], Part] = {}
         with self.database.begin() as work:
-            hold(work, lease)
-            first, last = entries.position(0), entries.position(len(entries) - 1)
-            removed = remove_span(work, self.queue, self.snapshot, first, last)
-            # Fewer is right: an attempt whose commit was in doubt had taken effect.
-            if removed > len(entries):
-                raise DrainError(f"{removed} entries would be removed, but only {len(entries)} were acknowledged")
+            hold(work, self.leases[at])
+            if chunk.rows:
+                first, last = entries.position(0), entries.position(len(entries) - 1)
+                removed = remove_span(work, self.queue, self.snapshot, first, last)
+                # Fewer is right: an attempt whose commit was in doubt had taken effect.
+                if removed > chunk.rows:
+                    raise DrainError(f"{removed} entries would be removed, but only {chunk.rows} were acknowledged")
+            for part in chunk.parts:
+                key = (at, part.segment.transaction, part.segment.number)
+                noted[key] = mark_done(work, self.queue, part, self.noted.get(key))
             if dead:
                 dead_letter(work, self.queue, dead)
                 # Other tasks of this drain set entries aside, too: only the store knows the sum.
                 of_drain = DeadLetterFilter(drain_id=self.request.drain_id)
                 if count_dead_letters(work, self.queue, of_drain) > self.request.max_dead:
                     raise too_many(self.request, f"{dead[-1].error_class}: {dead[-1].reason}")
+        return noted

@@ -17,8 +17,8 @@ from export_queue.core.queue import (
     find_queue,
     hidden_seqs,
     list_dead_letters,
-    peek,
 )
+from export_queue.core.segments import peek
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import take_snapshot
 

@@ -4,7 +4,8 @@
 2. Raise the horizon, in a SQL transaction of its own: a reader that sees a deletion sees the horizon, too.
 3. Delete, page by page, versions and conflict keys below the horizon, and outcomes, idempotency keys and records that
    are old.
-4. Have the database reclaim the space.
+4. Delete the files of bulk entries that nobody needs any more.
+5. Have the database reclaim the space.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.core.maintenance import conflict_keys, idempotency_keys, invalid, outcomes, records, versions
 from export_queue.core.maintenance.horizon import raise_horizon, record_low_watermark
 from export_queue.core.maintenance.pages import CleanPage
+from export_queue.core.segments import vacuum_segments
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import MAX_SHORT_SECONDS, expire
 
@@ -71,6 +73,8 @@ class MaintenanceReport:
     """Attempts of drains that were killed or revoked long ago."""
     removed: int
     """Entries, dead letters and locks of subscriptions that were removed."""
+    segment_files: int
+    """Files of bulk entries that everybody has read, or that no transaction has committed."""
     more: bool
     """Whether a subject came to the limit, so that another run goes on with it."""
     busy: bool
@@ -87,6 +91,7 @@ class MaintenanceReport:
             f"{self.conflict_keys} conflict keys, {self.outcomes} outcomes, {self.idempotency_keys} idempotency keys, "
             f"{self.drain_reports} drain reports"
             + (f", {self.removed} rows of removed subscriptions" if self.removed else "")
+            + (f", {self.segment_files} files of bulk entries" if self.segment_files else "")
             + ("; more is left" if self.more else "")
             + ("; another process is cleaning up" if self.busy else "")
         )
@@ -141,6 +146,7 @@ def maintain(
         turn.repeat(partial(records.forget_reports, now_ms=settled_ms, keep_ms=int(keep_reports * 1000)))
         turn.repeat(partial(records.forget_acts, now_ms=settled_ms))
         turn.repeat(partial(records.forget_attempts, now_ms=settled_ms))
+    vacuumed = vacuum_segments(database, limit=limit)
     turn.tidy()
     with database.read() as work:
         horizon = queries.cleanup.horizon(work)
@@ -157,7 +163,8 @@ def maintain(
         dead_letter_acts=deleted["dead_letter_acts"],
         attempts=deleted["attempts"],
         removed=deleted["removed"],
-        more=turn.more or pruned >= limit,
+        segment_files=vacuumed.files,
+        more=turn.more or pruned >= limit or vacuumed.more,
         busy=turn.busy,
     )
 

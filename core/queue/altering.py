@@ -5,8 +5,8 @@ option                 may be altered
 =====================  ============================================================================================
 ``max_value_bytes``    at any time; lowered from above 1 MiB only while no larger value waits
 ``exclusive``          at any time
-``buckets_per_range``  while nobody holds a lock of the queue, and, unless all its sinks have the guard ``seq``, while
-                       it is empty: a sink with the guard ``fence`` keeps late writers out by unit, and a late batch of
+``buckets_per_range``  while nobody holds a lock of the queue and no segment waits in it, and, unless all its sinks
+                       have the guard ``seq``, while it is empty: a sink with the guard ``fence`` keeps late writers out by unit, and a late batch of
                        an old unit would not be recognised by the claim of a new one
 =====================  ============================================================================================
 
@@ -81,6 +81,12 @@ def _check(work: Work, queue: Queue, changed: Mapping[str, Any], guard: str) -> 
     if (units := changed.get("buckets_per_range")) is not None:
         check_number("buckets_per_range", units, queue.buckets)
         _check_idle(work, queue)
+        if queries.segments.wait_for(work, queue.number):
+            raise InvalidArgument(
+                f"buckets_per_range of queue {queue.id!r}: expected no entries that wait in files, which were cut by "
+                "its units, found some",
+                hint="drain the queue first",
+            )
         if guard == "fence" and queries.entries.has_any(work, queue.number):
             raise InvalidArgument(
                 f"buckets_per_range of queue {queue.id!r}: expected an empty queue, found entries that wait",

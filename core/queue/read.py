@@ -190,24 +190,44 @@ def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Ra
     wanted = set(units if within is None else within)
     if not wanted:
         return []
-    counted = queries.entries.count_by_unit(
-        work,
-        queue.number,
-        queue.layout,
-        snapshot,
-        first=min(wanted).first,
-        end=max(unit.end for unit in wanted),
-        buckets_per_range=queue.buckets_per_range,
-    )
-    found = [Backlog(units[unit], entries, size, seq) for unit, entries, size, seq in counted]
-    return [unit for unit in found if unit.range in wanted]
+    found: dict[int, Backlog] = {}
+    for count in (queries.entries.count_by_unit, queries.segments.count_by_unit):
+        counted = count(
+            work,
+            queue.number,
+            queue.layout,
+            snapshot,
+            first=min(wanted).first,
+            end=max(unit.end for unit in wanted),
+            buckets_per_range=queue.buckets_per_range,
+        )
+        for unit, entries, size, seq in counted:
+            other = found.get(unit, Backlog(units[unit], 0, 0, seq))
+            found[unit] = Backlog(units[unit], other.entries + entries, other.bytes + size, min(other.oldest_seq, seq))
+    return [found[unit] for unit in sorted(found) if units[unit] in wanted]
 
 
 def waiting_ranges(
     work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None
 ) -> list[Range]:
-    """Find the units that have work, at the cost of one index probe each."""
+    """Find the units that have work, at the cost of one index probe each and one look at what waits in files."""
     units = queue.units() if within is None else sorted(within)
+    in_files = waiting_in_files(work, queue, snapshot, units)
+    return sorted({*_waiting_in_rows(work, queue, snapshot, units), *in_files})
+
+
+def waiting_in_files(
+    work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range], *, since: Snapshot | None = None
+) -> list[Range]:
+    """Find the units in which segments wait.
+
+    :param since: an earlier snapshot; segments that it saw do not count.
+    """
+    waiting = queries.segments.intervals(work, queue.number, queue.layout, snapshot, since=since)
+    return [unit for unit in units if any(first < unit.end and end > unit.first for first, end in waiting)]
+
+
+def _waiting_in_rows(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range]) -> list[Range]:
     found: list[Range] = []
     at = 0
     while at < len(units):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from export_queue.core.queue.buckets import Range
 from export_queue.core.queue.options import Queue
-from export_queue.core.queue.read import waiting_ranges
+from export_queue.core.queue.read import waiting_in_files, waiting_ranges
 from export_queue.core.store import Reading, queries
 from export_queue.core.transactions import Snapshot
 
@@ -47,7 +47,7 @@ def look(
     waiting = waiting_ranges(work, queue, snapshot, units)
     has_news = bool(waiting)
     if waiting and since is not None and retries == since.retries:
-        has_news = any(
+        has_news = bool(waiting_in_files(work, queue, snapshot, waiting, since=since.snapshot)) or any(
             queries.entries.first_bucket(
                 work,
                 queue.number,

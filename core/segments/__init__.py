@@ -4,21 +4,31 @@ A file is immutable, sorted by bucket, key and seq, and holds a slice of each un
 Nothing of it counts before the transaction commits (I3); nobody lists a folder to learn what counts.
 """
 
-from export_queue.core.segments.catalogue import begin_load, by_range, stage_segments, waiting_segments
+from export_queue.core.segments.catalogue import begin_load, by_range, mark_done, stage_segments, waiting_segments
 from export_queue.core.segments.files import check_base
+from export_queue.core.segments.merging import Chunk, Part, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
+from export_queue.core.segments.peek import peek
+from export_queue.core.segments.vacuum import Vacuumed, vacuum_segments
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
 
 __all__ = [
     "TARGET_BYTES",
+    "Chunk",
     "FileReport",
     "OnDuplicate",
+    "Part",
     "Segment",
     "Slice",
+    "UnitReader",
+    "Vacuumed",
     "begin_load",
     "by_range",
     "check_base",
+    "mark_done",
+    "peek",
     "stage_segments",
+    "vacuum_segments",
     "waiting_segments",
     "write_segments",
 ]

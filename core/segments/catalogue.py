@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import Queue, Range
 from export_queue.core.segments.files import check_base, parent_of
+from export_queue.core.segments.merging import Part
 from export_queue.core.segments.model import FileReport, Segment
 from export_queue.core.segments.writing import folder_of
-from export_queue.core.store import Database, Reading, identity_of, queries
+from export_queue.core.store import Database, Reading, Work, identity_of, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot
 
 
@@ -104,6 +106,31 @@ def waiting_segments(work: Reading, queue: Queue, snapshot: Snapshot, within: Ra
 def by_range(segments: Sequence[Segment], within: Range) -> list[Segment]:
     """Choose the segments that have buckets of a range."""
     return [one for one in segments if one.first < within.end and one.end > within.first]
+
+
+def mark_done(work: Work, queue: Queue, part: Part, before: Part | None = None) -> Part:
+    """Note that a part of a segment is drained, inside of the critical section of its drain (I10).
+
+    :param part: the part.
+    :param before: what this drain has noted of the segment last; the part joins it where it follows on it.
+    :returns: what is noted now, for the next call. Calling again with the same changes nothing.
+    """
+    noted = part
+    if before is not None and before.last == part.previous:
+        noted = replace(
+            part, first=before.first, entries=before.entries + part.entries, bytes=before.bytes + part.bytes
+        )
+    segment = noted.segment
+    queries.segments.mark_done(
+        work,
+        queue.number,
+        (segment.transaction, segment.number),
+        first=noted.first,
+        last=noted.last,
+        entries=noted.entries,
+        size=noted.bytes,
+    )
+    return noted
 
 
 def _id_of(transaction: int | OpenTransaction) -> int:

@@ -50,8 +50,8 @@ def check_base(base: str | None) -> str:
     if base is None:
         raise InvalidArgument(
             "the store has no place for segments",
-            hint="say where all that write and drain can reach files: segments='s3://bucket/folder', or a shared folder, "
-            "in Store.open or StoreSpec; only a SQLite store has one by itself",
+            hint="say where all that write and drain can reach files: segments='s3://bucket/folder', or a shared "
+            "folder, in Store.open or StoreSpec; only a SQLite store has one by itself",
         )
     parts = urlsplit(base)
     if parts.username or parts.password or has_password(base) or "access_key" in parts.query or "secret" in parts.query:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, prefix_of
+from export_queue.core.store.queries.segments import lowest_seq
 from export_queue.core.store.schema import dead_letter, entry
 from export_queue.core.store.schema import store as s
 
@@ -30,11 +31,11 @@ def oldest_lock(work: Reading, below: int) -> int | None:
 
 
 def lowest_waiting(work: Reading) -> tuple[int | None, int | None]:
-    """Find the lowest sequence of all entries of all queues, staged ones too, and of all dead letters.
+    """Find the lowest sequence of all entries of all queues, rows that are staged too, and of all dead letters.
 
     In one statement, which sees one moment: between two, an entry may become a letter, or a letter an entry again.
     """
     entries = sa.select(sa.func.min(entry.c.seq)).scalar_subquery()
     letters = sa.select(sa.func.min(dead_letter.c.seq)).scalar_subquery()
-    found = work.connection.execute(sa.select(entries, letters)).one()
-    return found[0], found[1]
+    found = work.connection.execute(sa.select(entries, lowest_seq(), letters)).one()
+    return min((seq for seq in found[:2] if seq is not None), default=None), found[2]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading
+from export_queue.core.store.queries import segments
 from export_queue.core.store.schema import active, dead_letter, entry, invalid, lock, low_watermark, queue, store
 
 # A table and no light sa.table(), which would not be looked for in the store's schema.
@@ -55,13 +56,18 @@ def count_entries(work: Reading) -> list[tuple[str, int, int | None]]:
         entry.c.seq.not_in(sa.select(invalid.c.id)),
     )
     statement = (
-        sa.select(queue.c.id, sa.func.count(entry.c.seq), sa.func.min(entry.c.seq))
+        sa.select(queue.c.id, queue.c.number, sa.func.count(entry.c.seq), sa.func.min(entry.c.seq))
         .select_from(queue.outerjoin(entry, live))
         .where(queue.c.fans_out.is_(False))
-        .group_by(queue.c.id)
+        .group_by(queue.c.id, queue.c.number)
         .order_by(queue.c.id)
     )
-    return [(name, int(number), seq) for name, number, seq in work.connection.execute(statement)]
+    in_files = segments.count_by_queue(work)
+    found: list[tuple[str, int, int | None]] = []
+    for name, number, entries, seq in work.connection.execute(statement):
+        more, lowest = in_files.get(number, (0, seq))
+        found.append((name, int(entries) + more, min((one for one in (seq, lowest) if one is not None), default=None)))
+    return found
 
 
 def missing_loads(work: Reading) -> dict[str, int]:

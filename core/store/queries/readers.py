@@ -9,18 +9,21 @@ import sqlalchemy as sa
 
 from export_queue.core.errors import CommitRefused, InvalidArgument
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.queries import segments
 from export_queue.core.store.schema import (
     SUBSCRIPTIONS_CODE,
     dead_letter,
     entry,
     lock,
     removed_queue,
+    segment_done,
+    segment_reader,
     sink_fence,
     store,
 )
 from export_queue.core.store.schema import queue as q
 
-_OF_A_QUEUE = (entry, dead_letter, lock)
+_OF_A_QUEUE = (entry, segment_done, segment_reader, dead_letter, lock)
 """Tables with rows of queues, by the queue's number."""
 
 
@@ -64,18 +67,18 @@ def begin_fan_out(work: Work, parent: int) -> None:
 
 
 def has_rows(work: Work, number: int, *, locked_at: int | None = None) -> bool:
-    """Tell whether a queue has entries, those of transactions in progress too, or dead letters.
+    """Tell whether a queue has entries, rows of transactions in progress too, or dead letters.
 
     :param locked_at: the time by which locks count, too; None leaves them out.
     """
-    found = [sa.exists().where(entry.c.queue_number == number), sa.exists().where(dead_letter.c.queue_number == number)]
+    found = [sa.exists().where(table.c.queue_number == number) for table in (entry, segment_reader, dead_letter)]
     if locked_at is not None:
         found.append(sa.exists().where(*_held(number, locked_at)))
     return bool(work.connection.scalar(sa.select(sa.or_(*found))))
 
 
 def count_rows(work: Reading, number: int, *, locked_at: int) -> tuple[int, int, int]:
-    """Count a queue's entries, those of transactions in progress too, its dead letters and its locks."""
+    """Count a queue's entries, rows of transactions in progress too, its dead letters and its locks."""
     counted = (
         sa.select(sa.func.count()).select_from(table).where(*condition).scalar_subquery()
         for table, condition in (
@@ -85,7 +88,7 @@ def count_rows(work: Reading, number: int, *, locked_at: int) -> tuple[int, int,
         )
     )
     entries, dead, locks = work.connection.execute(sa.select(*counted)).one()
-    return entries, dead, locks
+    return entries + segments.count_left(work, number), dead, locks
 
 
 def _held(number: int, at_ms: int) -> list[sa.ColumnElement[bool]]:

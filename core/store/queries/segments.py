@@ -124,18 +124,19 @@ def mark_done(
     """
     transaction, number = segment
     of_segment = {"queue_number": queue, "transaction_id": transaction, "number": number}
+    is_read = [r.c[name] == value for name, value in of_segment.items()]
+    whole = work.connection.scalar(sa.select(g.c.entries).select_from(_read).where(*is_read))
+    if whole is None:
+        return True  # by an attempt whose commit was in doubt
     begin = dict(zip(("first_bucket", "first_key", "first_seq"), first, strict=True))
     rest = dict(zip(("last_bucket", "last_key", "last_seq"), last, strict=True)) | {"entries": entries, "bytes": size}
     put = insert_into(work, d).values(**of_segment, **begin, **rest)
     work.connection.execute(put.on_conflict_do_update(index_elements=list(d.primary_key.columns), set_=rest))
-    is_it = [d.c[name] == value for name, value in of_segment.items()]
-    counted = sa.select(sa.func.sum(d.c.entries)).where(*is_it).scalar_subquery()
-    there = sa.select(g.c.entries).where(g.c.transaction_id == transaction, g.c.number == number).scalar_subquery()
-    drained, whole = work.connection.execute(sa.select(counted, there)).one()
-    if drained != whole:
+    is_done = [d.c[name] == value for name, value in of_segment.items()]
+    if work.connection.scalar(sa.select(sa.func.sum(d.c.entries)).where(*is_done)) != whole:
         return False
-    work.connection.execute(r.delete().where(*(r.c[name] == value for name, value in of_segment.items())))
-    work.connection.execute(d.delete().where(*is_it))
+    work.connection.execute(r.delete().where(*is_read))
+    work.connection.execute(d.delete().where(*is_done))
     return True
 
 
@@ -186,6 +187,24 @@ def count_by_unit(
     return [(int(u), int(n), int(b), int(seq)) for u, n, b, seq in work.connection.execute(statement)]
 
 
+def count_left(work: Reading, queue: int) -> int:
+    """Count the entries that wait for a reader in files."""
+    joined, entries, _ = left()
+    found = work.connection.scalar(sa.select(sa.func.sum(entries)).select_from(joined).where(r.c.queue_number == queue))
+    return int(found or 0)
+
+
+def count_by_queue(work: Reading) -> dict[int, tuple[int, int]]:
+    """Count the entries that wait in files: by the number of the queue, entries and lowest seq."""
+    joined, entries, _ = left()
+    statement = (
+        sa.select(r.c.queue_number, sa.func.sum(entries), sa.func.min(g.c.lowest_seq))
+        .select_from(joined)
+        .group_by(r.c.queue_number)
+    )
+    return {int(queue): (int(number), int(seq)) for queue, number, seq in work.connection.execute(statement)}
+
+
 def intervals(
     work: Reading, queue: int, layout: int, snapshot: Snapshot, *, since: Snapshot | None = None
 ) -> list[tuple[int, int]]:
@@ -205,12 +224,17 @@ def intervals(
     return [(int(first), int(end)) for first, end in work.connection.execute(statement)]
 
 
+def lowest_seq() -> sa.ScalarSelect[Any]:
+    """Find the lowest sequence of all entries that wait in files; those of transactions in progress do not count."""
+    return sa.select(sa.func.min(g.c.lowest_seq)).select_from(_read).scalar_subquery()
+
+
 def wait_for(work: Reading, queue: int) -> bool:
     """Tell whether segments wait for a reader."""
     return bool(work.connection.scalar(sa.select(sa.exists().where(r.c.queue_number == queue))))
 
 
-def unreferenced_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, Any]]:
+def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, Any]]:
     """Read long transactions with a folder that have ended for good, in the order of their ids.
 
     In one statement, which sees one moment: a commit takes the active row away and writes who reads the segments.
@@ -248,5 +272,6 @@ def note_end(work: Work, transaction: int) -> None:
 
 
 def forget(work: Work, transaction: int) -> None:
-    """Forget a transaction whose files are gone."""
+    """Forget a transaction whose files are gone, and which parts of them were drained."""
+    work.connection.execute(d.delete().where(d.c.transaction_id == transaction))
     work.connection.execute(ld.delete().where(ld.c.transaction_id == transaction))

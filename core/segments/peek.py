@@ -1,0 +1,96 @@
+"""Looking at the entries that wait, those in files too, without taking any."""
+
+from __future__ import annotations
+
+from export_queue.core.queue import Position, Queue, QueuedEntry, Range, bucket
+from export_queue.core.queue import peek as peek_at_rows
+from export_queue.core.segments.catalogue import waiting_segments
+from export_queue.core.segments.model import Segment
+from export_queue.core.segments.reading import SegmentReader
+from export_queue.core.store import Reading
+from export_queue.core.transactions import Snapshot
+
+_BATCH_ROWS = 1024
+VALUES_BYTES = 16 << 20
+"""Bytes of the values that one look shows; a single larger one is shown alone."""
+
+
+def peek(
+    work: Reading, queue: Queue, snapshot: Snapshot, *, key: bytes | None = None, limit: int = 10, values: bool = False
+) -> list[QueuedEntry]:
+    """Read the first entries that a snapshot sees, in the order in which a drain takes them: bucket, key, seq.
+
+    :param key: only entries of this encoded key.
+    :param limit: most entries, 1 to 1000.
+    :param values: whether values are read, too; there are fewer entries then where values are large.
+    :raises InvalidArgument: the limit is out of bounds.
+    :raises SegmentLost: a file is missing or damaged.
+    """
+    at = None if key is None else bucket(key, queue.buckets)
+    segments = waiting_segments(work, queue, snapshot, Range(0, queue.buckets) if at is None else Range(at, at + 1))
+    if not segments:
+        return peek_at_rows(work, queue, snapshot, key=key, limit=limit, values=values)
+    rows = {row.position: row for row in peek_at_rows(work, queue, snapshot, key=key, limit=limit)}
+    found: dict[Position, QueuedEntry] = {}
+    for first in sorted({segment.first for segment in segments}):
+        if len(found) >= limit:  # those of later units come behind them
+            break
+        for segment in segments:
+            if segment.first == first:
+                found |= _first_entries(segment, at, key, limit, values=values)
+    found |= rows
+    shown = [found[position] for position in sorted(found)][:limit]
+    return shown if not values else _with_values(work, queue, snapshot, key, shown, rows)
+
+
+def _first_entries(
+    segment: Segment, at: int | None, key: bytes | None, limit: int, *, values: bool
+) -> dict[Position, QueuedEntry]:
+    bounds = (segment.first, segment.end) if at is None else (at, at + 1)
+    reader = SegmentReader(segment, first=bounds[0], end=bounds[1], batch_rows=_BATCH_ROWS)
+    if at is not None and key is not None:
+        reader.skip((at, key, -1))
+    found: dict[Position, QueuedEntry] = {}
+    size = 0
+    try:
+        while len(found) < limit:
+            reader.fill()
+            taken = reader.take(None)
+            for bucket_of, found_key, seq, value in taken[: limit - len(found)]:
+                if key is not None and found_key != key:
+                    return found
+                size += len(value or b"")
+                if values and size > VALUES_BYTES and found:
+                    return found
+                position = Position(bucket_of, found_key, seq)
+                found[position] = QueuedEntry(
+                    position, None if value is None else len(value), value if values else None
+                )
+            if not taken:
+                break
+    finally:
+        reader.close()
+    return found
+
+
+def _with_values(
+    work: Reading,
+    queue: Queue,
+    snapshot: Snapshot,
+    key: bytes | None,
+    shown: list[QueuedEntry],
+    rows: dict[Position, QueuedEntry],
+) -> list[QueuedEntry]:
+    """Add the values of rows, and leave out what comes behind too many bytes."""
+    number = sum(entry.position in rows for entry in shown)
+    read = peek_at_rows(work, queue, snapshot, key=key, limit=number, values=True) if number else []
+    valued = {row.position: row for row in read}
+    found: list[QueuedEntry] = []
+    size = 0
+    for entry in shown:
+        size += entry.value_bytes or 0
+        whole = valued.get(entry.position) if entry.position in rows else entry
+        if whole is None or (size > VALUES_BYTES and found):
+            break
+        found.append(whole)
+    return found

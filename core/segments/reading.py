@@ -1,0 +1,165 @@
+"""Reading the entries of one segment in their order, a few thousand at a time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from export_queue.core.errors import SegmentLost
+from export_queue.core.segments.files import checksum_of, load_pyarrow, open_file, translated
+from export_queue.core.segments.model import Segment
+from export_queue.core.segments.writing import TRANSACTION
+from export_queue.core.store import EntryKey
+
+Row = tuple[int, bytes, int, bytes | None]
+BATCH_ROWS = 4096
+_BUFFER_BYTES = 1 << 16
+_COLUMNS = ["bucket", "key", "seq", "value"]
+
+
+def place_of(row: Row) -> EntryKey:
+    """Return an entry's place in the order of its queue."""
+    return row[:3]
+
+
+class SegmentReader:
+    """The entries of a segment that its reader has not drained, in order; open only while it is read.
+
+    :param segment: the segment.
+    :param first: first bucket whose entries are wanted.
+    :param end: end of these buckets.
+    :param batch_rows: entries that are read at once.
+    """
+
+    def __init__(self, segment: Segment, *, first: int, end: int, batch_rows: int = BATCH_ROWS) -> None:
+        self.segment = segment
+        self.rows: list[Row] = []
+        """Entries that were read and not taken."""
+        self.is_read = False
+        """Whether nothing follows behind these."""
+        self._first, self._end = first, end
+        self._batch_rows = batch_rows
+        self._after: EntryKey | None = None
+        """What was read last: the file is opened again behind it."""
+        self._batches: Iterator[list[Row]] | None = None
+        self._close: Callable[[], None] = _nothing
+
+    def skip(self, until: EntryKey) -> None:
+        """Pass over the entries up to a place, before anything is read."""
+        self._after = until
+
+    def fill(self) -> None:
+        """Read on until there are entries, or none are left.
+
+        An error leaves the reader where it was: the next call opens the file again.
+
+        :raises SegmentLost: the file is missing or damaged.
+        :raises SegmentUnavailable: it cannot be read now.
+        """
+        while not self.rows and not self.is_read:
+            try:
+                self._batches = self._batches or self._open()
+                found = next(self._batches, None)
+            except BaseException as error:
+                self.close()
+                self._explain(error)
+                raise
+            if found is None:
+                self.is_read = True
+                self.close()
+            elif found:
+                self.rows = found
+                self._after = place_of(found[-1])
+
+    def take(self, until: EntryKey | None) -> list[Row]:
+        """Take the entries that were read up to a place, or all of them."""
+        end = len(self.rows) if until is None else bisect_right(self.rows, until, key=place_of)
+        taken, self.rows = self.rows[:end], self.rows[end:]
+        return taken
+
+    def close(self) -> None:
+        """Close the file."""
+        self._close()
+        self._batches, self._close = None, _nothing
+
+    def _open(self) -> Iterator[list[Row]]:
+        import pyarrow.parquet as pq
+
+        load_pyarrow()
+        segment = self.segment
+        source = open_file(segment.file, size=segment.file_bytes)
+        self._close = source.close
+        with translated(segment.file):
+            file = pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+        self._check(file.metadata)
+        return self._read(file)
+
+    def _check(self, metadata: Any) -> None:
+        """Compare what the file says of itself with the store's row."""
+        segment = self.segment
+        found = (metadata.metadata or {}).get(TRANSACTION, b"none").decode()
+        if found != str(segment.transaction):
+            raise SegmentLost(f"file {segment.file}: expected one of transaction {segment.transaction}, found {found}")
+        groups = range(segment.row_group_first, segment.row_group_end)
+        entries = sum(metadata.row_group(i).num_rows for i in groups if i < metadata.num_row_groups)
+        if entries != segment.entries:
+            raise SegmentLost(f"file {segment.file}: expected {segment.entries} entries in a unit, found {entries}")
+
+    def _read(self, file: Any) -> Iterator[list[Row]]:
+        segment = self.segment
+        groups = [
+            i
+            for i in range(segment.row_group_first, segment.row_group_end)
+            if self._may_have_more(file.metadata.row_group(i))
+        ]
+        if not groups:
+            return
+        for batch in file.iter_batches(batch_size=self._batch_rows, row_groups=groups, columns=_COLUMNS):
+            columns = (batch.column(name).to_pylist() for name in _COLUMNS)
+            yield self._wanted(list(zip(*columns, strict=True)))
+
+    def _may_have_more(self, group: Any) -> bool:
+        """Tell by its statistics whether a row group has entries that are wanted."""
+        found = group.column(0).statistics
+        if found is None or not found.has_min_max:
+            return True
+        after = self._first if self._after is None else max(self._first, self._after[0])
+        return bool(found.max >= after and found.min < self._end)
+
+    def _wanted(self, rows: list[Row]) -> list[Row]:
+        """Leave out what was taken before, what is drained, and other buckets."""
+        start = bisect_left(rows, self._first, key=_bucket_of)
+        if self._after is not None:
+            start = max(start, bisect_right(rows, self._after, key=place_of))
+        rows = rows[start : bisect_left(rows, self._end, key=_bucket_of)]
+        for first, last in self.segment.done:
+            if rows and first <= place_of(rows[-1]) and last >= place_of(rows[0]):
+                begin, end = bisect_left(rows, first, key=place_of), bisect_right(rows, last, key=place_of)
+                rows = rows[:begin] + rows[end:]
+        return rows
+
+    def _explain(self, error: BaseException) -> None:
+        """Say what is wrong with the file, where the error is about what it holds.
+
+        :raises SegmentLost: its content is another one than was written.
+        """
+        import pyarrow as pa
+
+        if isinstance(error, OSError | pa.ArrowException):
+            segment = self.segment
+            found = checksum_of(segment.file)
+            if found != segment.checksum:
+                raise SegmentLost(
+                    f"file {segment.file}: expected checksum {segment.checksum}, found {found}"
+                ) from error
+            with translated(segment.file):
+                raise error
+
+
+def _bucket_of(row: Row) -> int:
+    return row[0]
+
+
+def _nothing() -> None:
+    pass

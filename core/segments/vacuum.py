@@ -1,0 +1,76 @@
+"""Deleting files that no entry needs any more.
+
+A file goes when its transaction has ended, committed or not, and no segment refers to it: it was drained by
+all, or was never staged. Before its end a transaction may stage any of its files; after it, none. As long as the end is
+not known for good, that is while an active or an invalid id is there, no file of it is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from export_queue.core.errors import ExportQueueError
+from export_queue.core.segments.files import delete_file, delete_folder, list_files
+from export_queue.core.store import Database, queries
+
+log = logging.getLogger("export_queue.segments")
+
+ZOMBIE_SECONDS = 24 * 3600.0
+"""How long after the end of a transaction an attempt of its tasks may still write files that nobody knows."""
+_LOADS = 100
+"""Transactions that one statement reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vacuumed:
+    """What one run did."""
+
+    files: int
+    """Files that were deleted."""
+    more: bool
+    """Whether it came to its limit."""
+
+
+def vacuum_segments(database: Database, *, limit: int = 10_000, zombie_seconds: float = ZOMBIE_SECONDS) -> Vacuumed:
+    """Delete the files of ended transactions to which no segment refers; safe beside everything, and to interrupt.
+
+    A filesystem that does not answer ends nothing: the next run looks at the same transactions again.
+
+    :param limit: most transactions that are looked at.
+    :param zombie_seconds: for so long after its end, by the store's clock, a transaction's folder is looked at.
+    """
+    files = seen = after = 0
+    while seen < limit:
+        with database.read() as work:
+            loads = queries.segments.ended_loads(work, min(_LOADS, limit - seen), after=after)
+        if not loads:
+            return Vacuumed(files, more=False)
+        for load in loads:
+            files += _vacuum(database, load, zombie_seconds)
+        seen, after = seen + len(loads), loads[-1]["transaction_id"]
+    return Vacuumed(files, more=True)
+
+
+def _vacuum(database: Database, load: Mapping[str, Any], zombie_seconds: float) -> int:
+    transaction, folder = load["transaction_id"], load["folder"]
+    with database.begin() as work:
+        queries.segments.delete_unread(work, transaction)
+        queries.segments.note_end(work, transaction)
+        needed = queries.segments.files(work, transaction)
+        over = load["ended_ms"] is not None and work.now() - load["ended_ms"] >= zombie_seconds * 1000
+    deleted = 0
+    try:
+        for file in list_files(folder):
+            if file not in needed:
+                delete_file(file)
+                deleted += 1
+        if over and not needed:
+            delete_folder(folder)
+            with database.begin() as work:
+                queries.segments.forget(work, transaction)
+    except ExportQueueError as error:
+        log.warning("files of transaction %s in %s were not deleted: %s", transaction, folder, error.message)
+    return deleted
