@@ -103,7 +103,7 @@ def test_json_of_collected_rows_is_what_add_writes(store: Store, spark: Any) -> 
     store.configure_queue("documents")
     frame = spark.sql(
         "select concat('k', id) as key, named_struct('i', id, 'f', id / 7D, 'd', cast(id as decimal(20, 3)), "
-        "'s', concat('é\"', id), 't', timestamp_seconds(id * 1e7 + 0.5), 'day', date_add(date'2020-01-01', id), "
+        "'s', concat('é\"', id), 't', timestamp_seconds(id * 1e7 + 0.5), 'day', date_add(date'2020-01-01', cast(id as int)), "
         "'a', array(id, null), 'm', map('x', id), 'b', id % 2 = 0, 'z', if(id > 3, id, null)) as value from range(9)"
     )
     write_transactional(frame, store, "documents")
