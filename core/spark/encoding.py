@@ -17,6 +17,11 @@ from export_queue.core.json_text import NotJson, json_bytes
 from export_queue.core.queue import Queue
 
 
+def raw_keys(keys: pa.Array) -> pa.Array:
+    """Return the bytes of keys: of whole numbers their digits, of text its UTF-8."""
+    return (keys.cast(pa.string()) if pa.types.is_integer(keys.type) else keys).cast(pa.binary())
+
+
 def key_bytes(keys: pa.Array, queue: Queue) -> pa.Array:
     """Check the keys of a batch.
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from export_queue.core.client import Store, TransactionContext, long_transaction
 from export_queue.core.errors import AlreadyCommitted, InvalidArgument, SparkJobFailed
-from export_queue.core.segments import TARGET_BYTES, FileReport, begin_load, stage_segments
+from export_queue.core.segments import TARGET_BYTES, begin_load
 from export_queue.core.spark.engine import ask_executors, check_driver
 from export_queue.core.spark.frames import sorted_entries
+from export_queue.core.spark.job_commit import report_of, stage_files
 from export_queue.core.spark.jobs import JobProgress, collect
 from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.load_tasks import OUTCOME, LoadSetup, Outcome, collect_files, load_task
@@ -149,26 +150,8 @@ def _load(df: DataFrame, opened: OpenTransaction, target: Target, targets: Targe
     base = begin_load(opened.database, opened)
     setup = LoadSetup(base, identity_of(opened.database).store_id, transaction, targets, target.queue, target.latest_by)
     files = collect_files(_run(df, setup, target))
-    try:
-        for queue_id, reports in files.items():
-            stage_segments(opened.database, opened, targets.queues[queue_id], reports)
-    except BaseException as error:
-        opened.abort(error)  # else its user might catch the error, and commit a part of the load
-        raise
+    stage_files(opened, targets, files)
     return report_of(transaction, files, seconds=time.monotonic() - begun)
-
-
-def report_of(transaction: int, files: Mapping[str, list[FileReport]], *, seconds: float = 0.0) -> LoadReport:
-    """Add up what files hold."""
-    by_queue = {queue_id: [s for one in reports for s in one.slices] for queue_id, reports in files.items()}
-    return LoadReport(
-        transaction=transaction,
-        entries=sum(part.entries for parts in by_queue.values() for part in parts),
-        bytes=sum(part.bytes for parts in by_queue.values() for part in parts),
-        files=sum(map(len, files.values())),
-        queues={queue_id: sum(part.entries for part in parts) for queue_id, parts in by_queue.items()},
-        seconds=round(seconds, 3),
-    )
 
 
 def _run(df: DataFrame, setup: LoadSetup, target: Target) -> list[Outcome]:

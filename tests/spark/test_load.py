@@ -13,7 +13,6 @@ from tests.spark.loading import files, segments, values, visible
 
 from export_queue.core.client import Store
 from export_queue.core.errors import (
-    AlreadyCommitted,
     CommitOutcomeUnknown,
     EntryError,
     ExportQueueError,
@@ -24,7 +23,6 @@ from export_queue.core.errors import (
 )
 from export_queue.core.queue import bucket
 from export_queue.core.spark import write_transactional
-from export_queue.core.store import StoreSpec
 
 ROWS = 500
 EXPECTED = {b"k%d" % n: b'{"n":%d}' % n for n in range(ROWS)}
@@ -104,7 +102,8 @@ def test_json_of_collected_rows_is_what_add_writes(store: Store, spark: Any) -> 
     frame = spark.sql(
         "select concat('k', id) as key, named_struct('i', id, 'f', id / 7D, 'd', cast(id as decimal(20, 3)), "
         "'s', concat('é\"', id), 't', timestamp_seconds(id * 1e7 + 0.5), 'day', date_add(date'2020-01-01', cast(id as int)), "
-        "'a', array(id, null), 'm', map('x', id), 'b', id % 2 = 0, 'z', if(id > 3, id, null)) as value from range(9)"
+        "'a', array(id, null), 'm', map('x', id), 'b', id % 2 = 0, 'z', if(id > 3, id, null)) as value "
+        "from range(9)"
     )
     write_transactional(frame, store, "documents")
     from datetime import UTC
@@ -161,7 +160,9 @@ def test_a_row_that_is_refused_leaves_nothing(orders: Store, rows: Any, spark: A
 
 def test_a_value_that_is_refused_is_named_by_its_key(orders: Store, spark: Any) -> None:
     frame = spark.sql("select 'a' as key, 1D as value union all select 'b', double('nan')")
-    assert "value of key 'b': expected a JSON value, but the value is nan" in refusal(EntryError, frame, orders, "orders")
+    assert "value of key 'b': expected a JSON value, but the value is nan" in refusal(
+        EntryError, frame, orders, "orders"
+    )
     frame = spark.sql("select 'a' as key, repeat('x', (1 << 20) + 1) as value")
     assert "value of key 'a': expected at most 1048576 bytes, found 1048579" in refusal(
         EntryError, frame, orders, "orders"
@@ -246,15 +247,15 @@ def test_of_two_calls_at_once_one_counts(orders: Store, rows: Any, monkeypatch: 
     """The other call commits while this one is about to."""
     from export_queue.core.spark import load
 
-    stage, others = load.stage_segments, []
+    stage, others = load.stage_files, []
 
-    def stage_late(*arguments: Any) -> int:
+    def stage_late(*arguments: Any) -> None:
         if not others:
             others.append(None)
             others[0] = write_transactional(rows, orders, "orders", idempotency_key="key")
-        return stage(*arguments)
+        stage(*arguments)
 
-    monkeypatch.setattr(load, "stage_segments", stage_late)
+    monkeypatch.setattr(load, "stage_files", stage_late)
     report = write_transactional(rows, orders, "orders", idempotency_key="key")
     assert (report.repeated, report.transaction) == (True, others[0].transaction)
     assert values(orders) == EXPECTED
@@ -281,13 +282,14 @@ def fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None
             def run(batches: Any) -> Any:
                 import os
                 import signal
+                from pathlib import Path
 
                 from pyspark import TaskContext
 
                 def fail() -> None:
-                    if TaskContext.get().partitionId() or (os.path.exists(mark) and not always):
+                    if TaskContext.get().partitionId() or (Path(mark).exists() and not always):
                         return
-                    with open(mark, "a") as file:
+                    with Path(mark).open("a") as file:
                         file.write("x")
                     if dies:
                         os.kill(os.getpid(), signal.SIGKILL)
@@ -371,16 +373,16 @@ def lose_answers(store: Store, monkeypatch: pytest.MonkeyPatch, *, arrives: bool
     monkeypatch.setattr(dialect, "commit", lost)
 
 
-def test_a_commit_whose_answer_is_lost_is_asked_for(
-    orders: Store, rows: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_whose_answer_is_lost_is_asked_for(orders: Store, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_answers(orders, monkeypatch, arrives=True)
     report = write_transactional(rows, orders, "orders")
     assert not report.repeated
     assert values(orders) == EXPECTED
 
 
-@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize(
+    "arrives", [True, pytest.param(False, marks=pytest.mark.full("waits for a store that is mute"))]
+)
 def test_an_outcome_that_stays_unknown_is_settled_by_the_idempotency_key(
     orders: Store, rows: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, arrives: bool
 ) -> None:
@@ -410,7 +412,7 @@ def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 def after(function): return lambda *a, **k: (function(*a, **k), die())
 if point == "before the job": load._run = die
 if point == "after the tasks": load.collect_files = die
-if point == "between staging and commit": load.stage_segments = after(load.stage_segments)
+if point == "between staging and commit": load.stage_files = after(load.stage_files)
 if point == "after the commit": OpenTransaction.commit = after(OpenTransaction.commit)
 write_transactional(rows, StoreSpec(url=url), "orders", idempotency_key="key")
 """
@@ -427,16 +429,30 @@ write_transactional(rows, StoreSpec(url=url), "orders", idempotency_key="key")
     ],
 )
 def test_a_driver_that_dies_leaves_all_or_nothing(
-    orders: Store, rows: Any, store_url: str, spark_environment: dict[str, str], tmp_path: Path, folder: Path, point: str
+    orders: Store,
+    rows: Any,
+    store_url: str,
+    spark_environment: dict[str, str],
+    tmp_path: Path,
+    folder: Path,
+    point: str,
 ) -> None:
     import subprocess
     import sys
 
     program = tmp_path / "driver.py"
     program.write_text(DRIVER)
-    environment = {**spark_environment, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYSPARK_PYTHON": sys.executable}
+    environment = {
+        **spark_environment,
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        "PYSPARK_PYTHON": sys.executable,
+    }
     done = subprocess.run(
-        [sys.executable, str(program), point, store_url], env=environment, capture_output=True, text=True, timeout=120,
+        [sys.executable, str(program), point, store_url],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
