@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 from export_queue.core.client import Store
 from export_queue.core.drain import Problem
-from export_queue.core.errors import AlreadyCommitted, ExportQueueError, InvalidArgument
+from export_queue.core.errors import AlreadyCommitted, ExportQueueError, InvalidArgument, RegistrationLost
 from export_queue.core.queue import buckets_of
 from export_queue.core.segments import FileReport, begin_load, write_segments
 from export_queue.core.spark.encoding import key_bytes, raw_keys, value_bytes
@@ -30,7 +30,7 @@ from export_queue.core.spark.job_commit import report_of, stage_files
 from export_queue.core.spark.load_tasks import Outcome, attempt_name, checked_for_repetition, collect_files
 from export_queue.core.spark.targets import Target, Targets
 from export_queue.core.store import StoreSpec, identity_of
-from export_queue.core.transactions import OpenTransaction, Transaction
+from export_queue.core.transactions import OpenTransaction, Transaction, outcome
 
 NAME = "export_queue"
 RUN_BYTES = 64 << 20
@@ -206,6 +206,11 @@ class ExportQueueWriter(DataSourceArrowWriter):
             except AlreadyCommitted as error:
                 opened.abort(error)  # another write of the same unit of work came first
                 return
+            except RegistrationLost as error:
+                opened.abort(error)
+                if outcome(database, opened.request).status == "committed":
+                    return  # by an earlier call, whose process did not live to tell
+                raise
             except BaseException as error:
                 opened.abort(error)
                 raise

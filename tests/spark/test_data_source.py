@@ -75,7 +75,7 @@ def test_no_rows_are_no_entries(orders: Store, rows: Any, store_url: str) -> Non
 def test_what_cannot_work_is_refused_before_the_job(
     orders: Store, rows: Any, store_url: str, folder: Path, options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(Exception) as raised:
+    with pytest.raises(Exception, match="PYTHON_DATA_SOURCE_ERROR") as raised:
         write(rows, **{"url": store_url, **options})
     assert message in str(raised.value)
     assert "hidden" not in str(raised.value)

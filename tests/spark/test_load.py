@@ -101,9 +101,9 @@ def test_json_of_collected_rows_is_what_add_writes(store: Store, spark: Any) -> 
     store.configure_queue("documents")
     frame = spark.sql(
         "select concat('k', id) as key, named_struct('i', id, 'f', id / 7D, 'd', cast(id as decimal(20, 3)), "
-        "'s', concat('é\"', id), 't', timestamp_seconds(id * 1e7 + 0.5), 'day', date_add(date'2020-01-01', cast(id as int)), "
-        "'a', array(id, null), 'm', map('x', id), 'b', id % 2 = 0, 'z', if(id > 3, id, null)) as value "
-        "from range(9)"
+        "'s', concat('é\"', id), 't', timestamp_seconds(id * 1e7 + 0.5), "
+        "'day', date_add(date'2020-01-01', cast(id as int)), 'a', array(id, null), 'm', map('x', id), "
+        "'b', id % 2 = 0, 'z', if(id > 3, id, null)) as value from range(9)"
     )
     write_transactional(frame, store, "documents")
     from datetime import UTC
@@ -461,3 +461,33 @@ def test_a_driver_that_dies_leaves_all_or_nothing(
     assert report.repeated == (point == "after the commit")
     assert values(orders) == EXPECTED
     assert {one.file for one in segments(orders)} <= files(folder)
+
+
+# -- drained -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_drained_load_equals_plain_adds_of_the_same_rows(store: Store, spark: Any) -> None:
+    from export_queue.core.drain import drain
+    from export_queue.core.sinks import MemorySink
+
+    rows = [(f"k{n}", None if n % 7 == 0 else n) for n in range(300)]
+    found = []
+    for queue_id in ("loaded", "added"):
+        store.configure_queue(queue_id, buckets=20, buckets_per_range=5)
+    with store.transaction() as tx:  # older entries of the same keys give way
+        for queue_id in ("loaded", "added"):
+            tx.queue(queue_id).add_many((f"k{n}", "old") for n in range(0, 300, 3))
+    write_transactional(spark.createDataFrame(rows, "key string, value int"), store, "loaded")
+    with store.transaction() as tx:
+        tx.queue("added").add_many(rows)
+    with store.transaction() as tx:  # and the load's give way to younger ones
+        for queue_id in ("loaded", "added"):
+            tx.queue(queue_id).add_many((f"k{n}", "young") for n in range(0, 300, 5))
+    for queue_id in ("loaded", "added"):
+        sink = MemorySink()
+        report = drain(store, queue_id, sink, sink_name=queue_id)
+        assert (report.acknowledged, report.left) == (460, 0)
+        found.append({key: document for (_, key), document in sink.records().items()})
+    assert found[0] == found[1]
+    assert len(found[0]) > 200
+    assert segments(store, "loaded") == []
