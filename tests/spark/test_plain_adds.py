@@ -34,7 +34,7 @@ def test_rows_are_added_batch_by_batch(orders: Store, spark: Any, store_url: str
     frame = spark.range(0, 2500, 1, 2).selectExpr("concat('k', id) as key", "id as value")
     report = write_transactional(frame, StoreSpec(url=store_url), "orders", transaction=False)
     assert (report.entries, report.queues, report.transaction) == (2500, {"orders": 2500}, None)
-    seqs = {entry.seq for entry in orders.peek("orders", limit=1000)}
+    seqs = {entry.position.seq for entry in orders.peek("orders", limit=1000)}
     assert len(seqs) == 4  # 1250 rows of two tasks
     assert drained(orders) == {f"k{n}": b"%d" % n for n in range(2500)}
 
