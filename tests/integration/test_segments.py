@@ -1,0 +1,647 @@
+"""Entries in files: they count with the commit and like rows (I3, I6, I7, I10, I13)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import bulk
+from tests.support.bulk import many
+
+from export_queue.core.client import Store
+from export_queue.core.drain import drain
+from export_queue.core.errors import (
+    EntriesWait,
+    EntryError,
+    InvalidArgument,
+    LeaseLost,
+    RegistrationLost,
+    SegmentLost,
+    SinkUnavailable,
+)
+from export_queue.core.locks import Owner
+from export_queue.core.maintenance import maintain, safe_floor
+from export_queue.core.queue import DeadLetterFilter, Range, subscribe
+from export_queue.core.retry import Retry
+from export_queue.core.segments import (
+    FileReport,
+    UnitReader,
+    begin_load,
+    stage_segments,
+    vacuum_segments,
+    waiting_segments,
+    write_segments,
+)
+from export_queue.core.sinks import ApplyResult, MemorySink, Operations, Rejection, SinkSpec
+from export_queue.core.store import queries
+from export_queue.core.transactions import take_snapshot
+
+EVERY_WAY = True
+fork = multiprocessing.get_context("fork")
+ONCE = Retry(attempts=1)
+READERS = ["search", "cache"]
+
+
+@pytest.fixture
+def orders(store: Store, tmp_path: Path) -> Store:
+    """A store with a queue of four units, whose files are in a folder of the test's."""
+    store.database.segments = str(tmp_path / "segments")
+    store.configure_queue("orders", buckets=20, buckets_per_range=5, value="bytes")
+    return store
+
+
+class Recorder(MemorySink):
+    """A sink that notes what comes, in order."""
+
+    def __init__(self, name: str | None = None, on_batch: Callable[[int], None] = lambda number: None) -> None:
+        super().__init__(name)
+        self.seen: list[tuple[str, int, Any]] = []
+        self._on_batch, self._batches = on_batch, 0
+
+    def apply(self, operations: Operations) -> ApplyResult:
+        for i in range(len(operations)):
+            self.seen.append((operations.ids[i].decode(), operations.seqs[i], operations.documents[i]))
+        result = super().apply(operations)
+        self._batches += 1
+        self._on_batch(self._batches)
+        return result
+
+
+def drained(store: Store, queue_id: str = "orders", **options: Any) -> dict[str, Any]:
+    sink = MemorySink(f"{store.database.segments} {queue_id}")
+    drain(store, queue_id, sink, sink_name="sink", **options)
+    return documents(sink)
+
+
+def documents(sink: MemorySink) -> dict[str, Any]:
+    return {key[1].decode(): value for key, value in sink.records().items()}
+
+
+def waiting(store: Store, queue_id: str = "orders") -> int:
+    return sum(unit.entries for unit in store.backlog(queue_id))
+
+
+def files(store: Store) -> set[str]:
+    folder = Path(str(store.database.segments))
+    return {str(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def named(reports: list[FileReport]) -> set[str]:
+    return {report.file for report in reports}
+
+
+def test_entries_in_files_are_there_with_the_commit_and_not_before(orders: Store) -> None:
+    with orders.transaction(long=True) as tx:
+        bulk.add(tx, orders, many(50), tasks=3)
+        assert waiting(orders) == 0
+        assert orders.waiting_ranges("orders") == []
+        assert orders.peek("orders") == []
+        before = take_snapshot(orders.database)
+    assert waiting(orders) == 50
+    assert len(orders.waiting_ranges("orders")) == 4
+    with orders.database.read() as work:
+        assert waiting_segments(work, orders.queue("orders"), before, Range(0, 20)) == []
+    assert set(drained(orders)) == many(50).keys()
+    assert waiting(orders) == 0
+    assert orders.waiting_ranges("orders") == []
+
+
+def test_an_abort_leaves_nothing(orders: Store) -> None:
+    with pytest.raises(ZeroDivisionError), orders.transaction(long=True) as tx:
+        bulk.add(tx, orders, many(50))
+        bulk.put(orders, ["row"], b"row")
+        raise ZeroDivisionError
+    assert set(drained(orders)) == {"row"}
+    assert files(orders)
+    maintain(orders.database)
+    assert not files(orders)
+
+
+def test_nothing_is_staged_after_the_end(orders: Store) -> None:
+    with orders.transaction(long=True) as tx:
+        reports = bulk.write(orders, tx.id, many(10))
+        number = tx.id
+    with pytest.raises(RegistrationLost):
+        stage_segments(orders.database, number, orders.queue("orders"), reports)
+    with pytest.raises(RegistrationLost):
+        begin_load(orders.database, number)
+    assert waiting(orders) == 0
+
+
+def test_staging_the_same_files_again_changes_nothing(orders: Store) -> None:
+    with orders.transaction(long=True) as tx:
+        reports = bulk.write(orders, tx.id, many(10), tasks=2)
+        for some in (reports[:1], reports, reports):
+            stage_segments(orders.database, tx.id, orders.queue("orders"), some)
+    assert waiting(orders) == 10
+
+
+def test_files_of_another_transaction_are_not_staged(orders: Store) -> None:
+    with orders.transaction(long=True) as one, orders.transaction(long=True) as other:
+        reports = bulk.write(orders, one.id, many(3))
+        begin_load(orders.database, other.id)
+        with pytest.raises(InvalidArgument, match="expected one in the transaction's folder"):
+            stage_segments(orders.database, other.id, orders.queue("orders"), reports)
+
+
+def test_only_a_long_transaction_with_a_load_stages_files(orders: Store) -> None:
+    with orders.transaction(long=True) as tx:
+        report = FileReport("/somewhere", 1, "", ())
+        with pytest.raises(InvalidArgument, match="begin_load"):
+            stage_segments(orders.database, tx.id, orders.queue("orders"), [report])
+
+
+@pytest.mark.parametrize("moment", ["before staging", "after staging", "before the commit", "after the commit"])
+def test_a_process_that_dies_leaves_all_or_nothing(orders: Store, open_store: Callable[[], Store], moment: str) -> None:
+    ours, theirs = fork.Pipe()
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> None:
+        with open_store() as mine:
+            mine.database.segments = orders.database.segments
+            step = mine.database.dialect.commit
+
+            def commit(*given: Any, **options: Any) -> Any:
+                if moment == "before the commit":
+                    die()
+                found = step(*given, **options)
+                die()
+                return found
+
+            mine.database.dialect.commit = commit  # type: ignore[method-assign]
+            with mine.transaction(long=True) as tx:
+                theirs.send((tx.id, tx.request))
+                reports = bulk.write(mine, tx.id, many(30))
+                if moment == "before staging":
+                    die()
+                stage_segments(mine.database, tx.id, mine.queue("orders"), reports)
+                if moment == "after staging":
+                    die()
+
+    process = fork.Process(target=work)
+    process.start()
+    number, request = ours.recv()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert len(files(orders)) == 1
+    if moment != "after the commit":
+        assert waiting(orders) == 0
+        assert vacuum_segments(orders.database).files == 0  # it may still be at work, as far as anybody knows
+        assert orders.outcome(request).status == "refused"
+        orders.database.dialect.abort(_connection(orders), kind="long", transaction=number)
+        assert vacuum_segments(orders.database).files == 1
+        assert waiting(orders) == 0
+    else:
+        assert orders.outcome(request).status == "committed"
+        assert vacuum_segments(orders.database).files == 0
+        assert len(drained(orders)) == 30
+        assert vacuum_segments(orders.database).files == 1
+
+
+def _connection(store: Store) -> Any:
+    return store.database.check_out().driver_connection
+
+
+def test_an_expired_load_is_pruned_with_its_files(orders: Store) -> None:
+    begun = orders.begin(timeout=1.0)
+    with orders.resume(begun) as tx:
+        bulk.add(tx, orders, many(10))
+    with orders.database.begin() as work:
+        queries.invalid.end_all(work)
+    assert vacuum_segments(orders.database).files == 0  # its rows refer to them
+    maintain(orders.database)
+    assert not files(orders)
+    assert waiting(orders) == 0
+
+
+def test_rows_and_files_are_drained_in_one_order(orders: Store) -> None:
+    keys = list(many(40))
+    older = bulk.put(orders, keys[::2], b"older")
+    one, _ = bulk.load(orders, many(40, b"one"), tasks=3)
+    between = bulk.put(orders, keys[::3], b"between")
+    other, _ = bulk.load(orders, many(40, b"other"))
+    newer = bulk.put(orders, keys[::5], b"newer")
+    sink = Recorder()
+    report = drain(orders, "orders", sink, sink_name="sink", chunk_rows=5)
+    assert report.read == report.acknowledged == 20 + 40 + 14 + 40 + 8
+    assert report.left == 0
+    by_key: dict[str, list[int]] = {}
+    for key, seq, _ in sink.seen:
+        by_key.setdefault(key, []).append(seq)
+    assert all(seqs == sorted(seqs) for seqs in by_key.values())
+    assert by_key["key-0"][-1] == newer
+    assert by_key["key-3"][-1] == other
+    assert older < one < between < other < newer
+    assert documents(sink) == {key: b"newer" if i % 5 == 0 else b"other" for i, key in enumerate(keys)}
+    assert waiting(orders) == 0
+
+
+@pytest.mark.parametrize("whole_keys", [False, True])
+def test_chunks_are_what_a_sort_of_everything_would_give(orders: Store, whole_keys: bool) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    expected: list[tuple[int, bytes, int, bytes | None]] = []
+    for _ in range(chance.randint(3, 8)):
+        keys = chance.sample(sorted(many(60)), chance.randint(1, 60))
+        value = bytes(chance.randrange(256) for _ in range(chance.randint(0, 300)))
+        if chance.random() < 0.5:
+            seq, _ = bulk.load(orders, dict.fromkeys(keys, value), tasks=chance.randint(1, 4))
+        else:
+            seq = bulk.put(orders, keys, value)
+        expected += [(bulk.bucket(key.encode(), 20), key.encode(), seq, value) for key in keys]
+    queue, snapshot, within = orders.queue("orders"), take_snapshot(orders.database), Range(0, 20)
+    with orders.database.read() as work:
+        segments = waiting_segments(work, queue, snapshot, within)
+        limit = chance.randint(1, 30)
+        reader = UnitReader(queue, snapshot, within, segments, rows=limit, size=5000, whole_keys=whole_keys)
+        found: list[tuple[int, bytes, int, bytes | None]] = []
+        counted = 0
+        while chunk := reader.read(work).entries:
+            rows = list(zip(chunk.buckets, chunk.keys, chunk.seqs, chunk.values, strict=True))
+            assert whole_keys or len(rows) <= limit
+            if whole_keys and found:
+                assert found[-1][:2] != rows[0][:2]
+            found += rows
+            counted += len(chunk)
+            if chunk.is_last:
+                break
+        reader.close()
+    assert found == sorted(expected)
+    assert counted == waiting(orders)
+
+
+def test_of_a_key_that_one_transaction_adds_twice_the_row_counts(orders: Store) -> None:
+    with orders.transaction(long=True) as tx:
+        bulk.add(tx, orders, many(10))
+        tx.queue("orders").add("key-1", b"row")
+    sink = Recorder()
+    report = drain(orders, "orders", sink, sink_name="sink")
+    assert report.read == 10
+    assert documents(sink) == many(10) | {"key-1": b"row"}
+    assert waiting(orders) == 0
+
+
+def test_dead_letters_come_from_files_and_go_back_as_rows(orders: Store) -> None:
+    seq, _ = bulk.load(orders, many(20))
+    sink = _Refusing({"key-3", "key-7"})
+    report = drain(orders, "orders", sink, sink_name="sink", chunk_rows=4)
+    assert (report.read, report.acknowledged, report.dead, report.left) == (20, 18, 2, 0)
+    letters = orders.dead_letters.list("orders", values=True)
+    assert [(letter.key, letter.position.seq, letter.value) for letter in letters] == [
+        ("key-3", seq, b"bulk"),
+        ("key-7", seq, b"bulk"),
+    ]
+    assert waiting(orders) == 0
+    orders.dead_letters.retry("orders", DeadLetterFilter())
+    assert waiting(orders) == 2
+    sink.refused = set()
+    drain(orders, "orders", sink, sink_name="sink")
+    assert documents(sink) == many(20)
+
+
+class _Refusing(MemorySink):
+    def __init__(self, refused: set[str]) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def apply(self, operations: Operations) -> ApplyResult:
+        if found := [i for i in range(len(operations)) if operations.ids[i].decode() in self.refused]:
+            kept = [i for i in range(len(operations)) if i not in found]
+            result = super().apply(operations.take(kept)) if kept else ApplyResult(0, 0, ())
+            return ApplyResult(result.written, result.stale, tuple(Rejection(i, "refused") for i in found))
+        return super().apply(operations)
+
+
+def test_what_a_killed_drain_has_drained_stays_drained(
+    orders: Store, open_store: Callable[[], Store], tmp_path: Path
+) -> None:
+    bulk.load(orders, many(100), tasks=3)
+    bulk.put(orders, ["key-1", "row"], b"row")
+
+    copies = SinkSpec("sql", {"url": f"sqlite:///{tmp_path / 'copies.db'}"}, name="copies")
+
+    def work() -> None:
+        with open_store() as mine, contextlib.closing(copies.open()) as sink:
+            step, batches = sink.apply, itertools.count(1)
+
+            def apply(operations: Operations) -> ApplyResult:
+                if next(batches) == 6:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return step(operations)
+
+            sink.apply = apply  # type: ignore[method-assign]
+            drain(mine, "orders", sink, sink_name="copies", chunk_rows=7, lease_seconds=1.0)
+
+    process = fork.Process(target=work)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    left = waiting(orders)
+    assert 102 - 5 * 7 <= left <= 102 - 3 * 7
+    report = drain(orders, "orders", copies, chunk_rows=9)
+    assert report.read == left
+    assert waiting(orders) == 0
+    assert _rows(orders) == (0, 0)
+
+
+def _rows(store: Store) -> tuple[int, int]:
+    """Readers of segments, and drained parts."""
+    prefix = "export_queue." if store.database.dialect.name == "postgresql" else ""
+    with store.database.read() as work:
+        found = [
+            work.connection.exec_driver_sql(f"select count(*) from {prefix}xq_segment_{name}").scalar_one()
+            for name in ("reader", "done")
+        ]
+    return found[0], found[1]
+
+
+def test_a_drain_that_lost_its_lease_removes_nothing(orders: Store) -> None:
+    bulk.load(orders, many(60))
+
+    def on_batch(number: int) -> None:
+        if number == 2:
+            with orders.database.begin() as work:
+                queries.locks.revoke(work, "task", ["1"])
+
+    with pytest.raises(LeaseLost):
+        drain(
+            orders,
+            "orders",
+            Recorder(f"{orders.database.segments} lease", on_batch),
+            sink_name="sink",
+            chunk_rows=5,
+            owner=Owner("task", "1"),
+            retry=ONCE,
+        )
+    assert waiting(orders) >= 50
+    sink = Recorder(f"{orders.database.segments} lease")
+    drain(orders, "orders", sink, sink_name="sink", owner=Owner("task", "2"))
+    assert documents(sink) == many(60)
+    assert waiting(orders) == 0
+
+
+def test_a_chunk_that_failed_between_others_is_read_again(orders: Store) -> None:
+    bulk.load(orders, {f"key-{i}": b"bulk" for i in range(30)})
+    sink = _Failing()
+    with pytest.raises(SinkUnavailable, match="full"):
+        drain(orders, "orders", sink, sink_name="sink", chunk_rows=3, retry=ONCE)
+    left = waiting(orders)
+    assert 0 < left < 30
+    sink.broken = False
+    report = drain(orders, "orders", sink, sink_name="sink", chunk_rows=3)
+    assert report.read == left
+    assert documents(sink) == many(30)
+
+
+class _Failing(MemorySink):
+    broken = True
+    batches = 0
+
+    def apply(self, operations: Operations) -> ApplyResult:
+        self.batches += 1
+        if self.broken and self.batches == 4:
+            raise SinkUnavailable("full")
+        return super().apply(operations)
+
+
+def test_each_subscription_drains_the_same_files(orders: Store) -> None:
+    orders.configure_queue(
+        "airports", buckets=20, buckets_per_range=5, value="bytes", subscriptions=["search", "cache"]
+    )
+    _, reports = bulk.load(orders, many(25), queue_id="airports", tasks=2)
+    assert waiting(orders, "airports/search") == waiting(orders, "airports/cache") == 25
+    orders.subscribe("airports", "late")
+    assert waiting(orders, "airports/late") == 0
+    assert drained(orders, "airports/search") == many(25)
+    maintain(orders.database)
+    assert files(orders) == named(reports)
+    assert drained(orders, "airports/cache") == many(25)
+    assert files(orders) == named(reports)
+    maintain(orders.database)
+    assert not files(orders)
+
+
+def test_the_readers_at_the_commit_get_what_was_staged_before(orders: Store) -> None:
+    with orders.transaction(long=True) as tx:
+        bulk.add(tx, orders, many(8))
+        subscribe(orders.database, "orders", "search", retry=ONCE)
+        subscribe(orders.database, "orders", "cache", retry=ONCE)
+    assert waiting(orders, "orders/search") == waiting(orders, "orders/cache") == 8
+
+
+def test_a_queue_gets_no_first_subscription_and_a_subscription_does_not_go_while_files_wait(orders: Store) -> None:
+    bulk.load(orders, many(8))
+    with pytest.raises(EntriesWait, match="found 8 entries"):
+        subscribe(orders.database, "orders", "search", retry=ONCE)
+    orders.configure_queue(
+        "airports", buckets=20, buckets_per_range=5, value="bytes", subscriptions=["search", "cache"]
+    )
+    _, reports = bulk.load(orders, many(8), queue_id="airports")
+    with pytest.raises(EntriesWait, match="found 8 entries"):
+        orders.unsubscribe("airports", "search")
+    orders.unsubscribe("airports", "search", discard=True)
+    assert len(drained(orders, "airports/cache")) == 8
+    maintain(orders.database)
+    assert not files(orders) & named(reports)
+
+
+def test_a_first_load_in_files_is_its_subscriptions_alone(orders: Store) -> None:
+    orders.configure_queue("airports", buckets=20, buckets_per_range=5, value="bytes", subscriptions=["search"])
+    orders.subscribe("airports", "late")
+    with orders.first_load("airports/late") as load:
+        bulk.add(load, orders, many(9), queue_id="airports/late")  # type: ignore[arg-type]
+    assert waiting(orders, "airports/late") == 9
+    assert waiting(orders, "airports/search") == 0
+
+
+def test_a_subscription_is_not_added_to_by_itself(orders: Store) -> None:
+    orders.configure_queue("airports", buckets=20, buckets_per_range=5, value="bytes", subscriptions=["search"])
+    with pytest.raises(InvalidArgument, match="found subscription"), orders.transaction(long=True) as tx:
+        bulk.add(tx, orders, many(9), queue_id="airports/search")
+
+
+def test_clean_up_deletes_no_file_that_somebody_needs(orders: Store) -> None:
+    _, waits = bulk.load(orders, many(10))
+    with orders.transaction(long=True) as tx:
+        staged = bulk.add(tx, orders, many(10, start=10))
+        written = bulk.write(orders, tx.id, many(10, start=20))
+        maintain(orders.database)
+        assert files(orders) == named(waits) | named(staged) | named(written)
+    maintain(orders.database)
+    assert files(orders) == named(waits) | named(staged)  # what was written and not staged counts for nothing
+    assert len(drained(orders)) == 20
+    maintain(orders.database)
+    assert not files(orders)
+
+
+def test_files_of_a_late_attempt_go_until_the_folder_is_forgotten(orders: Store) -> None:
+    number, _ = bulk.load(orders, many(10))
+    drained(orders)
+    assert vacuum_segments(orders.database).files == 1
+    queue = orders.queue("orders")
+    write_segments(
+        [bulk.batch(many(5), queue.buckets)],
+        base=str(orders.database.segments),
+        store_id=orders.id,
+        transaction=number,
+        name="zombie",
+        buckets_per_range=5,
+    )
+    assert vacuum_segments(orders.database).files == 1
+    vacuum_segments(orders.database, zombie_seconds=0.0)
+    with orders.database.read() as work:
+        assert queries.segments.folder_of(work, number) is None
+    assert not list(Path(str(orders.database.segments)).rglob(str(number)))
+
+
+def test_everything_that_counts_sees_entries_in_files(orders: Store) -> None:
+    bulk.put(orders, ["key-1"], b"row")
+    seq, _ = bulk.load(orders, many(10))
+    assert waiting(orders) == 11
+    prefix = "export_queue." if orders.database.dialect.name == "postgresql" else ""
+    with orders.database.read() as work:
+        lag = work.connection.exec_driver_sql(f"select sum(entries), sum(bytes) from {prefix}queue_lag").one()
+        expected = sum(len(key) + 4 for key in many(10)) + len("key-1") + 3
+        assert (int(lag[0]), int(lag[1])) == (11, expected)
+        assert queries.monitoring.count_entries(work)[0][1] == 11
+    assert sum(unit.bytes for unit in orders.backlog("orders")) == expected
+    story = orders.why("orders", "key-1")
+    assert [one.position.seq for one in story.queued][1:] == [seq]
+    shown = orders.peek("orders", limit=20, values=True)
+    assert len(shown) == 11
+    assert [one.position for one in shown] == sorted(one.position for one in shown)
+    assert sorted(one.value or b"" for one in shown) == [b"bulk"] * 10 + [b"row"]
+    assert [one.position for one in orders.peek("orders", limit=4)] == [one.position for one in shown[:4]]
+    assert [one.value_bytes for one in orders.peek("orders", key="key-1")] == [3, 4]
+    with pytest.raises(InvalidArgument, match="entries that wait in files"):
+        orders.alter_queue("orders", buckets_per_range=10, guard="seq")
+
+
+def test_a_sink_forgets_no_tombstone_that_an_entry_in_a_file_may_meet(orders: Store) -> None:
+    seq, _ = bulk.load(orders, many(10))
+    assert safe_floor(orders.database).floor < seq
+    assert safe_floor(orders.database).held_by == "queued"
+    drained(orders)
+    assert safe_floor(orders.database).floor > seq
+
+
+def test_a_missing_file_ends_the_drain_and_loses_nothing(orders: Store) -> None:
+    _, (report,) = bulk.load(orders, many(10))
+    path = Path(report.file)
+    aside = path.with_suffix(".aside")
+    path.rename(aside)
+    with pytest.raises(SegmentLost, match=f"{path.name}: expected {report.bytes} bytes, found no file"):
+        drained(orders)
+    assert waiting(orders) == 10
+    aside.rename(path)
+    assert drained(orders) == many(10)
+
+
+@pytest.mark.parametrize("damage", ["shorter", "changed"])
+def test_a_damaged_file_ends_the_drain_and_loses_nothing(orders: Store, damage: str) -> None:
+    values = {f"key-{i}": random.Random(i).randbytes(100) for i in range(400)}
+    _, (report,) = bulk.load(orders, values)
+    path = Path(report.file)
+    whole = path.read_bytes()
+    middle = len(whole) // 3
+    path.write_bytes(whole[:-9] if damage == "shorter" else whole[:middle] + b"damaged!" + whole[middle + 8 :])
+    found = f"expected {report.bytes} bytes" if damage == "shorter" else f"expected checksum {report.checksum}, found"
+    with pytest.raises(SegmentLost, match=f"{path.name}: {found}"):
+        drained(orders, chunk_rows=20)
+    left = waiting(orders)
+    assert left > 0
+    path.write_bytes(whole)
+    assert drain(orders, "orders", MemorySink(f"{orders.database.segments} orders"), sink_name="sink").read == left
+    assert waiting(orders) == 0
+
+
+def test_a_read_that_fails_is_repeated_where_it_was(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    bulk.load(orders, many(3000), tasks=2)
+    from export_queue.core.segments import reading
+
+    step = reading.SegmentReader._wanted
+    calls: list[int] = []
+
+    def failing(self: Any, rows: Any) -> Any:
+        calls.append(1)
+        if len(calls) in (2, 7, 20):
+            raise OSError("the network is down")
+        return step(self, rows)
+
+    monkeypatch.setattr(reading, "BATCH_ROWS", 100)
+    monkeypatch.setattr("export_queue.core.segments.merging.BATCH_ROWS", 100)
+    monkeypatch.setattr(reading.SegmentReader, "_wanted", failing)
+    retry = Retry(attempts=500, seconds=60, first_pause=0.0001, longest_pause=0.001)
+    sink = MemorySink()
+    report = drain(orders, "orders", sink, sink_name="sink", retry=retry)
+    assert report.read == 3000
+    assert documents(sink) == many(3000)
+    assert len(calls) > 30
+
+
+@pytest.fixture
+def number(orders: Store) -> Iterator[int]:
+    with orders.transaction(long=True) as tx:
+        yield tx.id
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"key": [b""], "bucket": [1], "value": [b""]}, "column key of key b'': expected 1 to 1024 bytes, found 0"),
+        ({"key": [b"a", None], "bucket": [1, 1], "value": [b"", b""]}, "column key: expected no null"),
+        ({"key": [b"b", b"a"], "bucket": [1, 1], "value": [b"", b""]}, "sorted by bucket and key"),
+        ({"key": [b"a", b"a"], "bucket": [1, 1], "value": [b"", b""]}, "key b'a' comes more than once"),
+        ({"key": [b"a"], "bucket": [1], "value": [b"12345"]}, "column value of key b'a': expected 0 to 4 bytes"),
+        ({"key": [b"a"], "bucket": [1]}, "expected columns bucket, key and value, found key, bucket"),
+    ],
+)
+def test_what_a_queue_does_not_take_is_named(orders: Store, number: int, entries: Any, message: str) -> None:
+    import pyarrow as pa
+
+    with pytest.raises(EntryError, match=message):
+        write_segments(
+            [pa.RecordBatch.from_pydict(entries)],
+            base=begin_load(orders.database, number),
+            store_id=orders.id,
+            transaction=number,
+            name="00007-1",
+            buckets_per_range=5,
+            max_value_bytes=4,
+        )
+
+
+def test_of_a_key_that_comes_again_the_last_one_may_count(orders: Store) -> None:
+    import pyarrow as pa
+
+    rows = [(b"a", b"1"), (b"a", b"2"), (b"a", b"3"), (b"b", b"4"), (b"b", b"5")]
+    batches = [pa.RecordBatch.from_pydict({"bucket": [1], "key": [key], "value": [value]}) for key, value in rows]
+    with orders.transaction(long=True) as tx:
+        reports = write_segments(
+            batches,
+            base=begin_load(orders.database, tx.id),
+            store_id=orders.id,
+            transaction=tx.id,
+            name="x",
+            buckets_per_range=5,
+            on_duplicate="keep_last",
+        )
+        stage_segments(orders.database, tx.id, orders.queue("orders"), reports)
+    assert [(one.position.key, one.value) for one in orders.peek("orders", values=True)] == [(b"a", b"3"), (b"b", b"5")]
+
+
+def test_a_store_without_a_place_for_files_says_what_it_needs(orders: Store, number: int) -> None:
+    orders.database.segments = None
+    with pytest.raises(InvalidArgument, match="no place for segments"):
+        begin_load(orders.database, number)
