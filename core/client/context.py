@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import Queue, QueueWriter
+from export_queue.core.queue import Queue
+from export_queue.core.segments import BulkWriter, OnDuplicate
 from export_queue.core.store import added_to_subscription
 from export_queue.core.tables import Table
 from export_queue.core.transactions import Level, OpenTransaction, Participant
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class TransactionContext:
@@ -20,7 +24,7 @@ class TransactionContext:
     def __init__(self, catalogue: Catalogue, transaction: OpenTransaction) -> None:
         self._catalogue = catalogue
         self._transaction = transaction
-        self._writers: dict[str, QueueWriter] = {}
+        self._writers: dict[str, BulkWriter] = {}
 
     @property
     def id(self) -> int:
@@ -42,7 +46,7 @@ class TransactionContext:
         self._transaction.require_open()
         return Table(self._transaction, self._catalogue.table(name, self._transaction.bound), self._catalogue.observed)
 
-    def queue(self, queue_id: str) -> QueueWriter:
+    def queue(self, queue_id: str) -> BulkWriter:
         """Bind a queue to this transaction.
 
         :raises UnknownQueue: the store has no such queue.
@@ -53,7 +57,7 @@ class TransactionContext:
             queue = self._catalogue.queue(queue_id)
             if queue.parent is not None:
                 raise added_to_subscription(queue.id)
-            self._writers[queue_id] = QueueWriter(self._transaction, queue)
+            self._writers[queue_id] = BulkWriter(self._transaction, queue)
         return self._writers[queue_id]
 
     def join(self, participant: Participant) -> None:
@@ -110,7 +114,7 @@ class FirstLoad:
     def __init__(self, context: TransactionContext, transaction: OpenTransaction, subscription: Queue) -> None:
         self._context = context
         self._transaction = transaction
-        self._writer = QueueWriter(transaction, subscription)
+        self._writer = BulkWriter(transaction, subscription)
 
     @property
     def id(self) -> int:
@@ -128,6 +132,10 @@ class FirstLoad:
     def add_many(self, entries: Iterable[tuple[Any, Any]]) -> None:
         """Add pairs of key and value."""
         self._writer.add_many(entries)
+
+    def add_batch(self, batch: pa.Table | pa.RecordBatch, *, on_duplicate: OnDuplicate = "error") -> int:
+        """Add all rows of an Arrow table; see :meth:`BulkWriter.add_batch` for the parameters and the errors."""
+        return self._writer.add_batch(batch, on_duplicate=on_duplicate)
 
     def flush(self) -> None:
         """Stage the entries so far in the store, so that they need not fit into memory.

@@ -4,6 +4,7 @@ A file is immutable, sorted by bucket, key and seq, and holds a slice of each un
 Nothing of it counts before the transaction commits (I3); nobody lists a folder to learn what counts.
 """
 
+from export_queue.core.segments.adding import BulkWriter
 from export_queue.core.segments.catalogue import begin_load, by_range, mark_done, stage_segments, waiting_segments
 from export_queue.core.segments.files import check_base
 from export_queue.core.segments.merging import Chunk, Part, UnitReader
@@ -14,6 +15,7 @@ from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_
 
 __all__ = [
     "TARGET_BYTES",
+    "BulkWriter",
     "Chunk",
     "FileReport",
     "OnDuplicate",

@@ -47,9 +47,15 @@ def stage_segments(
     :param queue: the queue that is added to.
     :param reports: the files, as :func:`write_segments` gave them.
     :returns: the entries in these files.
-    :raises InvalidArgument: the files are not of this transaction, or of a queue with other buckets.
+    :raises InvalidArgument: the files are not of this transaction, or of a queue with other buckets, or the queue makes
+        every key a conflict key.
     :raises RegistrationLost: the transaction has ended.
     """
+    if queue.exclusive and queue.parent is None:
+        raise InvalidArgument(
+            f"queue {queue.id!r} makes every key a conflict key, which entries in files have not",
+            hint="add them as rows, or alter the queue: export-queue alter QUEUE --no-exclusive",
+        )
     number, found = _id_of(transaction), list(reports)
     rows = []
     for report in found:

@@ -645,3 +645,47 @@ def test_a_store_without_a_place_for_files_says_what_it_needs(orders: Store, num
     orders.database.segments = None
     with pytest.raises(InvalidArgument, match="no place for segments"):
         begin_load(orders.database, number)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_an_arrow_table_is_added_by_the_queues_codecs(orders: Store, long: bool) -> None:
+    import pyarrow as pa
+
+    orders.configure_queue("totals", buckets=20, buckets_per_range=5, key="int", value="json")
+    with orders.transaction(long=long) as tx:
+        numbers = tx.queue("totals")
+        assert numbers.add_batch(pa.table({"key": [3, 1, 2], "value": [{"n": 3}, {"n": 1}, None]})) == 3
+        assert tx.queue("orders").add_batch(pa.table({"key": ["b", "a"], "value": [b"2", b"1"]})) == 2
+        if long:
+            assert waiting(orders) == waiting(orders, "totals") == 0
+    assert bool(files(orders)) == long
+    assert drained(orders) == {"a": b"1", "b": b"2"}
+    queue = orders.queue("totals")
+    found = {queue.decode_key(one.position.key): one.value for one in orders.peek("totals", values=True)}
+    assert found == {1: b'{"n":1}', 2: None, 3: b'{"n":3}'}
+
+
+def test_of_a_key_in_two_tables_the_later_one_counts_and_in_one_it_is_an_error(orders: Store) -> None:
+    import pyarrow as pa
+
+    twice = pa.table({"key": ["a", "a"], "value": [b"1", b"2"]})
+    with orders.transaction(long=True) as tx:
+        with pytest.raises(EntryError, match="key b'a' comes more than once"):
+            tx.queue("orders").add_batch(twice)
+        tx.queue("orders").add_batch(twice, on_duplicate="keep_last")
+        tx.queue("orders").add_batch(pa.table({"key": ["a", "b"], "value": [b"3", None]}))
+    assert drained(orders) == {"a": b"3"}
+    assert waiting(orders) == 0
+
+
+def test_a_table_without_its_columns_is_refused(orders: Store) -> None:
+    import pyarrow as pa
+
+    with pytest.raises(EntryError, match="found no value"), orders.transaction(long=True) as tx:
+        tx.queue("orders").add_batch(pa.table({"key": ["a"]}))
+
+
+def test_a_queue_whose_keys_conflict_takes_no_files(orders: Store) -> None:
+    orders.configure_queue("alone", buckets=20, buckets_per_range=5, value="bytes", exclusive=True)
+    with pytest.raises(InvalidArgument, match="conflict key"), orders.transaction(long=True) as tx:
+        bulk.add(tx, orders, many(3), queue_id="alone")
