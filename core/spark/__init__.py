@@ -3,6 +3,7 @@
 from export_queue.core.spark.arguments import DrainArguments
 from export_queue.core.spark.bucket import bucket_column
 from export_queue.core.spark.drain_job import DrainJob, describe_job, drain_job
+from export_queue.core.spark.load_job import LoadArguments, LoadJob, describe_load
 from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.masters import check_master, is_local, refuse_remote_sqlite
 from export_queue.core.spark.submitter import Submitter
@@ -11,11 +12,14 @@ from export_queue.core.spark.write import register_data_source, write_transactio
 __all__ = [
     "DrainArguments",
     "DrainJob",
+    "LoadArguments",
+    "LoadJob",
     "LoadReport",
     "Submitter",
     "bucket_column",
     "check_master",
     "describe_job",
+    "describe_load",
     "drain_job",
     "is_local",
     "refuse_remote_sqlite",
