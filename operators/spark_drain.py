@@ -91,7 +91,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                 self.take_leases_away()  # those that the driver has claimed meanwhile
 
     def _drain(self, context: Context) -> DrainReport:
-        from export_queue.core.spark import DrainArguments, refuse_remote_sqlite
+        from export_queue.core.spark import DrainArguments
 
         sink = self.describe_sink()
         spec = dataclasses.replace(sink.spec, secrets={**sink.spec.secrets, **self.sink_secrets})
@@ -103,8 +103,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         request = self.request(task_name(context), sink_name=spec.name)
         max_parallel = whole_number(self.max_parallel, what="max_parallel") if self.max_parallel else None
         start_timeout = number(self.start_timeout, what="start_timeout")
-        master, variables, submitter = self._prepare_spark(has_passwords=bool(passwords))
-        refuse_remote_sqlite(master, store_spec, spec)
+        variables, submitter = self._prepare_spark(store_spec, spec, has_passwords=bool(passwords))
         reports: list[DrainReport] = []
         self._owner = request.owner
         with open_store(self._store) as store, OpenUnits.of(store, request) as units:

@@ -113,13 +113,12 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
         return report
 
     def _submit(self, context: Context, store: Store) -> None:
-        from export_queue.core.spark import LoadArguments, describe_load, refuse_remote_sqlite
+        from export_queue.core.spark import LoadArguments, describe_load
 
         assert self._store is not None
         passwords = self._store.variables if self.store_secret is None else {}
         spec = dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret)
-        master, variables, submitter = self._prepare_spark(has_passwords=bool(passwords))
-        refuse_remote_sqlite(master, spec)
+        variables, submitter = self._prepare_spark(spec, has_passwords=bool(passwords))
         options = {
             "queue": self.queue_id,
             "queue_column": self.queue_column,

@@ -14,7 +14,9 @@ from export_queue.hooks.connections import find_connection
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
 
 if TYPE_CHECKING:
+    from export_queue.core.sinks import SinkSpec
     from export_queue.core.spark import Submitter
+    from export_queue.core.store import StoreSpec
 
 _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
 
@@ -65,16 +67,19 @@ class SparkSubmission(SparkSubmitOperator):
         self.store_secret = store_secret
         check_references({"store_secret": store_secret})
 
-    def _prepare_spark(self, *, has_passwords: bool) -> tuple[str, dict[str, str | None], Submitter | None]:
+    def _prepare_spark(
+        self, store: StoreSpec, sink: SinkSpec | None = None, *, has_passwords: bool
+    ) -> tuple[dict[str, str | None], Submitter | None]:
         """Check that the connection leads to Spark.
 
-        :returns: Spark's master; the variables that Spark needs; and this process, where the driver runs beside it.
+        :returns: the variables that Spark needs; and this process, where the driver runs beside it.
         """
-        from export_queue.core.spark import Submitter, check_master, is_local
+        from export_queue.core.spark import Submitter, check_master, is_local, refuse_remote_sqlite
 
         master, deploy_mode, binary = self._master()
         outer = {**os.environ, **(self.env_vars or {})}
         check_master(master, deploy_mode=deploy_mode)
+        refuse_remote_sqlite(master, store, sink)
         if deploy_mode == "cluster" and has_passwords:
             raise ConfigurationError(
                 "in cluster mode the driver does not get the environment of the worker, and a password is neither put "
@@ -96,7 +101,7 @@ class SparkSubmission(SparkSubmitOperator):
         elif self.spark_python and master.startswith("spark://"):
             variables["PYSPARK_PYTHON"] = self.spark_python
         find_java(outer)
-        return master, variables, None if deploy_mode == "cluster" else Submitter.here()
+        return variables, None if deploy_mode == "cluster" else Submitter.here()
 
     def _master(self) -> tuple[str, str | None, str]:
         """Return the master, the deploy mode and the name of the program that the Spark connection leads to."""

@@ -15,20 +15,21 @@ from export_queue.core.spark.targets import Target, Targets
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_WHOLE = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
-
 
 def entry_columns(df: DataFrame, target: Target) -> DataFrame:
-    """Choose the columns of entries: ``key`` as its bytes, ``value`` as it is, and those that the user names.
+    """Choose the columns of entries: ``key`` as bytes or text, ``value`` as it is, and those that the user names.
+
+    Spark compares text where it lies, and copies binaries before it compares them: a sort by text is faster, and has
+    the order of its UTF-8.
 
     :returns: ``queue`` and ``latest`` are there only if they are named.
     """
     key = _column(target.key)
-    if isinstance(df.schema[target.key].dataType, _WHOLE):
-        key = key.cast("string")
+    if not isinstance(df.schema[target.key].dataType, t.BinaryType):
+        key = key.cast("string")  # without a collation; of whole numbers their digits
     others = {"queue": target.queue_column, "latest": target.latest_by}
     named = [_column(name).alias(alias) for alias, name in others.items() if name is not None]
-    return df.select(*named, key.cast("binary").alias("key"), _column(target.value).alias("value"))
+    return df.select(*named, key.alias("key"), _column(target.value).alias("value"))
 
 
 def sorted_entries(df: DataFrame, target: Target, targets: Targets, tasks: int) -> DataFrame:

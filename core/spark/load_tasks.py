@@ -84,7 +84,7 @@ def checked_for_repetition(
     """
     last: tuple[Any, Any] | None = None
     for batch in batches:
-        keys, count = batch.column("key"), batch.num_rows
+        keys, count = batch.column("key").cast(pa.binary()), batch.num_rows
         again = pc.indices_nonzero(pc.equal(keys.slice(1), keys.slice(0, count - 1)))
         for row in again.to_pylist():
             _refuse_equal(batch, row + 1, _key_and_rank(batch, row), queue, latest_by)
@@ -96,7 +96,8 @@ def checked_for_repetition(
 
 def _key_and_rank(batch: pa.RecordBatch, row: int) -> tuple[Any, Any]:
     has_rank = "latest" in batch.schema.names
-    return batch.column("key")[row].as_py(), batch.column("latest")[row].as_py() if has_rank else None
+    key = batch.column("key").slice(row, 1).cast(pa.binary())[0].as_py()
+    return key, batch.column("latest")[row].as_py() if has_rank else None
 
 
 def _refuse_equal(
