@@ -187,7 +187,7 @@ class SegmentLost(StoreError):
 
     default_hint = (
         "the entries stay queued: bring the file back from a copy of the folder, then drain again; if there is none, "
-        "the queue's data must be exported anew (docs/segments.md)"
+        "store.dead_letters.give_up_file(queue_id, file) lets drains pass over it (docs/segments.md)"
     )
 
 

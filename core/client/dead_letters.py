@@ -19,6 +19,7 @@ from export_queue.core.queue import (
     drop_dead_letters,
     list_dead_letters,
 )
+from export_queue.core.segments import give_up_file
 from export_queue.core.store import Database
 
 log = logging.getLogger("export_queue.dead_letters")
@@ -120,8 +121,25 @@ class DeadLetters:
         log.warning("%s dropped %d dead letters of %s: %s", who, dropped, queue_id, which.shown() or "any")
         return dropped
 
+    def give_up_file(self, queue_id: str, file: str, *, who: str | None = None) -> int:
+        """Give up for good what waits in a file of bulk entries that is lost, so that drains pass over it.
+
+        The name and the number stay in the store (:meth:`audit`) and in the log.
+
+        :param queue_id: the queue, or the subscription.
+        :param file: the file's name, as ``SegmentLost`` shows it.
+        :param who: name for the audit; by default user and host of this process.
+        :returns: how many entries reach no sink.
+        :raises InvalidArgument: nothing of the file waits in the queue.
+        """
+        queue, who = self._find_queue(queue_id), who or _user_at_host()
+        with self._database.begin() as work:
+            given_up = give_up_file(work, queue, file, who=who)
+        log.warning("%s gave up %d entries of %s in the file %s", who, given_up, queue_id, file)
+        return given_up
+
     def audit(self, queue_id: str, *, limit: int = 100) -> Audit:
-        """Read the retries and drops of a queue's dead letters, newest first."""
+        """Read the retries and drops of a queue's dead letters, and files that were given up, newest first."""
         queue = self._find_queue(queue_id)
         with self._database.read() as work:
             return dead_letter_audit(work, queue, limit=limit)

@@ -90,7 +90,7 @@ class AuditRecord:
     """A retry or a drop of dead letters; the record stays in the store."""
 
     act: str
-    """``retry`` or ``drop``."""
+    """``retry`` or ``drop``; of a file with bulk entries, ``give up``."""
     who: str
     letters: int
     """How many."""

@@ -47,7 +47,7 @@ def look(
     waiting = waiting_ranges(work, queue, snapshot, units)
     has_news = bool(waiting)
     if waiting and since is not None and retries == since.retries:
-        has_news = bool(waiting_in_files(work, queue, snapshot, waiting, since=since.snapshot)) or any(
+        has_news = any(
             queries.entries.first_bucket(
                 work,
                 queue.number,
@@ -60,4 +60,5 @@ def look(
             is not None
             for unit in waiting
         )
+        has_news = has_news or bool(waiting_in_files(work, queue, snapshot, waiting, since=since.snapshot))
     return Sighting(tuple(waiting), has_news, snapshot, retries)

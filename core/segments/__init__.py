@@ -5,7 +5,14 @@ Nothing of it counts before the transaction commits (I3); nobody lists a folder 
 """
 
 from export_queue.core.segments.adding import BulkWriter
-from export_queue.core.segments.catalogue import begin_load, by_range, mark_done, stage_segments, waiting_segments
+from export_queue.core.segments.catalogue import (
+    begin_load,
+    by_range,
+    give_up_file,
+    mark_done,
+    stage_segments,
+    waiting_segments,
+)
 from export_queue.core.segments.files import check_base
 from export_queue.core.segments.merging import Chunk, Part, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
@@ -27,6 +34,7 @@ __all__ = [
     "begin_load",
     "by_range",
     "check_base",
+    "give_up_file",
     "mark_done",
     "peek",
     "stage_segments",

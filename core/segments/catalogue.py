@@ -139,6 +139,24 @@ def mark_done(work: Work, queue: Queue, part: Part, before: Part | None = None) 
     return noted
 
 
+def give_up_file(work: Work, queue: Queue, file: str, *, who: str) -> int:
+    """Give up what a reader has not drained of a file, which nobody can bring back, and record it.
+
+    :param queue: the reader.
+    :param file: the file's name, as an error shows it.
+    :param who: name for the audit.
+    :returns: how many entries are given up.
+    :raises InvalidArgument: nothing of the file waits in the queue.
+    """
+    given_up = queries.segments.give_up(work, queue.number, file)
+    if not given_up:
+        raise InvalidArgument(f"queue {queue.id!r}: nothing waits in a file {file}")
+    queries.dead_letters.record_audit(
+        work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file}
+    )
+    return given_up
+
+
 def _id_of(transaction: int | OpenTransaction) -> int:
     if isinstance(transaction, int):
         return transaction

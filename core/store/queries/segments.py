@@ -205,6 +205,19 @@ def count_by_queue(work: Reading) -> dict[int, tuple[int, int]]:
     return {int(queue): (int(number), int(seq)) for queue, number, seq in work.connection.execute(statement)}
 
 
+def give_up(work: Work, queue: int, file: str) -> int:
+    """Let a reader pass over what it has not drained of a file; returns how many entries these are."""
+    joined, entries, _ = left()
+    of_file = (r.c.queue_number == queue, g.c.file == file)
+    found = work.connection.scalar(sa.select(sa.func.sum(entries)).select_from(joined).where(*of_file))
+    keys = list(work.connection.execute(sa.select(r.c.transaction_id, r.c.number).select_from(_read).where(*of_file)))
+    for table in (r, d):
+        for transaction, number in keys:
+            is_it = (table.c.queue_number == queue, table.c.transaction_id == transaction, table.c.number == number)
+            work.connection.execute(table.delete().where(*is_it))
+    return int(found or 0)
+
+
 def intervals(
     work: Reading, queue: int, layout: int, snapshot: Snapshot, *, since: Snapshot | None = None
 ) -> list[tuple[int, int]]:
