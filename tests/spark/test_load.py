@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,15 +15,18 @@ from tests.spark.loading import files, segments, values, visible
 from export_queue.core.client import Store
 from export_queue.core.errors import (
     CommitOutcomeUnknown,
+    ConfigurationError,
     EntryError,
     ExportQueueError,
     InvalidArgument,
     SparkJobFailed,
     StoreUnavailable,
+    TransactionEnded,
     UnknownQueue,
 )
 from export_queue.core.queue import bucket
 from export_queue.core.spark import write_transactional
+from export_queue.core.store import queries
 
 ROWS = 500
 EXPECTED = {b"k%d" % n: b'{"n":%d}' % n for n in range(ROWS)}
@@ -119,6 +123,11 @@ def test_json_of_collected_rows_is_what_add_writes(store: Store, spark: Any) -> 
 # -- refused before anything is visible ------------------------------------------------------------------------------
 
 
+def in_progress(store: Store) -> int:
+    with store.database.read() as work:
+        return len(queries.monitoring.holders(work))
+
+
 def refusal(error: type[ExportQueueError], frame: Any, store: Store, *arguments: Any, **options: Any) -> str:
     with pytest.raises(error) as raised:
         write_transactional(frame, store, *arguments, **options)
@@ -154,7 +163,8 @@ def test_a_row_that_is_refused_leaves_nothing(orders: Store, rows: Any, spark: A
     frame = rows.union(spark.sql(f"select {row}"))
     assert message in refusal(EntryError, frame, orders, "orders")
     assert segments(orders) == []
-    write_transactional(rows, orders, "orders")  # the transaction is not in the way of the next one
+    assert in_progress(orders) == 0
+    write_transactional(rows, orders, "orders")
     assert values(orders) == EXPECTED
 
 
@@ -224,6 +234,28 @@ def test_an_error_behind_a_load_takes_it_back(orders: Store, rows: Any) -> None:
         write_transactional(rows, orders, "orders", tx=tx)
         _ = 1 / 0
     assert segments(orders) == []
+
+
+def test_a_file_that_is_not_where_the_driver_looks_fails_the_whole_load(
+    orders: Store, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where executors of other machines take a local folder for a shared one; the error is caught by the user."""
+    from export_queue.core.spark import load
+
+    gather = load.collect_files
+
+    def gather_and_lose(outcomes: Any) -> Any:
+        found = gather(outcomes)
+        Path(found["others"][0].file).unlink()
+        return found
+
+    orders.configure_queue("others")
+    monkeypatch.setattr(load, "collect_files", gather_and_lose)
+    named = rows.selectExpr("key", "value", "if(value.n < 100, 'others', 'orders') as q")
+    with pytest.raises(TransactionEnded), orders.transaction(long=True) as tx:
+        message = refusal(ConfigurationError, named, orders, queue_column="q", tx=tx)
+        assert "the driver finds no file" in message
+    assert segments(orders) == segments(orders, "others") == []
 
 
 # -- once ------------------------------------------------------------------------------------------------------------
@@ -349,6 +381,36 @@ def test_a_task_that_fails_for_good_leaves_nothing(
     assert (tmp_path / "failed").read_text() == "xxxx"
     assert segments(orders) == []
     assert not orders.idempotency("key").committed
+
+
+def test_an_interrupted_load_leaves_nothing(orders: Store, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from export_queue.core.spark import jobs
+
+    def interrupt(progress: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs.JobProgress, "tell", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_transactional(rows, orders, "orders")
+    assert (segments(orders), in_progress(orders)) == ([], 0)
+    write_transactional(rows, orders, "orders")
+    assert values(orders) == EXPECTED
+
+
+def test_the_log_tells_how_far_the_job_is_and_what_was_added(
+    orders: Store, rows: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from export_queue.core.spark import jobs
+
+    monkeypatch.setattr(jobs, "EVERY_SECONDS", 0.0)
+    with caplog.at_level("INFO", logger="export_queue"):
+        report = write_transactional(rows, orders, "orders")
+    lines = [record.getMessage() for record in caplog.records]
+    assert f"load of orders, transaction {report.transaction}: " in lines[0]
+    assert re.search(r"\d+ of \d+ tasks ended, \d+ running, 0 failed$", lines[0])
+    assert lines[-1] == report.line()
+    assert lines[-1].startswith(f"orders: 500 entries, {report.bytes} bytes in {report.files} files; ")
 
 
 # -- the commit ------------------------------------------------------------------------------------------------------
