@@ -481,7 +481,7 @@ def test_a_drain_holds_a_part_of_a_file_in_memory(orders: Store) -> None:
     _, (report,) = bulk.load(orders, entries, queue_id="large")
     assert report.bytes > 19 << 20
     (part,) = report.slices
-    assert part.row_group_end == 3
+    assert part.row_group_end > 2
     queue, snapshot, within = orders.queue("large"), take_snapshot(orders.database), Range(0, 5)
     before, most, counted = pa.total_allocated_bytes(), 0, 0
     with orders.database.read() as work:
