@@ -43,7 +43,13 @@ def open_store(store: Described[StoreSpec]) -> Store:
     from export_queue.core.client import Store
 
     spec, password = store.spec, store.variables.get(PASSWORD_VARIABLE)
-    return Store.open(spec.url, password=password, schema=spec.schema, behind_pooler=spec.behind_pooler)
+    return Store.open(
+        spec.url,
+        password=password,
+        schema=spec.schema,
+        behind_pooler=spec.behind_pooler,
+        segments=spec.segments,
+    )
 
 
 class ExportQueueHook(BaseHook):
@@ -143,6 +149,7 @@ def _described(extra: Mapping[str, Any], address: SqlAddress) -> Described[Store
         schema=str(option(extra, "store_schema", DEFAULT_SCHEMA)),
         secret=f"env:{PASSWORD_VARIABLE}" if address.password else None,
         behind_pooler=as_bool(option(extra, "behind_pooler", False)) and not address.is_sqlite,
+        segments=option(extra, "segments"),
     )
     return Described(spec, {PASSWORD_VARIABLE: address.password} if address.password else {})
 

@@ -1,4 +1,4 @@
-"""The name of a task: the same over retries, another one for each run and map index."""
+"""The name of a task: the same over retries, another one for each run and map index; and whether it has succeeded."""
 
 from __future__ import annotations
 
@@ -15,3 +15,21 @@ def task_name(context: Mapping[str, Any]) -> str:
     name = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}"
     index = getattr(instance, "map_index", None)
     return name if index is None or index < 0 else f"{name}/{index}"
+
+
+def recorded_state(task_instance: Any) -> str | None:
+    """Read the state of a task instance that Airflow has recorded.
+
+    Airflow calls its listeners of success also if the report of the success was refused, so the recorded state decides.
+    """
+    index = task_instance.map_index
+    mapped = index is not None and index >= 0
+    states = task_instance.get_task_states(
+        dag_id=task_instance.dag_id,
+        run_ids=[task_instance.run_id],
+        task_ids=[task_instance.task_id],
+        map_index=index if mapped else None,
+    )
+    key = f"{task_instance.task_id}_{index}" if mapped else task_instance.task_id
+    found: str | None = states.get(task_instance.run_id, {}).get(key)
+    return found

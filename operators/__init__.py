@@ -3,5 +3,11 @@
 from export_queue.operators.configure import ExportQueueConfigureOperator
 from export_queue.operators.drain import ExportQueueDrainOperator
 from export_queue.operators.spark_drain import ExportQueueSparkDrainOperator
+from export_queue.operators.spark_load import ExportQueueSparkLoadOperator
 
-__all__ = ["ExportQueueConfigureOperator", "ExportQueueDrainOperator", "ExportQueueSparkDrainOperator"]
+__all__ = [
+    "ExportQueueConfigureOperator",
+    "ExportQueueDrainOperator",
+    "ExportQueueSparkDrainOperator",
+    "ExportQueueSparkLoadOperator",
+]

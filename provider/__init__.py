@@ -98,7 +98,15 @@ if TYPE_CHECKING:
         register_store,
         stale_rank,
     )
-    from export_queue.core.spark import DrainJob, Submitter, bucket_column, drain_job
+    from export_queue.core.spark import (
+        DrainJob,
+        LoadReport,
+        Submitter,
+        bucket_column,
+        drain_job,
+        register_data_source,
+        write_transactional,
+    )
     from export_queue.core.store import Limits, Outcome, StoreSpec
     from export_queue.core.transactions import Level, Participant, Transaction
     from export_queue.triggers import ExportQueueNotificationTrigger as ExportQueueNotificationTrigger
@@ -147,6 +155,7 @@ __all__ = [
     "LeaseLost",
     "Level",
     "Limits",
+    "LoadReport",
     "LockError",
     "LockNotAvailable",
     "MemorySink",
@@ -208,8 +217,10 @@ __all__ = [
     "raise_floor",
     "readmit",
     "refuse_seqs",
+    "register_data_source",
     "register_store",
     "stale_rank",
+    "write_transactional",
 ]
 
 _ROOMS = {
@@ -223,7 +234,7 @@ _ROOMS = {
         "FloorRecord MemorySink Operations Put RedisSink Rejection Sink SinkSpec SqlSink SweepableSink apply_batch "
         "check_owner raise_floor refuse_seqs register_store stale_rank"
     ),
-    "spark": "DrainJob Submitter bucket_column drain_job",
+    "spark": "DrainJob LoadReport Submitter bucket_column drain_job register_data_source write_transactional",
     "store": "Limits Outcome StoreSpec",
     "retry": "Retry",
     "transactions": "Level Participant Transaction",

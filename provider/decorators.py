@@ -13,7 +13,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factor
 
 from export_queue.core.retry import Retry
 from export_queue.hooks import Described, ExportQueueHook, open_store
-from export_queue.hooks.tasks import task_name
+from export_queue.hooks.tasks import recorded_state, task_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -103,21 +103,11 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
     def accept_success(self, task_instance: Any) -> None:
         """Let the next run of this task be new work, if Airflow has accepted its success.
 
-        :param task_instance: the task instance that reported success; Airflow calls its listeners also if that report
-            was refused, so the recorded state decides.
+        :param task_instance: the task instance that reported success.
         """
         if self._store is None:
             return
-        index = task_instance.map_index
-        mapped = index is not None and index >= 0
-        states = task_instance.get_task_states(
-            dag_id=task_instance.dag_id,
-            run_ids=[task_instance.run_id],
-            task_ids=[task_instance.task_id],
-            map_index=index if mapped else None,
-        )
-        key = f"{task_instance.task_id}_{index}" if mapped else task_instance.task_id
-        state = states.get(task_instance.run_id, {}).get(key)
+        state = recorded_state(task_instance)
         if state != "success":
             self.log.warning("Airflow records the state %r; clearing this task will count as a retry", state)
             return

@@ -41,7 +41,7 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": INTEGRATION,
-                "python-modules": _modules("operators", "configure", "drain", "spark_drain"),
+                "python-modules": _modules("operators", "configure", "drain", "spark_drain", "spark_load"),
             }
         ],
         "sensors": [
@@ -84,6 +84,11 @@ def _connection_type() -> dict[str, Any]:
                 "label": "Behind a pooler",
                 "description": "Whether the database is reached through PgBouncer in transaction mode, or the like.",
                 "schema": {"type": ["boolean", "null"], "default": False},
+            },
+            "segments": {
+                "label": "Place of segments",
+                "description": "Where bulk entries are: s3://bucket/folder, or a folder that all machines share.",
+                "schema": {"type": ["string", "null"], "default": None},
             },
         },
     }

@@ -93,6 +93,21 @@ class TransactionContext:
         return self._transaction.value.to_json()
 
 
+def long_transaction(context: TransactionContext) -> OpenTransaction:
+    """Give the long transaction that a context is the handle of, for what stages rows of its own under it.
+
+    :raises InvalidArgument: it is of another kind.
+    """
+    opened = context._transaction
+    if opened.kind != "long":
+        raise InvalidArgument(
+            f"expected a long transaction, found a transaction of the kind {opened.kind!r}",
+            hint="with store.transaction(long=True) as tx: …",
+        )
+    opened.require_open()
+    return opened
+
+
 class FirstLoad:
     """The handle of a subscription's first load: it reads tables, and adds to the subscription alone."""
 

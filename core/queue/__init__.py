@@ -2,7 +2,7 @@
 
 from export_queue.core.queue.add import QueueWriter
 from export_queue.core.queue.altering import alter_queue
-from export_queue.core.queue.buckets import Range, as_range, bucket, buckets_of, join_ranges
+from export_queue.core.queue.buckets import Range, as_range, bucket, buckets_of, hash_of, join_ranges
 from export_queue.core.queue.dead_letters import (
     ALL_DEAD_LETTERS,
     AuditRecord,
@@ -75,6 +75,7 @@ __all__ = [
     "every_nth_key",
     "find_queue",
     "find_reader",
+    "hash_of",
     "hidden_seqs",
     "join_ranges",
     "list_dead_letters",

@@ -1,19 +1,28 @@
-"""Spark: drains as jobs that any submitter can run, and the native bucket column; importing this needs no PySpark."""
+"""Spark: drains as jobs, DataFrames as entries, and the native bucket column; importing this needs no PySpark."""
 
 from export_queue.core.spark.arguments import DrainArguments
 from export_queue.core.spark.bucket import bucket_column
 from export_queue.core.spark.drain_job import DrainJob, describe_job, drain_job
+from export_queue.core.spark.load_job import LoadArguments, LoadJob, describe_load
+from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.masters import check_master, is_local, refuse_remote_sqlite
 from export_queue.core.spark.submitter import Submitter
+from export_queue.core.spark.write import register_data_source, write_transactional
 
 __all__ = [
     "DrainArguments",
     "DrainJob",
+    "LoadArguments",
+    "LoadJob",
+    "LoadReport",
     "Submitter",
     "bucket_column",
     "check_master",
     "describe_job",
+    "describe_load",
     "drain_job",
     "is_local",
     "refuse_remote_sqlite",
+    "register_data_source",
+    "write_transactional",
 ]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import orjson
-from pyspark import InheritableThread, SparkContext
+from pyspark import SparkContext
 
 from export_queue.core.drain import DrainRequest, LeaseKeeper, RangeReport, ask_sink, by_range, claim_units, share_out
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
@@ -20,8 +17,8 @@ from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import SinkSpec, opened_sink
 from export_queue.core.spark.carried_secrets import CarriedSecrets
+from export_queue.core.spark.jobs import collect
 from export_queue.core.spark.masters import shares_process
-from export_queue.core.spark.start import cause_of
 from export_queue.core.spark.tasks import TaskSetup, drain_task
 from export_queue.core.store import Database, StoreSpec
 from export_queue.core.transactions import Snapshot
@@ -30,10 +27,6 @@ JOB_GROUP = "export-queue-drain"
 _PROBES = 16
 _TASKS_PER_CORE = 3
 """So that a core whose tasks were light takes over from one whose tasks were heavy."""
-_LOOK_SECONDS = 0.2
-_CANCEL_SECONDS = 0.5
-
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,50 +76,8 @@ class SparkEngine:
         # Parts go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
         # Spark's SQL session, which takes seconds to start, nor pandas.
         job = self.context.parallelize(parts, len(parts)).mapPartitions(drain_task(setup, self.secrets))
-        found = _collect(self.context, job.collect, keeper.check)
+        found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=keeper.check)
         yield from by_range(RangeReport.from_dict(orjson.loads(text)) for text in found)
-
-
-def _collect(context: SparkContext, action: Callable[[], list[Row]], check: Callable[[], None]) -> list[Row]:
-    """Run an action in a thread of its own, so that this one stays free to stop it.
-
-    A signal handler must not talk to Java over the connection that its own thread waits on.
-    """
-    rows: list[Row] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            context.setJobGroup(JOB_GROUP, "drain", interruptOnCancel=True)
-            rows.extend(action())
-        except Exception as error:
-            errors.append(error)
-
-    # A daemon, since it hangs where Java does, and the driver must be able to leave.
-    thread = InheritableThread(target=run, daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            check()
-            thread.join(_LOOK_SECONDS)
-    except BaseException:
-        _cancel(context)
-        raise
-    if errors:
-        check()  # a lost lease is the reason, if there is one
-        raise SparkJobFailed(cause_of(errors[0])) from errors[0]
-    return rows
-
-
-def _cancel(context: SparkContext) -> None:
-    # Tasks work on for a moment after this; the lost lease keeps them from removing anything.
-    def cancel() -> None:
-        with contextlib.suppress(Exception):
-            context.cancelJobGroup(JOB_GROUP)
-
-    thread = threading.Thread(target=cancel, daemon=True)
-    thread.start()
-    thread.join(_CANCEL_SECONDS)
 
 
 def check_driver(modules: Sequence[str]) -> None:
@@ -181,7 +132,7 @@ def ask_executors(context: SparkContext, modules: Sequence[str], references: Seq
     count = min(_PROBES, max(1, context.defaultParallelism))
     probes = context.parallelize(range(count), count).mapPartitions(probe)
     try:
-        answers = _collect(context, probes.collect, lambda: None)
+        answers = collect(context, probes.collect, group=JOB_GROUP, title="drain", check=lambda: None)
     except SparkJobFailed as error:
         _explain_python(error, context.pythonExec)
         raise SparkJobFailed(f"executors could not be asked what they have: {error.message}") from error.__cause__

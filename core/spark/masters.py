@@ -59,7 +59,7 @@ def check_master(
         )
 
 
-def refuse_remote_sqlite(master: str, store: StoreSpec, sink: SinkSpec) -> None:
+def refuse_remote_sqlite(master: str, store: StoreSpec, sink: SinkSpec | None = None) -> None:
     """Refuse a store or a sink in a file where Spark's executors run on other machines.
 
     :param master: Spark's master, such as ``local[2]`` or ``spark://host:7077``.
@@ -69,7 +69,9 @@ def refuse_remote_sqlite(master: str, store: StoreSpec, sink: SinkSpec) -> None:
         return
     files = ["the store"] if store.is_sqlite else []
     files += [
-        f"the sink {part.name!r}" for part in sink.leaves() if str(part.options.get("url", "")).startswith("sqlite")
+        f"the sink {part.name!r}"
+        for part in (sink.leaves() if sink is not None else ())
+        if str(part.options.get("url", "")).startswith("sqlite")
     ]
     for what in files:
         raise ConfigurationError(

@@ -63,7 +63,10 @@ def cause_of(error: BaseException) -> str:
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     raised = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
     told = [line for line in lines if line and not line.startswith("at ")]
-    for found in (causes[-1:], raised[:1], told[:1]):
+    # Below the traceback of a Python worker stands its error.
+    _, traced, below = str(error).partition("Traceback (most recent call last):")
+    python = [line for line in below.splitlines() if traced and line.strip() and not line.startswith(" ")]
+    for found in (causes[-1:], raised[:1], python[:1], told[:1]):
         if found:
             return found[0]
     return repr(error)

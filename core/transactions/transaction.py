@@ -128,9 +128,13 @@ class OpenTransaction:
             self._generation = state.generation
 
     @classmethod
-    def resume(cls, database: Database, value: Transaction) -> OpenTransaction:
+    def resume(
+        cls, database: Database, value: Transaction, *, idempotency_key: str | None = None, generation: int = 1
+    ) -> OpenTransaction:
         """Go on with a long transaction that another process began.
 
+        :param idempotency_key: the unit of work, if this process shall commit it.
+        :param generation: of that key, as :attr:`generation` told when the transaction began.
         :raises InvalidArgument: the transaction is short: its writes live in the process that began it.
         """
         if value.kind != "long":
@@ -138,10 +142,16 @@ class OpenTransaction:
         opened = cls(database, kind="long")
         opened.request = UUID(value.request)
         opened._is_resumed = True
+        opened.idempotency_key, opened._generation = idempotency_key, generation
         opened._level = value.level
         opened._become(value)
         opened._move(State.IN_PROGRESS)
         return opened
+
+    @property
+    def generation(self) -> int:
+        """How often its idempotency key had been closed when it began, plus one."""
+        return self._generation
 
     def require_open(self) -> None:
         """Refuse to go on after the end, and in a forked child.

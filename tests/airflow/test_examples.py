@@ -49,6 +49,16 @@ def test_recount_and_publish(orders: Any, run_dag: Any, redis_connection: Any, s
     assert found == {"anna": {"total": 4}, "ben": {"total": 2}, "carla": {"total": 10}}
 
 
+def test_bulk_load(store_path: Path, run_dag: Any, redis_connection: Any, spark_connection: None) -> None:
+    run = run_dag(example("bulk_load", "bulk_load"))
+
+    assert run.state == "success"
+    report = run.result("load")
+    assert (report["entries"], report["queues"], report["repeated"]) == (50, {"totals": 50}, False)
+    assert run.result("drain")["acknowledged"] == 50
+    assert json.loads(redis_connection.get("total:customer-7")) == {"orders": 20, "total": 9640}
+
+
 def run_local_drain(run_dag: Any, connect: Any, folder: Path) -> None:
     connect("reports_default", conn_type="sqlite", host=str(folder / "reports.db"))
     run = run_dag(example("local_drain", "local_drain"))
@@ -132,7 +142,9 @@ def test_all_examples_run_together_on_one_store(
     assert names == {
         "__init__",
         "airports",  # runs in test_airports, with all of its stores
+        "bulk_load",  # has a queue of its own
         "exporters",
+        "frames",
         "set_up_orders",
         "recount_and_publish",
         "mapped_drain",

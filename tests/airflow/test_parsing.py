@@ -65,7 +65,7 @@ assert hook.hook_name == "Export Queue", hook
 assert "host" in manager.field_behaviours["export_queue"]["relabeling"]
 print(sorted(name for name in manager.connection_form_widgets if "export_queue" in name))
 """
-    fields = ("behind_pooler", "sql_conn_id", "store_schema")
+    fields = ("behind_pooler", "segments", "sql_conn_id", "store_schema")
     assert run(program) == str([f"extra__export_queue__{name}" for name in fields])
 
 

@@ -25,7 +25,7 @@ PAGE = (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_there_are_benchmarks() -> None:
-    assert {"commit", "drain", "elasticsearch", "growth", "reads", "redis", "sql", "start"} <= set(NAMES)
+    assert {"commit", "drain", "elasticsearch", "growth", "load", "reads", "redis", "sql", "start"} <= set(NAMES)
 
 
 def test_the_page_has_a_place_for_every_benchmark() -> None:
@@ -58,6 +58,8 @@ def test_the_processor_time_of_a_server_is_that_of_its_processes() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_prints_one_figure_a_line(name: str, postgres_server: object, redis_server: object) -> None:
+    if name == "load" and not Path(os.environ.get("EXPORT_QUEUE_SPARK_HOME", ROOT / ".venv-spark")).exists():
+        pytest.skip("Spark is missing: ./run setup builds .venv-spark")
     try:
         OWN_SERVERS.get(name, PostgresServer)()  # not started: the benchmark has its own
     except FileNotFoundError as missing:

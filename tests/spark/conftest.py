@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.spark import DrainJob
+from export_queue.core.spark.drain_job import CONF
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,6 +142,21 @@ def submit(spark_home: Path, spark_environment: dict[str, str], tmp_path: Path) 
     yield start
     for one in started:
         one.discard()
+
+
+@pytest.fixture(scope="session")
+def spark(spark_home: Path) -> Iterator[Any]:
+    """A session of Spark in this process, whose tasks are tried four times."""
+    if importlib.util.find_spec("pyspark.daemon") is None or importlib.util.find_spec("pandas") is None:
+        pytest.skip("this Python has no classic PySpark with pandas: ./run test takes .venv-spark")
+    from pyspark.sql import SparkSession
+
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    settings = {**CONF, "spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"}
+    builder = SparkSession.builder.master("local[2,4]").config(map=settings)
+    session = builder.getOrCreate()
+    yield session
+    session.stop()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Every Python block of the README and of the pages runs as it stands there, those of a page one after the other.
 
 Blocks that need Airflow are run by ``tests/airflow/test_docs.py``, those of the tutorial, which needs servers, by
-``tests/integration/test_tutorial.py``.
+``tests/integration/test_tutorial.py``, those about DataFrames by ``tests/spark/test_page.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from export_queue.core.testing import assert_converges
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+ELSEWHERE = {"spark", "tutorial"}
 CLOSED_AT_THE_END = {"store": "close", "engine": "dispose"}
 
 
@@ -58,7 +59,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page.stem != "tutorial"], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page.stem not in ELSEWHERE], ids=name_of)
 def test_every_python_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}

@@ -1,0 +1,274 @@
+"""The data source ``export_queue``: whole DataFrames become entries by Spark's own writing interface.
+
+Spark runs each call in a process of its own. So the writer holds plain values only, and each step opens the store for
+itself: :meth:`ExportQueueDataSource.writer` begins a long transaction, tasks write files, ``commit`` puts exactly the
+reported files under the transaction and commits it. ``abort`` may come while tasks still write, or after a commit
+whose process died: it never undoes a commit, and deletes no file.
+
+Rows come as the user has partitioned them. A task sorts them in runs of bounded size, each of which becomes a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as t
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
+from export_queue.core.client import Store
+from export_queue.core.drain import Problem
+from export_queue.core.errors import AlreadyCommitted, ExportQueueError, InvalidArgument, RegistrationLost
+from export_queue.core.queue import buckets_of
+from export_queue.core.segments import FileReport, begin_load, write_segments
+from export_queue.core.spark.encoding import key_bytes, raw_keys, value_bytes
+from export_queue.core.spark.job_commit import report_of, stage_files
+from export_queue.core.spark.load_tasks import Outcome, attempt_name, checked_for_repetition, collect_files
+from export_queue.core.spark.targets import Target, Targets
+from export_queue.core.store import StoreSpec, identity_of
+from export_queue.core.transactions import OpenTransaction, Transaction, outcome
+
+NAME = "export_queue"
+RUN_BYTES = 64 << 20
+"""How many bytes of entries a task sorts in memory."""
+_STORE = ("url", "schema", "secret", "behind_pooler", "segments")
+_TARGET = ("queue", "queue_column", "key", "value")
+_OTHERS = ("idempotency_key", "timeout")
+
+log = logging.getLogger("export_queue.load")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of one write.
+
+    :param store: the store, with a reference in the place of its password.
+    :param target: where rows go.
+    :param idempotency_key: the unit of work.
+    :param timeout: seconds after which the write can no longer commit.
+    """
+
+    store: StoreSpec
+    target: Target
+    idempotency_key: str | None = None
+    timeout: float | None = None
+
+    @classmethod
+    def read(cls, options: Mapping[str, str]) -> Settings:
+        """Read Spark's options, which are texts whose names have no case.
+
+        :raises InvalidArgument: one is unknown, missing, or not allowed.
+        """
+        given = {name.lower(): value for name, value in options.items()}
+        known = {*_STORE, *_TARGET, *_OTHERS}
+        if unknown := sorted(given.keys() - known):
+            raise InvalidArgument(
+                f"format export_queue: unknown option {', '.join(map(repr, unknown))}; expected some of "
+                f"{', '.join(sorted(known))}",
+                hint="a password is named, as in option('secret', 'env:NAME')" if "password" in unknown else None,
+            )
+        if "url" not in given:
+            raise InvalidArgument("format export_queue: expected the option 'url', the store's URL, found none")
+        spec: dict[str, Any] = {name: given[name] for name in _STORE if name in given}
+        if "behind_pooler" in spec:
+            spec["behind_pooler"] = _yes_or_no("behind_pooler", spec["behind_pooler"])
+        return cls(
+            store=StoreSpec(**spec),
+            target=Target(**{name: given[name] for name in _TARGET if name in given}),
+            idempotency_key=given.get("idempotency_key"),
+            timeout=None if "timeout" not in given else _seconds("timeout", given["timeout"]),
+        )
+
+
+def _yes_or_no(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise InvalidArgument(f"format export_queue: option {name}: expected true or false, found {text!r}")
+    return text.lower() == "true"
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgument(f"format export_queue: option {name}: expected seconds, found {text!r}") from None
+
+
+class ExportQueueDataSource(DataSource):
+    """``df.write.format("export_queue")``; nothing is read by it."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return NAME
+
+    def writer(self, schema: t.StructType, overwrite: bool) -> ExportQueueWriter:
+        """Check the options and the columns, and begin the transaction.
+
+        :raises InvalidArgument: an option or a column is wrong, or the mode is not ``append``.
+        """
+        if overwrite:
+            raise InvalidArgument(
+                "format export_queue: expected the mode append, found overwrite: what has been added stays",
+                hint='df.write.format("export_queue").mode("append")',
+            )
+        settings = Settings.read(self.options)
+        with contextlib.closing(settings.store.open()) as database:
+            identity = identity_of(database)
+            targets = settings.target.find(database, schema, bulk=True)
+            try:
+                opened = OpenTransaction(
+                    database, kind="long", timeout=settings.timeout, idempotency_key=settings.idempotency_key
+                )
+            except AlreadyCommitted:
+                return ExportQueueWriter(settings, targets, identity.store_id)
+            try:
+                base = begin_load(database, opened)
+            except BaseException as error:
+                opened.abort(error)
+                raise
+            value = opened.value.to_json()
+            return ExportQueueWriter(settings, targets, identity.store_id, base, value, opened.generation)
+
+
+@dataclass(frozen=True)
+class Message(WriterCommitMessage):
+    """What a task tells the commit.
+
+    :param outcome: an :class:`Outcome` as JSON; None where nothing was to be done.
+    """
+
+    outcome: str | None
+
+
+class ExportQueueWriter(DataSourceArrowWriter):
+    """One write: plain values, since each call runs in another process.
+
+    :param settings: the options.
+    :param targets: queues by id.
+    :param store_id: the store.
+    :param base: URL of the folder of all segments.
+    :param transaction: the transaction as JSON; None where the idempotency key has committed before.
+    :param generation: of the idempotency key.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        targets: Targets,
+        store_id: str,
+        base: str = "",
+        transaction: dict[str, Any] | None = None,
+        generation: int = 1,
+    ) -> None:
+        self.settings, self.targets, self.store_id = settings, targets, store_id
+        self.base, self.transaction, self.generation = base, transaction, generation
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+        """Write the files of one task."""
+        if self.transaction is None:
+            return Message(None)
+        partition, name = attempt_name()
+        runs = _Runs(self, Transaction.from_json(self.transaction).id, name)
+        try:
+            for batch in iterator:
+                runs.add(batch)
+            runs.end()
+            outcome = Outcome(partition=partition, files=runs.files)
+        except ExportQueueError as error:
+            if error.transient:
+                raise
+            outcome = Outcome(partition=partition, files={}, problem=Problem.of(error))
+        return Message(outcome.to_json())
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Put the reported files under the transaction, and commit it."""
+        if self.transaction is None:
+            log.info("the idempotency key %r has committed before; nothing is added", self.settings.idempotency_key)
+            return
+        with contextlib.closing(self.settings.store.open()) as database:
+            identity_of(database)
+            opened = OpenTransaction.resume(
+                database,
+                Transaction.from_json(self.transaction),
+                idempotency_key=self.settings.idempotency_key,
+                generation=self.generation,
+            )
+            try:
+                told = [message.outcome for message in messages if isinstance(message, Message)]
+                files = collect_files([Outcome.from_json(outcome) for outcome in told if outcome is not None])
+                stage_files(opened, self.targets, files)
+                report = report_of(opened.value.id, files)
+                opened.commit(report.to_dict())
+            except AlreadyCommitted as error:
+                opened.abort(error)  # another write of the same unit of work came first
+                return
+            except RegistrationLost as error:
+                opened.abort(error)
+                if outcome(database, opened.request).status == "committed":
+                    return  # by an earlier call, whose process did not live to tell
+                raise
+            except BaseException as error:
+                opened.abort(error)
+                raise
+        log.info("%s", report.line())
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Abort the transaction, unless it has committed; its files are for clean-up."""
+        if self.transaction is not None:
+            with Store.open(self.settings.store) as store:
+                store.abort(self.transaction)
+
+
+class _Runs:
+    """The rows of one task, by queue, until there are enough of them for a file."""
+
+    def __init__(self, writer: ExportQueueWriter, transaction: int, name: str) -> None:
+        self.files: dict[str, list[FileReport]] = {}
+        self._writer, self._transaction, self._name = writer, transaction, name
+        self._parts: dict[str, list[pa.RecordBatch]] = {}
+        self._bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows of Spark."""
+        if not batch.num_rows:
+            return
+        target = self._writer.settings.target
+        if target.queue_column is None:
+            self._encode(target.queue, batch)
+        else:
+            named = batch.column(target.queue_column)
+            for queue_id in named.unique().to_pylist():
+                rows = pa.array([one == queue_id for one in named.to_pylist()])
+                self._encode(queue_id, batch.filter(rows))
+        if self._bytes >= RUN_BYTES:
+            self.end()
+
+    def _encode(self, queue_id: str | None, batch: pa.RecordBatch) -> None:
+        queue, target = self._writer.targets[queue_id], self._writer.settings.target
+        keys = key_bytes(raw_keys(batch.column(target.key)), queue)
+        values = value_bytes(batch.column(target.value), keys, queue)
+        buckets = pa.array(buckets_of(keys.to_pylist(), queue.buckets), pa.int32())
+        part = pa.RecordBatch.from_arrays([buckets, keys, values], ["bucket", "key", "value"])
+        self._parts.setdefault(queue.id, []).append(part)
+        self._bytes += part.nbytes
+
+    def end(self) -> None:
+        """Sort and write what is there."""
+        for queue_id, parts in self._parts.items():
+            queue = self._writer.targets[queue_id]
+            table = pa.Table.from_batches(parts).sort_by([("bucket", "ascending"), ("key", "ascending")])
+            self.files.setdefault(queue_id, []).extend(
+                write_segments(
+                    checked_for_repetition(table.to_batches(), queue, None),
+                    base=self._writer.base,
+                    store_id=self._writer.store_id,
+                    transaction=self._transaction,
+                    name=self._name,
+                    buckets_per_range=queue.buckets_per_range,
+                )
+            )
+        self._parts, self._bytes = {}, 0

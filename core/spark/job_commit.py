@@ -1,0 +1,59 @@
+"""The second phase of a load: the files that tasks have reported, under the transaction that they wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from export_queue.core.errors import ConfigurationError
+from export_queue.core.segments import FileReport, stage_segments
+from export_queue.core.spark.load_report import LoadReport
+from export_queue.core.spark.targets import Targets
+from export_queue.core.transactions import OpenTransaction
+
+
+def stage_files(opened: OpenTransaction, targets: Targets, files: Mapping[str, Sequence[FileReport]]) -> None:
+    """Put files under an open transaction, all or none.
+
+    :param files: by queue.
+    :raises ConfigurationError: a file lies on another machine.
+    """
+    try:
+        for queue_id, reports in files.items():
+            _check_in_reach(reports)
+            stage_segments(opened.database, opened, targets.queues[queue_id], reports)
+    except BaseException as error:
+        opened.abort(error)  # else its user might catch the error, and commit a part of the load
+        raise
+
+
+def _check_in_reach(reports: Sequence[FileReport]) -> None:
+    """See that what executors call a local file is not one of their machine alone."""
+    for report in reports:
+        if not report.file.startswith("/"):
+            continue
+        try:
+            found = f"{Path(report.file).stat().st_size} bytes"
+        except FileNotFoundError:
+            found = "no file"
+        if found != f"{report.bytes} bytes":
+            raise ConfigurationError(
+                f"file {report.file}: a task has written {report.bytes} bytes, the driver finds {found}",
+                hint="give the store a place for segments that all machines share: segments='s3://bucket/folder'",
+            )
+
+
+def report_of(transaction: int, files: Mapping[str, Sequence[FileReport]], *, seconds: float = 0.0) -> LoadReport:
+    """Add up what files hold.
+
+    :param files: by queue.
+    """
+    by_queue = {queue_id: [s for one in reports for s in one.slices] for queue_id, reports in files.items()}
+    return LoadReport(
+        transaction=transaction,
+        entries=sum(part.entries for parts in by_queue.values() for part in parts),
+        bytes=sum(part.bytes for parts in by_queue.values() for part in parts),
+        files=sum(map(len, files.values())),
+        queues={queue_id: sum(part.entries for part in parts) for queue_id, parts in by_queue.items()},
+        seconds=round(seconds, 3),
+    )

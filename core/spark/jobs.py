@@ -1,0 +1,105 @@
+"""One action of Spark in a thread of its own, so that this one stays free to stop it and to tell how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from pyspark import InheritableThread, SparkContext
+
+from export_queue.core.errors import SparkJobFailed
+from export_queue.core.spark.start import cause_of
+
+_LOOK_SECONDS = 0.2
+_CANCEL_SECONDS = 0.5
+EVERY_SECONDS = 30.0
+"""How often a job's progress is told."""
+
+Row = TypeVar("Row")
+
+log = logging.getLogger("export_queue.spark")
+
+
+def collect(
+    context: SparkContext, action: Callable[[], list[Row]], *, group: str, title: str, check: Callable[[], None]
+) -> list[Row]:
+    """Run an action, and cancel its job if this thread is interrupted.
+
+    A signal handler must not talk to Java over the connection that its own thread waits on.
+
+    :param group: the job group, under which Spark knows the action.
+    :param title: what the job does, for people.
+    :param check: called again and again; raises an error if the job shall end.
+    :raises SparkJobFailed: the action failed; its line tells the cause.
+    """
+    rows: list[Row] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            context.setJobGroup(group, title, interruptOnCancel=True)
+            rows.extend(action())
+        except Exception as error:
+            errors.append(error)
+
+    # A daemon, since it hangs where Java does, and the driver must be able to leave.
+    thread = InheritableThread(target=run, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            check()
+            thread.join(_LOOK_SECONDS)
+    except BaseException:
+        _cancel(context, group)
+        raise
+    if errors:
+        check()  # a lost lease is the reason, if there is one
+        raise SparkJobFailed(cause_of(errors[0])) from errors[0]
+    return rows
+
+
+def _cancel(context: SparkContext, group: str) -> None:
+    # Tasks work on for a moment after this; what they do then must not count.
+    def cancel() -> None:
+        with contextlib.suppress(Exception):
+            context.cancelJobGroup(group)
+
+    thread = threading.Thread(target=cancel, daemon=True)
+    thread.start()
+    thread.join(_CANCEL_SECONDS)
+
+
+class JobProgress:
+    """Tells in the log how many tasks of a job group have ended, every 30 seconds.
+
+    :param context: the connection to Spark.
+    :param group: the job group.
+    :param title: what the lines begin with.
+    :param clock: tells seconds.
+    """
+
+    def __init__(
+        self, context: SparkContext, group: str, title: str, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._context, self._group, self._title, self._clock = context, group, title, clock
+        self._next = clock() + EVERY_SECONDS
+
+    def tell(self) -> None:
+        """Write a line if it is time for one."""
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + EVERY_SECONDS
+        ended, running, failed, tasks = self._count()
+        log.info("%s: %d of %d tasks ended, %d running, %d failed", self._title, ended, tasks, running, failed)
+
+    def _count(self) -> tuple[int, int, int, int]:
+        tracker = self._context.statusTracker()
+        jobs = [job for number in tracker.getJobIdsForGroup(self._group) if (job := tracker.getJobInfo(number))]
+        stages = [stage for job in jobs for number in job.stageIds if (stage := tracker.getStageInfo(number))]
+        counted = [(s.numCompletedTasks, s.numActiveTasks, s.numFailedTasks, s.numTasks) for s in stages]
+        ended, running, failed, tasks = (sum(column) for column in zip(*counted, strict=True)) if counted else (0,) * 4
+        return ended, running, failed, tasks

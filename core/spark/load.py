@@ -1,0 +1,187 @@
+"""A DataFrame as entries, all or none: the driver's side of a bulk load.
+
+Tasks write files and report them (task commit). The driver puts exactly the reported files under the id of a long
+transaction, and commits it (job commit). Nothing is ever listed to find out what was written, and no file is deleted
+here: those that no commit refers to are for the clean-up of the store.
+
+Rows are spread over tasks by other bits of the key's hash than those that make the bucket, so that a queue whose
+keys crowd in few buckets keeps all cores busy, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from export_queue.core.client import Store, TransactionContext, long_transaction
+from export_queue.core.errors import AlreadyCommitted, InvalidArgument, SparkJobFailed
+from export_queue.core.segments import TARGET_BYTES, begin_load
+from export_queue.core.spark.engine import ask_executors, check_driver
+from export_queue.core.spark.frames import sorted_entries
+from export_queue.core.spark.job_commit import report_of, stage_files
+from export_queue.core.spark.jobs import JobProgress, collect
+from export_queue.core.spark.load_report import LoadReport
+from export_queue.core.spark.load_tasks import OUTCOME, LoadSetup, Outcome, collect_files, load_task
+from export_queue.core.spark.plain_adds import add_plainly
+from export_queue.core.spark.targets import Target, Targets
+from export_queue.core.store import StoreSpec, identity_of
+from export_queue.core.transactions import OpenTransaction
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_SMALLEST_TASK_BYTES = 4 << 20
+_UNKNOWN_BYTES = 1 << 50
+"""From here on Spark's estimate of a size is its word for not knowing."""
+
+log = logging.getLogger("export_queue.load")
+
+__all__ = ["Target", "load_frame"]
+
+
+def load_frame(
+    df: DataFrame,
+    store: Store | StoreSpec,
+    target: Target,
+    *,
+    idempotency_key: str | None = None,
+    tx: TransactionContext | None = None,
+    transaction: bool = True,
+    timeout: float | None = None,
+) -> LoadReport:
+    """Add the rows of a frame; see :func:`export_queue.core.spark.write.write_transactional`."""
+    _check_frame(df)
+    _check_choices(store, idempotency_key, tx, timeout, target.latest_by, transaction=transaction)
+    with _opened(store) as opened_store:
+        database = opened_store.database
+        targets = target.find(database, df.schema, bulk=transaction)
+        check_driver(["pandas", "export_queue.core.spark.load_tasks"])
+        ask_executors(df.sparkSession.sparkContext, ["export_queue.core.spark.load_tasks"], [])
+        if not transaction:
+            assert isinstance(store, StoreSpec)
+            return add_plainly(df, store, target, targets)
+        if tx is not None:
+            opened = long_transaction(tx)
+            if identity_of(opened.database).store_id != opened_store.id:
+                raise InvalidArgument("tx is a transaction of another store than the one given")
+            return _load(df, opened, target, targets)
+        try:
+            opened = OpenTransaction(database, kind="long", timeout=timeout, idempotency_key=idempotency_key)
+            try:
+                report = _load(df, opened, target, targets)
+                opened.commit(report.to_dict())
+            except BaseException as error:
+                opened.abort(error)
+                raise
+        except AlreadyCommitted as error:
+            report = first_report(error)
+    log.info("%s", report.line())
+    return report
+
+
+def first_report(error: AlreadyCommitted) -> LoadReport:
+    """Read the report of the call that has committed under the same idempotency key.
+
+    :raises InvalidArgument: what has committed under it was no load.
+    """
+    try:
+        return LoadReport.from_dict(error.result, repeated=True)
+    except (KeyError, TypeError, ValueError):
+        raise InvalidArgument(
+            f"idempotency key {error.idempotency_key!r}: other work than a load has committed under it",
+            hint="give each unit of work a key of its own",
+        ) from error
+
+
+def _check_frame(df: DataFrame) -> None:
+    if type(df).__module__.startswith("pyspark.sql.connect"):
+        raise InvalidArgument(
+            "expected a DataFrame of a classic session, found one of Spark Connect",
+            hint='use the data source: df.write.format("export_queue")',
+        )
+    if df.isStreaming:
+        raise InvalidArgument(
+            "expected a DataFrame of a batch, found a streaming one",
+            hint="call write_transactional for each batch: df.writeStream.foreachBatch, with an idempotency key of "
+            "query and batch",
+        )
+
+
+def _check_choices(
+    store: Store | StoreSpec,
+    idempotency_key: str | None,
+    tx: TransactionContext | None,
+    timeout: float | None,
+    latest_by: str | None,
+    *,
+    transaction: bool,
+) -> None:
+    if tx is not None and (idempotency_key is not None or timeout is not None):
+        raise InvalidArgument("expected idempotency_key and timeout to be the transaction's own, found them beside tx")
+    if not transaction and not (tx is None and idempotency_key is None and timeout is None):
+        raise InvalidArgument("expected no tx, idempotency_key or timeout with transaction=False, found one")
+    if not transaction and latest_by is not None:
+        raise InvalidArgument("expected no latest_by with transaction=False: each row becomes an entry, found one")
+    if not transaction and not isinstance(store, StoreSpec):
+        raise InvalidArgument(
+            f"transaction=False: expected a StoreSpec, which each task opens, found {type(store).__name__}",
+            hint="StoreSpec(url=…, secret='env:NAME')",
+        )
+
+
+@contextlib.contextmanager
+def _opened(store: Store | StoreSpec) -> Iterator[Store]:
+    if isinstance(store, StoreSpec):
+        with Store.open(store) as opened:
+            _ = opened.identity
+            yield opened
+    else:
+        _ = store.identity
+        yield store
+
+
+def _load(df: DataFrame, opened: OpenTransaction, target: Target, targets: Targets) -> LoadReport:
+    """Write the files of a frame, and put them under an open transaction."""
+    begun = time.monotonic()
+    transaction = opened.value.id
+    base = begin_load(opened.database, opened)
+    setup = LoadSetup(base, identity_of(opened.database).store_id, transaction, targets, target.queue, target.latest_by)
+    files = collect_files(_run(df, setup, target))
+    stage_files(opened, targets, files)
+    return report_of(transaction, files, seconds=time.monotonic() - begun)
+
+
+def _run(df: DataFrame, setup: LoadSetup, target: Target) -> list[Outcome]:
+    context = df.sparkSession.sparkContext
+    tasks = _count_tasks(df, context.defaultParallelism)
+    # One action, since each further one would write all files again.
+    frame = sorted_entries(df, target, setup.targets, tasks).mapInArrow(load_task(setup), OUTCOME)
+    title = f"load of {target.queue or 'several queues'}, transaction {setup.transaction}"
+    group = f"export-queue-load-{setup.transaction}"
+    progress = JobProgress(context, group, title)
+    rows = collect(context, frame.collect, group=group, title=title, check=progress.tell)
+    outcomes = [Outcome.from_json(row[0]) for row in rows]
+    _check_complete(outcomes, tasks)
+    return outcomes
+
+
+def _check_complete(outcomes: list[Outcome], tasks: int) -> None:
+    """Make sure that each partition has told its outcome once.
+
+    :raises SparkJobFailed: one is missing, or there twice.
+    """
+    partitions = sorted(outcome.partition for outcome in outcomes)
+    is_empty = not any(outcome.files or outcome.problem for outcome in outcomes)  # Spark runs fewer tasks for no rows
+    if partitions != list(range(tasks)) and not (is_empty and len(set(partitions)) == len(partitions)):
+        raise SparkJobFailed(f"expected one outcome of each of {tasks} tasks, found those of {partitions}")
+
+
+def _count_tasks(df: DataFrame, cores: int) -> int:
+    """Choose how many tasks write: all cores, more for more than one file each, fewer for next to no data."""
+    size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    if size >= _UNKNOWN_BYTES:
+        return cores
+    return max(-(-size // TARGET_BYTES), min(cores, -(-size // _SMALLEST_TASK_BYTES)), 1)

@@ -1,0 +1,13 @@
+"""The program of a bulk load: ``spark-submit load_main.py ARGUMENTS``."""
+
+import sys
+from pathlib import Path
+
+# Spark puts this program's folder on the path: its modules would hide a user's modules of the same name.
+_FOLDER = Path(__file__).resolve().parent
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _FOLDER]
+
+from export_queue.core.spark.load_driver import main  # noqa: E402
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,100 @@
+"""The queues that the rows of a load go to, found before its job starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from export_queue.core.drain import Problem
+from export_queue.core.errors import EntryError, InvalidArgument, UnknownQueue
+from export_queue.core.queue import Queue, find_queue, list_queues
+from export_queue.core.spark.columns import Columns
+from export_queue.core.store import Database, added_to_subscription
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where rows go, as the user says it.
+
+    :param queue: id of the queue of all rows.
+    :param queue_column: column that names the queue of each row, in the place of the former.
+    :param key: column with keys.
+    :param value: column with values.
+    :param latest_by: column that says which of the rows of a key counts: the one with the highest value.
+    :raises InvalidArgument: both, or none, of queue and queue_column are given.
+    """
+
+    queue: str | None = None
+    queue_column: str | None = None
+    key: str = "key"
+    value: str = "value"
+    latest_by: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.queue is None) == (self.queue_column is None):
+            found = "none" if self.queue is None else "both"
+            raise InvalidArgument(f"expected either queue or queue_column, found {found} of them")
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of the frame that make entries."""
+        return Columns(key=self.key, value=self.value, queue=self.queue_column, latest_by=self.latest_by)
+
+    def find(self, database: Database, schema: StructType, *, bulk: bool) -> Targets:
+        """Find the queues, and check that they take the frame's columns.
+
+        :param bulk: whether the rows are added in files, which no commit can check key by key.
+        :raises UnknownQueue: there is no such queue.
+        :raises InvalidArgument: the queue takes no such columns, or no such load.
+        """
+        with database.read() as work:
+            found = list_queues(work) if self.queue is None else [find_queue(work, self.queue)]
+        if self.queue is not None and found[0].parent is not None:
+            raise added_to_subscription(self.queue)
+        queues = {queue.id: queue for queue in found if queue.parent is None}
+        refused: dict[str, InvalidArgument] = {}
+        if bulk:
+            refused = {queue.id: _checks_keys(queue) for queue in queues.values() if queue.exclusive}
+        refused |= self.columns.misfits(schema, queues)
+        if queues and len(refused) == len(queues):
+            raise next(iter(refused.values()))
+        return Targets(queues, {name: Problem.of(error) for name, error in refused.items()})
+
+
+def _checks_keys(queue: Queue) -> InvalidArgument:
+    return InvalidArgument(
+        f"queue {queue.id!r} is exclusive: each key added is a conflict key, which a bulk load does not check",
+        hint="add the rows with transaction=False, or alter the queue: export-queue alter QUEUE --no-exclusive",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The queues of a load; they travel to its tasks.
+
+    :param queues: those that rows may name, by id.
+    :param refused: those of them that do not take these rows, and why.
+    """
+
+    queues: Mapping[str, Queue]
+    refused: Mapping[str, Problem] = field(default_factory=dict)
+
+    def __getitem__(self, queue_id: str | None) -> Queue:
+        """Find the queue that a row names.
+
+        :raises EntryError: the row names none.
+        :raises UnknownQueue: the store has no such queue.
+        :raises InvalidArgument: the queue does not take the row.
+        """
+        if queue_id is None:
+            raise EntryError("expected the id of a queue in each row, found a row with null")
+        if queue_id in self.refused:
+            raise self.refused[queue_id].to_error()
+        if queue_id not in self.queues:
+            known = ", ".join(sorted(self.queues)) or "none"
+            raise UnknownQueue(f"a row names queue {queue_id!r}; the store has: {known}")
+        return self.queues[queue_id]

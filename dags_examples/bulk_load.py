@@ -1,0 +1,31 @@
+"""Adds a whole DataFrame to a queue in one transaction, and drains it into Redis."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from airflow.sdk import dag
+
+from export_queue.operators import (
+    ExportQueueConfigureOperator,
+    ExportQueueSparkDrainOperator,
+    ExportQueueSparkLoadOperator,
+)
+
+FRAMES = Path(__file__).with_name("frames.py")
+
+
+@dag(schedule="@daily", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
+def bulk_load():
+    set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="totals")
+    load = ExportQueueSparkLoadOperator(  # takes effect once, however often retried
+        task_id="load", queue_id="totals", frame=f"{FRAMES}:totals", frame_arguments={"customers": 50}
+    )
+    drain = ExportQueueSparkDrainOperator(
+        task_id="drain", queue_id="totals", sink_conn_id="redis_default", sink_options={"key": "total:{id}"}
+    )
+    set_up >> load >> drain
+
+
+bulk_load()

@@ -1,0 +1,161 @@
+"""The operator that adds a Spark DataFrame to a queue."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from export_queue.core.arguments import number
+from export_queue.core.errors import SparkJobFailed
+from export_queue.hooks import Described, ExportQueueHook, environment, open_store
+from export_queue.hooks.tasks import recorded_state, task_name
+from export_queue.operators.spark_submission import SparkSubmission
+from export_queue.operators.terminal import terminal_errors_fail_at_once
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from export_queue.core.client import Store
+    from export_queue.core.store import StoreSpec
+
+
+class ExportQueueSparkLoadOperator(SparkSubmission):
+    """Add the rows of a DataFrame to a queue in one transaction, once, however often the task is retried.
+
+    The transaction carries the task's name as its idempotency key. If an earlier try has committed already, nothing is
+    submitted, and the stored report is returned. A driver that outlives its task may still commit: then the retry
+    finds that. Once Airflow has accepted the task's success, clearing the task is new work, and runs.
+
+    :param frame: the function that makes the DataFrame, called with the Spark session: an import path
+        ``module:function`` that Spark's Python can follow, or ``/path/script.py:function``. (templated)
+    :param frame_arguments: further arguments of the function, by name; values of JSON. (templated)
+    :param queue_id: the queue of all rows. (templated)
+    :param queue_column: instead of ``queue_id``: the column that names the queue of each row. (templated)
+    :param key: column with keys. (templated)
+    :param value: column with values; null says that the record is gone. (templated)
+    :param latest_by: column that says which of the rows of a key counts: the one with the highest value. (templated)
+    :param transaction_timeout: seconds after which the load can no longer commit; 24 hours.
+    :param export_queue_conn_id: connection of the store. (templated)
+    :param kwargs: arguments of :class:`~export_queue.operators.spark_submission.SparkSubmission`, which says where and
+        how Spark is started, and of ``SparkSubmitOperator``.
+    """
+
+    template_fields: Collection[str] = (
+        *SparkSubmission.template_fields,
+        "frame",
+        "frame_arguments",
+        "queue_id",
+        "queue_column",
+        "key",
+        "value",
+        "latest_by",
+        "export_queue_conn_id",
+    )
+    ui_color = "#fdf3d0"
+
+    def __init__(
+        self,
+        *,
+        frame: str,
+        frame_arguments: Mapping[str, Any] | None = None,
+        queue_id: str | None = None,
+        queue_column: str | None = None,
+        key: str = "key",
+        value: str = "value",
+        latest_by: str | None = None,
+        transaction_timeout: float | None = None,
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+        name: str = "export-queue-load",
+        durable: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        # durable=True would take up an earlier submission; the idempotency key sees to that.
+        super().__init__(name=name, durable=durable, **kwargs)
+        self.frame = frame
+        self.frame_arguments = frame_arguments
+        self.queue_id = queue_id
+        self.queue_column = queue_column
+        self.key = key
+        self.value = value
+        self.latest_by = latest_by
+        self.transaction_timeout = transaction_timeout
+        self.export_queue_conn_id = export_queue_conn_id
+        self._idempotency_key = ""
+        self._generation = 0
+        self._store: Described[StoreSpec] | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Submit the load and wait for its commit.
+
+        :returns: the report, as plain values.
+        """
+        self._idempotency_key = task_name(context)
+        self._store = ExportQueueHook(self.export_queue_conn_id).describe()
+        with terminal_errors_fail_at_once(), open_store(self._store) as store:
+            state = store.idempotency(self._idempotency_key)
+            if state.committed:
+                self.log.warning(
+                    "Load %r committed in an earlier try, so nothing was submitted; returning the stored report. "
+                    "To run it anew, run `export-queue idempotency key --close %s` and clear the task.",
+                    self._idempotency_key,
+                    shlex.quote(self._idempotency_key),
+                )
+            else:
+                self._submit(context, store)
+                state = store.idempotency(self._idempotency_key)
+            if not state.committed:
+                raise SparkJobFailed("the Spark driver ended well, but its transaction has not committed")
+            self._generation = state.generation
+        report: dict[str, Any] = state.result
+        self.log.info("%d entries added by transaction %s", report["entries"], report["transaction"])
+        return report
+
+    def _submit(self, context: Context, store: Store) -> None:
+        from export_queue.core.spark import LoadArguments, describe_load
+
+        assert self._store is not None
+        passwords = self._store.variables if self.store_secret is None else {}
+        spec = dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret)
+        variables, submitter = self._prepare_spark(spec, has_passwords=bool(passwords))
+        options = {
+            "queue": self.queue_id,
+            "queue_column": self.queue_column,
+            "key": self.key,
+            "value": self.value,
+            "latest_by": self.latest_by,
+            "idempotency_key": self._idempotency_key,
+            "timeout": self.transaction_timeout,
+        }
+        arguments = LoadArguments(
+            store=spec,
+            frame=self.frame,
+            frame_arguments=self.frame_arguments or {},
+            options=options,
+            start_timeout=number(self.start_timeout, what="start_timeout"),
+            submitter=submitter,
+        )
+        job = describe_load(arguments)
+        self._take_job(job.application, job.py_files, job.arguments, job.conf)
+        with environment({**variables, **passwords}):
+            try:
+                super().execute(context)
+            except Exception:
+                # The driver may have committed before whatever failed.
+                if not store.idempotency(self._idempotency_key).committed:
+                    raise
+
+    def accept_success(self, task_instance: Any) -> None:
+        """Let the next run of this task be new work, if Airflow has accepted its success.
+
+        :param task_instance: the task instance that reported success.
+        """
+        if self._store is None:
+            return
+        state = recorded_state(task_instance)
+        if state != "success":
+            self.log.warning("Airflow records the state %r; clearing this task will count as a retry", state)
+            return
+        with open_store(self._store) as store:
+            store.close_idempotency_key(self._idempotency_key, generation=self._generation)

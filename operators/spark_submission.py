@@ -1,0 +1,146 @@
+"""How the operators that run on Spark start it: which Spark, which Python, which secrets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
+from export_queue.core.errors import ConfigurationError, InvalidArgument
+from export_queue.core.references import is_reference
+from export_queue.hooks.connections import find_connection
+from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
+
+if TYPE_CHECKING:
+    from export_queue.core.sinks import SinkSpec
+    from export_queue.core.spark import Submitter
+    from export_queue.core.store import StoreSpec
+
+_SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
+
+
+class SparkSubmission(SparkSubmitOperator):
+    """A task that submits one of this library's jobs.
+
+    Passwords reach the driver through the environment of ``spark-submit``; they are in no argument, no configuration,
+    no rendered field and no log. In cluster modes, which do not pass the environment on, give references to what the
+    cluster mounts.
+
+    :param spark_conn_id: connection of Spark, of the type ``spark``, whose host is the master, such as ``local[2]`` or
+        ``spark://host:7077``. (templated)
+    :param spark_home: folder of a virtual environment or of a Spark distribution with ``bin/spark-submit``; by default
+        the option ``spark_home`` of the configuration section ``export_queue``, then the PATH. (templated)
+    :param spark_python: the Python that has PySpark; by default ``bin/python`` beside ``spark-submit``. With a master
+        ``spark://…`` executors run it, too; else Spark's own setting counts there, and is checked. (templated)
+    :param start_timeout: seconds that Spark may take to start and to find an executor; raise it where the cluster's
+        queue is long. (templated)
+    :param store_secret: reference to the store's password where Spark runs: ``env:NAME``, ``file:/PATH`` or
+        ``module:callable``.
+    :param kwargs: further arguments of ``SparkSubmitOperator``.
+    """
+
+    template_fields: Collection[str] = (  # type: ignore[assignment]
+        *SparkSubmitOperator.template_fields,
+        "spark_conn_id",
+        "spark_home",
+        "spark_python",
+        "start_timeout",
+    )
+
+    def __init__(
+        self,
+        *,
+        spark_conn_id: str = "spark_default",
+        spark_home: str | None = None,
+        spark_python: str | None = None,
+        start_timeout: float | str = 600.0,
+        store_secret: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(conn_id=spark_conn_id, **kwargs)
+        self.spark_conn_id = spark_conn_id
+        self.spark_home = spark_home
+        self.spark_python = spark_python
+        self.start_timeout = start_timeout
+        self.store_secret = store_secret
+        check_references({"store_secret": store_secret})
+
+    def _prepare_spark(
+        self, store: StoreSpec, sink: SinkSpec | None = None, *, has_passwords: bool
+    ) -> tuple[dict[str, str | None], Submitter | None]:
+        """Check that the connection leads to Spark.
+
+        :returns: the variables that Spark needs; and this process, where the driver runs beside it.
+        """
+        from export_queue.core.spark import Submitter, check_master, is_local, refuse_remote_sqlite
+
+        master, deploy_mode, binary = self._master()
+        outer = {**os.environ, **(self.env_vars or {})}
+        check_master(master, deploy_mode=deploy_mode)
+        refuse_remote_sqlite(master, store, sink)
+        if deploy_mode == "cluster" and has_passwords:
+            raise ConfigurationError(
+                "in cluster mode the driver does not get the environment of the worker, and a password is neither put "
+                "on a command line nor into Spark's configuration",
+                hint="give store_secret= and sink_secrets= as references to files that the cluster mounts, such as "
+                "file:/run/secrets/store",
+            )
+        programs = find_spark(self.spark_home or configured_spark_home(), binary=binary)
+        check_master(master, environment=outer, has_spark_env=programs.has_spark_env(outer))
+        self._spark_binary = programs.submit
+        python = self.spark_python or programs.python
+        # An outer SPARK_HOME would lead this spark-submit to the code of another Spark.
+        variables: dict[str, str | None] = {"SPARK_HOME": None} if python else {}
+        if python:
+            variables["PYSPARK_DRIVER_PYTHON"] = python
+        if is_local(master):
+            variables |= {"PYSPARK_PYTHON": python} if python else {}
+            variables |= {} if "SPARK_LOCAL_IP" in os.environ else {"SPARK_LOCAL_IP": "127.0.0.1"}
+        elif self.spark_python and master.startswith("spark://"):
+            variables["PYSPARK_PYTHON"] = self.spark_python
+        find_java(outer)
+        return variables, None if deploy_mode == "cluster" else Submitter.here()
+
+    def _master(self) -> tuple[str, str | None, str]:
+        """Return the master, the deploy mode and the name of the program that the Spark connection leads to."""
+        # Airflow's own hook answers a missing connection with YARN.
+        connection = find_connection(self.spark_conn_id, example=_SPARK_EXAMPLE)
+        self._conn_id = self.spark_conn_id
+        try:
+            resolved = self._get_hook()._connection
+        except (RuntimeError, NameError) as error:  # of Airflow's hook, whose import has failed
+            raise ConfigurationError(
+                f"connection {connection.conn_id!r} leads to Kubernetes, for which Airflow's own part is not installed",
+                hint="pip install apache-airflow-providers-cncf-kubernetes",
+            ) from error
+        master = str(resolved["master"])
+        if master.endswith("://"):
+            raise ConfigurationError(
+                f"connection {connection.conn_id!r} names no Spark master",
+                hint="its host is the master: local[2], spark://host:7077, yarn, k8s://https://host:6443",
+            )
+        return master, resolved["deploy_mode"], str(resolved["spark_binary"])
+
+    def _take_job(
+        self, application: str, py_files: str | None, arguments: Sequence[str], conf: Mapping[str, str]
+    ) -> None:
+        """Let the next submission be this job."""
+        self.application = application
+        self.application_args = list(arguments)
+        if py_files not in (self.py_files or "").split(","):  # a second submission
+            self.py_files = ",".join(part for part in (py_files, self.py_files) if part) or None
+        self.conf = {**conf, **(self.conf or {})}
+
+
+def check_references(references: Mapping[str, str | None]) -> None:
+    """Refuse what is no reference to a secret.
+
+    :param references: by name of the argument.
+    :raises InvalidArgument: one is something else.
+    """
+    for what, reference in references.items():
+        if reference is not None and not is_reference(reference):
+            # Not repeated here: it may be a password.
+            raise InvalidArgument(f"{what}: expected env:NAME, file:/PATH or module:callable, found another text")
