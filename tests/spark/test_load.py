@@ -190,6 +190,21 @@ def test_of_the_rows_of_a_key_the_latest_counts_if_a_column_says_which(orders: S
     assert "more than once with the same 'at'" in refusal(EntryError, twice, orders, "orders", latest_by="at")
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_key_that_comes_again_is_found_wherever_batches_end(orders: Store, cut: int) -> None:
+    import pyarrow as pa
+
+    from export_queue.core.spark.load_tasks import checked_for_repetition
+
+    queue = orders.queue("orders")
+    rows = pa.RecordBatch.from_pydict({"key": ["a", "b", "b", "c"], "latest": [1, 5, 5, 2]})
+    batches = [rows.slice(0, cut), rows.slice(cut)]
+    with pytest.raises(EntryError, match="key 'b' comes more than once in the DataFrame"):
+        list(checked_for_repetition(batches, queue, None))
+    with pytest.raises(EntryError, match="key 'b' comes more than once with the same 'at'"):
+        list(checked_for_repetition(batches, queue, "at"))
+
+
 # -- several queues, several frames ----------------------------------------------------------------------------------
 
 
