@@ -53,6 +53,8 @@ def backup(
             show_one({"store": opened.id, "file": str(target), "bytes": size}, as_json=True)
         else:
             print(f"store {opened.id} is copied to {target}: {size} bytes")
+            if files := opened.bulk_files():
+                print(f"not in it: {len(files)} files with bulk entries, as {files[0]}; copy them as well")
 
 
 def _telling(seconds: float) -> Callable[[int, int], None]:

@@ -162,7 +162,8 @@ class Store:
     def backup(self, target: str | PathLike[str], *, on_progress: Callable[[int, int], None] | None = None) -> int:
         """Copy a SQLite store into a new file: exactly what is committed when the copy begins.
 
-        Transactions go on meanwhile. The file gets its name once it is whole and on the disk.
+        Transactions go on meanwhile. The file gets its name once it is whole and on the disk. Files with bulk entries
+        are not in it: :meth:`bulk_files` names them.
 
         :param target: the new file; it must not exist.
         :param on_progress: told, again and again, how many bytes are copied, and of how many.
@@ -622,6 +623,11 @@ class Store:
         """
         queue = self._reader(queue_id)
         return why(self.database, queue, queue.encode_key(key))
+
+    def bulk_files(self) -> list[str]:
+        """Name the files with committed bulk entries that somebody has still to drain; a backup needs them, too."""
+        with self.database.read() as work:
+            return queries.segments.waiting_files(work)
 
     def maintain(self, *, limit: int = 100_000) -> MaintenanceReport:
         """Delete data that nobody can read or ask for any more; safe beside everything, and to interrupt.

@@ -66,11 +66,10 @@ def migrate(work: Work) -> Callable[[], None]:
 
     def finish() -> None:
         if is_postgres and found > 1:  # views of users may stand on them
+            prefix = prefix_of(connection)
             for name in _CHANGED_VIEWS:
-                prefix = prefix_of(connection)
-                connection.exec_driver_sql(
-                    f"create or replace view {prefix}{name} as {views.VIEWS[name]}".format(s=prefix)
-                )
+                body = views.VIEWS[name].format(s=prefix)
+                connection.exec_driver_sql(f"create or replace view {prefix}{name} as {body}")
         for grant in grants:
             connection.exec_driver_sql(grant.replace("%", "%%"))
 

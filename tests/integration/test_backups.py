@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.support.command_line import run_cli
 from tests.support.waiting import PATIENCE, wait_until
@@ -19,7 +20,7 @@ from tests.support.waiting import PATIENCE, wait_until
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
 from export_queue.core.errors import ExportQueueError, InvalidArgument, RegistrationLost, StoreError
-from export_queue.core.sinks import SinkSpec
+from export_queue.core.sinks import MemorySink, SinkSpec
 from export_queue.core.transactions import take_snapshot
 
 fork = multiprocessing.get_context("fork")
@@ -98,6 +99,17 @@ def test_a_backup_has_the_identity_and_the_rights_of_its_store(store: Store, sql
     assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o640
     with Store.open(f"sqlite:///{tmp_path}/copy.db") as copy:
         assert copy.identity == store.identity
+
+
+def test_a_backup_names_the_files_that_are_not_in_it(store: Store, sqlite_url: str, tmp_path: Path) -> None:
+    with store.transaction(long=True) as tx:
+        tx.queue("q").add_batch(pa.table({"key": ["a", "b"], "value": [1, 2]}))
+    told = run_cli("backup", str(tmp_path / "copy.db"), url=sqlite_url)
+    (file,) = store.bulk_files()
+    assert f"1 files with bulk entries, as {file}" in told
+    with Store.open(f"sqlite:///{tmp_path}/copy.db") as copy:
+        assert drain(copy, "q", MemorySink(), sink_name="sink").acknowledged == 2
+        assert copy.bulk_files() == []
 
 
 def test_a_transaction_in_progress_at_the_backup_cannot_commit_a_half_in_the_copy(store: Store, tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
+import pyarrow.fs
 import pytest
 from tests.support import bulk
 from tests.support.bulk import many
@@ -44,6 +46,7 @@ from export_queue.core.segments import (
     waiting_segments,
     write_segments,
 )
+from export_queue.core.segments import files as segment_files
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations, Rejection, SinkSpec
 from export_queue.core.store import queries
 from export_queue.core.transactions import take_snapshot
@@ -463,6 +466,40 @@ def test_noting_a_drained_part_again_changes_nothing(orders: Store) -> None:
     assert _rows(orders) == (0, 0)
 
 
+def test_an_object_store_needs_neither_a_rename_nor_a_folder(
+    orders: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow's local filesystem stands for one, by the way that any URL takes."""
+    step = segment_files._filesystem
+
+    def filesystem(url: str) -> Any:
+        parts = urlsplit(url)
+        if parts.scheme != "s3":
+            return step(url)
+        path = tmp_path / parts.netloc / parts.path.strip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return pa.fs.LocalFileSystem(), str(path)
+
+    monkeypatch.setattr(segment_files, "_filesystem", filesystem)
+    bucket = tmp_path.name
+    orders.database.segments = f"s3a://{bucket}/queue?region=here"
+    number, (report, _) = bulk.load(orders, many(30), tasks=2)
+    assert report.file.startswith(f"s3://{bucket}/queue/{orders.id}/{number}/")
+    assert report.file.endswith(".parquet?region=here")
+    (here,) = (tmp_path / bucket).rglob(Path(urlsplit(report.file).path).name)
+    aside = here.rename(here.with_suffix(".aside"))
+    with pytest.raises(SegmentLost, match="found no file"):
+        drained(orders)
+    assert vacuum_segments(orders.database).files == 1  # the one that is aside
+    assert not aside.exists()
+    with pytest.raises(SegmentLost):
+        drained(orders)
+    orders.dead_letters.give_up_file("orders", report.file)
+    assert len(drained(orders)) == 30 - report.entries
+    assert vacuum_segments(orders.database).files == 1
+    assert not [path for path in (tmp_path / bucket).rglob("*") if path.is_file()]
+
+
 def test_a_sink_with_fences_takes_entries_in_files(orders: Store) -> None:
     bulk.put(orders, list(many(10)), b"older")
     bulk.load(orders, many(30), tasks=3)
@@ -559,6 +596,7 @@ def test_clean_up_deletes_no_file_that_somebody_needs(orders: Store) -> None:
         assert files(orders) == named(waits) | named(staged) | named(written)
     maintain(orders.database)
     assert files(orders) == named(waits) | named(staged)  # what was written and not staged counts for nothing
+    assert orders.bulk_files() == sorted(files(orders))
     assert len(drained(orders)) == 20
     maintain(orders.database)
     assert not files(orders)

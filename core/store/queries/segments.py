@@ -247,6 +247,11 @@ def wait_for(work: Reading, queue: int) -> bool:
     return bool(work.connection.scalar(sa.select(sa.exists().where(r.c.queue_number == queue))))
 
 
+def waiting_files(work: Reading) -> list[str]:
+    """Read the files that somebody has still to read, by name."""
+    return list(work.connection.scalars(sa.select(g.c.file).select_from(_read).distinct().order_by(g.c.file)))
+
+
 def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, Any]]:
     """Read long transactions with a folder that have ended for good, in the order of their ids.
 
