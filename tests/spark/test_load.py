@@ -60,6 +60,14 @@ def test_each_row_is_an_entry_in_the_file_of_its_unit(orders: Store, rows: Any, 
     assert all(bucket(key, 20) == number for number, key, _, _ in visible(orders))
 
 
+def test_all_cores_write_also_if_all_keys_are_in_one_bucket(store: Store, rows: Any, spark: Any) -> None:
+    store.configure_queue("narrow", buckets=1)
+    report = write_transactional(spark.createDataFrame(rows.collect(), rows.schema), store, "narrow")
+    assert report.files == 2
+    assert min(one.entries for one in segments(store, "narrow")) > ROWS / 3
+    assert values(store, "narrow") == EXPECTED
+
+
 def test_no_rows_are_no_entries(orders: Store, rows: Any, spark: Any) -> None:
     report = write_transactional(rows.where("false"), orders, "orders")
     assert (report.entries, report.files) == (0, 0)
