@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from export_queue.core.queue import Entries, Position, Queue, Range, read_entries
 from export_queue.core.segments.model import Segment
@@ -138,7 +139,7 @@ class UnitReader:
         self._stored = self._stored[kept:]
         found.sort(key=_place)
         self._pending += found
-        self._pending_bytes += sum(_bytes_of(row) for row, _ in found)
+        self._pending_bytes += _bytes_of_all([row for row, _ in found])
 
     def _read_stored(self, work: Reading) -> None:
         found = read_entries(
@@ -159,12 +160,9 @@ class UnitReader:
         """Count the pending entries that fit into a chunk: one at least, and never a part of what belongs together."""
         whole = self._whole_keys
         usable = self._last_key_begins() if whole and not self._is_read else len(self._pending)
-        end = total = 0
-        for row, _ in self._pending[: min(self._limit, usable)]:
-            total += _bytes_of(row)
-            if total > self._size and end:
-                break
-            end += 1
+        end = min(self._limit, usable)
+        if self._pending_bytes > self._size:  # as a rule all fit; no need to look at each
+            end = self._fitting(end)
         if whole and 0 < end < usable:
             at = end
             while at and self._pending[at - 1][0][:2] == self._pending[end][0][:2]:
@@ -175,19 +173,26 @@ class UnitReader:
             end += 1
         return end
 
+    def _fitting(self, most: int) -> int:
+        """Count the first pending entries whose keys and values fit; at least one."""
+        total = 0
+        for i, (row, _) in enumerate(self._pending[:most]):
+            total += _bytes_of(row)
+            if total > self._size and i:
+                return i
+        return most
+
     def _hand_out(self, end: int) -> Chunk:
         taken, self._pending = self._pending[:end], self._pending[end:]
-        self._pending_bytes -= sum(_bytes_of(row) for row, _ in taken)
+        everything = [row for row, _ in taken]
+        self._pending_bytes -= _bytes_of_all(everything)
         by_source: dict[int, list[Row]] = {}
         for row, source in taken:
             by_source.setdefault(source, []).append(row)
         parts = tuple(self._part(source, rows) for source, rows in by_source.items() if source != _ROWS)
         for source, rows in by_source.items():
             self._handed_out[source] = place_of(rows[-1])
-        # Of several entries at one place, which one transaction has added, the last one counts.
-        rows = [
-            row for i, (row, _) in enumerate(taken) if i + 1 == len(taken) or place_of(row) != place_of(taken[i + 1][0])
-        ]
+        rows = everything if len(by_source) < 2 else _last_at_each_place(everything)
         entries = Entries(
             [row[0] for row in rows],
             [row[1] for row in rows],
@@ -204,12 +209,21 @@ class UnitReader:
             place_of(rows[0]),
             place_of(rows[-1]),
             len(rows),
-            sum(map(_bytes_of, rows)),
+            _bytes_of_all(rows),
         )
 
 
 def _place(found: tuple[Row, int]) -> EntryKey:
     return found[0][:3]
+
+
+def _last_at_each_place(rows: Sequence[Row]) -> list[Row]:
+    """Of several entries at one place, which one transaction has added, leave the last one."""
+    return [row for row, after in zip(rows, [*rows[1:], None], strict=True) if after is None or row[:3] != after[:3]]
+
+
+def _bytes_of_all(rows: Sequence[Row]) -> int:
+    return sum(map(len, map(itemgetter(1), rows))) + sum(map(len, filter(None, map(itemgetter(3), rows))))
 
 
 def _bytes_of(row: Row) -> int:
