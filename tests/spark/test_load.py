@@ -60,6 +60,14 @@ def test_each_row_is_an_entry_in_the_file_of_its_unit(orders: Store, rows: Any, 
     assert all(bucket(key, 20) == number for number, key, _, _ in visible(orders))
 
 
+def test_all_cores_write_also_if_all_keys_are_in_one_bucket(store: Store, rows: Any, spark: Any) -> None:
+    store.configure_queue("narrow", buckets=1)
+    report = write_transactional(spark.createDataFrame(rows.collect(), rows.schema), store, "narrow")
+    assert report.files == 2
+    assert min(one.entries for one in segments(store, "narrow")) > ROWS / 3
+    assert values(store, "narrow") == EXPECTED
+
+
 def test_no_rows_are_no_entries(orders: Store, rows: Any, spark: Any) -> None:
     report = write_transactional(rows.where("false"), orders, "orders")
     assert (report.entries, report.files) == (0, 0)
@@ -188,6 +196,21 @@ def test_of_the_rows_of_a_key_the_latest_counts_if_a_column_says_which(orders: S
     assert values(orders) == {b"a": b"2", b"b": b"5"}
     twice = spark.createDataFrame([("a", 1, 5), ("a", 2, 5)], "key string, value int, at int")
     assert "more than once with the same 'at'" in refusal(EntryError, twice, orders, "orders", latest_by="at")
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_key_that_comes_again_is_found_wherever_batches_end(orders: Store, cut: int) -> None:
+    import pyarrow as pa
+
+    from export_queue.core.spark.load_tasks import checked_for_repetition
+
+    queue = orders.queue("orders")
+    rows = pa.RecordBatch.from_pydict({"key": ["a", "b", "b", "c"], "latest": [1, 5, 5, 2]})
+    batches = [rows.slice(0, cut), rows.slice(cut)]
+    with pytest.raises(EntryError, match="key 'b' comes more than once in the DataFrame"):
+        list(checked_for_repetition(batches, queue, None))
+    with pytest.raises(EntryError, match="key 'b' comes more than once with the same 'at'"):
+        list(checked_for_repetition(batches, queue, "at"))
 
 
 # -- several queues, several frames ----------------------------------------------------------------------------------
