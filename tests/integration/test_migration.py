@@ -29,6 +29,7 @@ from export_queue.core.store.database import schema_of
 CLIENT = Path(__file__).parents[1] / "support" / "schema_1_client.py"
 CODE = Path(__file__).parents[1] / "data" / "schema_1.zip"
 
+pytestmark = pytest.mark.full("stores of schema 1; those of the last one are brought on in ten minutes, too")
 BY_CLOCK = pytest.param("postgresql by clock", marks=VARIANT)
 
 

@@ -29,6 +29,7 @@ from export_queue.core.transactions import take_snapshot
 CLIENT = Path(__file__).parents[1] / "support" / "schema_2_client.py"
 CODE = Path(__file__).parents[1] / "data" / "schema_2.zip"
 AT_ONCE = Retry(attempts=1)
+pytestmark = pytest.mark.full("stores of schema 2; those of the last one are brought on in ten minutes, too")
 
 
 @pytest.fixture(params=["sqlite", "postgresql", BY_CLOCK])

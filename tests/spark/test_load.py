@@ -465,9 +465,8 @@ def test_a_commit_whose_answer_is_lost_is_asked_for(orders: Store, rows: Any, mo
     assert values(orders) == EXPECTED
 
 
-@pytest.mark.parametrize(
-    "arrives", [True, pytest.param(False, marks=pytest.mark.full("waits for a store that is mute"))]
-)
+@pytest.mark.full("waits for a store that is mute")
+@pytest.mark.parametrize("arrives", [True, False])
 def test_an_outcome_that_stays_unknown_is_settled_by_the_idempotency_key(
     orders: Store, rows: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, arrives: bool
 ) -> None:
