@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from export_queue.core.arguments import number
 from export_queue.core.errors import SparkJobFailed
 from export_queue.hooks import Described, ExportQueueHook, environment, open_store
-from export_queue.hooks.tasks import recorded_state, task_name
+from export_queue.hooks.once import UnitOfWork
+from export_queue.hooks.tasks import task_name
 from export_queue.operators.spark_submission import SparkSubmission
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
@@ -83,8 +84,7 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
         self.transaction_timeout = transaction_timeout
         self.export_queue_conn_id = export_queue_conn_id
         self._idempotency_key = ""
-        self._generation = 0
-        self._store: Described[StoreSpec] | None = None
+        self._done: UnitOfWork | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the load and wait for its commit.
@@ -92,8 +92,8 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
         :returns: the report, as plain values.
         """
         self._idempotency_key = task_name(context)
-        self._store = ExportQueueHook(self.export_queue_conn_id).describe()
-        with terminal_errors_fail_at_once(), open_store(self._store) as store:
+        described = ExportQueueHook(self.export_queue_conn_id).describe()
+        with terminal_errors_fail_at_once(), open_store(described) as store:
             state = store.idempotency(self._idempotency_key)
             if state.committed:
                 self.log.warning(
@@ -103,21 +103,20 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
                     shlex.quote(self._idempotency_key),
                 )
             else:
-                self._submit(context, store)
+                self._submit(context, store, described)
                 state = store.idempotency(self._idempotency_key)
             if not state.committed:
                 raise SparkJobFailed("the Spark driver ended well, but its transaction has not committed")
-            self._generation = state.generation
+        self._done = UnitOfWork(described, self._idempotency_key, state.generation)
         report: dict[str, Any] = state.result
         self.log.info("%d entries added by transaction %s", report["entries"], report["transaction"])
         return report
 
-    def _submit(self, context: Context, store: Store) -> None:
+    def _submit(self, context: Context, store: Store, described: Described[StoreSpec]) -> None:
         from export_queue.core.spark import LoadArguments, describe_load
 
-        assert self._store is not None
-        passwords = self._store.variables if self.store_secret is None else {}
-        spec = dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret)
+        passwords = described.variables if self.store_secret is None else {}
+        spec = dataclasses.replace(described.spec, secret=self.store_secret or described.spec.secret)
         variables, submitter = self._prepare_spark(spec, has_passwords=bool(passwords))
         options = {
             "queue": self.queue_id,
@@ -151,11 +150,5 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
 
         :param task_instance: the task instance that reported success.
         """
-        if self._store is None:
-            return
-        state = recorded_state(task_instance)
-        if state != "success":
-            self.log.warning("Airflow records the state %r; clearing this task will count as a retry", state)
-            return
-        with open_store(self._store) as store:
-            store.close_idempotency_key(self._idempotency_key, generation=self._generation)
+        if self._done is not None:
+            self._done.accept_success(task_instance)

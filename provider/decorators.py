@@ -12,15 +12,15 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
 from export_queue.core.retry import Retry
-from export_queue.hooks import Described, ExportQueueHook, open_store
-from export_queue.hooks.tasks import recorded_state, task_name
+from export_queue.hooks import ExportQueueHook, open_store
+from export_queue.hooks.once import UnitOfWork
+from export_queue.hooks.tasks import task_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.bases.decorator import TaskDecorator
 
     from export_queue.core.client import TransactionContext
-    from export_queue.core.store import StoreSpec
 
 PARAMETER = "tx"
 
@@ -61,8 +61,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
         self.transaction_timeout = transaction_timeout
         self.attempts = attempts
         self._idempotency_key = ""
-        self._generation = 0
-        self._store: Described[StoreSpec] | None = None
+        self._done: UnitOfWork | None = None
 
     def execute(self, context: Context) -> Any:
         """Run the function.
@@ -82,15 +81,16 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
             calls += 1
             return function(*self.op_args, **{**self.op_kwargs, PARAMETER: transaction})
 
-        self._store = ExportQueueHook(self.export_queue_conn_id).describe()
-        with open_store(self._store) as store:
+        described = ExportQueueHook(self.export_queue_conn_id).describe()
+        with open_store(described) as store:
             result = store.run(
                 work,
                 idempotency_key=self._idempotency_key,
                 timeout=self.transaction_timeout,
                 retry=Retry(attempts=self.attempts),
             )
-            self._generation = store.idempotency(self._idempotency_key).generation
+            generation = store.idempotency(self._idempotency_key).generation
+        self._done = UnitOfWork(described, self._idempotency_key, generation)
         if not calls:
             self.log.warning(
                 "Transaction %r committed in an earlier try, so the function was not called; returning the stored "
@@ -105,14 +105,8 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
 
         :param task_instance: the task instance that reported success.
         """
-        if self._store is None:
-            return
-        state = recorded_state(task_instance)
-        if state != "success":
-            self.log.warning("Airflow records the state %r; clearing this task will count as a retry", state)
-            return
-        with open_store(self._store) as store:
-            store.close_idempotency_key(self._idempotency_key, generation=self._generation)
+        if self._done is not None:
+            self._done.accept_success(task_instance)
 
 
 def export_transaction_task(

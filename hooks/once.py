@@ -1,0 +1,42 @@
+"""What a task has done that takes effect once, however often it is retried."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from export_queue.hooks.described import Described
+from export_queue.hooks.export_queue import open_store
+from export_queue.hooks.tasks import recorded_state
+
+if TYPE_CHECKING:
+    from export_queue.core.store import StoreSpec
+
+log = logging.getLogger("export_queue.task")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitOfWork:
+    """The work of one task that has committed under its idempotency key.
+
+    :param store: where it has.
+    :param idempotency_key: the task's name.
+    :param generation: of the key.
+    """
+
+    store: Described[StoreSpec]
+    idempotency_key: str
+    generation: int
+
+    def accept_success(self, task_instance: Any) -> None:
+        """Let the next run of the task be new work, if Airflow has accepted its success.
+
+        :param task_instance: the task instance that reported success.
+        """
+        state = recorded_state(task_instance)
+        if state != "success":
+            log.warning("Airflow records the state %r; clearing this task will count as a retry", state)
+            return
+        with open_store(self.store) as store:
+            store.close_idempotency_key(self.idempotency_key, generation=self.generation)
