@@ -8,8 +8,9 @@ from dataclasses import replace
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import Queue, Range
 from export_queue.core.segments.files import check_base, parent_of
-from export_queue.core.segments.merging import Run
+from export_queue.core.segments.merging import Run, bytes_of_all
 from export_queue.core.segments.model import FileReport, Segment
+from export_queue.core.segments.reading import without
 from export_queue.core.segments.writing import folder_of
 from export_queue.core.store import Database, Reading, Work, identity_of, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot
@@ -117,23 +118,34 @@ def by_range(segments: Sequence[Segment], within: Range) -> list[Segment]:
 def mark_done(work: Work, queue: Queue, run: Run, before: Run | None = None) -> Run:
     """Note that a run of a segment's entries is drained, inside of the critical section of its drain (I10).
 
+    Several tasks may have drained the same entries under one lease: one that was taken for dead, and the one that Spark
+    has put in its place. Each entry counts once, or a segment would pass for drained whose end nobody has brought.
+
     :param run: the entries.
     :param before: what this drain has noted of the segment last; the run joins it where it follows on it.
     :returns: what is noted now, for the next call. Calling again with the same changes nothing.
     """
-    noted = run
-    if before is not None and before.last == run.previous:
-        noted = replace(run, first=before.first, entries=before.entries + run.entries, bytes=before.bytes + run.bytes)
-    segment = noted.segment
-    queries.segments.mark_done(
-        work,
-        queue.number,
-        (segment.transaction, segment.number),
-        first=noted.first,
-        last=noted.last,
-        entries=noted.entries,
-        size=noted.bytes,
-    )
+    first = before.first if before is not None and before.last == run.previous else run.first
+    noted = replace(run, first=first, rows=())
+    segment = (run.segment.transaction, run.segment.number)
+    whole = queries.segments.hold_reader(work, queue.number, segment)
+    if whole is None:  # drained by another one, or by an attempt whose commit was in doubt
+        return noted
+    done = queries.segments.parts_done(work, queue.number, segment)
+    new = without(run.rows, [(begin, last) for begin, (last, _, _) in done.items()])
+    if sum(entries for _, entries, _ in done.values()) + len(new) == whole:
+        queries.segments.end_reading(work, queue.number, segment)
+    elif new:
+        last, entries, size = done.get(first, (run.last, 0, 0))
+        queries.segments.note_done(
+            work,
+            queue.number,
+            segment,
+            first=first,
+            last=max(last, run.last),
+            entries=entries + len(new),
+            size=size + bytes_of_all(new),
+        )
     return noted
 
 

@@ -484,6 +484,53 @@ def test_two_tasks_that_end_a_segment_at_once_leave_nothing_of_it(orders: Store)
     assert _rows(orders) == (0, 0)
 
 
+def one_by_one(store: Store) -> UnitReader:
+    """Read the queue's only segment as a task does that begins now: with what others have noted so far left out."""
+    queue, snapshot = store.queue("orders"), take_snapshot(store.database)
+    with store.database.read() as work:
+        (segment,) = waiting_segments(work, queue, snapshot, Range(0, 20))
+    return UnitReader(queue, snapshot, segment.range, [segment], rows=1, size=1)
+
+
+def drain_next(store: Store, reader: UnitReader, before: Run | None = None) -> Run:
+    with store.database.begin() as work:
+        (run,) = reader.read(work).runs
+        return mark_done(work, store.queue("orders"), run, before)
+
+
+@pytest.mark.parametrize("entries", [3, 4], ids=["the count would be reached", "the count would be passed"])
+def test_what_two_attempts_of_a_task_drain_at_once_counts_once(orders: Store, entries: int) -> None:
+    """One attempt was taken for dead, and goes on beside the one that Spark has put in its place."""
+    one_unit = [key for key in map("k{}".format, range(200)) if bucket(key.encode(), 20) < 5][:entries]
+    bulk.load(orders, dict.fromkeys(one_unit, b"1"))
+    first = one_by_one(orders)
+    noted = drain_next(orders, first)
+    second = one_by_one(orders)
+    other = drain_next(orders, second)
+    noted = drain_next(orders, first, noted)
+    assert waiting(orders) == entries - 2
+    if entries == 4:
+        drain_next(orders, second, other)
+    assert waiting(orders) == 1  # nobody has brought the last one
+    drain_next(orders, first, drain_next(orders, first, noted) if entries == 4 else noted)
+    assert waiting(orders) == 0
+    assert _rows(orders) == (0, 0)
+    first.close()
+    second.close()
+
+
+def test_the_runs_of_a_chunk_come_in_the_order_of_their_segments(orders: Store) -> None:
+    """Tasks lock what they note in one order."""
+    low, high = sorted(key.encode() for key in map("k{}".format, range(200)) if bucket(key.encode(), 20) == 7)[:2]
+    for key in (high, low):
+        bulk.load(orders, {key.decode(): b"1"})
+    queue, snapshot = orders.queue("orders"), take_snapshot(orders.database)
+    with orders.database.read() as work:
+        segments = waiting_segments(work, queue, snapshot, Range(0, 20))
+        runs = UnitReader(queue, snapshot, Range(5, 10), segments, rows=9, size=1000).read(work).runs
+    assert [run.segment for run in runs] == segments
+
+
 def test_noting_a_drained_part_again_changes_nothing(orders: Store) -> None:
     """The commit of a removal may be in doubt."""
     bulk.load(orders, {"a": b"1", "b": b"2"})
