@@ -48,8 +48,8 @@ def stage_segments(
     :param queue: the queue that is added to.
     :param reports: the files, as :func:`write_segments` gave them.
     :returns: the entries in these files.
-    :raises InvalidArgument: the files are not of this transaction, or of a queue with other buckets, or the queue makes
-        every key a conflict key.
+    :raises InvalidArgument: the files are not of this transaction, or of a queue with other buckets or units, or the
+        queue makes every key a conflict key.
     :raises RegistrationLost: the transaction has ended.
     """
     if queue.exclusive and queue.parent is None:
@@ -85,6 +85,14 @@ def stage_segments(
             )
     store_id = identity_of(database).store_id
     with database.begin() as work:
+        # First, as for claims: whoever alters the units finds the segments, or is found here.
+        units = queries.locks.serialise_requests(work, queue.number, queue_id=queue.id)
+        if units != queue.buckets_per_range:
+            raise InvalidArgument(
+                f"the units of queue {queue.id!r} were altered: expected {units} buckets a unit, found files with "
+                f"{queue.buckets_per_range}",
+                hint="load again",
+            )
         database.dialect.hold_long(work.connection, number, (queue.number,), store_id=store_id)
         folder = queries.segments.folder_of(work, number)
         if folder is None:

@@ -531,6 +531,22 @@ def test_the_runs_of_a_chunk_come_in_the_order_of_their_segments(orders: Store) 
     assert [run.segment for run in runs] == segments
 
 
+def test_units_are_not_altered_under_files_that_are_staged(orders: Store) -> None:
+    before = orders.queue("orders")
+    refused = pytest.raises(InvalidArgument, match="expected no entries that wait in files")
+    with refused, orders.transaction(long=True) as tx:
+        tx.queue("orders").add_batch(pa.table({"key": ["a"], "value": [b"1"]}))
+        orders.alter_queue("orders", buckets_per_range=4)
+    orders.alter_queue("orders", buckets_per_range=4)
+    with orders.transaction(long=True) as tx:
+        base = begin_load(orders.database, tx.id)
+        batch = pa.record_batch({"bucket": pa.array([0], pa.int32()), "key": [b"a"], "value": [b"1"]})
+        place = {"base": base, "store_id": orders.id, "transaction": tx.id, "name": "late"}
+        reports = write_segments([batch], buckets_per_range=before.buckets_per_range, **place)
+        with pytest.raises(InvalidArgument, match="were altered: expected 4 buckets a unit, found files with 5"):
+            stage_segments(orders.database, tx.id, before, reports)
+
+
 def test_noting_a_drained_part_again_changes_nothing(orders: Store) -> None:
     """The commit of a removal may be in doubt."""
     bulk.load(orders, {"a": b"1", "b": b"2"})

@@ -259,8 +259,9 @@ def lowest_seq() -> sa.ScalarSelect[Any]:
 
 
 def wait_for(work: Reading, queue: int) -> bool:
-    """Tell whether segments wait for a reader."""
-    return bool(work.connection.scalar(sa.select(sa.exists().where(r.c.queue_number == queue))))
+    """Tell whether segments wait for a reader, or are staged for its queue by transactions that may still commit."""
+    staged = sa.exists().where(g.c.queue_number == queue, g.c.transaction_id == active.c.id)
+    return bool(work.connection.scalar(sa.select(sa.or_(sa.exists().where(r.c.queue_number == queue), staged))))
 
 
 def waiting_files(work: Reading) -> list[str]:
