@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import Queue, Range
+from export_queue.core.queue import Entries, Queue, Range
 from export_queue.core.segments.files import check_base, parent_of
-from export_queue.core.segments.merging import Run, bytes_of_all
+from export_queue.core.segments.merging import Chunk, Run, bytes_of_all
 from export_queue.core.segments.model import FileReport, Segment
-from export_queue.core.segments.reading import without
+from export_queue.core.segments.reading import place_of, without
 from export_queue.core.segments.writing import folder_of
-from export_queue.core.store import Database, Reading, Work, identity_of, queries
+from export_queue.core.store import Database, EntryKey, Reading, Work, identity_of, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot
 
 
@@ -116,6 +116,32 @@ def waiting_segments(work: Reading, queue: Queue, snapshot: Snapshot, within: Ra
         return []
     done = queries.segments.done(work, queue.number, **bounds)
     return [Segment.from_row(row, tuple(done.get((row["transaction_id"], row["number"]), ()))) for row in rows]
+
+
+def leave_out_drained(work: Reading, queue: Queue, snapshot: Snapshot, within: Range, chunk: Chunk) -> Chunk:
+    """Leave out of a chunk the entries of segments that another attempt has drained since the segments were read.
+
+    What it has drained with them, rows of the same keys, may have been gone before the chunk's rows were read.
+
+    :param within: the buckets that the chunk was read from.
+    """
+    left = {(one.transaction, one.number): one.done for one in waiting_segments(work, queue, snapshot, within)}
+    gone: set[EntryKey] = set()
+    for run in chunk.runs:
+        done = left.get((run.segment.transaction, run.segment.number), ((run.first, run.last),))
+        gone |= set(map(place_of, run.rows)) - set(map(place_of, without(run.rows, done)))
+    if not gone:
+        return chunk
+    found = chunk.entries
+    kept = [i for i, place in enumerate(zip(found.buckets, found.keys, found.seqs, strict=True)) if place not in gone]
+    left_over = Entries(
+        [found.buckets[i] for i in kept],
+        [found.keys[i] for i in kept],
+        [found.seqs[i] for i in kept],
+        [found.values[i] for i in kept],
+        is_last=found.is_last,
+    )
+    return replace(chunk, entries=left_over)
 
 
 def by_range(segments: Sequence[Segment], within: Range) -> list[Segment]:

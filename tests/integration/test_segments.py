@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,17 @@ from tests.support.fenced_memory import FencedMemory
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
-from export_queue.core.drain import drain, pipeline
+from export_queue.core.drain import (
+    DrainRequest,
+    Part,
+    RangeReport,
+    drain,
+    drain_ranges,
+    load_exporter,
+    opened_exporter,
+    pipeline,
+)
+from export_queue.core.drain.fenced import claim_of
 from export_queue.core.errors import (
     DrainError,
     EntriesWait,
@@ -34,7 +45,7 @@ from export_queue.core.errors import (
     SegmentLost,
     SinkUnavailable,
 )
-from export_queue.core.locks import Owner
+from export_queue.core.locks import Owner, claim
 from export_queue.core.maintenance import maintain, safe_floor
 from export_queue.core.queue import DeadLetterFilter, Position, Range, Sighting, bucket, look, subscribe
 from export_queue.core.retry import Retry
@@ -610,6 +621,36 @@ def test_a_sink_with_fences_takes_entries_in_files(orders: Store) -> None:
     assert report.highest_seq == newer
     found = {record.decode(): document for (_, record), document in sink.documents.items()}
     assert found == many(30) | many(5, b"newer")
+
+
+def test_an_attempt_behind_another_one_brings_a_fenced_sink_nothing_older(orders: Store) -> None:
+    """Both have the claim, so that only what they read keeps order: rows and files as of one moment."""
+    one_unit = [key for key in map("k{}".format, range(200)) if bucket(key.encode(), 20) < 5]
+    bulk.load(orders, dict.fromkeys(one_unit, b"older"))
+    bulk.put(orders, one_unit, b"newer")
+    queue, snapshot = orders.queue("orders"), take_snapshot(orders.database)
+    unit = queue.units()[0]
+    leases = claim(orders.database, queue, [unit], owner=Owner("job", "1"), lease_seconds=60)
+    request = DrainRequest(queue_id="orders", sink_name="fenced", drain_id="d", on_error="fail", chunk_rows=4)
+    others: list[RangeReport] = []
+    is_first = threading.Event()
+
+    def attempt() -> list[RangeReport]:
+        with opened_exporter(load_exporter(None), ONCE) as exporter:
+            parts = [Part.whole(lease) for lease in leases]
+            return drain_ranges(orders.database, queue, parts, snapshot, sink, exporter, request, check=lambda: None)
+
+    def overtake(batch: Operations) -> None:
+        if not is_first.is_set():
+            is_first.set()
+            others.extend(attempt())
+
+    sink = FencedMemory(after=overtake)
+    sink.claim([claim_of(queue, lease) for lease in leases])
+    (report,) = attempt()
+    assert [one.problem for one in (*others, report)] == [None, None]
+    assert set(sink.records().values()) == {b"newer"}
+    assert waiting(orders) == 0
 
 
 def test_a_drain_holds_a_part_of_a_file_in_memory(orders: Store) -> None:
