@@ -22,7 +22,7 @@ from export_queue.core.drain.report import Counts, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.sending import Sender
 from export_queue.core.drain.transient import call_again
-from export_queue.core.errors import DrainError
+from export_queue.core.errors import DrainError, SegmentLost
 from export_queue.core.locks import Lease, hold
 from export_queue.core.queue import (
     DeadLetterFilter,
@@ -215,9 +215,9 @@ class _Pipeline:
                 size=request.chunk_bytes,
                 whole_keys=self.whole_keys,
             )
+        if at in self.readers:
+            return self._read_merged(self.readers[at])
         with self.database.read() as work:
-            if at in self.readers:
-                return self.readers[at].read(work)
             entries = read_entries(
                 work,
                 self.queue,
@@ -230,6 +230,17 @@ class _Pipeline:
             )
         entries = part.trim(entries)
         return Chunk(entries, len(entries))
+
+    def _read_merged(self, reader: UnitReader) -> Chunk:
+        try:
+            with self.database.read() as work:
+                return reader.read(work)
+        except SegmentLost:
+            # Other tasks may have drained the rest of the file since this one began, and clean-up have deleted it.
+            if not reader.end_drained(self._find_segments()):
+                raise
+        with self.database.read() as work:
+            return reader.read(work)
 
     def _checked_again(self, at: int, chunk: Chunk) -> Chunk:
         """Look behind the reading of rows what is drained of files: a fenced sink takes what is older for newer."""

@@ -103,6 +103,18 @@ class UnitReader:
             self._gather(work)
         return self._hand_out(self._cut())
 
+    def end_drained(self, waiting: Sequence[Segment]) -> bool:
+        """Read no more of the segments that are drained by now; tell whether there are any.
+
+        :param waiting: those that are not.
+        """
+        left = {(one.transaction, one.number) for one in waiting}
+        sources = [one for one in self._sources if not one.is_read]
+        over = [one for one in sources if (one.segment.transaction, one.segment.number) not in left]
+        for source in over:
+            source.end()
+        return bool(over)
+
     def close(self) -> None:
         """Close the files."""
         for source in self._sources:

@@ -841,6 +841,36 @@ def test_a_lost_file_is_given_up_by_name_and_for_one_reader(orders: Store) -> No
     assert waiting(orders, "airports/cache") == 40
 
 
+def test_a_file_that_another_task_has_drained_and_clean_up_has_deleted_is_not_missed(orders: Store) -> None:
+    """Tasks look once what waits in their units, which they share."""
+    of_bucket = {
+        at: [key for key in map("k{}".format, range(300)) if bucket(key.encode(), 20) == at] for at in range(3)
+    }
+    bulk.load(orders, dict.fromkeys(of_bucket[1], b"bulk"))
+    bulk.put(orders, of_bucket[0] + of_bucket[2], b"row")
+    queue, snapshot = orders.queue("orders"), take_snapshot(orders.database)
+    (lease,) = claim(orders.database, queue, queue.units()[:1], owner=Owner("job", "1"), lease_seconds=60)
+    request = DrainRequest(queue_id="orders", sink_name="sink", drain_id="d", chunk_rows=4)
+
+    def task(sink: MemorySink, *buckets: int) -> list[RangeReport]:
+        parts = [Part(lease, Range(at, at + 1)) for at in buckets]
+        with opened_exporter(load_exporter(None), ONCE) as exporter:
+            return drain_ranges(orders.database, queue, parts, snapshot, sink, exporter, request, check=lambda: None)
+
+    others: list[RangeReport] = []
+
+    class Overtaken(MemorySink):
+        def apply(self, operations: Operations) -> ApplyResult:
+            if not others:
+                others.extend(task(MemorySink(), 1))
+                assert vacuum_segments(orders.database).files == 1
+            return super().apply(operations)
+
+    reports = task(Overtaken(), 0, 2)
+    assert [report.problem for report in (*others, *reports)] == [None] * 3
+    assert waiting(orders) == 0
+
+
 @pytest.mark.parametrize("damage", ["shorter", "changed"])
 def test_a_damaged_file_ends_the_drain_and_loses_nothing(orders: Store, damage: str) -> None:
     values = {f"key-{i}": random.Random(i).randbytes(100) for i in range(400)}
