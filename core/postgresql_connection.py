@@ -122,9 +122,12 @@ class BoundedConnection(psycopg.Connection[Any]):
             raise psycopg.errors.error_from_result(answer, encoding=encoding)
         return answer
 
-    def has_input(self) -> bool:
-        """Tell whether the server has sent something: to an idle session, nothing but its end."""
-        return bool(self._look(select.POLLIN, 0))
+    def has_input(self, seconds: float = 0) -> bool:
+        """Tell whether the server has sent something: to an idle session that does not listen, nothing but its end.
+
+        :param seconds: how long it is waited for.
+        """
+        return bool(self._look(select.POLLIN, seconds))
 
     def _look(self, events: int, seconds: float) -> list[tuple[int, int]]:
         self._poll.modify(self.pgconn.socket, events)

@@ -19,6 +19,7 @@ import os
 import pkgutil
 import re
 import stat
+from urllib.parse import unquote
 
 from export_queue.core.errors import ExportQueueError, InvalidArgument, SecretNotFound
 
@@ -28,7 +29,13 @@ _REFERENCE = re.compile(
     r"|file:/.+"
     rf"|(?!env:|file:){_IMPORT_PATH.pattern}"
 )
-_SECRET_IN_QUERY = re.compile(r"([?&;](?:(?:ssl_?)?password|passwd|pwd|token|secret|api_?key)=)[^&;]+", re.IGNORECASE)
+_SECRET_IN_QUERY = re.compile(
+    r"([?&;](?:(?:ssl_?)?password|passwd|pwd|(?:session_?)?token|secret(?:_?access)?(?:_?key)?|api_?key"
+    r"|access_?key(?:_?id)?)=)[^&;]+",
+    re.IGNORECASE,
+)
+_USER_IN_QUERY = re.compile(r"[?&;][^=&;]+=[^&;]*://[^/&;@]+@")
+"""A URL within the query, with a name in front of its host, as an endpoint of an object store may have it."""
 _MAX_BYTES = 1 << 16
 _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -136,12 +143,13 @@ def has_password(text: str) -> bool:
         return False
     host = re.split(r"[/?#\s]", rest, maxsplit=1)[0]
     user, at, _ = host.rpartition("@")
+    in_query = bool(_SECRET_IN_QUERY.search(text) or _USER_IN_QUERY.search(unquote(text)))
     if at:
-        return bool(user.partition(":")[2]) or bool(_SECRET_IN_QUERY.search(text))
+        return bool(user.partition(":")[2]) or in_query
     # a password with an unquoted slash: what looks like the port is none, and an @ follows later
     port = host.partition(":")[2]
     broken = bool(port) and not port.isdigit() and not host.startswith("[") and "@" in rest
-    return broken or bool(_SECRET_IN_QUERY.search(text))
+    return broken or in_query
 
 
 def check_sink_name(name: object) -> None:

@@ -22,7 +22,7 @@ from export_queue.core.drain.report import Counts, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.sending import Sender
 from export_queue.core.drain.transient import call_again
-from export_queue.core.errors import DrainError
+from export_queue.core.errors import DrainError, SegmentLost
 from export_queue.core.locks import Lease, hold
 from export_queue.core.queue import (
     DeadLetterFilter,
@@ -34,7 +34,16 @@ from export_queue.core.queue import (
     read_entries,
     remove_span,
 )
-from export_queue.core.segments import Chunk, Run, Segment, UnitReader, by_range, mark_done, waiting_segments
+from export_queue.core.segments import (
+    Chunk,
+    Run,
+    Segment,
+    UnitReader,
+    by_range,
+    leave_out_drained,
+    mark_done,
+    waiting_segments,
+)
 from export_queue.core.sinks import FencedSink, Sink
 from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot
@@ -177,8 +186,12 @@ class _Pipeline:
             if at == len(self.parts):
                 return None
             chunk = call_again(self.request.retry, lambda: self._read_once(at, after))  # noqa: B023
+            if self.whole_keys and chunk.runs:
+                chunk = call_again(self.request.retry, lambda: self._checked_again(at, chunk))  # noqa: B023
             if chunk.entries:
                 return at, chunk
+            if chunk.runs and not chunk.entries.is_last:
+                continue
             at, after = at + 1, None
 
     def _find_segments(self) -> list[Segment]:
@@ -202,9 +215,9 @@ class _Pipeline:
                 size=request.chunk_bytes,
                 whole_keys=self.whole_keys,
             )
+        if at in self.readers:
+            return self._read_merged(self.readers[at])
         with self.database.read() as work:
-            if at in self.readers:
-                return self.readers[at].read(work)
             entries = read_entries(
                 work,
                 self.queue,
@@ -217,6 +230,22 @@ class _Pipeline:
             )
         entries = part.trim(entries)
         return Chunk(entries, len(entries))
+
+    def _read_merged(self, reader: UnitReader) -> Chunk:
+        try:
+            with self.database.read() as work:
+                return reader.read(work)
+        except SegmentLost:
+            # Other tasks may have drained the rest of the file since this one began, and clean-up have deleted it.
+            if not reader.end_drained(self._find_segments()):
+                raise
+        with self.database.read() as work:
+            return reader.read(work)
+
+    def _checked_again(self, at: int, chunk: Chunk) -> Chunk:
+        """Look behind the reading of rows what is drained of files: a fenced sink takes what is older for newer."""
+        with self.database.read() as work:
+            return leave_out_drained(work, self.queue, self.snapshot, self.parts[at].buckets, chunk)
 
     def _remove(self, at: int, number: int, applied: Applied, chunk: Chunk) -> None:
         noted = call_again(self.request.retry, lambda: self._remove_once(at, applied, chunk))

@@ -5,7 +5,7 @@ option                 may be altered
 =====================  ============================================================================================
 ``max_value_bytes``    at any time; lowered from above 1 MiB only while no larger value waits
 ``exclusive``          at any time
-``buckets_per_range``  while nobody holds a lock of the queue and no segment waits in it, which was cut by its units;
+``buckets_per_range``  while nobody holds a lock of the queue and no segment waits or is staged in it, cut by its units;
                        and, unless all its sinks have the guard ``seq``, while it is empty: a sink with the guard
                        ``fence`` keeps late writers out by unit, and a late batch of an old unit would not be
                        recognised by the claim of a new one

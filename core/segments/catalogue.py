@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import Queue, Range
+from export_queue.core.queue import Entries, Queue, Range
 from export_queue.core.segments.files import check_base, parent_of
-from export_queue.core.segments.merging import Run
+from export_queue.core.segments.merging import Chunk, Run, bytes_of_all
 from export_queue.core.segments.model import FileReport, Segment
+from export_queue.core.segments.reading import place_of, without
 from export_queue.core.segments.writing import folder_of
-from export_queue.core.store import Database, Reading, Work, identity_of, queries
+from export_queue.core.store import Database, EntryKey, Reading, Work, identity_of, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot
 
 
@@ -47,8 +48,8 @@ def stage_segments(
     :param queue: the queue that is added to.
     :param reports: the files, as :func:`write_segments` gave them.
     :returns: the entries in these files.
-    :raises InvalidArgument: the files are not of this transaction, or of a queue with other buckets, or the queue makes
-        every key a conflict key.
+    :raises InvalidArgument: the files are not of this transaction, or of a queue with other buckets or units, or the
+        queue makes every key a conflict key.
     :raises RegistrationLost: the transaction has ended.
     """
     if queue.exclusive and queue.parent is None:
@@ -84,6 +85,14 @@ def stage_segments(
             )
     store_id = identity_of(database).store_id
     with database.begin() as work:
+        # First, as for claims: whoever alters the units finds the segments, or is found here.
+        units = queries.locks.serialise_requests(work, queue.number, queue_id=queue.id)
+        if units != queue.buckets_per_range:
+            raise InvalidArgument(
+                f"the units of queue {queue.id!r} were altered: expected {units} buckets a unit, found files with "
+                f"{queue.buckets_per_range}",
+                hint="load again",
+            )
         database.dialect.hold_long(work.connection, number, (queue.number,), store_id=store_id)
         folder = queries.segments.folder_of(work, number)
         if folder is None:
@@ -109,6 +118,32 @@ def waiting_segments(work: Reading, queue: Queue, snapshot: Snapshot, within: Ra
     return [Segment.from_row(row, tuple(done.get((row["transaction_id"], row["number"]), ()))) for row in rows]
 
 
+def leave_out_drained(work: Reading, queue: Queue, snapshot: Snapshot, within: Range, chunk: Chunk) -> Chunk:
+    """Leave out of a chunk the entries of segments that another attempt has drained since the segments were read.
+
+    What it has drained with them, rows of the same keys, may have been gone before the chunk's rows were read.
+
+    :param within: the buckets that the chunk was read from.
+    """
+    left = {(one.transaction, one.number): one.done for one in waiting_segments(work, queue, snapshot, within)}
+    gone: set[EntryKey] = set()
+    for run in chunk.runs:
+        done = left.get((run.segment.transaction, run.segment.number), ((run.first, run.last),))
+        gone |= set(map(place_of, run.rows)) - set(map(place_of, without(run.rows, done)))
+    if not gone:
+        return chunk
+    found = chunk.entries
+    kept = [i for i, place in enumerate(zip(found.buckets, found.keys, found.seqs, strict=True)) if place not in gone]
+    left_over = Entries(
+        [found.buckets[i] for i in kept],
+        [found.keys[i] for i in kept],
+        [found.seqs[i] for i in kept],
+        [found.values[i] for i in kept],
+        is_last=found.is_last,
+    )
+    return replace(chunk, entries=left_over)
+
+
 def by_range(segments: Sequence[Segment], within: Range) -> list[Segment]:
     """Choose the segments that have buckets of a range."""
     return [one for one in segments if one.first < within.end and one.end > within.first]
@@ -117,23 +152,34 @@ def by_range(segments: Sequence[Segment], within: Range) -> list[Segment]:
 def mark_done(work: Work, queue: Queue, run: Run, before: Run | None = None) -> Run:
     """Note that a run of a segment's entries is drained, inside of the critical section of its drain (I10).
 
+    Several tasks may have drained the same entries under one lease: one that was taken for dead, and the one that Spark
+    has put in its place. Each entry counts once, or a segment would pass for drained whose end nobody has brought.
+
     :param run: the entries.
     :param before: what this drain has noted of the segment last; the run joins it where it follows on it.
     :returns: what is noted now, for the next call. Calling again with the same changes nothing.
     """
-    noted = run
-    if before is not None and before.last == run.previous:
-        noted = replace(run, first=before.first, entries=before.entries + run.entries, bytes=before.bytes + run.bytes)
-    segment = noted.segment
-    queries.segments.mark_done(
-        work,
-        queue.number,
-        (segment.transaction, segment.number),
-        first=noted.first,
-        last=noted.last,
-        entries=noted.entries,
-        size=noted.bytes,
-    )
+    first = before.first if before is not None and before.last == run.previous else run.first
+    noted = replace(run, first=first, rows=())
+    segment = (run.segment.transaction, run.segment.number)
+    whole = queries.segments.hold_reader(work, queue.number, segment)
+    if whole is None:  # drained by another one, or by an attempt whose commit was in doubt
+        return noted
+    done = queries.segments.parts_done(work, queue.number, segment)
+    new = without(run.rows, [(begin, last) for begin, (last, _, _) in done.items()])
+    if sum(entries for _, entries, _ in done.values()) + len(new) == whole:
+        queries.segments.end_reading(work, queue.number, segment)
+    elif new:
+        last, entries, size = done.get(first, (run.last, 0, 0))
+        queries.segments.note_done(
+            work,
+            queue.number,
+            segment,
+            first=first,
+            last=max(last, run.last),
+            entries=entries + len(new),
+            size=size + bytes_of_all(new),
+        )
     return noted
 
 

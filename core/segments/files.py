@@ -54,7 +54,7 @@ def check_base(base: str | None) -> str:
             "folder, in Store.open or StoreSpec; only a SQLite store has one by itself",
         )
     parts = urlsplit(base)
-    if parts.username or parts.password or has_password(base) or "access_key" in parts.query or "secret" in parts.query:
+    if parts.username or parts.password or has_password(base):
         raise InvalidArgument(
             "the place of segments: expected a URL without keys and passwords (what was found is not shown)",
             hint="credentials come from the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -66,7 +66,8 @@ def check_base(base: str | None) -> str:
     if parts.scheme in ("s3", "s3a") and parts.netloc:
         return urlunsplit(("s3", parts.netloc, parts.path.rstrip("/"), parts.query, ""))
     raise InvalidArgument(
-        f"the place of segments: expected an absolute path, file:///path or s3://bucket/folder, found {base!r}"
+        f"the place of segments: expected an absolute path, file:///path or s3://bucket/folder, "
+        f"found {base.partition('?')[0]!r}"
     )
 
 

@@ -27,8 +27,8 @@ class Run:
     """The entry before it, where an earlier chunk of the same reader has it."""
     first: EntryKey
     last: EntryKey
-    entries: int
-    bytes: int
+    rows: Sequence[Row] = ()
+    """All that it has, until they are noted as drained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,18 @@ class UnitReader:
             self._gather(work)
         return self._hand_out(self._cut())
 
+    def end_drained(self, waiting: Sequence[Segment]) -> bool:
+        """Read no more of the segments that are drained by now; tell whether there are any.
+
+        :param waiting: those that are not.
+        """
+        left = {(one.transaction, one.number) for one in waiting}
+        sources = [one for one in self._sources if not one.is_read]
+        over = [one for one in sources if (one.segment.transaction, one.segment.number) not in left]
+        for source in over:
+            source.end()
+        return bool(over)
+
     def close(self) -> None:
         """Close the files."""
         for source in self._sources:
@@ -148,7 +160,7 @@ class UnitReader:
             found = [one for one in found if Position(*_place(one)) <= self._until]
             self._end()
         self._pending += found
-        self._pending_bytes += _bytes_of_all([row for row, _ in found])
+        self._pending_bytes += bytes_of_all([row for row, _ in found])
 
     def _end(self) -> None:
         """Read no more: what follows lies behind the end."""
@@ -200,11 +212,12 @@ class UnitReader:
     def _hand_out(self, end: int) -> Chunk:
         taken, self._pending = self._pending[:end], self._pending[end:]
         everything = [row for row, _ in taken]
-        self._pending_bytes -= _bytes_of_all(everything)
+        self._pending_bytes -= bytes_of_all(everything)
         by_source: dict[int, list[Row]] = {}
         for row, source in taken:
             by_source.setdefault(source, []).append(row)
-        runs = tuple(self._run(source, rows) for source, rows in by_source.items() if source != _ROWS)
+        # In the order of the segments, so that two tasks that note runs of the same ones cannot deadlock.
+        runs = tuple(self._run(source, by_source[source]) for source in sorted(by_source) if source != _ROWS)
         for source, rows in by_source.items():
             self._handed_out[source] = place_of(rows[-1])
         rows = everything if len(by_source) < 2 else _last_at_each_place(everything)
@@ -223,8 +236,7 @@ class UnitReader:
             self._handed_out.get(source),
             place_of(rows[0]),
             place_of(rows[-1]),
-            len(rows),
-            _bytes_of_all(rows),
+            rows,
         )
 
 
@@ -237,7 +249,8 @@ def _last_at_each_place(rows: Sequence[Row]) -> list[Row]:
     return [row for row, after in zip(rows, [*rows[1:], None], strict=True) if after is None or row[:3] != after[:3]]
 
 
-def _bytes_of_all(rows: Sequence[Row]) -> int:
+def bytes_of_all(rows: Sequence[Row]) -> int:
+    """Sum up the bytes of keys and values."""
     return sum(map(len, map(itemgetter(1), rows))) + sum(map(len, filter(None, map(itemgetter(3), rows))))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,12 +182,7 @@ class SegmentReader:
         start = bisect_left(rows, self._first, key=_bucket_of)
         if self._after is not None:
             start = max(start, bisect_right(rows, self._after, key=place_of))
-        rows = rows[start : bisect_left(rows, self._end, key=_bucket_of)]
-        for first, last in self.segment.done:
-            if rows and first <= place_of(rows[-1]) and last >= place_of(rows[0]):
-                begin, end = bisect_left(rows, first, key=place_of), bisect_right(rows, last, key=place_of)
-                rows = rows[:begin] + rows[end:]
-        return rows
+        return without(rows[start : bisect_left(rows, self._end, key=_bucket_of)], self.segment.done)
 
     def _explain(self, error: BaseException) -> None:
         """Say what is wrong with the file, where the error is about what it holds.
@@ -205,6 +200,20 @@ class SegmentReader:
                 ) from error
             with translated(segment.file):
                 raise error
+
+
+def without(rows: Sequence[Row], parts: Iterable[tuple[EntryKey, EntryKey]]) -> list[Row]:
+    """Leave out what lies in some parts of a segment.
+
+    :param rows: entries in their order.
+    :param parts: first and last entry of each.
+    """
+    left = list(rows)
+    for first, last in parts:
+        if left and first <= place_of(left[-1]) and last >= place_of(left[0]):
+            begin, end = bisect_left(left, first, key=place_of), bisect_right(left, last, key=place_of)
+            left = left[:begin] + left[end:]
+    return left
 
 
 def _bucket_of(row: Row) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -403,6 +404,31 @@ def test_a_follower_whose_listening_session_ends_looks_all_the_same(pg_orders: S
         add(pg_orders, 0, 10)
         await_empty(pg_orders, follower)
         assert follower.stopped().acknowledged == 10
+
+
+@pytest.fixture
+def full_of_files() -> Iterator[None]:
+    """More open files than select() can name, as a busy server has them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("this machine gives a process fewer files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    yield
+    for one in opened:
+        os.close(one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("full_of_files")
+def test_a_process_with_very_many_files_waits_for_hints(pg_orders: Store) -> None:
+    listener = pg_orders.database.listen(pg_orders.id, pg_orders.queue("orders").number)
+    assert listener is not None
+    try:
+        assert listener.wait(0.01)
+    finally:
+        listener.close()
 
 
 @pytest.mark.postgres

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,17 @@ from tests.support.fenced_memory import FencedMemory
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
-from export_queue.core.drain import drain, pipeline
+from export_queue.core.drain import (
+    DrainRequest,
+    Part,
+    RangeReport,
+    drain,
+    drain_ranges,
+    load_exporter,
+    opened_exporter,
+    pipeline,
+)
+from export_queue.core.drain.fenced import claim_of
 from export_queue.core.errors import (
     DrainError,
     EntriesWait,
@@ -34,7 +45,7 @@ from export_queue.core.errors import (
     SegmentLost,
     SinkUnavailable,
 )
-from export_queue.core.locks import Owner
+from export_queue.core.locks import Owner, claim
 from export_queue.core.maintenance import maintain, safe_floor
 from export_queue.core.queue import DeadLetterFilter, Position, Range, Sighting, bucket, look, subscribe
 from export_queue.core.retry import Retry
@@ -484,6 +495,69 @@ def test_two_tasks_that_end_a_segment_at_once_leave_nothing_of_it(orders: Store)
     assert _rows(orders) == (0, 0)
 
 
+def one_by_one(store: Store) -> UnitReader:
+    """Read the queue's only segment as a task does that begins now: with what others have noted so far left out."""
+    queue, snapshot = store.queue("orders"), take_snapshot(store.database)
+    with store.database.read() as work:
+        (segment,) = waiting_segments(work, queue, snapshot, Range(0, 20))
+    return UnitReader(queue, snapshot, segment.range, [segment], rows=1, size=1)
+
+
+def drain_next(store: Store, reader: UnitReader, before: Run | None = None) -> Run:
+    with store.database.begin() as work:
+        (run,) = reader.read(work).runs
+        return mark_done(work, store.queue("orders"), run, before)
+
+
+@pytest.mark.parametrize("entries", [3, 4], ids=["the count would be reached", "the count would be passed"])
+def test_what_two_attempts_of_a_task_drain_at_once_counts_once(orders: Store, entries: int) -> None:
+    """One attempt was taken for dead, and goes on beside the one that Spark has put in its place."""
+    one_unit = [key for key in map("k{}".format, range(200)) if bucket(key.encode(), 20) < 5][:entries]
+    bulk.load(orders, dict.fromkeys(one_unit, b"1"))
+    first = one_by_one(orders)
+    noted = drain_next(orders, first)
+    second = one_by_one(orders)
+    other = drain_next(orders, second)
+    noted = drain_next(orders, first, noted)
+    assert waiting(orders) == entries - 2
+    if entries == 4:
+        drain_next(orders, second, other)
+    assert waiting(orders) == 1  # nobody has brought the last one
+    drain_next(orders, first, drain_next(orders, first, noted) if entries == 4 else noted)
+    assert waiting(orders) == 0
+    assert _rows(orders) == (0, 0)
+    first.close()
+    second.close()
+
+
+def test_the_runs_of_a_chunk_come_in_the_order_of_their_segments(orders: Store) -> None:
+    """Tasks lock what they note in one order."""
+    low, high = sorted(key.encode() for key in map("k{}".format, range(200)) if bucket(key.encode(), 20) == 7)[:2]
+    for key in (high, low):
+        bulk.load(orders, {key.decode(): b"1"})
+    queue, snapshot = orders.queue("orders"), take_snapshot(orders.database)
+    with orders.database.read() as work:
+        segments = waiting_segments(work, queue, snapshot, Range(0, 20))
+        runs = UnitReader(queue, snapshot, Range(5, 10), segments, rows=9, size=1000).read(work).runs
+    assert [run.segment for run in runs] == segments
+
+
+def test_units_are_not_altered_under_files_that_are_staged(orders: Store) -> None:
+    before = orders.queue("orders")
+    refused = pytest.raises(InvalidArgument, match="expected no entries that wait in files")
+    with refused, orders.transaction(long=True) as tx:
+        tx.queue("orders").add_batch(pa.table({"key": ["a"], "value": [b"1"]}))
+        orders.alter_queue("orders", buckets_per_range=4)
+    orders.alter_queue("orders", buckets_per_range=4)
+    with orders.transaction(long=True) as tx:
+        base = begin_load(orders.database, tx.id)
+        batch = pa.record_batch({"bucket": pa.array([0], pa.int32()), "key": [b"a"], "value": [b"1"]})
+        place = {"base": base, "store_id": orders.id, "transaction": tx.id, "name": "late"}
+        reports = write_segments([batch], buckets_per_range=before.buckets_per_range, **place)
+        with pytest.raises(InvalidArgument, match="were altered: expected 4 buckets a unit, found files with 5"):
+            stage_segments(orders.database, tx.id, before, reports)
+
+
 def test_noting_a_drained_part_again_changes_nothing(orders: Store) -> None:
     """The commit of a removal may be in doubt."""
     bulk.load(orders, {"a": b"1", "b": b"2"})
@@ -547,6 +621,36 @@ def test_a_sink_with_fences_takes_entries_in_files(orders: Store) -> None:
     assert report.highest_seq == newer
     found = {record.decode(): document for (_, record), document in sink.documents.items()}
     assert found == many(30) | many(5, b"newer")
+
+
+def test_an_attempt_behind_another_one_brings_a_fenced_sink_nothing_older(orders: Store) -> None:
+    """Both have the claim, so that only what they read keeps order: rows and files as of one moment."""
+    one_unit = [key for key in map("k{}".format, range(200)) if bucket(key.encode(), 20) < 5]
+    bulk.load(orders, dict.fromkeys(one_unit, b"older"))
+    bulk.put(orders, one_unit, b"newer")
+    queue, snapshot = orders.queue("orders"), take_snapshot(orders.database)
+    unit = queue.units()[0]
+    leases = claim(orders.database, queue, [unit], owner=Owner("job", "1"), lease_seconds=60)
+    request = DrainRequest(queue_id="orders", sink_name="fenced", drain_id="d", on_error="fail", chunk_rows=4)
+    others: list[RangeReport] = []
+    is_first = threading.Event()
+
+    def attempt() -> list[RangeReport]:
+        with opened_exporter(load_exporter(None), ONCE) as exporter:
+            parts = [Part.whole(lease) for lease in leases]
+            return drain_ranges(orders.database, queue, parts, snapshot, sink, exporter, request, check=lambda: None)
+
+    def overtake(batch: Operations) -> None:
+        if not is_first.is_set():
+            is_first.set()
+            others.extend(attempt())
+
+    sink = FencedMemory(after=overtake)
+    sink.claim([claim_of(queue, lease) for lease in leases])
+    (report,) = attempt()
+    assert [one.problem for one in (*others, report)] == [None, None]
+    assert set(sink.records().values()) == {b"newer"}
+    assert waiting(orders) == 0
 
 
 def test_a_drain_holds_a_part_of_a_file_in_memory(orders: Store) -> None:
@@ -735,6 +839,36 @@ def test_a_lost_file_is_given_up_by_name_and_for_one_reader(orders: Store) -> No
     assert (record.act, record.who, record.letters) == ("give up", "me", lost.entries)
     assert lost.file in record.selection
     assert waiting(orders, "airports/cache") == 40
+
+
+def test_a_file_that_another_task_has_drained_and_clean_up_has_deleted_is_not_missed(orders: Store) -> None:
+    """Tasks look once what waits in their units, which they share."""
+    of_bucket = {
+        at: [key for key in map("k{}".format, range(300)) if bucket(key.encode(), 20) == at] for at in range(3)
+    }
+    bulk.load(orders, dict.fromkeys(of_bucket[1], b"bulk"))
+    bulk.put(orders, of_bucket[0] + of_bucket[2], b"row")
+    queue, snapshot = orders.queue("orders"), take_snapshot(orders.database)
+    (lease,) = claim(orders.database, queue, queue.units()[:1], owner=Owner("job", "1"), lease_seconds=60)
+    request = DrainRequest(queue_id="orders", sink_name="sink", drain_id="d", chunk_rows=4)
+
+    def task(sink: MemorySink, *buckets: int) -> list[RangeReport]:
+        parts = [Part(lease, Range(at, at + 1)) for at in buckets]
+        with opened_exporter(load_exporter(None), ONCE) as exporter:
+            return drain_ranges(orders.database, queue, parts, snapshot, sink, exporter, request, check=lambda: None)
+
+    others: list[RangeReport] = []
+
+    class Overtaken(MemorySink):
+        def apply(self, operations: Operations) -> ApplyResult:
+            if not others:
+                others.extend(task(MemorySink(), 1))
+                assert vacuum_segments(orders.database).files == 1
+            return super().apply(operations)
+
+    reports = task(Overtaken(), 0, 2)
+    assert [report.problem for report in (*others, *reports)] == [None] * 3
+    assert waiting(orders) == 0
 
 
 @pytest.mark.parametrize("damage", ["shorter", "changed"])

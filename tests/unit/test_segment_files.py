@@ -33,17 +33,39 @@ def test_what_is_no_place_is_refused(given: str) -> None:
         check_base(given)
 
 
-@pytest.mark.parametrize("given", ["s3://key:hidden@bucket/a", "s3://key@bucket/a", "s3://b/a?access_key=hidden"])
+IN_QUERIES = [
+    "s3://b/a?access_key=hidden",
+    "s3://b/a?Secret_Key=hidden",
+    "s3://b/a?region=x&secretAccessKey=hidden",
+    "s3://b/a?session_token=hidden",
+    "s3://b/a?endpoint_override=http://user:hidden@host",
+    "s3://b/a?endpoint_override=http%3A%2F%2Fuser%3Ahidden%40host",
+]
+
+
+@pytest.mark.parametrize("given", ["s3://key:hidden@bucket/a", "s3://key@bucket/a", *IN_QUERIES])
 def test_keys_in_a_place_are_refused_and_not_shown(given: str) -> None:
     with pytest.raises(InvalidArgument, match="environment") as raised:
         check_base(given)
     assert "hidden" not in str(raised.value)
 
 
-def test_a_password_in_the_place_of_a_described_store_is_refused() -> None:
+@pytest.mark.parametrize("given", ["s3://key:hidden@bucket/a", *IN_QUERIES])
+def test_a_password_in_the_place_of_a_described_store_is_refused(given: str) -> None:
     with pytest.raises(InvalidArgument, match="environment") as raised:
-        StoreSpec(url="sqlite:////a.db", segments="s3://key:hidden@bucket/a")
+        StoreSpec(url="sqlite:////a.db", segments=given)
     assert "hidden" not in str(raised.value)
+
+
+def test_the_query_of_what_is_no_place_is_not_shown() -> None:
+    with pytest.raises(InvalidArgument, match="expected an absolute path") as raised:
+        check_base("gs://bucket/a?json_credentials=hidden")
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_place_may_name_its_server() -> None:
+    place = "s3://bucket/a?region=eu-west-1&endpoint_override=http://127.0.0.1:9000"
+    assert check_base(place) == StoreSpec(url="sqlite:////a.db", segments=place).segments == place
 
 
 def test_the_place_travels_with_the_description_of_a_store() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import time
 from typing import Self
 
@@ -40,7 +39,7 @@ class HintListener:
         try:
             while not self._has_hint():
                 left = end - time.monotonic()
-                if left <= 0 or not select.select([server.socket], [], [], left)[0]:
+                if left <= 0 or not self._raw.has_input(left):
                     break
                 server.consume_input()
         except psycopg.Error:

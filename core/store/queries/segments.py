@@ -112,33 +112,50 @@ def done(work: Reading, queue: int, *, first: int, end: int) -> dict[Key, list[t
     return found
 
 
-def mark_done(
-    work: Work, queue: int, segment: Key, *, first: EntryKey, last: EntryKey, entries: int, size: int
-) -> bool:
-    """Note that a reader has drained a part of a segment, and whether that was the rest of it.
+def hold_reader(work: Work, queue: int, segment: Key) -> int | None:
+    """Let one task at a time note what a reader has drained of a segment; returns the segment's entries.
 
-    :param first: the part's first entry; a part that begins with it is extended.
-    :param last: its last entry.
-    :param entries: how many entries it has, from the first to the last.
-    :param size: bytes of their keys and values.
+    None: the reader has drained all of it.
     """
-    transaction, number = segment
-    of_segment = {"queue_number": queue, "transaction_id": transaction, "number": number}
-    is_read = [r.c[name] == value for name, value in of_segment.items()]
-    # Locked: of two tasks that end the segment at once, the later one finds that nothing is left.
-    whole = work.connection.scalar(sa.select(g.c.entries).select_from(_read).where(*is_read).with_for_update(of=r))
-    if whole is None:
-        return True  # by an attempt whose commit was in doubt
+    entries = sa.select(g.c.entries).select_from(_read).where(*_is(r, queue, segment)).with_for_update(of=r)
+    found = work.connection.scalar(entries)
+    return None if found is None else int(found)
+
+
+def parts_done(work: Reading, queue: int, segment: Key) -> dict[EntryKey, tuple[EntryKey, int, int]]:
+    """Read which parts of a segment a reader has drained: by the first entry the last one, entries and bytes.
+
+    Parts may overlap; an entry is counted in one of them.
+    """
+    return {
+        (row.first_bucket, bytes(row.first_key), row.first_seq): (
+            (row.last_bucket, bytes(row.last_key), row.last_seq),
+            row.entries,
+            row.bytes,
+        )
+        for row in work.connection.execute(sa.select(d).where(*_is(d, queue, segment)))
+    }
+
+
+def note_done(
+    work: Work, queue: int, segment: Key, *, first: EntryKey, last: EntryKey, entries: int, size: int
+) -> None:
+    """Note that a reader has drained a part of a segment; one that begins at the same entry is replaced."""
     begin = dict(zip(("first_bucket", "first_key", "first_seq"), first, strict=True))
     rest = dict(zip(("last_bucket", "last_key", "last_seq"), last, strict=True)) | {"entries": entries, "bytes": size}
+    of_segment = {"queue_number": queue, "transaction_id": segment[0], "number": segment[1]}
     put = insert_into(work, d).values(**of_segment, **begin, **rest)
     work.connection.execute(put.on_conflict_do_update(index_elements=list(d.primary_key.columns), set_=rest))
-    is_done = [d.c[name] == value for name, value in of_segment.items()]
-    if work.connection.scalar(sa.select(sa.func.sum(d.c.entries)).where(*is_done)) != whole:
-        return False
-    work.connection.execute(r.delete().where(*is_read))
-    work.connection.execute(d.delete().where(*is_done))
-    return True
+
+
+def end_reading(work: Work, queue: int, segment: Key) -> None:
+    """Note that a reader has drained all of a segment."""
+    for table in (r, d):
+        work.connection.execute(table.delete().where(*_is(table, queue, segment)))
+
+
+def _is(table: sa.Table, queue: int, segment: Key) -> tuple[sa.ColumnElement[bool], ...]:
+    return table.c.queue_number == queue, table.c.transaction_id == segment[0], table.c.number == segment[1]
 
 
 def _drained() -> sa.Subquery:
@@ -212,10 +229,8 @@ def give_up(work: Work, queue: int, file: str) -> int:
     of_file = (r.c.queue_number == queue, g.c.file == file)
     found = work.connection.scalar(sa.select(sa.func.sum(entries)).select_from(joined).where(*of_file))
     keys = list(work.connection.execute(sa.select(r.c.transaction_id, r.c.number).select_from(_read).where(*of_file)))
-    for table in (r, d):
-        for transaction, number in keys:
-            is_it = (table.c.queue_number == queue, table.c.transaction_id == transaction, table.c.number == number)
-            work.connection.execute(table.delete().where(*is_it))
+    for transaction, number in keys:
+        end_reading(work, queue, (transaction, number))
     return int(found or 0)
 
 
@@ -244,8 +259,9 @@ def lowest_seq() -> sa.ScalarSelect[Any]:
 
 
 def wait_for(work: Reading, queue: int) -> bool:
-    """Tell whether segments wait for a reader."""
-    return bool(work.connection.scalar(sa.select(sa.exists().where(r.c.queue_number == queue))))
+    """Tell whether segments wait for a reader, or are staged for its queue by transactions that may still commit."""
+    staged = sa.exists().where(g.c.queue_number == queue, g.c.transaction_id == active.c.id)
+    return bool(work.connection.scalar(sa.select(sa.or_(sa.exists().where(r.c.queue_number == queue), staged))))
 
 
 def waiting_files(work: Reading) -> list[str]:
