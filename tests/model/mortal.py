@@ -94,6 +94,7 @@ def live(store: Store) -> Life:
         file = store.database.dialect._file  # type: ignore[attr-defined]
         file._open = connect
     else:
+        store.database.dialect.has_hints = False  # their thread would come to moments of its own, in no order
         event.listen(engine, "connect", connected)
     return life
 
