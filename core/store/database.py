@@ -406,6 +406,7 @@ class Database:
         if not self.dialect.has_hints or self._refusal is not None:
             return False
         with self._counted():
+            pool = self.engine.pool
             found = self._unused()
             if found is None:
                 return None
@@ -417,6 +418,8 @@ class Database:
                 pooled.invalidate()
                 raise
             finally:
+                if pool is not self.engine.pool:  # as in connect()
+                    pooled.invalidate()
                 pooled.close()
 
     def _unused(self) -> tuple[sa.PoolProxiedConnection, object] | None:

@@ -464,6 +464,28 @@ def test_a_commit_succeeds_whatever_becomes_of_its_hint(pg_orders: Store, monkey
 
 
 @pytest.mark.postgres
+def test_the_session_of_a_hint_ends_when_all_connections_are_forgotten_meanwhile(
+    pg_orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent: list[Any] = []
+    goes_on = threading.Event()
+
+    def hang(raw: Any, channels: Any) -> bool:
+        lent.append(raw)
+        goes_on.wait(PATIENCE)
+        return False
+
+    monkeypatch.setattr(pg_orders.database.dialect, "send_hints", hang)
+    add(pg_orders, 0, 1)
+    wait_until(lambda: lent, "no hint was sent")
+    pg_orders.database.forget_connections()
+    with pg_orders.transaction() as tx:  # a new pool is in use
+        assert tx.table("t").get("r", "c") is None
+    goes_on.set()
+    wait_until(lambda: lent[0].closed, "the session goes on")
+
+
+@pytest.mark.postgres
 def test_a_commit_waits_for_no_hint(pg_orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answer = threading.Event(), threading.Event()
 
