@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Entries, Position, Range
@@ -86,14 +87,19 @@ def cut(lease: Lease, blocks: Sequence[Block], share: float) -> list[tuple[int, 
     """
     found: list[tuple[int, Part]] = []
     first, after, gathered = lease.range.first, None, 0
-    for i, block in enumerate(blocks):
+    # Rows and files may be measured up to the same place.
+    joined = [replace(block, weight=sum(one.weight for one in (block, *rest))) for block, *rest in _by_place(blocks)]
+    for block, follows in pairwise(joined):
         gathered += block.weight
-        follows = blocks[i + 1].weight if i + 1 < len(blocks) else 0
-        if follows and gathered + follows > share:
-            buckets = Range(first, block.bucket + 1)
-            found.append((gathered, Part(lease, buckets, after, block._end)))
+        if follows.weight and gathered + follows.weight > share:
+            found.append((gathered, Part(lease, Range(first, block.bucket + 1), after, block._end)))
             first, after, gathered = (block.bucket + 1, None, 0) if block.key is None else (block.bucket, block._end, 0)
+    gathered += joined[-1].weight if joined else 0
     return [*found, (gathered, Part(lease, Range(first, lease.range.end), after))]
+
+
+def _by_place(blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    return (list(group) for _, group in groupby(blocks, key=Block.place))
 
 
 def spread(parts: Sequence[tuple[int, Part]], tasks: int) -> list[list[Part]]:

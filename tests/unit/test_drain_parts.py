@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby, pairwise
 
 from hypothesis import given
@@ -31,7 +32,9 @@ def measured_units(draw: st.DrawFn) -> tuple[list[Position], list[Block]]:
         ends = sorted(draw(st.sets(st.sampled_from(keys), max_size=len(keys))))
         blocks += [Block(bucket, key, draw(st.integers(1, 9))) for key in ends]
         blocks.append(Block(bucket, None, draw(st.integers(0, 9))))
-    return entries, blocks
+    if blocks:  # of files, which are measured for themselves
+        blocks += [replace(block, weight=3) for block in draw(st.sets(st.sampled_from(blocks), max_size=3))]
+    return entries, sorted(blocks, key=Block.place)
 
 
 def chunk(entries: list[Position]) -> Entries:
@@ -59,6 +62,7 @@ def test_every_entry_is_in_exactly_one_part_and_no_key_is_cut(
     parts = [part for _, part in cut(UNIT, blocks, share)]
 
     assert [entry for part in parts for entry in of_part(part, entries)] == entries
+    assert all(part.buckets.first < part.buckets.end for part in parts)
     keys = [{(entry.bucket, entry.key) for entry in of_part(part, entries)} for part in parts]
     assert all(not one & other for one, other in pairwise(keys))
 
@@ -71,7 +75,8 @@ def test_a_part_is_heavier_than_a_share_only_where_one_block_is(
     weights = [weight for weight, _ in cut(UNIT, blocks, share)]
 
     assert sum(weights) == sum(block.weight for block in blocks)
-    heaviest = max((block.weight for block in blocks), default=0)
+    at_one_place = [sum(block.weight for block in group) for _, group in groupby(blocks, key=Block.place)]
+    heaviest = max(at_one_place, default=0)
     assert all(weight <= max(share, heaviest) for weight in weights)
 
 
