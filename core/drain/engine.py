@@ -20,6 +20,10 @@ class Engine(Protocol):
     def is_fenced(self) -> bool:
         """Tell whether the sink has no ranks, and relies on claims."""
 
+    @property
+    def may_repeat(self) -> bool:
+        """Tell whether work may be done again whose report was lost: then a report of nothing proves nothing."""
+
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
         """Check sink and exporter once, before anything is claimed."""
 

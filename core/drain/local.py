@@ -105,6 +105,11 @@ class LocalEngine:
         """Ask the sink."""
         return self.sink.capabilities.fenced
 
+    @property
+    def may_repeat(self) -> bool:
+        """Nothing does."""
+        return False
+
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
         """Ask the sink."""
         ask_sink(self.sink, self.request, queue_id=queue_id, store_id=store_id, fence=fence, shown=shown)

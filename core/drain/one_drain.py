@@ -332,7 +332,7 @@ class Course:
         if self.queue is None:
             return
         if not any(part.acknowledged for part in self.parts):
-            if self.is_fence_noted and not self.shown:
+            if self.is_fence_noted and not self.shown and not engine.may_repeat:
                 # the first drain has left nothing that could be lost: the sink may be another one the next time
                 with self.database.begin() as work:
                     queries.sinks.forget_fence(work, self.queue.id, self.request.sink_name, self.fence)

@@ -56,6 +56,11 @@ class SparkEngine:
         with opened_sink(self.sink) as sink:
             return sink.capabilities.fenced
 
+    @property
+    def may_repeat(self) -> bool:
+        """Spark repeats tasks whose executors are lost."""
+        return True
+
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
         """Ask the sink, from the driver: the leases that go to the tasks are their claims."""
         with opened_sink(self.sink) as sink:

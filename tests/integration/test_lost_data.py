@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,18 @@ from tests.support.redis_cluster import RedisCluster
 from tests.support.servers import RedisServer
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, drain, readmit
+from export_queue.core.drain import (
+    DrainReport,
+    DrainRequest,
+    Engine,
+    LocalEngine,
+    RangeReport,
+    drain,
+    load_exporter,
+    opened_exporter,
+    readmit,
+    run_drain,
+)
 from export_queue.core.errors import SinkLostData, UnknownQueue
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations, RedisSink, SinkSpec
 
@@ -204,3 +216,33 @@ def test_a_database_whose_control_table_is_gone_is_found_out(orders: Store, tmp_
         drain(orders, "orders", SinkSpec("sql", {"url": url}))
     readmit(orders, "orders", SinkSpec("sql", {"url": url}))
     assert drain(orders, "orders", SinkSpec("sql", {"url": url})).read == 0
+
+
+class Repeated(LocalEngine):
+    """As Spark does where an executor is lost behind its work: a task is repeated, and finds nothing left."""
+
+    may_repeat = True
+
+    def work_off(self, *arguments: Any) -> list[RangeReport]:
+        super().work_off(*arguments)
+        return super().work_off(*arguments)
+
+
+def test_what_a_repeated_task_brought_first_is_missed_in_an_emptied_sink(store: Store) -> None:
+    store.configure_queue("repeated")
+    with store.transaction() as tx:
+        tx.queue("repeated").add("a", 1)
+    sink = MemorySink()
+    request = DrainRequest(queue_id="repeated", sink_name="s")
+
+    @contextlib.contextmanager
+    def engine() -> Iterator[Engine]:
+        with opened_exporter(load_exporter(None), request.retry) as exporter:
+            yield Repeated(store.database, sink, exporter, request)
+
+    assert run_drain(store, request, engine()).acknowledged == 0
+    assert len(sink.records()) == 1
+    with store.transaction() as tx:
+        tx.queue("repeated").add("b", 1)
+    with pytest.raises(SinkLostData):
+        drain(store, "repeated", MemorySink(), sink_name="s")
