@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
-    """Drain a queue into a sink on Spark: one submission, whose tasks are the ranges that have work.
+    """Drain a queue into a sink on Spark: one submission, whose tasks share out what waits in all ranges.
 
     Where nothing waits, nothing is submitted; while others hold all that waits, the task waits for them before it
     submits. To spread a drain over several submissions, map the operator over

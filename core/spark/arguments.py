@@ -23,7 +23,7 @@ class DrainArguments:
     :param store: the store, with a reference in the place of its password.
     :param sink: the sink, with references in the place of secrets.
     :param request: parameters of the drain; its exporter is an import path.
-    :param max_parallel: the most units that are drained at once; by default as many as Spark has cores.
+    :param max_parallel: the most tasks that drain at once; by default Spark's cores decide.
     :param start_timeout: seconds that Spark may take to start, and to find an executor.
     :param submitter: the process without which the driver does not go on; only where the driver runs beside it.
     :raises InvalidArgument: the exporter is an object, or a value is not allowed.

@@ -61,7 +61,7 @@ def drain_job(
     submitter: Submitter | None = None,
     **options: Unpack[DrainOptions],
 ) -> DrainJob:
-    """Describe a drain on Spark: one submission, whose tasks are the units that have work.
+    """Describe a drain on Spark: one submission, whose tasks share out what waits in all units.
 
     :param queue_id: the queue.
     :param sink: description of the sink, with references in the place of secrets.

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from tests.support.fake_spark import FakeSpark
 from tests.support.waiting import wait_until
 
 from export_queue.core.drain import drain_as_requested
@@ -65,29 +66,10 @@ with closing(Store(job.store.open())) as store:
 """
 
 
-class FakeSpark:
-    """A folder with ``bin/spark-submit`` that drains without Spark, and remembers how it was called."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "bin").mkdir(parents=True)
-        program = folder / "bin" / "spark-submit"
-        program.write_text(SUBMIT.format(python=sys.executable, folder=str(folder)))
-        program.chmod(0o755)
-        self.mode("drain")
-
-    def mode(self, mode: str) -> None:
-        (self.folder / "mode").write_text(mode)
-
-    def calls(self) -> list[dict[str, Any]]:
-        path = self.folder / "calls"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 @pytest.fixture
 def spark(tmp_path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch) -> FakeSpark:
     """The Spark that ``spark_default`` and the configuration lead to."""
-    fake = FakeSpark(tmp_path / "fake-spark")
+    fake = FakeSpark(tmp_path / "fake-spark", SUBMIT, "drain")
     monkeypatch.setenv("AIRFLOW__EXPORT_QUEUE__SPARK_HOME", str(fake.folder))
     connect("spark_default", conn_type="spark", host="local[2]")
     return fake
@@ -554,7 +536,7 @@ def test_a_kill_before_the_submission_is_harmless() -> None:
 
 
 def test_spark_is_looked_for_where_one_says(tmp_path: Path) -> None:
-    fake = FakeSpark(tmp_path / "spark")
+    fake = FakeSpark(tmp_path / "spark", SUBMIT, "drain")
     program = str(fake.folder / "bin" / "spark-submit")
     assert find_spark(str(fake.folder), binary=None).submit == program
     assert find_spark(None, binary=program).submit == program

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
+from tests.support.fake_spark import FakeSpark
 
 from export_queue.core.errors import ConfigurationError, InvalidArgument
 from export_queue.operators import ExportQueueSparkLoadOperator
@@ -37,29 +37,10 @@ if mode in ("broken", "dies late"):
 """
 
 
-class FakeSpark:
-    """A folder with ``bin/spark-submit`` that commits without Spark, and remembers how it was called."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "bin").mkdir(parents=True)
-        program = folder / "bin" / "spark-submit"
-        program.write_text(SUBMIT.format(python=sys.executable, folder=str(folder)))
-        program.chmod(0o755)
-        self.mode("load")
-
-    def mode(self, mode: str) -> None:
-        (self.folder / "mode").write_text(mode)
-
-    def calls(self) -> list[dict[str, Any]]:
-        path = self.folder / "calls"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 @pytest.fixture
 def spark(tmp_path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch) -> FakeSpark:
     """The Spark that ``spark_default`` and the configuration lead to."""
-    fake = FakeSpark(tmp_path / "fake-spark")
+    fake = FakeSpark(tmp_path / "fake-spark", SUBMIT, "load")
     monkeypatch.setenv("AIRFLOW__EXPORT_QUEUE__SPARK_HOME", str(fake.folder))
     connect("spark_default", conn_type="spark", host="local[2]")
     return fake
