@@ -42,19 +42,19 @@ class GenerationSegments:
 
         :raises InvalidArgument: it does.
         """
-        where = f"segment {segment.id}, partition {segment.partition} of {self.generation}"
         if segment.founders != self.founders:
-            raise InvalidArgument(f"{where}: expected {self.founders} founders, found {segment.founders}")
+            raise self._refusal(segment, f"{self.founders} founders, found {segment.founders}")
         if (other := self.by_partition.get(segment.partition)) is not None:
-            raise InvalidArgument(f"{where}: expected a partition of its own, found it taken by segment {other.id}")
+            raise self._refusal(segment, f"a partition of its own, found it taken by segment {other.id}")
         known = self._groups.get(segment.group.lowest)
         if known is segment.group or known == segment.group:
             return
         for member in segment.group.members:
             if (lowest := self._group_of.get(member)) is not None:
-                raise InvalidArgument(
-                    f"{where}: expected the atomic group that others name of partition {member}, "
-                    f"{self._groups[lowest]}, found {segment.group}",
+                group = self._groups[lowest]
+                raise self._refusal(
+                    segment,
+                    f"the atomic group {group} that others name of partition {member}, found {segment.group}",
                     hint="all members name the same members, and the same partitions that they overshadow",
                 )
 
@@ -130,6 +130,10 @@ class GenerationSegments:
     def next_partition(self) -> int:
         """Find the lowest partition number above all that a present segment has or names."""
         return max(self._group_of, default=-1) + 1
+
+    def _refusal(self, segment: TimelineSegment, expected: str, *, hint: str | None = None) -> InvalidArgument:
+        where = f"segment {segment.id}, partition {segment.partition} of {self.generation}"
+        return InvalidArgument(f"{where}: expected {expected}", hint=hint)
 
     def _is_there(self, partition: int) -> bool:
         return partition in self.by_partition or partition in self._hiders

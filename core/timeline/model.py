@@ -76,7 +76,7 @@ class AtomicGroup:
         return cls(frozenset(range(founders)))
 
     def __str__(self) -> str:
-        return _shown(self.members)
+        return _shown(self.members) + (f" overshadowing {_shown(self.overshadows)}" if self.overshadows else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class TimelineSegment:
         ):
             raise InvalidArgument(
                 f"segment {self.id}: expected the founding group, which are the partitions 0 to {self.founders - 1} "
-                f"and overshadow none, found {self.group} overshadowing {_shown(self.group.overshadows)}"
+                f"and overshadow none, found {self.group}"
             )
 
     @property

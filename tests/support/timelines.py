@@ -78,8 +78,8 @@ def pictures() -> dict[Path, str]:
 def segment_sets(draw: st.DrawFn, *, most: int = 12, whole: bool = False) -> list[TimelineSegment]:
     """Sets of segments that may lie in one timeline, in any order.
 
-    :param most: how many.
-    :param whole: whether all are there; else some are missing, and some are retired.
+    :param most: how many, unless they are whole.
+    :param whole: whether all are there and none is retired; else some are missing, and some are retired.
     """
     generations = dict[Generation, int]()
     for first, length, version, founders in draw(
@@ -113,7 +113,7 @@ def segment_sets(draw: st.DrawFn, *, most: int = 12, whole: bool = False) -> lis
                             retired=retired,
                         )
                     )
-    return draw(st.permutations(segments))[:most]
+    return draw(st.permutations(segments))[: len(segments) if whole else most]
 
 
 class Oracle:
