@@ -97,6 +97,20 @@ def test_what_is_hidden_by_something_not_exported_is_not_exported() -> None:
     assert [(one.first, one.end) for one in timeline.unexported(ident(1))] == [(0, 100)]
 
 
+def test_what_is_left_of_a_group_stands_for_nothing() -> None:
+    timeline = Timeline([segment(1, 0), segment(2, 1, members=[1, 2], overshadows=[0], retired=True)])
+    assert [(one.first, one.end) for one in timeline.unexported(ident(1))] == [(0, 100)]
+    assert steps(timeline) == []
+    timeline.retire(ident(1))
+    assert steps(timeline) == [[1], [2]]
+
+
+def test_a_version_without_its_founders_stands_for_nothing() -> None:
+    timeline = Timeline([segment(1, 0), segment(2, 0, version=2, founders=2, retired=True)])
+    assert [(one.first, one.end) for one in timeline.unexported(ident(1))] == [(0, 100)]
+    assert steps(timeline) == []
+
+
 def test_what_was_appended_to_a_version_keeps_it_and_not_what_the_version_hides() -> None:
     timeline = Timeline([segment(1, 0), segment(2, 0, version=2, founders=1), segment(3, 1, version=2, founders=1)])
     timeline.retire(ident(2))
