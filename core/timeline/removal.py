@@ -17,7 +17,7 @@ from export_queue.core.timeline.places import Cover, Places
 def unexported(segment: TimelineSegment, descending: Sequence[GenerationSegments]) -> Iterator[tuple[int, int]]:
     """Yield the buckets of a segment whose entries are not exported.
 
-    :param descending: the generations that decide that, from the highest version down to its own.
+    :param descending: the generations that lie over it, from the highest version down to its own.
     """
     cover = Cover()
     for found in descending:
@@ -59,7 +59,7 @@ def _exported(found: GenerationSegments, cover: Cover) -> set[int]:
     """
     first, end, _ = found.generation
     partitions = found.exported(covered=not any(cover.gaps(first, end)))
-    if found.founders and found.is_complete and partitions.issuperset(range(found.founders)):
+    if found.founders and partitions.issuperset(range(found.founders)):
         cover.add(first, end)
     return partitions
 
@@ -71,10 +71,8 @@ def _groups(found: GenerationSegments, exported: set[int]) -> Iterator[list[int]
     same way a group that stands for a lost member of another one goes behind that one.
     """
     gone: set[int] = set()
-    staying = set(range(found.founders))
     for group in found.groups():
-        if not staying.isdisjoint(group.members | group.overshadows):
-            staying |= group.members
+        if group.lowest < found.founders:
             continue
         present = sorted(group.members & found.by_partition.keys())
         if exported.issuperset(present) and gone >= found.known(group.overshadows):

@@ -75,9 +75,7 @@ class Timeline:
         found = self._generations.get(generation)
         if found is None:
             self._check_place(generation, segment.founders)
-            found = GenerationSegments(generation, segment.founders)
-            found.check(segment)
-            self._generations[generation] = found
+            found = self._generations[generation] = GenerationSegments(generation, segment.founders)
             self._places.add(generation)
         else:
             found.check(segment)
@@ -159,8 +157,10 @@ class Timeline:
         :raises InvalidArgument: it is not there.
         """
         found = self[segment]
-        above = self._above(found.generation)
-        return tuple(Piece(found, *run) for run in removal.unexported(found, above))
+        first, end, version = found.generation
+        above = sorted((one for one in self._places.overlapping(first, end) if one.version > version), key=_depth)
+        descending = [self._generations[one] for one in (*reversed(above), found.generation)]
+        return tuple(Piece(found, *run) for run in removal.unexported(found, descending))
 
     def removable(self) -> tuple[tuple[TimelineSegment, ...], ...]:
         """Find what clean-up may take: segments whose entries are exported, each with all that it hides.
@@ -247,17 +247,6 @@ class Timeline:
         complete = [one for one in self._places.overlapping(first, end) if self._generations[one].is_complete]
         for start, stop, generation in highest(complete, first, end):
             yield start, stop, self._generations[generation]
-
-    def _above(self, generation: Generation) -> list[GenerationSegments]:
-        """Find a generation and all that decide what of it is exported: higher ones over it, those over them, …"""
-        found = {generation}
-        pending = [generation]
-        while pending:
-            one = pending.pop()
-            higher = {other for other in self._places.overlapping(one.first, one.end) if other.version > one.version}
-            pending += higher - found
-            found |= higher
-        return [self._generations[one] for one in sorted(found, key=_depth, reverse=True)]
 
 
 def _depth(generation: Generation) -> tuple[int, int]:

@@ -173,6 +173,7 @@ def test_merges_and_withdrawals_show_what_the_letter_of_the_proposal_says(data: 
 # any order, bulk or not
 
 
+@settings(max_examples=50)
 @given(segment_sets(), st.integers(0, 11), st.integers(0, 11))
 def test_the_timeline_shows_what_the_definition_says(segments: list[TimelineSegment], first: int, length: int) -> None:
     timeline, oracle = Timeline(segments), Oracle(segments)
@@ -181,6 +182,7 @@ def test_the_timeline_shows_what_the_definition_says(segments: list[TimelineSegm
     assert len(by_bucket(pieces)) == sum(one.end - one.first for one in pieces)
 
 
+@settings(max_examples=50)
 @given(segment_sets())
 def test_parts_tell_the_same_as_the_other_answers(segments: list[TimelineSegment]) -> None:
     timeline = Timeline(segments)

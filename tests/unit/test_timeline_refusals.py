@@ -56,6 +56,11 @@ CONTRADICTIONS = {
     ),
     "an overlap in one version": (segment(1, 0), segment(2, 0, at=(50, 150)), "lie apart"),
     "an overlap in one version, one inside": (segment(1, 0), segment(2, 0, at=(50, 60)), "lie apart"),
+    "an overlap in one version that was founded": (
+        segment(1, 0, founders=1),
+        segment(2, 0, at=(50, 150), founders=1),
+        "lie apart",
+    ),
     "a higher version that nobody founded": (segment(1, 0), segment(2, 0, version=2), "expected founders"),
 }
 

@@ -154,6 +154,7 @@ def test_an_example_with_everything_is_taken_once_all_is_retired() -> None:
     assert sorted(one for step in steps(timeline) for one in step) == [1, 2, 3, 4, 5, 6]
 
 
+@settings(max_examples=50)
 @given(segment_sets(), st.data())
 def test_what_is_taken_shows_nothing_then_or_later(segments: list[TimelineSegment], data: st.DataObject) -> None:
     """Behind any step, also when others that are not exported are withdrawn afterwards."""
@@ -170,6 +171,7 @@ def test_what_is_taken_shows_nothing_then_or_later(segments: list[TimelineSegmen
         assert reduced.visible(0, 100) == whole.visible(0, 100)
 
 
+@settings(max_examples=50)
 @given(segment_sets(), st.data())
 def test_taking_step_by_step_and_looking_anew_takes_the_same(
     segments: list[TimelineSegment], data: st.DataObject
