@@ -200,17 +200,17 @@ def test_parts_tell_the_same_as_the_other_answers(segments: list[TimelineSegment
 
 
 @settings(max_examples=40)
-@given(segment_sets(most=5))
+@given(segment_sets(most=4))
 def test_every_order_of_arrival_gives_the_same_timeline(segments: list[TimelineSegment]) -> None:
     expected = answers(Timeline(segments))
-    for order in permutations(segments[:5]):
+    for order in permutations(segments):
         timeline = Timeline()
         for one in order:
             timeline.add(one)
         assert answers(timeline) == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(segment_sets(), st.randoms(use_true_random=False))
 def test_any_way_to_a_set_of_segments_gives_the_timeline_of_the_set(
     segments: list[TimelineSegment], source: random.Random
