@@ -125,6 +125,17 @@ def test_the_inputs_of_a_group_show_beside_what_replaced_a_part_of_it_when_the_r
     assert numbers(timeline.visible(0, 100)) == [1, 4]
 
 
+def test_a_group_of_which_all_members_were_replaced_hides_as_long_as_one_is_known() -> None:
+    inputs, pair = segment(1, 0), [segment(1 + one, one, members=[1, 2], overshadows=[0]) for one in (1, 2)]
+    timeline = Timeline([inputs, segment(4, 3, overshadows=[1, 2])])
+    assert numbers(timeline.visible(0, 100)) == [1, 4]
+    timeline.add(pair[0])
+    assert numbers(timeline.visible(0, 100)) == [4]
+    timeline.withdraw(pair[0].id)
+    assert numbers(timeline.visible(0, 100)) == [1, 4]
+    assert numbers(Timeline([inputs, *pair, segment(4, 3, overshadows=[1, 2])]).visible(0, 100)) == [4]
+
+
 def by_the_letter(segments: Iterable[TimelineSegment], inputs: dict[int, frozenset[int]]) -> list[int]:
     """Find what shows in one generation by the proposal's algorithm, steps 2 to 7, one hop a segment.
 
