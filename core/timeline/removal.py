@@ -7,25 +7,27 @@ buckets. A segment is taken only with all that it hides, so that no fall-back ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from export_queue.core.timeline.generation import GenerationSegments
 from export_queue.core.timeline.model import Generation, TimelineSegment
 from export_queue.core.timeline.places import Cover, Places
 
 
-def unexported(segment: TimelineSegment, descending: Sequence[GenerationSegments]) -> Iterator[tuple[int, int]]:
+def unexported(
+    segment: TimelineSegment, own: GenerationSegments, above: Iterable[GenerationSegments]
+) -> Iterator[tuple[int, int]]:
     """Yield the buckets of a segment whose entries are not exported.
 
-    :param descending: the generations that lie over it, from the highest version down to its own.
+    :param own: its generation.
+    :param above: the higher generations that have some of its buckets, in any order: where one is exported because
+        others cover it, those cover the segment, too.
     """
     cover = Cover()
-    for found in descending:
-        partitions = _exported(found, cover)
-        if found.generation == segment.generation:
-            if segment.partition not in partitions:
-                yield from cover.gaps(*found.generation[:2])
-            return
+    for found in above:
+        _exported(found, cover)
+    if segment.partition not in _exported(own, cover):
+        yield from cover.gaps(*own.generation[:2])
 
 
 def removable(ascending: Sequence[GenerationSegments], places: Places) -> tuple[tuple[TimelineSegment, ...], ...]:

@@ -158,9 +158,9 @@ class Timeline:
         """
         found = self[segment]
         first, end, version = found.generation
-        above = sorted((one for one in self._places.overlapping(first, end) if one.version > version), key=_depth)
-        descending = [self._generations[one] for one in (*reversed(above), found.generation)]
-        return tuple(Piece(found, *run) for run in removal.unexported(found, descending))
+        above = [self._generations[one] for one in self._places.overlapping(first, end) if one.version > version]
+        runs = removal.unexported(found, self._generations[found.generation], above)
+        return tuple(Piece(found, *run) for run in runs)
 
     def removable(self) -> tuple[tuple[TimelineSegment, ...], ...]:
         """Find what clean-up may take: segments whose entries are exported, each with all that it hides.
