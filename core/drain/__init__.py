@@ -2,6 +2,7 @@
 
 from export_queue.core.drain.admission import ask_sink, readmit
 from export_queue.core.drain.dead_letters import retry_dead_letters
+from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, Progress
 from export_queue.core.drain.exporters import Entry, Exported, Exporter, load_exporter, opened_exporter
 from export_queue.core.drain.fenced import claim_units
@@ -21,6 +22,7 @@ __all__ = [
     "DRAIN_RETRY",
     "FOLLOW_RETRY",
     "Counts",
+    "Deadline",
     "DrainOptions",
     "DrainReport",
     "DrainRequest",

@@ -20,14 +20,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from export_queue.core.drain.admission import StoreHandle, admit, note_fence, warn_of_namesake
+from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.fenced import in_progress, not_settled_error, refuse_dead_letters
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.progress import ProgressLog
-from export_queue.core.drain.report import DrainReport, Problem, RangeReport, total
+from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, grouped, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.errors import (
+    DrainTimedOut,
     ExportQueueError,
     LeaseLost,
     LockNotAvailable,
@@ -78,6 +80,7 @@ def run_drain(
     request: DrainRequest,
     engine: AbstractContextManager[Engine],
     *,
+    deadline: Deadline | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> DrainReport:
@@ -86,11 +89,14 @@ def run_drain(
     :param store: an open store.
     :param request: parameters of the drain.
     :param engine: does the work; it is opened and closed here, so that trouble with it is reported too.
+    :param deadline: when the drain ends at the latest, where that is known already; by default its time limit counts
+        from now on.
     :param sleep: waits for a number of seconds.
     :param clock: tells seconds; only differences count.
     :returns: the report.
     """
-    course = Course(store.database, store.id, request, sleep, clock)
+    deadline = deadline or Deadline.after(request.time_limit, clock=clock)
+    course = Course(store.database, store.id, request, sleep, clock, deadline=deadline)
     title = f"{request.queue_id} → {request.sink_name}"
 
     def bring_all() -> None:
@@ -131,6 +137,8 @@ def concluded(course: Course, work: Callable[[], None]) -> DrainReport:
 def _worked_off(course: Course, work: Callable[[], None], started_at: float) -> DrainReport:
     try:
         work()
+    except DrainTimedOut as error:
+        raise course.timed_out() from error
     finally:
         with contextlib.suppress(ExportQueueError):
             course.look_back()  # 7
@@ -201,6 +209,7 @@ class Course:
     clock: Callable[[], float]
     goes_on: bool = False
     """Whether another drain of the same attempt follows this one."""
+    deadline: Deadline = field(default_factory=Deadline)
     queue: Queue | None = None
     wanted: list[Range] = field(default_factory=list)
     """Units that were asked for."""
@@ -225,6 +234,7 @@ class Course:
         waiting = self._with_work(queue, promised, self.wanted)  # 3
         waits_since = self.clock()
         while waiting:
+            self.deadline.check()
             ready = self._settled(queue, waiting) if engine.is_fenced else waiting
             claimed_at = self.clock()
             if leases := self._claim(queue, ready):  # 4
@@ -242,7 +252,7 @@ class Course:
                     raise not_settled_error(self.database, queue, promised, _shown(waiting))
                 raise self._not_available(queue, ready)
             progress.waiting(partial(self._awaited, queue, ready, promised))
-            self.sleep(POLL_SECONDS)
+            self.sleep(min(POLL_SECONDS, self.deadline.left()))
             check_attempt(self.database, self.request.owner)
             waiting = self._with_work(queue, promised, waiting)  # 3, since the holder may have done it all
 
@@ -430,6 +440,18 @@ class Course:
             return None
         with self.database.read(seconds=_COUNT_SECONDS) as work:
             return sum(unit.entries for unit in backlog(work, self.queue, self.promised, self.wanted))
+
+    def timed_out(self) -> DrainTimedOut:
+        """Make the error that says how far a drain has come whose time is over."""
+        assert self.deadline.time_limit is not None
+        brought, left = Counts(**total(self.parts)), None
+        with contextlib.suppress(ExportQueueError):
+            left = self.count_left()
+        rest = "the rest" if left is None else f"about {grouped(left)}"
+        return DrainTimedOut(
+            f"the drain of {self.request.queue_id} has brought {grouped(brought.acknowledged + brought.dead)} entries "
+            f"in its {self.deadline.time_limit:g} seconds; {rest} left"
+        )
 
     def look_back(self) -> None:
         """Find out how old the oldest entry is that still waits, and why the first dead letter is one."""

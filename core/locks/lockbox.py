@@ -184,9 +184,10 @@ def hold(work: Work, lease: Lease) -> None:
     _require(work, [lease], now=work.now(), shared=True)
 
 
-def check_leases(database: Database, leases: Sequence[Lease]) -> None:
+def check_leases(database: Database, leases: Sequence[Lease]) -> int:
     """Look whether leases are still held; a lease may be lost right behind the look.
 
+    :returns: the store's clock at the look, in milliseconds.
     :raises LeaseLost: one of them has expired, was revoked or taken over.
     """
     with database.read() as work:
@@ -197,6 +198,7 @@ def check_leases(database: Database, leases: Sequence[Lease]) -> None:
             for row in queries.locks.of_queue(work, number, now=now)
         }
     _refuse_lost(leases, held)
+    return now
 
 
 def _require(work: Work, leases: Sequence[Lease], *, now: int, shared: bool) -> None:

@@ -6,12 +6,21 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 from pyspark import SparkContext
 
-from export_queue.core.drain import DrainRequest, LeaseKeeper, RangeReport, ask_sink, by_range, claim_units, share_out
+from export_queue.core.drain import (
+    Deadline,
+    DrainRequest,
+    LeaseKeeper,
+    RangeReport,
+    ask_sink,
+    by_range,
+    claim_units,
+    share_out,
+)
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
@@ -27,6 +36,8 @@ JOB_GROUP = "export-queue-drain"
 _PROBES = 16
 _TASKS_PER_CORE = 3
 """So that a core whose tasks were light takes over from one whose tasks were heavy."""
+STOP_SECONDS = 10.0
+"""How long tasks may take to end by themselves once the drain's time is over; then their job is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,8 @@ class SparkEngine:
     :param request: parameters of the drain; its exporter is an import path.
     :param max_parallel: the most tasks that drain at once.
     :param secrets: secrets that executors of another machine cannot look up.
+    :param deadline: when the drain ends at the latest.
+    :param ends_ms: the same as a moment of the store's clock, which tasks look at; None for none.
     """
 
     context: SparkContext
@@ -49,6 +62,8 @@ class SparkEngine:
     request: DrainRequest
     max_parallel: int | None
     secrets: CarriedSecrets
+    deadline: Deadline
+    ends_ms: int | None
 
     @property
     def is_fenced(self) -> bool:
@@ -61,15 +76,20 @@ class SparkEngine:
         """Spark repeats tasks whose executors are lost."""
         return True
 
+    @property
+    def _bounded(self) -> DrainRequest:
+        """The request for this process; that of the tasks travels, and clocks do not."""
+        return replace(self.request, retry=self.deadline.bounded(self.request.retry))
+
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
         """Ask the sink, from the driver: the leases that go to the tasks are their claims."""
         with opened_sink(self.sink) as sink:
-            claim_units(sink, queue, leases, self.request.retry)
+            claim_units(sink, queue, leases, self._bounded.retry)
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
         """Ask the sink, from the driver."""
         with opened_sink(self.sink) as sink:
-            ask_sink(sink, self.request, queue_id=queue_id, store_id=store_id, fence=fence, shown=shown)
+            ask_sink(sink, self._bounded, queue_id=queue_id, store_id=store_id, fence=fence, shown=shown)
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
@@ -77,11 +97,18 @@ class SparkEngine:
         """Run one job and hand on what its tasks reported."""
         tasks = self.max_parallel or self.context.defaultParallelism * _TASKS_PER_CORE
         parts = share_out(self.database, queue, leases, snapshot, tasks=tasks)
-        setup = self.context.broadcast(TaskSetup(self.store, self.sink, queue, snapshot, self.request))
+        setup = self.context.broadcast(TaskSetup(self.store, self.sink, queue, snapshot, self.request, self.ends_ms))
         # Parts go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
         # Spark's SQL session, which takes seconds to start, nor pandas.
         job = self.context.parallelize(parts, len(parts)).mapPartitions(drain_task(setup, self.secrets))
-        found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=keeper.check)
+
+        def check() -> None:
+            keeper.check()
+            # Tasks end by themselves, in order; one that waits for an executor, or for a sink, cannot.
+            if self.deadline.clock() >= self.deadline.until + STOP_SECONDS:
+                self.deadline.check()
+
+        found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=check)
         yield from by_range(RangeReport.from_dict(orjson.loads(text)) for text in found)
 
 
