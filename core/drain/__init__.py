@@ -15,6 +15,7 @@ from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, by_range, total
 from export_queue.core.drain.request import DrainOptions, DrainRequest
 from export_queue.core.drain.sharing import share_out
+from export_queue.core.drain.tally import Tally
 from export_queue.core.drain.transient import DRAIN_RETRY
 from export_queue.core.drain.why import FinishedDrain, KeyStory, LastCommit, why
 
@@ -41,6 +42,7 @@ __all__ = [
     "Problem",
     "Progress",
     "RangeReport",
+    "Tally",
     "ask_sink",
     "by_range",
     "claim_units",

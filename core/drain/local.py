@@ -112,8 +112,8 @@ class LocalEngine:
         return self.sink.capabilities.fenced
 
     @property
-    def may_repeat(self) -> bool:
-        """Nothing does."""
+    def is_tallied(self) -> bool:
+        """Nothing is lost in one process."""
         return False
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from export_queue.core.drain import tally
 from export_queue.core.drain.admission import StoreHandle, admit, note_fence, warn_of_namesake
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine
@@ -60,7 +61,7 @@ from export_queue.core.queue import (
     list_dead_letters,
     waiting_ranges,
 )
-from export_queue.core.store import Database, queries
+from export_queue.core.store import Database, Work, queries
 from export_queue.core.transactions import Snapshot, expire_if_due, settled_snapshot, take_snapshot
 
 TIDY_AFTER = 20_000
@@ -142,17 +143,18 @@ def _worked_off(course: Course, work: Callable[[], None], started_at: float) -> 
     finally:
         with contextlib.suppress(ExportQueueError):
             course.look_back()  # 7
-    report = course.report(seconds=course.clock() - started_at, problem=None)
+    seconds = course.clock() - started_at
     retry = replace(DRAIN_RETRY, sleep=course.sleep, clock=course.clock)
-    call_again(retry, lambda: _end(course, report))
-    return report
+    return call_again(retry, lambda: _end(course, seconds=seconds, problem=None))
 
 
 def _give_up(course: Course, error: BaseException, started_at: float) -> None:
     """Store the report of a drain that failed, and give back whatever it may still hold."""
-    report = course.report(seconds=course.clock() - started_at, problem=Problem.of(error))
-    with contextlib.suppress(Exception):  # the error itself matters more
-        _end(course, report)
+    seconds, problem = course.clock() - started_at, Problem.of(error)
+    try:
+        report = _end(course, seconds=seconds, problem=problem)
+    except Exception:  # the error itself matters more
+        report = course.report(seconds=seconds, problem=problem)
     _warn(report)
     error.add_note(report.line())
 
@@ -175,23 +177,29 @@ def _tidy(database: Database, report: DrainReport) -> None:
         log.debug("it was not found out whether the space of removed entries should be reclaimed: %s", error)
 
 
-def _end(course: Course, report: DrainReport) -> None:
+def _end(course: Course, *, seconds: float, problem: Problem | None) -> DrainReport:
+    """Give everything back, and store the report of what was done until then."""
     database, request = course.database, course.request
     has_ended = not course.goes_on
+    report = course.report(seconds=seconds, problem=problem)
     if not has_ended and not report.read:
-        return  # what holds nothing and has brought nothing leaves nothing
+        return report  # what holds nothing and has brought nothing leaves nothing
     if not course.number:  # before the SQL transaction: nobody else draws it if that one is rolled back
         with database.connect() as connection:
             course.number = database.dialect.draw(connection)
     with database.begin() as work:
-        if course.queue is not None:
-            release_all(work, course.queue, course.wanted, request.owner)
         if has_ended:
-            end_attempt(work, request.owner)
+            end_attempt(work, request.owner)  # before the leases: as tasks do, and others that take over
+        if course.queue is not None:
+            course.count_removed(work)
+            report = course.report(seconds=seconds, problem=problem)
         # Once: an end whose answer was lost, or which was interrupted, has perhaps stored it.
         queries.reports.save_report(
             work, report.to_dict(), number=course.number, drain_id=report.drain_id, queue_id=report.queue
         )
+        if course.is_tallied:
+            tally.forget(work, request)
+    return report
 
 
 def _shown(units: Sequence[Range]) -> str:
@@ -217,7 +225,9 @@ class Course:
     """The number of the report; 0 before it is drawn."""
     done: set[Range] = field(default_factory=set)
     """Units for which the promise is kept."""
-    parts: list[RangeReport] = field(default_factory=list)
+    parts: list[Counts] = field(default_factory=list)
+    """What was done: as the engine has reported it, or once all of it is counted by tallies, their sum."""
+    is_tallied: bool = False
     promised: Snapshot | None = None
     oldest_left_seconds: float = 0.0
     fence: int = 0
@@ -342,7 +352,7 @@ class Course:
         if self.queue is None:
             return
         if not any(part.acknowledged for part in self.parts):
-            if self.is_fence_noted and not self.shown and not engine.may_repeat:
+            if self.is_fence_noted and not self.shown:
                 # the first drain has left nothing that could be lost: the sink may be another one the next time
                 with self.database.begin() as work:
                     queries.sinks.forget_fence(work, self.queue.id, self.request.sink_name, self.fence)
@@ -394,6 +404,7 @@ class Course:
 
         :raises ExportQueueError: a unit was not done; the others are.
         """
+        self.is_tallied = engine.is_tallied
         keeper = LeaseKeeper(
             self.database,
             leases,
@@ -401,22 +412,42 @@ class Course:
             claimed_at=claimed_at,
             clock=self.clock,
         )
-        with keeper:
-            self._note_fence(queue)
-            if engine.is_fenced:
-                engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
-                snapshot = settled_snapshot(self.database, queue.number)
-            else:
-                snapshot = take_snapshot(self.database)
-            parts = []
-            for part in engine.work_off(queue, leases, snapshot, keeper):
-                self.parts.append(part)
-                parts.append(part)
+        parts: list[RangeReport] = []
+        try:
+            with keeper:
+                self._note_fence(queue)
+                if engine.is_fenced:
+                    engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
+                    snapshot = settled_snapshot(self.database, queue.number)
+                else:
+                    snapshot = take_snapshot(self.database)
+                for part in engine.work_off(queue, leases, snapshot, keeper):
+                    self.parts.append(part)
+                    parts.append(part)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the trouble itself matters more
+                self._count_tallied()
+            raise
+        call_again(replace(DRAIN_RETRY, sleep=self.sleep, clock=self.clock), self._count_tallied)
         if not engine.is_fenced:  # a fenced drain may have left entries that are not settled yet
             self.done |= {part.range for part in parts if part.problem is None}
         for part in parts:
             if part.problem is not None:
                 raise part.cause or part.problem.to_error()
+
+    def _count_tallied(self) -> None:
+        if self.is_tallied:
+            with self.database.begin() as work:
+                self.count_removed(work)
+
+    def count_removed(self, work: Work) -> None:
+        """Give back all leases, so that nothing more can be removed, and count exactly what was."""
+        assert self.queue is not None
+        release_all(work, self.queue, self.wanted, self.request.owner)
+        # There are none after an end whose answer was lost: it has counted them, and taken them away.
+        if self.is_tallied and (removed := tally.counted(work, self.request)).read:
+            left = sum(part.left for part in self.parts)
+            self.parts = [replace(removed, read=removed.read + left, left=left)]
 
     def _not_available(self, queue: Queue, units: Sequence[Range]) -> LockNotAvailable:
         with self.database.read() as work:

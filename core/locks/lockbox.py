@@ -176,12 +176,15 @@ def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) 
         queries.locks.extend(work, _places(leases), lease_ms=now + int(lease_seconds * 1000))
 
 
-def hold(work: Work, lease: Lease) -> None:
+def hold(work: Work, lease: Lease) -> int:
     """Enter a critical section: the lock cannot be taken over until this SQL transaction ends.
 
+    :returns: the store's clock, in milliseconds.
     :raises LeaseLost: it has expired, was revoked or taken over: change nothing.
     """
-    _require(work, [lease], now=work.now(), shared=True)
+    now = work.now()
+    _require(work, [lease], now=now, shared=True)
+    return now
 
 
 def check_leases(database: Database, leases: Sequence[Lease]) -> int:

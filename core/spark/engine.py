@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import orjson
-from pyspark import SparkContext
+from pyspark import SparkContext, TaskContext
 
 from export_queue.core.drain import (
     Deadline,
@@ -72,8 +72,8 @@ class SparkEngine:
             return sink.capabilities.fenced
 
     @property
-    def may_repeat(self) -> bool:
-        """Spark repeats tasks whose executors are lost."""
+    def is_tallied(self) -> bool:
+        """Reports are lost with executors, and with a job that fails."""
         return True
 
     @property
@@ -100,7 +100,9 @@ class SparkEngine:
         setup = self.context.broadcast(TaskSetup(self.store, self.sink, queue, snapshot, self.request, self.ends_ms))
         # Parts go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
         # Spark's SQL session, which takes seconds to start, nor pandas.
-        job = self.context.parallelize(parts, len(parts)).mapPartitions(drain_task(setup, self.secrets))
+        job = self.context.parallelize(parts, len(parts)).mapPartitions(
+            drain_task(setup, self.secrets, _number_of_attempt)
+        )
 
         def check() -> None:
             keeper.check()
@@ -110,6 +112,13 @@ class SparkEngine:
 
         found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=check)
         yield from by_range(RangeReport.from_dict(orjson.loads(text)) for text in found)
+
+
+def _number_of_attempt() -> int:
+    """Number the attempt of a task that runs in this worker; no other of the application has the same."""
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.taskAttemptId())
 
 
 def check_driver(modules: Sequence[str]) -> None:

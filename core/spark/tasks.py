@@ -16,6 +16,7 @@ from export_queue.core.drain import (
     Part,
     Problem,
     RangeReport,
+    Tally,
     drain_ranges,
     load_exporter,
     opened_exporter,
@@ -69,8 +70,11 @@ class TaskSetup:
     request: DrainRequest
     ends_ms: int | None = None
 
-    def run(self, parts: Sequence[Part]) -> list[RangeReport]:
-        """Drain some parts of units, one after the other; whatever happens, there is one report for each."""
+    def run(self, parts: Sequence[Part], *, attempt: int) -> list[RangeReport]:
+        """Drain some parts of units, one after the other; whatever happens, there is one report for each.
+
+        :param attempt: the number of this attempt of the task, which no other of the drain has.
+        """
         reports: list[RangeReport] = []
         request = self.request
         if request.drain_id in _given_up:
@@ -88,7 +92,15 @@ class TaskSetup:
             request = replace(request, retry=deadline.bounded(request.retry))
             with opened_exporter(load_exporter(request.exporter), request.retry) as exporter:
                 reports += drain_ranges(
-                    opened.database, self.queue, parts, self.snapshot, opened.sink, exporter, request, check=check
+                    opened.database,
+                    self.queue,
+                    parts,
+                    self.snapshot,
+                    opened.sink,
+                    exporter,
+                    request,
+                    check=check,
+                    tally=Tally(request, attempt),
                 )
         except Exception as error:
             trouble = Problem.of(error)  # while opening, or while closing after all was done, which harms nothing
@@ -141,19 +153,22 @@ class Shared(Protocol):
         """The setup."""
 
 
-def drain_task(setup: Shared, secrets: CarriedSecrets) -> Callable[[Iterable[Sequence[Part]]], Iterator[str]]:
+def drain_task(
+    setup: Shared, secrets: CarriedSecrets, number_of_attempt: Callable[[], int]
+) -> Callable[[Iterable[Sequence[Part]]], Iterator[str]]:
     """Make the function of the Spark job, which is given the parts that it works off.
 
     Setup and parts may be large, so that Spark writes them to files. Secrets are in neither.
 
     :param secrets: secrets that executors of another machine cannot look up.
+    :param number_of_attempt: called in the worker; each attempt of each task of the drain has a number of its own.
     :returns: a function that gives one report a part, as JSON.
     """
 
     def task(tasks: Iterable[Sequence[Part]]) -> Iterator[str]:
         secrets.unpack()
         for parts in tasks:
-            for report in setup.value.run(parts):
+            for report in setup.value.run(parts, attempt=number_of_attempt()):
                 yield orjson.dumps(report.to_dict()).decode()
 
     return task
