@@ -12,6 +12,7 @@ from export_queue.core.drain.local import LocalEngine, drain, drain_as_requested
 from export_queue.core.drain.one_drain import run_drain
 from export_queue.core.drain.parts import Part
 from export_queue.core.drain.pipeline import drain_ranges
+from export_queue.core.drain.progress import Left, OnLeft
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, by_range, total
 from export_queue.core.drain.request import DrainOptions, DrainRequest
 from export_queue.core.drain.sharing import share_out
@@ -37,7 +38,9 @@ __all__ = [
     "KeyStory",
     "LastCommit",
     "LeaseKeeper",
+    "Left",
     "LocalEngine",
+    "OnLeft",
     "Part",
     "Problem",
     "Progress",

@@ -25,7 +25,7 @@ from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.fenced import in_progress, not_settled_error, refuse_dead_letters
 from export_queue.core.drain.leases import LeaseKeeper
-from export_queue.core.drain.progress import ProgressLog
+from export_queue.core.drain.progress import Left, OnLeft, ProgressLog
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, grouped, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
@@ -61,7 +61,7 @@ from export_queue.core.queue import (
     list_dead_letters,
     waiting_ranges,
 )
-from export_queue.core.store import Database, Work, queries
+from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.transactions import Snapshot, expire_if_due, settled_snapshot, take_snapshot
 
 TIDY_AFTER = 20_000
@@ -82,6 +82,7 @@ def run_drain(
     engine: AbstractContextManager[Engine],
     *,
     deadline: Deadline | None = None,
+    on_left: OnLeft | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> DrainReport:
@@ -92,6 +93,7 @@ def run_drain(
     :param engine: does the work; it is opened and closed here, so that trouble with it is reported too.
     :param deadline: when the drain ends at the latest, where that is known already; by default its time limit counts
         from now on.
+    :param on_left: called now and then with what is left, as it was counted for the log.
     :param sleep: waits for a number of seconds.
     :param clock: tells seconds; only differences count.
     :returns: the report.
@@ -102,7 +104,7 @@ def run_drain(
 
     def bring_all() -> None:
         with (
-            ProgressLog(title, course.count_left, clock=clock) as progress,
+            ProgressLog(title, course.count_left, on_left=on_left, clock=clock) as progress,
             engine as opened,
             course.shown_again(opened),
         ):
@@ -200,6 +202,11 @@ def _end(course: Course, *, seconds: float, problem: Problem | None) -> DrainRep
         if course.is_tallied:
             tally.forget(work, request)
     return report
+
+
+def _age(work: Reading, seq: int) -> float:
+    """Tell how many seconds ago a transaction was given its id, by the store's clock."""
+    return max(0.0, work.now() / 1e3 - seq / 1e9)
 
 
 def _shown(units: Sequence[Range]) -> str:
@@ -465,12 +472,14 @@ class Course:
         more = f" and {len(held) - _NAMED} more" if len(held) > _NAMED else ""
         return (", ".join(held[:_NAMED]) or _shown(units)) + more
 
-    def count_left(self) -> int | None:
+    def count_left(self) -> Left | None:
         """Count the entries of the promise that are still queued; None before it is made."""
         if self.queue is None or self.promised is None:
             return None
         with self.database.read(seconds=_COUNT_SECONDS) as work:
-            return sum(unit.entries for unit in backlog(work, self.queue, self.promised, self.wanted))
+            units = backlog(work, self.queue, self.promised, self.wanted)
+            oldest = min((unit.oldest_seq for unit in units), default=None)
+            return Left(sum(unit.entries for unit in units), 0.0 if oldest is None else _age(work, oldest))
 
     def timed_out(self) -> DrainTimedOut:
         """Make the error that says how far a drain has come whose time is over."""
@@ -478,7 +487,7 @@ class Course:
         brought, left = Counts(**total(self.parts)), None
         with contextlib.suppress(ExportQueueError):
             left = self.count_left()
-        rest = "the rest" if left is None else f"about {grouped(left)}"
+        rest = "the rest" if left is None else f"about {grouped(left.entries)}"
         return DrainTimedOut(
             f"the drain of {self.request.queue_id} has brought {grouped(brought.acknowledged + brought.dead)} entries "
             f"in its {self.deadline.time_limit:g} seconds; {rest} left"
@@ -492,7 +501,7 @@ class Course:
         with self.database.read() as work:
             oldest = min((unit.oldest_seq for unit in backlog(work, self.queue, snapshot, self.wanted)), default=None)
             if oldest is not None:
-                self.oldest_left_seconds = max(0.0, work.now() / 1e3 - oldest / 1e9)
+                self.oldest_left_seconds = _age(work, oldest)
             if any(part.dead for part in self.parts):
                 which = DeadLetterFilter(drain_id=self.request.drain_id)
                 for letter in list_dead_letters(work, self.queue, which, limit=1):

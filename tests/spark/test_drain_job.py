@@ -373,6 +373,74 @@ def test_a_job_whose_leases_were_revoked_removes_nothing_more_and_ends(
     assert report.problem.error_class == "LeaseLost"
 
 
+def stop(job: Stopped, orders: Store, what: str) -> int:
+    if what == "revoked leases":
+        revoke(orders.database, "dag/run/task")
+        return 75
+    pid = job.submission.driver() if what == "SIGTERM to the driver" else job.submission.process.pid
+    os.kill(pid, signal.SIGTERM)
+    return 143
+
+
+def check_true_report(orders: Store, drain_id: str, copies: str, *, acknowledged: int, problem: str) -> None:
+    """The report says what has left the queue, nothing is held, and another drain brings the rest."""
+    report = report_of(orders, drain_id)
+    assert (report.acknowledged, waiting(orders)) == (acknowledged, 200 - acknowledged)
+    assert report.problem is not None
+    assert report.problem.error_class == problem
+    rest = drain(orders, "orders", SinkSpec("sql", {"url": copies}, name="copies"), if_locked="fail")
+    assert (rest.acknowledged, waiting(orders)) == (200 - acknowledged, 0)
+    assert read(copies) == EXPECTED
+
+
+@pytest.mark.full("a submission of Spark for each way of stopping a job")
+@pytest.mark.parametrize("what", ["SIGTERM to the driver", "SIGTERM to spark-submit", "revoked leases"])
+def test_the_report_of_a_job_that_is_stopped_says_what_has_left_the_queue(
+    orders: Store, stopped_job: Callable[..., Stopped], copies: str, what: str
+) -> None:
+    """The reports of its tasks are lost: they have removed a chunk each, and are in the middle of the next one."""
+    add(orders, VALUES)
+    job = stopped_job(master="local[2]", lease_seconds=3, gate="LateGatedSink", chunk_rows=10)
+    driver = job.submission.driver()
+    wait_until(lambda: waiting(orders) == 180, "two chunks are not removed")
+    status = stop(job, orders, what)
+    assert job.submission.wait() == status, job.submission.output()
+    wait_until(lambda: not is_running(driver), "the driver goes on")
+    job.let_go()
+    wait_until(lambda: not any(map(is_running, job.workers())), "workers outlive their driver")
+    problem = "LeaseLost" if status == 75 else "DriverStopped"
+    check_true_report(orders, job.drain_id, copies, acknowledged=20, problem=problem)
+
+
+def age(pid: int) -> float:
+    """Seconds for which a process has been there."""
+    started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return float(Path("/proc/uptime").read_text().split()[0]) - started / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.full("a submission of Spark, which must have started before its time is over")
+@pytest.mark.parametrize("ends", ["by itself", "cancelled"])
+def test_a_job_whose_time_is_over_ends_in_order(
+    orders: Store, stopped_job: Callable[..., Stopped], copies: str, ends: str
+) -> None:
+    """Tasks end behind the batch at hand; where a sink does not let them, the driver cancels them soon."""
+    add(orders, VALUES)
+    job = stopped_job(master="local[2]", lease_seconds=30, gate="LateGatedSink", chunk_rows=10, time_limit=25)
+    driver, acknowledged = job.submission.driver(), 20
+    if ends == "by itself":
+        wait_until(lambda: age(driver) > 28, "time stands still")
+        job.let_go()
+        acknowledged = 40
+    assert job.submission.wait() == 75, job.submission.output()
+    job.let_go()
+    wait_until(lambda: not any(map(is_running, job.workers())), "workers outlive their driver")
+    assert f"has brought {acknowledged} entries in its 25 seconds; about {200 - acknowledged} left" in (
+        job.submission.output()
+    )
+    assert "draining; entries left: 180; 0 a second; the oldest " in job.submission.output()
+    check_true_report(orders, job.drain_id, copies, acknowledged=acknowledged, problem="DrainTimedOut")
+
+
 # -- the guard fence -------------------------------------------------------------------------------------------------
 
 
