@@ -18,6 +18,7 @@ from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secr
 from export_queue.core.spark.engine import SparkEngine, ask_executors, check_driver
 from export_queue.core.spark.masters import is_local, refuse_remote_sqlite
 from export_queue.core.spark.start import start_deadline, start_spark
+from export_queue.core.spark.terminal import shown_bar
 from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_when_orphaned
 from export_queue.core.store import Database
 
@@ -63,7 +64,8 @@ def drain_on_spark(arguments: DrainArguments) -> DrainReport:
     deadline = Deadline.after(request.time_limit)
     with contextlib.closing(Store(arguments.store.open())) as store:
         engine = _spark_engine(store.database, arguments, request, deadline)
-        return run_drain(store, request, engine, deadline=deadline)
+        with shown_bar(f"{request.queue_id} → {request.sink_name}") as on_left:
+            return run_drain(store, request, engine, deadline=deadline, on_left=on_left)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,8 @@ _TASKS_PER_CORE = 3
 """So that a core whose tasks were light takes over from one whose tasks were heavy."""
 STOP_SECONDS = 10.0
 """How long tasks may take to end by themselves once the drain's time is over; then their job is cancelled."""
+
+log = logging.getLogger("export_queue.drain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +107,17 @@ class SparkEngine:
             drain_task(setup, self.secrets, _number_of_attempt)
         )
 
+        is_told = False
+
         def check() -> None:
+            nonlocal is_told
             keeper.check()
-            # Tasks end by themselves, in order; one that waits for an executor, or for a sink, cannot.
+            if self.deadline.left():
+                return
+            if not is_told:
+                is_told = True
+                log.info("%s: the time is over; tasks end behind the batch at hand", queue.id)
+            # One that waits for an executor, or for a sink, cannot.
             if self.deadline.clock() >= self.deadline.until + STOP_SECONDS:
                 self.deadline.check()
 

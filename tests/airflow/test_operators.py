@@ -181,6 +181,7 @@ def test_draining_nothing_is_a_success(airflow_store: Any, run_task: Any, copies
 
 
 def test_a_drain_whose_time_is_over_is_retried(airflow_store: Any, run_task: Any, copies: Any) -> None:
+    add(airflow_store, 20)
     with pytest.raises(DrainTimedOut) as caught:
         run_task(ExportQueueDrainOperator, queue_id="orders", sink_conn_id="copies", time_limit="0.000001")
     assert not isinstance(caught.value, AirflowFailException)
