@@ -32,9 +32,10 @@ class Tally:
 
         :param removed: without what another attempt had removed before.
         """
-        stored, self._stored, self._next = self._stored, None, None
+        self._next = None  # the answer of an earlier try may have been lost: only the row knows what it holds
         if not removed.read:
             return
+        stored = self._stored
         if stored is None:
             stored = _sum(queries.tallies.find_tallies(work, _name(self.request), self.number))
         self._next = Counts(**total([stored, removed]))

@@ -133,7 +133,7 @@ def test_entries_of_files_count_once_too(orders: Store, tmp_path: Path) -> None:
 
 def test_a_removal_whose_answer_was_lost_counts_once(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     one = job(orders)
-    step, failures = pipeline._Pipeline._remove_once, iter([True, False, True])
+    step, failures = pipeline._Pipeline._remove_once, iter([False, True, False, False, True])
 
     def lost(*arguments: Any) -> Any:
         found = step(*arguments)
@@ -149,7 +149,7 @@ def test_a_removal_whose_answer_was_lost_counts_once(orders: Store, monkeypatch:
 
 def test_a_removal_that_did_not_take_effect_counts_when_it_does(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     one = job(orders)
-    step, failures = Tally.add, iter([True, False, True])
+    step, failures = Tally.add, iter([False, True, False, False, True])
 
     def failing(*arguments: Any, **options: Any) -> None:
         step(*arguments, **options)
