@@ -51,6 +51,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
         ├── EntryRejected             ``on_error="fail"`` met an entry that was rejected
         ├── TooManyDeadLetters
         ├── EntriesNotSettled         transient
+        ├── DrainTimedOut             transient; the drain's own time limit has passed
         └── SparkJobFailed            transient
 """
 
@@ -396,6 +397,13 @@ class EntriesNotSettled(DrainError):
         "a sink with guard='fence' takes an entry only when no older one can come any more: let them end, "
         "or abort them, or give the drain a longer lock_timeout"
     )
+
+
+class DrainTimedOut(DrainError):
+    """The drain's time limit has passed before everything was brought."""
+
+    transient = True
+    default_hint = "run it again, or give it more time (time_limit); what was acknowledged stays removed"
 
 
 class SparkJobFailed(DrainError):

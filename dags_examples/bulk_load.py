@@ -23,7 +23,12 @@ def bulk_load():
         task_id="load", queue_id="totals", frame=f"{FRAMES}:totals", frame_arguments={"customers": 50}
     )
     drain = ExportQueueSparkDrainOperator(
-        task_id="drain", queue_id="totals", sink_conn_id="redis_default", sink_options={"key": "total:{id}"}
+        task_id="drain",
+        queue_id="totals",
+        sink_conn_id="redis_default",
+        sink_options={"key": "total:{id}"},
+        time_limit=3600,  # then the sink has a rest, and a retry brings what is left
+        retries=2,
     )
     set_up >> load >> drain
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from export_queue.core.sinks import SinkSpec
     from export_queue.core.store import StoreSpec
 
-_OPTIONS = ("exporter", "ranges", "if_locked", "lock_timeout", "on_error", "max_dead")
+_OPTIONS = ("exporter", "ranges", "if_locked", "lock_timeout", "time_limit", "on_error", "max_dead")
 """Arguments that go into the drain's request."""
 _REVOKE_SECONDS = 2.0
 """Airflow kills a task for good 5 seconds after it has asked it to end."""
@@ -41,6 +41,8 @@ class DrainTask(BaseOperator):
     :param if_locked: what to do about a range that another drain works on: ``wait`` for it, ``skip`` it, or
         ``fail``. (templated)
     :param lock_timeout: seconds to wait for such ranges.
+    :param time_limit: seconds after which the drain ends in order, with an error for which Airflow retries the task;
+        what was brought until then stays brought. None for any time. (templated)
     :param on_error: what becomes of an entry that the exporter or the sink rejects: ``dead_letter`` sets it aside,
         ``fail`` stops the drain. (templated)
     :param max_dead: most entries that may be set aside. (templated)
@@ -55,6 +57,7 @@ class DrainTask(BaseOperator):
         "exporter",
         "ranges",
         "if_locked",
+        "time_limit",
         "on_error",
         "max_dead",
         "export_queue_conn_id",
@@ -77,6 +80,7 @@ class DrainTask(BaseOperator):
         ranges: Any = None,
         if_locked: str = "wait",
         lock_timeout: float = 600.0,
+        time_limit: float | str | None = None,
         on_error: str = "dead_letter",
         max_dead: int | str = 1000,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
@@ -91,6 +95,7 @@ class DrainTask(BaseOperator):
         self.ranges = ranges
         self.if_locked = if_locked
         self.lock_timeout = lock_timeout
+        self.time_limit = time_limit
         self.on_error = on_error
         self.max_dead = max_dead
         self.export_queue_conn_id = export_queue_conn_id

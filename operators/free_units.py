@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from export_queue.core.client import Store
-    from export_queue.core.drain import DrainReport, DrainRequest
+    from export_queue.core.drain import Deadline, DrainReport, DrainRequest
     from export_queue.core.queue import Queue, Range
     from export_queue.core.transactions import Snapshot
 
@@ -32,6 +32,7 @@ class OpenUnits:
     :param store: an open store.
     :param queue: the queue.
     :param request: parameters of the drain.
+    :param deadline: when the drain ends at the latest, over all its submissions.
     :param promised: decides which entries must be brought.
     :param asked: units that were asked for.
     """
@@ -39,6 +40,7 @@ class OpenUnits:
     store: Store
     queue: Queue
     request: DrainRequest
+    deadline: Deadline
     promised: Snapshot
     asked: Sequence[Range]
     left: list[Range] = field(default_factory=list)
@@ -53,9 +55,11 @@ class OpenUnits:
         :raises SinkBindingError: the queue drains into another sink.
         :raises InvalidArgument: the ranges are no units.
         """
+        from export_queue.core.drain import Deadline
         from export_queue.core.queue import bind_sink, find_reader
         from export_queue.core.transactions import take_snapshot
 
+        deadline = Deadline.after(request.time_limit)
         with store.database.read() as work:
             queue = find_reader(work, request.queue_id)
         if queue.sink is not None:
@@ -63,7 +67,7 @@ class OpenUnits:
             with store.database.begin() as work:
                 bind_sink(work, queue, request.sink_name)
         asked = queue.split(request.ranges)
-        return cls(store, queue, request, take_snapshot(store.database), asked, list(asked))
+        return cls(store, queue, request, deadline, take_snapshot(store.database), asked, list(asked))
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +87,7 @@ class OpenUnits:
         :param go_on: called between two looks; may raise to stop.
         :returns: False if nothing is left to do: all is drained, by others too, or is to be skipped.
         :raises LockNotAvailable: others hold units, and the request does not let the drain wait, or not for so long.
+        :raises DrainTimedOut: the time limit of the drain has passed.
         :raises LeaseLost: this attempt was revoked, or a newer one has begun.
         """
         from export_queue.core.locks import begin_attempt, check_attempt, not_available
@@ -94,6 +99,7 @@ class OpenUnits:
         # Before the driver begins: so that it takes over from older ones, and can be stopped from the start.
         begin_attempt(self.store.database, self.queue, request.owner)
         while True:
+            self.deadline.check()
             if len(held) < len(self.left) and not (held and request.if_locked == "fail"):
                 return True
             if not self.left or request.if_locked == "skip":
@@ -106,7 +112,7 @@ class OpenUnits:
                 shown = ", ".join(f"{unit} by {task}" for unit, task in sorted(held.items())[:3])
                 log.info("%s → %s: waiting for %s; nothing is submitted", self.queue.id, request.sink_name, shown)
             go_on()
-            sleep(LOOK_SECONDS)
+            sleep(min(LOOK_SECONDS, self.deadline.left()))
             check_attempt(self.store.database, request.owner)
             held = self._look()
 
@@ -114,8 +120,12 @@ class OpenUnits:
         """Make the request of a submission, which leaves alone what others hold.
 
         :param number: how many submissions this drain has made.
+        :raises DrainTimedOut: the time limit of the drain has passed.
         """
         request = self.request
+        if request.time_limit is not None:
+            self.deadline.check()
+            request = replace(request, time_limit=self.deadline.left())
         if request.if_locked == "wait":
             request = replace(request, if_locked="skip")
         return replace(request, drain_id=f"{request.drain_id}.{number}", ranges=self.left) if number else request

@@ -55,6 +55,9 @@ def drain(
         Literal["wait", "skip", "fail"] | None, typer.Option(help="ranges that others hold: wait, skip or fail; wait")
     ] = None,
     lock_timeout: Annotated[float | None, typer.Option(min=0, help="seconds to wait for other drains; 600")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(min=0, help="seconds after which to end, with status 75 if something is left")
+    ] = None,
     on_error: Annotated[
         Literal["dead_letter", "fail"] | None, typer.Option(help="refused entries: dead_letter or fail; dead_letter")
     ] = None,
@@ -80,6 +83,7 @@ def drain(
             "ranges": None if ranges is None else [_range(text) for text in ranges],
             "if_locked": if_locked,
             "lock_timeout": lock_timeout,
+            "time_limit": time_limit,
             "on_error": on_error,
             "max_dead": max_dead,
             "drain_id": uuid.uuid4().hex,

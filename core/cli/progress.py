@@ -8,13 +8,12 @@ import sys
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 
 from export_queue.core.cli.console import LOG_FORMAT
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainRequest, Progress
-from export_queue.core.printable import PrintableLines, printable
+from export_queue.core.printable import PrintableLines
+from export_queue.core.progress_bar import ProgressBar
 
 _log = logging.getLogger("export_queue")
 
@@ -28,7 +27,7 @@ def shown_lines() -> contextlib.AbstractContextManager[None]:
 def shown_progress(store: Store, request: DrainRequest) -> Iterator[_Shown]:
     """Show a drain's progress on the standard error, for a block.
 
-    Lines are those of the drain itself: one every 30 seconds, and one when it starts to wait. On a terminal they stand
+    Lines are those of the drain itself: one every 10 seconds, and one when it starts to wait. On a terminal they stand
     above a bar.
 
     :returns: what the drain calls after each chunk.
@@ -39,44 +38,24 @@ def shown_progress(store: Store, request: DrainRequest) -> Iterator[_Shown]:
             yield _Shown(None)
         return
     waiting = sum(unit.entries for unit in store.backlog(request.queue_id, request.ranges))
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[dead]}"),
-        TimeElapsedColumn(),
-    )
-    title = printable(f"{request.queue_id} → {request.sink_name}")
-    with Bars(*columns, console=console) as bars, _lines(_Above(bars.console)):
-        bars.add_task(title, total=waiting, dead="")
-        yield _Shown(bars)
+    with (
+        ProgressBar(console, f"{request.queue_id} → {request.sink_name}", total=waiting) as bar,
+        _lines(bar.lines()),
+    ):
+        yield _Shown(bar)
 
 
 class _Shown:
     """Moves the bar, if there is one."""
 
-    def __init__(self, bars: Bars | None) -> None:
-        self._bars = bars
+    def __init__(self, bar: ProgressBar | None) -> None:
+        self._bar = bar
 
     def __call__(self, progress: Progress) -> None:
-        if self._bars is None:
-            return
-        done = progress.acknowledged + progress.dead
-        (task,) = self._bars.task_ids
-        # more than were counted: entries that were committed meanwhile
-        total = max(done, int(self._bars.tasks[0].total or 0))
-        self._bars.update(task, completed=done, total=total, dead=f"{progress.dead} dead" if progress.dead else "")
-
-
-class _Above(logging.Handler):
-    """Writes lines above the bar."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
+        if self._bar is not None:
+            # more than were counted may come: entries that were committed meanwhile
+            remark = f"{progress.dead} dead" if progress.dead else ""
+            self._bar.show(done=progress.acknowledged + progress.dead, remark=remark)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from export_queue.core.drain.admission import ask_sink, readmit
 from export_queue.core.drain.dead_letters import retry_dead_letters
+from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, Progress
 from export_queue.core.drain.exporters import Entry, Exported, Exporter, load_exporter, opened_exporter
 from export_queue.core.drain.fenced import claim_units
@@ -11,9 +12,11 @@ from export_queue.core.drain.local import LocalEngine, drain, drain_as_requested
 from export_queue.core.drain.one_drain import run_drain
 from export_queue.core.drain.parts import Part
 from export_queue.core.drain.pipeline import drain_ranges
+from export_queue.core.drain.progress import Left, OnLeft
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, by_range, total
 from export_queue.core.drain.request import DrainOptions, DrainRequest
 from export_queue.core.drain.sharing import share_out
+from export_queue.core.drain.tally import Tally
 from export_queue.core.drain.transient import DRAIN_RETRY
 from export_queue.core.drain.why import FinishedDrain, KeyStory, LastCommit, why
 
@@ -21,6 +24,7 @@ __all__ = [
     "DRAIN_RETRY",
     "FOLLOW_RETRY",
     "Counts",
+    "Deadline",
     "DrainOptions",
     "DrainReport",
     "DrainRequest",
@@ -34,11 +38,14 @@ __all__ = [
     "KeyStory",
     "LastCommit",
     "LeaseKeeper",
+    "Left",
     "LocalEngine",
+    "OnLeft",
     "Part",
     "Problem",
     "Progress",
     "RangeReport",
+    "Tally",
     "ask_sink",
     "by_range",
     "claim_units",

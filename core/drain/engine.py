@@ -21,8 +21,8 @@ class Engine(Protocol):
         """Tell whether the sink has no ranks, and relies on claims."""
 
     @property
-    def may_repeat(self) -> bool:
-        """Tell whether work may be done again whose report was lost: then a report of nothing proves nothing."""
+    def is_tallied(self) -> bool:
+        """Tell whether what has left the queue is counted by tallies in the store, since reports may be lost."""
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
         """Check sink and exporter once, before anything is claimed."""

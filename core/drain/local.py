@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Unpack
 
 from export_queue.core.drain.admission import StoreHandle, ask_sink
+from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, OnProgress, Progress
 from export_queue.core.drain.exporters import Exporter, load_exporter, opened_exporter
 from export_queue.core.drain.fenced import claim_units
@@ -45,14 +46,15 @@ def drain(
     :param sink_name: name to which the queue is bound; by default the name in the description, or the class
         of an open sink.
     :param on_progress: called after each chunk.
-    :param options: ``exporter``, ``ranges``, ``if_locked``, ``lock_timeout``, ``on_error``, ``max_dead``, ``owner``,
-        ``drain_id``, ``lease_seconds``, ``retry``, ``chunk_rows``, ``chunk_bytes``; see :class:`DrainRequest`.
+    :param options: ``exporter``, ``ranges``, ``if_locked``, ``lock_timeout``, ``time_limit``, ``on_error``,
+        ``max_dead``, ``owner``, ``drain_id``, ``lease_seconds``, ``retry``, ``chunk_rows``, ``chunk_bytes``;
+        see :class:`DrainRequest`.
     :returns: the report; it is stored too, also when the drain fails.
     :raises ConfigurationError: unknown queue or option, ranges that are no whole units, another sink, and the like.
     :raises LockNotAvailable: others hold a range and do not finish in time.
     :raises LeaseLost: this drain's claim was lost; nothing was removed after that.
     :raises SinkError: the sink cannot be used.
-    :raises DrainError: the exporter cannot be used, or too many entries were rejected.
+    :raises DrainError: the exporter cannot be used, too many entries were rejected, or the time limit has passed.
     """
     name = sink_name or (sink.name if isinstance(sink, SinkSpec) else type(sink).__name__)
     return drain_as_requested(store, sink, DrainRequest.of(queue_id, name, options), on_progress=on_progress)
@@ -72,14 +74,16 @@ def drain_as_requested(
     :param request: parameters of the drain.
     :param on_progress: called after each chunk.
     """
+    deadline = Deadline.after(request.time_limit)
+    request = replace(request, retry=deadline.bounded(request.retry))
 
     @contextlib.contextmanager
     def local_engine() -> Iterator[Engine]:
         exporter = load_exporter(request.exporter)
         with opened_sink(sink) as opened, opened_exporter(exporter, request.retry) as found:
-            yield LocalEngine(store.database, opened, found, request, on_progress)
+            yield LocalEngine(store.database, opened, found, request, on_progress, deadline)
 
-    return run_drain(store, request, local_engine())
+    return run_drain(store, request, local_engine(), deadline=deadline)
 
 
 @dataclass(slots=True)
@@ -91,6 +95,7 @@ class LocalEngine:
     :param exporter: open exporter.
     :param request: parameters of the drain.
     :param on_progress: called after each chunk.
+    :param deadline: ends the drain in front of a batch.
     """
 
     database: Database
@@ -98,6 +103,7 @@ class LocalEngine:
     exporter: Exporter
     request: DrainRequest
     on_progress: OnProgress | None = None
+    deadline: Deadline = field(default_factory=Deadline)
     _progress: Progress = field(default_factory=Progress)
 
     @property
@@ -106,8 +112,8 @@ class LocalEngine:
         return self.sink.capabilities.fenced
 
     @property
-    def may_repeat(self) -> bool:
-        """Nothing does."""
+    def is_tallied(self) -> bool:
+        """Nothing is lost in one process."""
         return False
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
@@ -122,6 +128,11 @@ class LocalEngine:
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
     ) -> list[RangeReport]:
         """Drain the ranges in their order; each is given back soon after it is done."""
+
+        def check() -> None:
+            keeper.check()
+            self.deadline.check()
+
         return drain_ranges(
             self.database,
             queue,
@@ -130,7 +141,7 @@ class LocalEngine:
             self.sink,
             self.exporter,
             self.request,
-            check=keeper.check,
+            check=check,
             on_chunk=self._tell,
             on_done=keeper.give_back,
         )

@@ -19,15 +19,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from export_queue.core.drain import tally
 from export_queue.core.drain.admission import StoreHandle, admit, note_fence, warn_of_namesake
+from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.fenced import in_progress, not_settled_error, refuse_dead_letters
 from export_queue.core.drain.leases import LeaseKeeper
-from export_queue.core.drain.progress import ProgressLog
-from export_queue.core.drain.report import DrainReport, Problem, RangeReport, total
+from export_queue.core.drain.progress import Left, OnLeft, ProgressLog
+from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, grouped, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.errors import (
+    DrainTimedOut,
     ExportQueueError,
     LeaseLost,
     LockNotAvailable,
@@ -58,7 +61,7 @@ from export_queue.core.queue import (
     list_dead_letters,
     waiting_ranges,
 )
-from export_queue.core.store import Database, queries
+from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.transactions import Snapshot, expire_if_due, settled_snapshot, take_snapshot
 
 TIDY_AFTER = 20_000
@@ -78,6 +81,8 @@ def run_drain(
     request: DrainRequest,
     engine: AbstractContextManager[Engine],
     *,
+    deadline: Deadline | None = None,
+    on_left: OnLeft | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> DrainReport:
@@ -86,16 +91,20 @@ def run_drain(
     :param store: an open store.
     :param request: parameters of the drain.
     :param engine: does the work; it is opened and closed here, so that trouble with it is reported too.
+    :param deadline: when the drain ends at the latest, where that is known already; by default its time limit counts
+        from now on.
+    :param on_left: called now and then with what is left, as it was counted for the log.
     :param sleep: waits for a number of seconds.
     :param clock: tells seconds; only differences count.
     :returns: the report.
     """
-    course = Course(store.database, store.id, request, sleep, clock)
+    deadline = deadline or Deadline.after(request.time_limit, clock=clock)
+    course = Course(store.database, store.id, request, sleep, clock, deadline=deadline)
     title = f"{request.queue_id} → {request.sink_name}"
 
     def bring_all() -> None:
         with (
-            ProgressLog(title, course.count_left, clock=clock) as progress,
+            ProgressLog(title, course.count_left, on_left=on_left, clock=clock) as progress,
             engine as opened,
             course.shown_again(opened),
         ):
@@ -131,20 +140,23 @@ def concluded(course: Course, work: Callable[[], None]) -> DrainReport:
 def _worked_off(course: Course, work: Callable[[], None], started_at: float) -> DrainReport:
     try:
         work()
+    except DrainTimedOut as error:
+        raise course.timed_out() from error
     finally:
         with contextlib.suppress(ExportQueueError):
             course.look_back()  # 7
-    report = course.report(seconds=course.clock() - started_at, problem=None)
+    seconds = course.clock() - started_at
     retry = replace(DRAIN_RETRY, sleep=course.sleep, clock=course.clock)
-    call_again(retry, lambda: _end(course, report))
-    return report
+    return call_again(retry, lambda: _end(course, seconds=seconds, problem=None))
 
 
 def _give_up(course: Course, error: BaseException, started_at: float) -> None:
     """Store the report of a drain that failed, and give back whatever it may still hold."""
-    report = course.report(seconds=course.clock() - started_at, problem=Problem.of(error))
-    with contextlib.suppress(Exception):  # the error itself matters more
-        _end(course, report)
+    seconds, problem = course.clock() - started_at, Problem.of(error)
+    try:
+        report = _end(course, seconds=seconds, problem=problem)
+    except Exception:  # the error itself matters more
+        report = course.report(seconds=seconds, problem=problem)
     _warn(report)
     error.add_note(report.line())
 
@@ -167,23 +179,34 @@ def _tidy(database: Database, report: DrainReport) -> None:
         log.debug("it was not found out whether the space of removed entries should be reclaimed: %s", error)
 
 
-def _end(course: Course, report: DrainReport) -> None:
+def _end(course: Course, *, seconds: float, problem: Problem | None) -> DrainReport:
+    """Give everything back, and store the report of what was done until then."""
     database, request = course.database, course.request
     has_ended = not course.goes_on
+    report = course.report(seconds=seconds, problem=problem)
     if not has_ended and not report.read:
-        return  # what holds nothing and has brought nothing leaves nothing
+        return report  # what holds nothing and has brought nothing leaves nothing
     if not course.number:  # before the SQL transaction: nobody else draws it if that one is rolled back
         with database.connect() as connection:
             course.number = database.dialect.draw(connection)
     with database.begin() as work:
-        if course.queue is not None:
-            release_all(work, course.queue, course.wanted, request.owner)
         if has_ended:
-            end_attempt(work, request.owner)
+            end_attempt(work, request.owner)  # before the leases: as tasks do, and others that take over
+        if course.queue is not None:
+            course.count_removed(work)
+            report = course.report(seconds=seconds, problem=problem)
         # Once: an end whose answer was lost, or which was interrupted, has perhaps stored it.
         queries.reports.save_report(
             work, report.to_dict(), number=course.number, drain_id=report.drain_id, queue_id=report.queue
         )
+        if course.is_tallied:
+            tally.forget(work, request)
+    return report
+
+
+def _age(work: Reading, seq: int) -> float:
+    """Tell how many seconds ago a transaction was given its id, by the store's clock."""
+    return max(0.0, work.now() / 1e3 - seq / 1e9)
 
 
 def _shown(units: Sequence[Range]) -> str:
@@ -201,6 +224,7 @@ class Course:
     clock: Callable[[], float]
     goes_on: bool = False
     """Whether another drain of the same attempt follows this one."""
+    deadline: Deadline = field(default_factory=Deadline)
     queue: Queue | None = None
     wanted: list[Range] = field(default_factory=list)
     """Units that were asked for."""
@@ -208,7 +232,9 @@ class Course:
     """The number of the report; 0 before it is drawn."""
     done: set[Range] = field(default_factory=set)
     """Units for which the promise is kept."""
-    parts: list[RangeReport] = field(default_factory=list)
+    parts: list[Counts] = field(default_factory=list)
+    """What was done: as the engine has reported it, or once all of it is counted by tallies, their sum."""
+    is_tallied: bool = False
     promised: Snapshot | None = None
     oldest_left_seconds: float = 0.0
     fence: int = 0
@@ -225,6 +251,7 @@ class Course:
         waiting = self._with_work(queue, promised, self.wanted)  # 3
         waits_since = self.clock()
         while waiting:
+            self.deadline.check()
             ready = self._settled(queue, waiting) if engine.is_fenced else waiting
             claimed_at = self.clock()
             if leases := self._claim(queue, ready):  # 4
@@ -242,7 +269,7 @@ class Course:
                     raise not_settled_error(self.database, queue, promised, _shown(waiting))
                 raise self._not_available(queue, ready)
             progress.waiting(partial(self._awaited, queue, ready, promised))
-            self.sleep(POLL_SECONDS)
+            self.sleep(min(POLL_SECONDS, self.deadline.left()))
             check_attempt(self.database, self.request.owner)
             waiting = self._with_work(queue, promised, waiting)  # 3, since the holder may have done it all
 
@@ -332,7 +359,7 @@ class Course:
         if self.queue is None:
             return
         if not any(part.acknowledged for part in self.parts):
-            if self.is_fence_noted and not self.shown and not engine.may_repeat:
+            if self.is_fence_noted and not self.shown:
                 # the first drain has left nothing that could be lost: the sink may be another one the next time
                 with self.database.begin() as work:
                     queries.sinks.forget_fence(work, self.queue.id, self.request.sink_name, self.fence)
@@ -384,6 +411,7 @@ class Course:
 
         :raises ExportQueueError: a unit was not done; the others are.
         """
+        self.is_tallied = engine.is_tallied
         keeper = LeaseKeeper(
             self.database,
             leases,
@@ -391,22 +419,42 @@ class Course:
             claimed_at=claimed_at,
             clock=self.clock,
         )
-        with keeper:
-            self._note_fence(queue)
-            if engine.is_fenced:
-                engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
-                snapshot = settled_snapshot(self.database, queue.number)
-            else:
-                snapshot = take_snapshot(self.database)
-            parts = []
-            for part in engine.work_off(queue, leases, snapshot, keeper):
-                self.parts.append(part)
-                parts.append(part)
+        parts: list[RangeReport] = []
+        try:
+            with keeper:
+                self._note_fence(queue)
+                if engine.is_fenced:
+                    engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
+                    snapshot = settled_snapshot(self.database, queue.number)
+                else:
+                    snapshot = take_snapshot(self.database)
+                for part in engine.work_off(queue, leases, snapshot, keeper):
+                    self.parts.append(part)
+                    parts.append(part)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the trouble itself matters more
+                self._count_tallied()
+            raise
+        call_again(replace(DRAIN_RETRY, sleep=self.sleep, clock=self.clock), self._count_tallied)
         if not engine.is_fenced:  # a fenced drain may have left entries that are not settled yet
             self.done |= {part.range for part in parts if part.problem is None}
         for part in parts:
             if part.problem is not None:
                 raise part.cause or part.problem.to_error()
+
+    def _count_tallied(self) -> None:
+        if self.is_tallied:
+            with self.database.begin() as work:
+                self.count_removed(work)
+
+    def count_removed(self, work: Work) -> None:
+        """Give back all leases, so that nothing more can be removed, and count exactly what was."""
+        assert self.queue is not None
+        release_all(work, self.queue, self.wanted, self.request.owner)
+        # There are none after an end whose answer was lost: it has counted them, and taken them away.
+        if self.is_tallied and (removed := tally.counted(work, self.request)).read:
+            left = sum(part.left for part in self.parts)
+            self.parts = [replace(removed, read=removed.read + left, left=left)]
 
     def _not_available(self, queue: Queue, units: Sequence[Range]) -> LockNotAvailable:
         with self.database.read() as work:
@@ -424,12 +472,26 @@ class Course:
         more = f" and {len(held) - _NAMED} more" if len(held) > _NAMED else ""
         return (", ".join(held[:_NAMED]) or _shown(units)) + more
 
-    def count_left(self) -> int | None:
+    def count_left(self) -> Left | None:
         """Count the entries of the promise that are still queued; None before it is made."""
         if self.queue is None or self.promised is None:
             return None
         with self.database.read(seconds=_COUNT_SECONDS) as work:
-            return sum(unit.entries for unit in backlog(work, self.queue, self.promised, self.wanted))
+            units = backlog(work, self.queue, self.promised, self.wanted)
+            oldest = min((unit.oldest_seq for unit in units), default=None)
+            return Left(sum(unit.entries for unit in units), 0.0 if oldest is None else _age(work, oldest))
+
+    def timed_out(self) -> DrainTimedOut:
+        """Make the error that says how far a drain has come whose time is over."""
+        assert self.deadline.time_limit is not None
+        brought, left = Counts(**total(self.parts)), None
+        with contextlib.suppress(ExportQueueError):
+            left = self.count_left()
+        rest = "the rest" if left is None else f"about {grouped(left.entries)}"
+        return DrainTimedOut(
+            f"the drain of {self.request.queue_id} has brought {grouped(brought.acknowledged + brought.dead)} entries "
+            f"in its {self.deadline.time_limit:g} seconds; {rest} left"
+        )
 
     def look_back(self) -> None:
         """Find out how old the oldest entry is that still waits, and why the first dead letter is one."""
@@ -439,7 +501,7 @@ class Course:
         with self.database.read() as work:
             oldest = min((unit.oldest_seq for unit in backlog(work, self.queue, snapshot, self.wanted)), default=None)
             if oldest is not None:
-                self.oldest_left_seconds = max(0.0, work.now() / 1e3 - oldest / 1e9)
+                self.oldest_left_seconds = _age(work, oldest)
             if any(part.dead for part in self.parts):
                 which = DeadLetterFilter(drain_id=self.request.drain_id)
                 for letter in list_dead_letters(work, self.queue, which, limit=1):

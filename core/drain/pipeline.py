@@ -21,9 +21,10 @@ from export_queue.core.drain.parts import Part
 from export_queue.core.drain.report import Counts, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.sending import Sender
+from export_queue.core.drain.tally import Tally, newly_removed
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import DrainError, SegmentLost
-from export_queue.core.locks import Lease, hold
+from export_queue.core.locks import Lease, hold, serialise
 from export_queue.core.queue import (
     DeadLetterFilter,
     Position,
@@ -64,6 +65,7 @@ def drain_ranges(
     check: Callable[[], None],
     on_chunk: OnChunk | None = None,
     on_done: OnDone | None = None,
+    tally: Tally | None = None,
 ) -> list[RangeReport]:
     """Bring the entries that a snapshot sees in claimed units into a sink, and remove exactly these from the queue.
 
@@ -77,13 +79,16 @@ def drain_ranges(
     :param check: called before each batch; raises LeaseLost if a lease is known to be lost.
     :param on_chunk: called with the counts of each chunk that has left the queue.
     :param on_done: called with the leases of parts that are done, in the store's thread, as soon as they are.
+    :param tally: counts in the store what has left the queue; by default nothing does.
     :returns: one report a part, in their order. An error, and an interruption too, is in the reports of the
         parts that were not done because of it; it is never raised here, so that no counts are lost (I13).
     """
     writer = ChunkWriter(queue, exporter, request)
     senders = [Sender(sink_of_unit(sink, queue, part.lease), request.retry, check) for part in parts]
     whole_keys = sink.capabilities.fenced
-    return _Pipeline(database, queue, parts, snapshot, request, writer, senders, whole_keys, on_chunk, on_done).run()
+    return _Pipeline(
+        database, queue, parts, snapshot, request, writer, senders, whole_keys, on_chunk, on_done, tally
+    ).run()
 
 
 @dataclass(slots=True)
@@ -99,6 +104,7 @@ class _Pipeline:
     whole_keys: bool
     on_chunk: OnChunk | None
     on_done: OnDone | None
+    tally: Tally | None
     removals: deque[tuple[Counts, Future[None]]] = field(default_factory=deque)
     """Chunks on their way out of the queue, each with what it will have counted."""
     counts: list[dict[int, Counts]] = field(default_factory=list)
@@ -249,6 +255,8 @@ class _Pipeline:
 
     def _remove(self, at: int, number: int, applied: Applied, chunk: Chunk) -> None:
         noted = call_again(self.request.retry, lambda: self._remove_once(at, applied, chunk))
+        if self.tally is not None:
+            self.tally.committed()
         # In this thread, which no signal interrupts between the removal and the note of it.
         self.noted |= noted
         self.counts[at][number] = applied.counts
@@ -258,8 +266,11 @@ class _Pipeline:
         """Remove a chunk in a critical section: the lease cannot be taken over before it is gone (I10)."""
         entries, dead = applied.entries, applied.dead
         noted: dict[tuple[int, int, int], Run] = {}
+        removed = fresh = 0
         with self.database.begin() as work:
-            hold(work, self.parts[at].lease)
+            if dead:
+                serialise(work, self.request.owner)  # or tasks that bury at one moment would not see each other
+            now_ms = hold(work, self.parts[at].lease)
             if chunk.rows:
                 first, last = entries.position(0), entries.position(len(entries) - 1)
                 removed = remove_span(work, self.queue, self.snapshot, first, last)
@@ -268,11 +279,14 @@ class _Pipeline:
                     raise DrainError(f"{removed} entries would be removed, but only {chunk.rows} were acknowledged")
             for run in chunk.runs:
                 key = (at, run.segment.transaction, run.segment.number)
-                noted[key] = mark_done(work, self.queue, run, self.noted.get(key))
+                noted[key], done = mark_done(work, self.queue, run, self.noted.get(key))
+                removed += done
             if dead:
-                dead_letter(work, self.queue, dead)
+                fresh = dead_letter(work, self.queue, dead)
                 # Other tasks of this drain set entries aside, too: only the store knows the sum.
                 of_drain = DeadLetterFilter(drain_id=self.request.drain_id)
                 if count_dead_letters(work, self.queue, of_drain) > self.request.max_dead:
                     raise too_many(self.request, f"{dead[-1].error_class}: {dead[-1].reason}")
+            if self.tally is not None:
+                self.tally.add(work, newly_removed(applied.counts, removed=removed, dead=fresh), now_ms=now_ms)
         return noted

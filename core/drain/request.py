@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypedDict, get_args
 
-from export_queue.core.arguments import number, parse_ranges, whole_number
+from export_queue.core.arguments import number, parse_ranges, seconds, whole_number
 from export_queue.core.drain.transient import DRAIN_RETRY
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import Owner
@@ -35,6 +36,7 @@ class DrainOptions(TypedDict, total=False):
     ranges: Ranges | None
     if_locked: IfLocked | None
     lock_timeout: float | None
+    time_limit: float | None
     on_error: OnError | None
     max_dead: int | None
     owner: Owner | None
@@ -57,6 +59,8 @@ class DrainRequest:
     :param if_locked: what to do about ranges that others hold: ``"wait"`` for them, ``"skip"`` them, or
         ``"fail"`` before anything is done.
     :param lock_timeout: seconds to wait for others.
+    :param time_limit: seconds after which the drain brings nothing more and ends with ``DrainTimedOut``; None for any
+        time.
     :param on_error: ``"dead_letter"`` sets rejected entries aside, ``"fail"`` stops at the first.
     :param max_dead: the most entries that may be set aside; one more stops the drain.
     :param owner: the task that claims; a new attempt of a task takes over from an older one; by default no other
@@ -75,6 +79,7 @@ class DrainRequest:
     ranges: Ranges | None = None
     if_locked: IfLocked = "wait"
     lock_timeout: float = 600.0
+    time_limit: float | None = None
     on_error: OnError = "dead_letter"
     max_dead: int = 1000
     owner: Owner = field(default_factory=Owner.unique)
@@ -95,6 +100,8 @@ class DrainRequest:
                 raise InvalidArgument(f"{name}: expected a whole number from 1, found {getattr(self, name)!r}")
         if not _is_number(self.lock_timeout) or self.lock_timeout < 0:
             raise InvalidArgument(f"lock_timeout: expected seconds, 0 or more, found {self.lock_timeout!r}")
+        if self.time_limit is not None and not (_is_number(self.time_limit) and 0 < self.time_limit < math.inf):
+            raise InvalidArgument(f"time_limit: expected more than 0 seconds, found {self.time_limit!r}")
         if not _is_number(self.lease_seconds) or self.lease_seconds <= 0:
             raise InvalidArgument(f"lease_seconds: expected more than 0 seconds, found {self.lease_seconds!r}")
         if not self.drain_id:
@@ -166,10 +173,13 @@ class DrainRequest:
 
 
 _RETRY_FIELDS = ("attempts", "seconds", "first_pause", "longest_pause")
+_NOTHING = ("", "None")
+"""What templates make of nothing."""
 _READERS: dict[str, Callable[[Any], Any]] = {
     "exporter": lambda value: value or None,
     "ranges": parse_ranges,
     "lock_timeout": lambda value: number(value, what="lock_timeout"),
+    "time_limit": lambda value: None if value in _NOTHING else seconds(value, what="time_limit"),
     "max_dead": lambda value: whole_number(value, what="max_dead"),
     "lease_seconds": lambda value: number(value, what="lease_seconds"),
     "chunk_rows": lambda value: whole_number(value, what="chunk_rows", least=1),

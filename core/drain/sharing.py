@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from export_queue.core.drain.parts import LEAST_WEIGHT, Block, Part, cut, spread, weight
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Backlog, Queue, Range, backlog_by_bucket, every_nth_key
-from export_queue.core.segments import Segment, by_range, row_groups, waiting_segments
+from export_queue.core.segments import RowGroup, Segment, by_range, row_groups, waiting_segments
 from export_queue.core.store import Database, Reading
 from export_queue.core.transactions import Snapshot
 
@@ -34,25 +33,38 @@ def share_out(
         rows = backlog_by_bucket(work, queue, snapshot, within)
         segments = waiting_segments(work, queue, snapshot, within)
         total = sum(weight(bucket.entries, bucket.bytes) for bucket in rows)
-        total += sum(weight(segment.entries, segment.bytes) for segment in segments)
+        total += _weight(segments)
         share = max(LEAST_WEIGHT, total / (tasks * _PARTS_PER_TASK))
-        parts: list[tuple[int, Part]] = []
-        for lease in leases:
-            unit = lease.range
-            of_unit = rows[bisect_left(rows, unit.first, key=_number) : bisect_left(rows, unit.end, key=_number)]
-            blocks = [block for bucket in of_unit for block in _of_rows(work, queue, snapshot, bucket, share)]
-            blocks += _of_segments(by_range(segments, unit), unit, share)
-            parts += cut(lease, sorted(blocks, key=Block.place), share)
+        held = {number for lease in leases for number in range(lease.range.first, lease.range.end)}
+        blocks = {
+            bucket.range.first: _of_rows(work, queue, snapshot, bucket, share)
+            for bucket in rows
+            if bucket.range.first in held
+        }
+    # Behind the SQL transaction: a filesystem may take its time.
+    units = {lease.range: by_range(segments, lease.range) for lease in leases}
+    large = [segment for unit, found in units.items() if _weight(found) > share for segment in found]
+    groups = dict(zip(map(_key, large), row_groups(large) if large else [], strict=True))
+    parts: list[tuple[int, Part]] = []
+    for lease in leases:
+        unit = lease.range
+        of_rows = [block for number in range(unit.first, unit.end) for block in blocks.get(number, ())]
+        of_unit = of_rows + _of_segments(units[unit], unit, share, groups)
+        parts += cut(lease, sorted(of_unit, key=Block.place), share)
     return spread(parts, tasks)
 
 
-def _number(bucket: Backlog) -> int:
-    return bucket.range.first
+def _key(segment: Segment) -> tuple[int, int]:
+    return segment.transaction, segment.number
+
+
+def _weight(segments: Sequence[Segment]) -> int:
+    return sum(weight(segment.entries, segment.bytes) for segment in segments)
 
 
 def _of_rows(work: Reading, queue: Queue, snapshot: Snapshot, bucket: Backlog, share: float) -> list[Block]:
     """Take a bucket as one block, or as several where it is more than a share by itself."""
-    whole, number = weight(bucket.entries, bucket.bytes), _number(bucket)
+    whole, number = weight(bucket.entries, bucket.bytes), bucket.range.first
     pieces = int(whole // share) + 1
     if pieces == 1:
         return [Block(number, None, whole)]
@@ -64,13 +76,18 @@ def _of_rows(work: Reading, queue: Queue, snapshot: Snapshot, bucket: Backlog, s
     return [*blocks, Block(number, None, whole - each * len(keys))]
 
 
-def _of_segments(segments: Sequence[Segment], unit: Range, share: float) -> list[Block]:
-    """Take what waits in files as one block, or as one for each row group where it is more than a share."""
-    whole = sum(weight(segment.entries, segment.bytes) for segment in segments)
+def _of_segments(
+    segments: Sequence[Segment], unit: Range, share: float, groups: Mapping[tuple[int, int], Sequence[RowGroup]]
+) -> list[Block]:
+    """Take what waits in files as one block, or as one for each row group where it is more than a share.
+
+    :param groups: the row groups of the segments, by their keys, where they are more than a share together.
+    """
+    whole = _weight(segments)
     if whole <= share:
         return [Block(unit.first, None, whole)] if whole else []
     return [
         Block(min(group.last_bucket, unit.end - 1), group.last_key, weight(group.entries, group.bytes))
         for segment in segments
-        for group in row_groups(segment)
+        for group in groups[_key(segment)]
     ]

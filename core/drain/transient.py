@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from export_queue.core.errors import LockError
+from export_queue.core.errors import DrainTimedOut, LockError
 from export_queue.core.retry import Retry, is_transient
 
 Result = TypeVar("Result")
@@ -26,5 +26,5 @@ def call_again(retry: Retry, step: Callable[[], Result], *, check: Callable[[], 
 
 
 def _is_worth_repeating(error: Exception) -> bool:
-    # A lost lease is transient for the task as a whole, but never comes back to its holder.
-    return is_transient(error) and not isinstance(error, LockError)
+    # Transient for the task as a whole: but a lost lease never comes back to its holder, nor does time.
+    return is_transient(error) and not isinstance(error, LockError | DrainTimedOut)

@@ -1,6 +1,6 @@
 """Locks on parts of a queue: attempts of tasks, claims, leases, fences, the critical section."""
 
-from export_queue.core.locks.attempts import Owner, begin_attempt, check_attempt, end_attempt, revoke
+from export_queue.core.locks.attempts import Owner, begin_attempt, check_attempt, end_attempt, revoke, serialise
 from export_queue.core.locks.lockbox import (
     Holder,
     Lease,
@@ -34,4 +34,5 @@ __all__ = [
     "release_all",
     "renew",
     "revoke",
+    "serialise",
 ]

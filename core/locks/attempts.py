@@ -79,6 +79,11 @@ def check_attempt(database: Database, owner: Owner) -> None:
     _refuse_revoked(owner, {row["attempt"] for row in known if row["revoked"]})
 
 
+def serialise(work: Work, owner: Owner) -> None:
+    """Let one SQL transaction of a task go on at a time, from here to its end; enter no critical section before."""
+    queries.attempts.of_task(work, owner.task, lock=True)
+
+
 def end_attempt(work: Work, owner: Owner) -> None:
     """Forget an attempt that has ended; a revoked one stays known."""
     queries.attempts.forget(work, owner.task, owner.names)

@@ -176,17 +176,21 @@ def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) 
         queries.locks.extend(work, _places(leases), lease_ms=now + int(lease_seconds * 1000))
 
 
-def hold(work: Work, lease: Lease) -> None:
+def hold(work: Work, lease: Lease) -> int:
     """Enter a critical section: the lock cannot be taken over until this SQL transaction ends.
 
+    :returns: the store's clock, in milliseconds.
     :raises LeaseLost: it has expired, was revoked or taken over: change nothing.
     """
-    _require(work, [lease], now=work.now(), shared=True)
+    now = work.now()
+    _require(work, [lease], now=now, shared=True)
+    return now
 
 
-def check_leases(database: Database, leases: Sequence[Lease]) -> None:
+def check_leases(database: Database, leases: Sequence[Lease]) -> int:
     """Look whether leases are still held; a lease may be lost right behind the look.
 
+    :returns: the store's clock at the look, in milliseconds.
     :raises LeaseLost: one of them has expired, was revoked or taken over.
     """
     with database.read() as work:
@@ -197,6 +201,7 @@ def check_leases(database: Database, leases: Sequence[Lease]) -> None:
             for row in queries.locks.of_queue(work, number, now=now)
         }
     _refuse_lost(leases, held)
+    return now
 
 
 def _require(work: Work, leases: Sequence[Lease], *, now: int, shared: bool) -> None:

@@ -102,9 +102,12 @@ class AuditRecord:
 ALL_DEAD_LETTERS = DeadLetterFilter()
 
 
-def dead_letter(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> None:
-    """Keep entries as dead letters, in the SQL transaction that removes them from the queue (I6)."""
-    queries.dead_letters.insert_dead(
+def dead_letter(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> int:
+    """Keep entries as dead letters, in the SQL transaction that removes them from the queue (I6).
+
+    :returns: how many were none yet.
+    """
+    return queries.dead_letters.insert_dead(
         work,
         [
             {

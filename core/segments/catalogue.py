@@ -149,7 +149,7 @@ def by_range(segments: Sequence[Segment], within: Range) -> list[Segment]:
     return [one for one in segments if one.first < within.end and one.end > within.first]
 
 
-def mark_done(work: Work, queue: Queue, run: Run, before: Run | None = None) -> Run:
+def mark_done(work: Work, queue: Queue, run: Run, before: Run | None = None) -> tuple[Run, int]:
     """Note that a run of a segment's entries is drained, inside of the critical section of its drain (I10).
 
     Several tasks may have drained the same entries under one lease: one that was taken for dead, and the one that Spark
@@ -157,14 +157,15 @@ def mark_done(work: Work, queue: Queue, run: Run, before: Run | None = None) -> 
 
     :param run: the entries.
     :param before: what this drain has noted of the segment last; the run joins it where it follows on it.
-    :returns: what is noted now, for the next call. Calling again with the same changes nothing.
+    :returns: what is noted now, for the next call, and how many entries of the run nobody had noted. Calling again
+        with the same changes nothing.
     """
     first = before.first if before is not None and before.last == run.previous else run.first
     noted = replace(run, first=first, rows=())
     segment = (run.segment.transaction, run.segment.number)
     whole = queries.segments.hold_reader(work, queue.number, segment)
     if whole is None:  # drained by another one, or by an attempt whose commit was in doubt
-        return noted
+        return noted, 0
     done = queries.segments.parts_done(work, queue.number, segment)
     new = without(run.rows, [(begin, last) for begin, (last, _, _) in done.items()])
     if sum(entries for _, entries, _ in done.values()) + len(new) == whole:
@@ -180,7 +181,7 @@ def mark_done(work: Work, queue: Queue, run: Run, before: Run | None = None) -> 
             entries=entries + len(new),
             size=size + bytes_of_all(new),
         )
-    return noted
+    return noted, len(new)
 
 
 def give_up_file(work: Work, queue: Queue, file: str, *, who: str) -> int:

@@ -37,24 +37,34 @@ class RowGroup:
     """Of keys and values, about."""
 
 
-def row_groups(segment: Segment) -> list[RowGroup]:
-    """Read from the file's own statistics where the entries of a segment lie.
+def row_groups(segments: Sequence[Segment]) -> list[list[RowGroup]]:
+    """Read from the files' own statistics where the entries of segments lie; each file is opened once.
 
-    :raises SegmentLost: the file is missing.
+    :param segments: the segments; several may lie in one file.
+    :returns: the row groups of each, in the order of the segments.
+    :raises SegmentLost: a file is missing.
     :raises SegmentUnavailable: it cannot be read now.
     """
     import pyarrow.parquet as pq
 
     load_pyarrow()
-    source = open_file(segment.file, size=segment.file_bytes)
-    try:
-        with translated(segment.file):
-            metadata = pq.read_metadata(source)
-    finally:
-        source.close()
+    heads: dict[str, Any] = {}
+    for segment in segments:
+        if segment.file in heads:
+            continue
+        source = open_file(segment.file, size=segment.file_bytes)
+        try:
+            with translated(segment.file):
+                heads[segment.file] = pq.read_metadata(source)
+        finally:
+            source.close()
+    return [_groups_of(segment, heads[segment.file]) for segment in segments]
+
+
+def _groups_of(segment: Segment, head: Any) -> list[RowGroup]:
     found = []
-    for i in range(segment.row_group_first, min(segment.row_group_end, metadata.num_row_groups)):
-        group = metadata.row_group(i)
+    for i in range(segment.row_group_first, min(segment.row_group_end, head.num_row_groups)):
+        group = head.row_group(i)
         bucket, key = (group.column(column).statistics for column in (0, 1))
         if bucket is not None and bucket.has_min_max and key is not None and key.has_min_max:
             size = segment.bytes * group.num_rows // max(segment.entries, 1)

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, DrainRequest, Engine, run_drain
-from export_queue.core.errors import ExportQueueError
+from export_queue.core.drain import Deadline, DrainReport, DrainRequest, Engine, run_drain
+from export_queue.core.errors import ExportQueueError, SparkJobFailed
 from export_queue.core.retry import is_transient
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.arguments import DrainArguments
@@ -18,6 +18,7 @@ from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secr
 from export_queue.core.spark.engine import SparkEngine, ask_executors, check_driver
 from export_queue.core.spark.masters import is_local, refuse_remote_sqlite
 from export_queue.core.spark.start import start_deadline, start_spark
+from export_queue.core.spark.terminal import shown_bar
 from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_when_orphaned
 from export_queue.core.store import Database
 
@@ -60,25 +61,44 @@ def drain_on_spark(arguments: DrainArguments) -> DrainReport:
     :returns: the report; it is stored under the id of the drain, also when the drain fails.
     """
     request = arguments.request.another_attempt()
+    deadline = Deadline.after(request.time_limit)
     with contextlib.closing(Store(arguments.store.open())) as store:
-        return run_drain(store, request, _spark_engine(store.database, arguments, request))
+        engine = _spark_engine(store.database, arguments, request, deadline)
+        with shown_bar(f"{request.queue_id} → {request.sink_name}") as on_left:
+            return run_drain(store, request, engine, deadline=deadline, on_left=on_left)
 
 
 @contextlib.contextmanager
-def _spark_engine(database: Database, arguments: DrainArguments, request: DrainRequest) -> Iterator[Engine]:
+def _spark_engine(
+    database: Database, arguments: DrainArguments, request: DrainRequest, deadline: Deadline
+) -> Iterator[Engine]:
     store, sink, modules = arguments.store, arguments.sink, _modules(arguments)
     check_driver(modules)
     wanted = references(store, sink)
-    with start_deadline(arguments.start_timeout):
-        context = start_spark(f"export queue: drain {request.queue_id}")
-        refuse_remote_sqlite(context.master, store, sink)
-        lacking = ask_executors(context, modules, wanted)
+    ends_ms = _on_the_clock_of(database, deadline)
+    try:
+        with start_deadline(min(arguments.start_timeout, deadline.left())):
+            context = start_spark(f"export queue: drain {request.queue_id}")
+            refuse_remote_sqlite(context.master, store, sink)
+            lacking = ask_executors(context, modules, wanted)
+    except SparkJobFailed:
+        deadline.check()
+        raise
     if is_local(context.master):
         secrets = CarriedSecrets()  # executors have the driver's environment
     else:
         secrets = carried_secrets(dict(context.getConf().getAll()), wanted, lacking)
-    yield SparkEngine(context, database, store, sink, request, arguments.max_parallel, secrets)
+    yield SparkEngine(context, database, store, sink, request, arguments.max_parallel, secrets, deadline, ends_ms)
     context.stop()  # after an error the end of the process does it
+
+
+def _on_the_clock_of(database: Database, deadline: Deadline) -> int | None:
+    """Tell at which moment of the store's clock, in milliseconds, the time of a drain is over; None for none."""
+    deadline.check()
+    if deadline.time_limit is None:
+        return None
+    with database.read() as work:
+        return work.now() + int(deadline.left() * 1000)
 
 
 def _modules(arguments: DrainArguments) -> list[str]:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
-from pyspark import SparkContext
+from pyspark import SparkContext, TaskContext
 
-from export_queue.core.drain import DrainRequest, LeaseKeeper, RangeReport, ask_sink, by_range, claim_units, share_out
+from export_queue.core.drain import (
+    Deadline,
+    DrainRequest,
+    LeaseKeeper,
+    RangeReport,
+    ask_sink,
+    by_range,
+    claim_units,
+    share_out,
+)
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
@@ -27,6 +37,10 @@ JOB_GROUP = "export-queue-drain"
 _PROBES = 16
 _TASKS_PER_CORE = 3
 """So that a core whose tasks were light takes over from one whose tasks were heavy."""
+STOP_SECONDS = 10.0
+"""How long tasks may take to end by themselves once the drain's time is over; then their job is cancelled."""
+
+log = logging.getLogger("export_queue.drain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,8 @@ class SparkEngine:
     :param request: parameters of the drain; its exporter is an import path.
     :param max_parallel: the most tasks that drain at once.
     :param secrets: secrets that executors of another machine cannot look up.
+    :param deadline: when the drain ends at the latest.
+    :param ends_ms: the same as a moment of the store's clock, which tasks look at; None for none.
     """
 
     context: SparkContext
@@ -49,6 +65,8 @@ class SparkEngine:
     request: DrainRequest
     max_parallel: int | None
     secrets: CarriedSecrets
+    deadline: Deadline
+    ends_ms: int | None
 
     @property
     def is_fenced(self) -> bool:
@@ -57,19 +75,24 @@ class SparkEngine:
             return sink.capabilities.fenced
 
     @property
-    def may_repeat(self) -> bool:
-        """Spark repeats tasks whose executors are lost."""
+    def is_tallied(self) -> bool:
+        """Reports are lost with executors, and with a job that fails."""
         return True
+
+    @property
+    def _bounded(self) -> DrainRequest:
+        """The request for this process; that of the tasks travels, and clocks do not."""
+        return replace(self.request, retry=self.deadline.bounded(self.request.retry))
 
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
         """Ask the sink, from the driver: the leases that go to the tasks are their claims."""
         with opened_sink(self.sink) as sink:
-            claim_units(sink, queue, leases, self.request.retry)
+            claim_units(sink, queue, leases, self._bounded.retry)
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
         """Ask the sink, from the driver."""
         with opened_sink(self.sink) as sink:
-            ask_sink(sink, self.request, queue_id=queue_id, store_id=store_id, fence=fence, shown=shown)
+            ask_sink(sink, self._bounded, queue_id=queue_id, store_id=store_id, fence=fence, shown=shown)
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
@@ -77,12 +100,36 @@ class SparkEngine:
         """Run one job and hand on what its tasks reported."""
         tasks = self.max_parallel or self.context.defaultParallelism * _TASKS_PER_CORE
         parts = share_out(self.database, queue, leases, snapshot, tasks=tasks)
-        setup = self.context.broadcast(TaskSetup(self.store, self.sink, queue, snapshot, self.request))
+        setup = self.context.broadcast(TaskSetup(self.store, self.sink, queue, snapshot, self.request, self.ends_ms))
         # Parts go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
         # Spark's SQL session, which takes seconds to start, nor pandas.
-        job = self.context.parallelize(parts, len(parts)).mapPartitions(drain_task(setup, self.secrets))
-        found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=keeper.check)
+        job = self.context.parallelize(parts, len(parts)).mapPartitions(
+            drain_task(setup, self.secrets, _number_of_attempt)
+        )
+
+        is_told = False
+
+        def check() -> None:
+            nonlocal is_told
+            keeper.check()
+            if self.deadline.left():
+                return
+            if not is_told:
+                is_told = True
+                log.info("%s: the time is over; tasks end behind the batch at hand", queue.id)
+            # One that waits for an executor, or for a sink, cannot.
+            if self.deadline.clock() >= self.deadline.until + STOP_SECONDS:
+                self.deadline.check()
+
+        found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=check)
         yield from by_range(RangeReport.from_dict(orjson.loads(text)) for text in found)
+
+
+def _number_of_attempt() -> int:
+    """Number the attempt of a task that runs in this worker; no other of the application has the same."""
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.taskAttemptId())
 
 
 def check_driver(modules: Sequence[str]) -> None:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import orjson
 
 from export_queue.core.drain import (
+    Deadline,
     DrainRequest,
     Part,
     Problem,
     RangeReport,
+    Tally,
     drain_ranges,
     load_exporter,
     opened_exporter,
 )
 from export_queue.core.errors import SinkUnavailable
-from export_queue.core.locks import check_leases
+from export_queue.core.locks import Lease, check_leases
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import ContinuingSink, FencedSink, Sink, SinkSpec
 from export_queue.core.spark.carried_secrets import CarriedSecrets
@@ -58,6 +60,7 @@ class TaskSetup:
     :param queue: the queue.
     :param snapshot: decides which entries are read.
     :param request: parameters of the drain.
+    :param ends_ms: the moment of the store's clock at which the drain's time is over; None for none.
     """
 
     store: StoreSpec
@@ -65,9 +68,13 @@ class TaskSetup:
     queue: Queue
     snapshot: Snapshot
     request: DrainRequest
+    ends_ms: int | None = None
 
-    def run(self, parts: Sequence[Part]) -> list[RangeReport]:
-        """Drain some parts of units, one after the other; whatever happens, there is one report for each."""
+    def run(self, parts: Sequence[Part], *, attempt: int) -> list[RangeReport]:
+        """Drain some parts of units, one after the other; whatever happens, there is one report for each.
+
+        :param attempt: the number of this attempt of the task, which no other of the drain has.
+        """
         reports: list[RangeReport] = []
         request = self.request
         if request.drain_id in _given_up:
@@ -75,11 +82,25 @@ class TaskSetup:
             request = replace(request, retry=replace(request.retry, attempts=1))
         try:
             opened = self._open()
-            with opened_exporter(load_exporter(request.exporter), request.retry) as exporter:
+            leases = list({part.lease: None for part in parts})
+            deadline = Deadline() if self.ends_ms is None else self._look(opened.database, leases)
+
+            def check() -> None:
                 # The store is asked before each batch: the driver, which renews the leases, may be gone.
-                check = partial(check_leases, opened.database, list({part.lease: None for part in parts}))
+                self._look(opened.database, leases)
+
+            request = replace(request, retry=deadline.bounded(request.retry))
+            with opened_exporter(load_exporter(request.exporter), request.retry) as exporter:
                 reports += drain_ranges(
-                    opened.database, self.queue, parts, self.snapshot, opened.sink, exporter, request, check=check
+                    opened.database,
+                    self.queue,
+                    parts,
+                    self.snapshot,
+                    opened.sink,
+                    exporter,
+                    request,
+                    check=check,
+                    tally=Tally(request, attempt),
                 )
         except Exception as error:
             trouble = Problem.of(error)  # while opening, or while closing after all was done, which harms nothing
@@ -89,6 +110,18 @@ class TaskSetup:
         if any(report.problem and report.problem.error_class == SinkUnavailable.__name__ for report in reports):
             _given_up.add(request.drain_id)
         return reports
+
+    def _look(self, database: Database, leases: Sequence[Lease]) -> Deadline:
+        """Look whether the leases are held and the drain's time is not over, by the store's clock.
+
+        :returns: the deadline, on the clock of this process.
+        """
+        now_ms = check_leases(database, leases)
+        if self.ends_ms is None:
+            return Deadline()
+        deadline = Deadline(self.request.time_limit, time.monotonic() + (self.ends_ms - now_ms) / 1000)
+        deadline.check()
+        return deadline
 
     def _open(self) -> _Opened:
         of = (self.request.drain_id, self.store, self.sink)
@@ -120,19 +153,22 @@ class Shared(Protocol):
         """The setup."""
 
 
-def drain_task(setup: Shared, secrets: CarriedSecrets) -> Callable[[Iterable[Sequence[Part]]], Iterator[str]]:
+def drain_task(
+    setup: Shared, secrets: CarriedSecrets, number_of_attempt: Callable[[], int]
+) -> Callable[[Iterable[Sequence[Part]]], Iterator[str]]:
     """Make the function of the Spark job, which is given the parts that it works off.
 
     Setup and parts may be large, so that Spark writes them to files. Secrets are in neither.
 
     :param secrets: secrets that executors of another machine cannot look up.
+    :param number_of_attempt: called in the worker; each attempt of each task of the drain has a number of its own.
     :returns: a function that gives one report a part, as JSON.
     """
 
     def task(tasks: Iterable[Sequence[Part]]) -> Iterator[str]:
         secrets.unpack()
         for parts in tasks:
-            for report in setup.value.run(parts):
+            for report in setup.value.run(parts, attempt=number_of_attempt()):
                 yield orjson.dumps(report.to_dict()).decode()
 
     return task

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tests.support.servers import free_port
 
 from export_queue.assets import queue_asset
@@ -20,6 +20,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import DrainRequest
 from export_queue.core.errors import (
     ConfigurationError,
+    DrainTimedOut,
     HasSubscriptions,
     InvalidArgument,
     LockNotAvailable,
@@ -167,6 +168,7 @@ def test_arguments_are_templated(airflow_store: Any, run_task: Any, copies: Any,
         ranges="{{ var.value.ranges }}",
         if_locked="{{ 'fail' }}",
         max_dead="{{ 5 }}",
+        time_limit="{{ 600 }}",
     )
     assert result["ranges"] == [[0, 101]]
     assert 0 < result["acknowledged"] < 20
@@ -176,6 +178,13 @@ def test_draining_nothing_is_a_success(airflow_store: Any, run_task: Any, copies
     for ranges in (None, []):
         result = run_task(ExportQueueDrainOperator, queue_id="orders", sink_conn_id="copies", ranges=ranges)
         assert result["read"] == result["left"] == 0
+
+
+def test_a_drain_whose_time_is_over_is_retried(airflow_store: Any, run_task: Any, copies: Any) -> None:
+    add(airflow_store, 20)
+    with pytest.raises(DrainTimedOut) as caught:
+        run_task(ExportQueueDrainOperator, queue_id="orders", sink_conn_id="copies", time_limit="0.000001")
+    assert not isinstance(caught.value, AirflowFailException)
 
 
 def test_rejected_entries_become_dead_letters_and_the_rest_flows(
@@ -256,7 +265,8 @@ def test_ranges_that_are_no_ranges_are_refused(airflow_store: Any, run_task: Any
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("if_locked", "maybe"), ("on_error", "ignore"), ("max_dead", "many"), ("max_dead", -1)]
+    ("name", "value"),
+    [("if_locked", "maybe"), ("on_error", "ignore"), ("max_dead", "many"), ("max_dead", -1), ("time_limit", "0")],
 )
 def test_choices_that_do_not_exist_are_refused(
     airflow_store: Any, run_task: Any, copies: Any, name: str, value: Any

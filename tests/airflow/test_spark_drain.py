@@ -146,6 +146,7 @@ def test_arguments_are_templated_and_reach_the_job(
         max_dead="{{ 7 }}",
         max_parallel="{{ 3 }}",
         lock_timeout=5,
+        time_limit="{{ 60 }}",
         conf={"spark.executor.memory": "{{ '2g' }}", "spark.log.level": "ERROR"},
         py_files="/mine.zip",
     )
@@ -153,6 +154,7 @@ def test_arguments_are_templated_and_reach_the_job(
     job = json.loads(call["arguments"][-1])
     wanted = {"ranges": [[0, 101]], "if_locked": "skip", "max_dead": 7, "lock_timeout": 5}
     assert {name: job["request"][name] for name in wanted} == wanted
+    assert 0 < job["request"]["time_limit"] < 60, "what is left of it when the job is submitted"
     assert job["max_parallel"] == 3
     assert job["sink"]["options"]["table"] == "mine_{collection}"
     assert "spark.executor.memory=2g" in call["arguments"]

@@ -104,6 +104,7 @@ def test_an_error_that_may_pass_has_a_status_of_its_own(url: str, copies: Path) 
     assert "other" in run_cli("drain", "orders", *sink, "--if-locked", "fail", url=url, status=75)
     assert "others hold" in run_cli("drain", "orders", *sink, "--if-locked", "skip", url=url)
     assert "LockNotAvailable" in run_cli("drain", "orders", *sink, "--lock-timeout", "0", url=url, status=75)
+    assert "DrainTimedOut" in run_cli("drain", "orders", *sink, "--time-limit", "1", url=url, status=75)
     assert "UnknownQueue" in run_cli("drain", "none", *sink, url=url, status=1)
     assert "Missing option '--sink'" in run_cli("drain", "orders", url=url, status=2)
 

@@ -20,13 +20,15 @@ from export_queue.core.client import Store
 from export_queue.core.drain import DRAIN_RETRY, DrainRequest, Entry, Part, RangeReport, by_range, share_out, sharing
 from export_queue.core.locks import Lease, Owner, claim, revoke
 from export_queue.core.queue import bucket, read_entries
-from export_queue.core.segments import writing
+from export_queue.core.segments import reading, writing
 from export_queue.core.sinks import MemorySink, Put, SinkSpec
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.tasks import TaskSetup, drain_task
 from export_queue.core.store import StoreSpec
 from export_queue.core.transactions import take_snapshot
 
+ATTEMPTS = itertools.count(1)
+"""Spark numbers the attempts of tasks."""
 IMPATIENT = replace(DRAIN_RETRY, attempts=2, sleep=print)
 
 
@@ -73,7 +75,7 @@ def test_tasks_report_each_of_their_units(orders: Store, address: StoreSpec) -> 
     name = uuid.uuid4().hex
     leases = claimed(orders)
     travelled = pickle.loads(pickle.dumps(setup(orders, address, SinkSpec("memory", {"name": name}))))
-    task = drain_task(SimpleNamespace(value=travelled), CarriedSecrets())
+    task = drain_task(SimpleNamespace(value=travelled), CarriedSecrets(), lambda: next(ATTEMPTS))
     parts = [Part.whole(lease) for lease in leases]
     reports = [RangeReport.from_dict(orjson.loads(text)) for text in [*task([parts[:3]]), *task([parts[3:]])]]
     assert [report.range for report in reports] == [lease.range for lease in leases]
@@ -99,11 +101,11 @@ def test_a_worker_opens_store_and_sink_once_for_all_tasks_of_a_drain_and_anew_af
     leases = claimed(orders)
     prepared = setup(orders, address, SinkSpec("memory", {"name": uuid.uuid4().hex}))
     for lease in leases[:2]:
-        assert prepared.run([Part.whole(lease)])[0].problem is None
+        assert prepared.run([Part.whole(lease)], attempt=next(ATTEMPTS))[0].problem is None
     assert opened == ["StoreSpec", "SinkSpec"]
     revoke(orders.database, "job")
-    assert prepared.run([Part.whole(leases[2])])[0].problem is not None
-    prepared.run([Part.whole(leases[3])])
+    assert prepared.run([Part.whole(leases[2])], attempt=next(ATTEMPTS))[0].problem is not None
+    prepared.run([Part.whole(leases[3])], attempt=next(ATTEMPTS))
     assert opened == ["StoreSpec", "SinkSpec"] * 2
 
 
@@ -118,7 +120,7 @@ def test_what_travels_in_files_of_spark_holds_no_secret(orders: Store, address: 
 
 
 def test_a_sink_that_cannot_be_built_is_a_problem_of_each_unit(orders: Store, address: StoreSpec) -> None:
-    reports = setup(orders, address, SinkSpec("json:loads", {"s": "{}"})).run(whole(orders))
+    reports = setup(orders, address, SinkSpec("json:loads", {"s": "{}"})).run(whole(orders), attempt=next(ATTEMPTS))
     assert len(reports) == 4
     assert {report.problem.error_class for report in reports if report.problem} == {"SinkConfigurationError"}
     assert waiting(orders) == 100
@@ -127,7 +129,7 @@ def test_a_sink_that_cannot_be_built_is_a_problem_of_each_unit(orders: Store, ad
 def test_an_unreachable_store_is_a_transient_problem_of_each_unit(orders: Store, address: StoreSpec) -> None:
     healthy = setup(orders, address, SinkSpec("memory", {"name": "unused"}))
     lost = replace(healthy, store=StoreSpec(url="postgresql+psycopg://nobody@127.0.0.1:1/none"))
-    reports = lost.run(whole(orders))
+    reports = lost.run(whole(orders), attempt=next(ATTEMPTS))
     assert len(reports) == 4
     assert all(report.problem and report.problem.transient for report in reports)
 
@@ -136,7 +138,8 @@ def test_a_task_whose_leases_were_revoked_sends_nothing(orders: Store, address: 
     name = uuid.uuid4().hex
     leases = claimed(orders)
     revoke(orders.database, "job")
-    reports = setup(orders, address, SinkSpec("memory", {"name": name})).run([Part.whole(lease) for lease in leases])
+    prepared = setup(orders, address, SinkSpec("memory", {"name": name}))
+    reports = prepared.run([Part.whole(lease) for lease in leases], attempt=next(ATTEMPTS))
     assert {report.problem.error_class for report in reports if report.problem} == {"LeaseLost"}
     assert MemorySink(name).records() == {}
     assert waiting(orders) == 100
@@ -153,8 +156,8 @@ def test_max_dead_counts_over_all_tasks_of_a_drain(orders: Store, address: Store
         max_dead=max(counts),
         exporter=f"{refuse_all.__module__}:{refuse_all.__name__}",
     )
-    assert all(report.problem is None for report in prepared.run([Part.whole(leases[0])]))
-    problems = [prepared.run([Part.whole(lease)])[0].problem for lease in leases[1:]]
+    assert all(report.problem is None for report in prepared.run([Part.whole(leases[0])], attempt=next(ATTEMPTS)))
+    problems = [prepared.run([Part.whole(lease)], attempt=next(ATTEMPTS))[0].problem for lease in leases[1:]]
     assert {problem.error_class for problem in problems if problem} == {"TooManyDeadLetters"}
     assert orders.dead_letters.count("orders") == counts[0]
     assert waiting(orders) == 100 - counts[0]
@@ -171,7 +174,7 @@ def test_tasks_that_follow_one_that_gave_up_look_once_and_do_not_wait(orders: St
     drain_id = uuid.uuid4().hex
     retry = replace(DRAIN_RETRY, attempts=4, sleep=waits.append)
     prepared = setup(orders, address, down, drain_id=drain_id, retry=retry)
-    problems = [prepared.run([Part.whole(lease)])[0].problem for lease in leases]
+    problems = [prepared.run([Part.whole(lease)], attempt=next(ATTEMPTS))[0].problem for lease in leases]
     assert {(problem.error_class, problem.transient) for problem in problems if problem} == {("SinkUnavailable", True)}
     assert len(problems) == 4
     assert len(waits) == 3, "only the first task waits"
@@ -202,7 +205,7 @@ def test_a_bucket_with_nearly_all_entries_is_shared_out(skewed: Store, address: 
 
     with skewed.transaction() as tx:  # later than the snapshot: it stays
         tx.queue("orders").add("light1", 3)
-    reports = [prepared.run(parts) for parts in tasks]
+    reports = [prepared.run(parts, attempt=next(ATTEMPTS)) for parts in tasks]
     read = [sum(report.read for report in of_task) for of_task in reports]
     assert sum(read) == 1050
     assert max(read) <= 1.3 * 1050 / 3
@@ -225,7 +228,7 @@ def test_a_bucket_with_nearly_all_entries_is_shared_out_where_they_wait_in_files
     prepared = setup(skewed, address, SinkSpec("memory", {"name": name}), chunk_rows=40)
 
     tasks = share_out(skewed.database, prepared.queue, leases, prepared.snapshot, tasks=3)
-    reports = [prepared.run(parts) for parts in tasks]
+    reports = [prepared.run(parts, attempt=next(ATTEMPTS)) for parts in tasks]
 
     read = [sum(report.read for report in of_task) for of_task in reports]
     assert sum(read) == 1050 + 1200
@@ -233,6 +236,26 @@ def test_a_bucket_with_nearly_all_entries_is_shared_out_where_they_wait_in_files
     assert not [report.problem for of_task in reports for report in of_task if report.problem]
     assert len(MemorySink(name).records()) == 1000 + 1200
     assert waiting(skewed) == 0
+
+
+def test_heads_of_files_are_read_once_and_beside_the_store(
+    skewed: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file holds a segment of each unit; the filesystem may be slow."""
+    monkeypatch.setattr(sharing, "LEAST_WEIGHT", 1)
+    skewed.database.segments = str(tmp_path / "segments")
+    bulk.load(skewed, bulk.many(400), tasks=2)
+    step, opened, borrowed = reading.open_file, list[str](), list[int]()
+
+    def open_file(file: str, **options: Any) -> Any:
+        opened.append(file)
+        borrowed.append(len(skewed.database._lent))
+        return step(file, **options)
+
+    monkeypatch.setattr(reading, "open_file", open_file)
+    share_out(skewed.database, skewed.queue("orders"), claimed(skewed), take_snapshot(skewed.database), tasks=4)
+    assert len(opened) == len(set(opened)) == 2
+    assert set(borrowed) == {0}
 
 
 def test_an_entry_of_many_under_one_key_is_in_one_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

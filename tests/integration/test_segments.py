@@ -506,7 +506,7 @@ def one_by_one(store: Store) -> UnitReader:
 def drain_next(store: Store, reader: UnitReader, before: Run | None = None) -> Run:
     with store.database.begin() as work:
         (run,) = reader.read(work).runs
-        return mark_done(work, store.queue("orders"), run, before)
+        return mark_done(work, store.queue("orders"), run, before)[0]
 
 
 @pytest.mark.parametrize("entries", [3, 4], ids=["the count would be reached", "the count would be passed"])
@@ -571,7 +571,7 @@ def test_noting_a_drained_part_again_changes_nothing(orders: Store) -> None:
                     break
                 for _ in range(2):
                     with orders.database.begin() as other:
-                        noted = mark_done(other, queue, chunk.runs[0], before)
+                        noted, _ = mark_done(other, queue, chunk.runs[0], before)
                 before = noted
     assert waiting(orders) == 0
     assert _rows(orders) == (0, 0)

@@ -332,7 +332,7 @@ def test_tasks_of_spark_find_the_codecs_by_their_paths(store: Store, store_url: 
     request = DrainRequest(queue_id="q", sink_name=sink.name, drain_id=name, exporter=f"{__name__}:copy")
     leases = claim(store.database, queue, queue.units(), owner=Owner("job", "1"), lease_seconds=60)
     (report,) = TaskSetup(address, sink, queue, take_snapshot(store.database), request).run(
-        [Part.whole(lease) for lease in leases]
+        [Part.whole(lease) for lease in leases], attempt=1
     )
     assert (report.problem, report.acknowledged) == (None, 1)
     assert list(MemorySink(name).records().values()) == [b"[\"('a', 'b')\",\"7\"]"]

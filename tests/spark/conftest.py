@@ -54,12 +54,18 @@ def is_driver(command: str) -> bool:
 class Submission:
     """One ``spark-submit``; its own pid is that of Java, whose child is the driver's Python."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], log: Path, terminal: int | None = None
+    ) -> None:
         self.command = command
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT if terminal is None else terminal,
+                start_new_session=True,
             )
 
     def driver(self) -> int:
@@ -125,6 +131,7 @@ def submit(spark_home: Path, spark_environment: dict[str, str], tmp_path: Path) 
         conf: Mapping[str, str] | None = None,
         parent: Sequence[str] = (),
         parent_variables: Mapping[str, str] | None = None,
+        terminal: int | None = None,
     ) -> Submission:
         settings = [word for item in {**job.conf, **(conf or {})}.items() for word in ("--conf", "=".join(item))]
         assert job.py_files is not None
@@ -136,7 +143,7 @@ def submit(spark_home: Path, spark_environment: dict[str, str], tmp_path: Path) 
             # what is for the parent alone is taken off again in front of spark-submit
             restored = [f"{name}={environment.get(name, '')}" for name in parent_variables or {}]
             command = [*parent, "env", *restored, *command]
-        started.append(Submission(command, {**environment, **(parent_variables or {})}, log))
+        started.append(Submission(command, {**environment, **(parent_variables or {})}, log, terminal))
         return started[-1]
 
     yield start

@@ -35,6 +35,17 @@ class GatedSink:
         self._inner.close()
 
 
+class LateGatedSink(GatedSink):
+    """The same, but the first batch of each process goes through."""
+
+    _passed = False
+
+    def wait(self) -> None:
+        if self._passed:
+            super().wait()
+        self._passed = True
+
+
 class GatedFencedSink:
     """The same with the guard ``fence``; it waits in front of each batch."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import signal
 import sys
 from collections.abc import Callable
@@ -210,10 +212,13 @@ def copies(tmp_path: Path) -> str:
 def stopped_job(
     store_url: str, passwords: dict[str, str], submit: Submit, tmp_path: Path, copies: str
 ) -> Callable[..., Stopped]:
-    def start(*, master: str, lease_seconds: float, gate: str = "GatedSink", **options: Any) -> Stopped:
+    def start(
+        *, master: str, lease_seconds: float, gate: str = "GatedSink", terminal: int | None = None, **options: Any
+    ) -> Stopped:
         sink = SinkSpec(f"gated_sink:{gate}", {"folder": str(tmp_path), "url": copies}, name="copies")
         job = job_for(store_url, sink, lease_seconds=lease_seconds, **options)
-        return Stopped(submit(job, master=master, variables={**MODULES, **passwords}), tmp_path, job.drain_id)
+        submission = submit(job, master=master, variables={**MODULES, **passwords}, terminal=terminal)
+        return Stopped(submission, tmp_path, job.drain_id)
 
     return start
 
@@ -371,6 +376,95 @@ def test_a_job_whose_leases_were_revoked_removes_nothing_more_and_ends(
     assert (report.acknowledged, waiting(orders)) == (0, 200)
     assert report.problem is not None
     assert report.problem.error_class == "LeaseLost"
+
+
+def stop(job: Stopped, orders: Store, what: str) -> int:
+    if what == "revoked leases":
+        revoke(orders.database, "dag/run/task")
+        return 75
+    pid = job.submission.driver() if what == "SIGTERM to the driver" else job.submission.process.pid
+    os.kill(pid, signal.SIGTERM)
+    return 143
+
+
+def check_true_report(orders: Store, drain_id: str, copies: str, *, acknowledged: int, problems: set[str]) -> None:
+    """The report says what has left the queue, nothing is held, and another drain brings the rest."""
+    report = report_of(orders, drain_id)
+    assert (report.acknowledged, waiting(orders)) == (acknowledged, 200 - acknowledged)
+    assert report.problem is not None
+    assert report.problem.error_class in problems
+    rest = drain(orders, "orders", SinkSpec("sql", {"url": copies}, name="copies"), if_locked="fail")
+    assert (rest.acknowledged, waiting(orders)) == (200 - acknowledged, 0)
+    assert read(copies) == EXPECTED
+
+
+@pytest.mark.full("a submission of Spark for each way of stopping a job")
+@pytest.mark.parametrize("what", ["SIGTERM to the driver", "SIGTERM to spark-submit", "revoked leases"])
+def test_the_report_of_a_job_that_is_stopped_says_what_has_left_the_queue(
+    orders: Store, stopped_job: Callable[..., Stopped], copies: str, what: str
+) -> None:
+    """The reports of its tasks are lost: they have removed a chunk each, and are in the middle of the next one."""
+    add(orders, VALUES)
+    job = stopped_job(master="local[2]", lease_seconds=3, gate="LateGatedSink", chunk_rows=10)
+    driver = job.submission.driver()
+    wait_until(lambda: waiting(orders) == 180, "two chunks are not removed")
+    status = stop(job, orders, what)
+    assert job.submission.wait() == status, job.submission.output()
+    wait_until(lambda: not is_running(driver), "the driver goes on")
+    job.let_go()
+    wait_until(lambda: not any(map(is_running, job.workers())), "workers outlive their driver")
+    # The end of Java, which follows that of spark-submit, may come before the signal that tells of it.
+    problems = {"LeaseLost"} if status == 75 else {"DriverStopped", "SparkJobFailed"}
+    check_true_report(orders, job.drain_id, copies, acknowledged=20, problems=problems)
+
+
+@pytest.mark.full("a submission of Spark, of which a count of what is left is awaited")
+def test_a_job_that_is_submitted_from_a_terminal_draws_a_bar_there(
+    orders: Store, stopped_job: Callable[..., Stopped]
+) -> None:
+    """The driver has a pipe for its output; the terminal is that of its parent."""
+    add(orders, VALUES)
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    shown = bytearray()
+
+    def is_shown(text: str) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            shown.extend(os.read(ours, 100_000))
+        return text in shown.decode(errors="replace")
+
+    job = stopped_job(master="local[2]", lease_seconds=30, gate="LateGatedSink", chunk_rows=10, terminal=theirs)
+    os.close(theirs)
+    # of those that waited when they were first counted
+    wait_until(lambda: is_shown("20/200") or is_shown("0/180"), "no bar is drawn")
+    job.let_go()
+    assert job.submission.wait() == 0, job.submission.output()
+    assert is_shown("orders → copies")
+    assert is_shown("━")
+    assert "orders → copies: draining; entries left: " in job.submission.output(), "lines go to the output"
+    os.close(ours)
+
+
+@pytest.mark.full("a submission of Spark, which must have started before its time is over")
+@pytest.mark.parametrize("ends", ["by itself", "cancelled"])
+def test_a_job_whose_time_is_over_ends_in_order(
+    orders: Store, stopped_job: Callable[..., Stopped], copies: str, ends: str
+) -> None:
+    """Tasks end behind the batch at hand; where a sink does not let them, the driver cancels them soon."""
+    add(orders, VALUES)
+    job = stopped_job(master="local[2]", lease_seconds=30, gate="LateGatedSink", chunk_rows=10, time_limit=40)
+    acknowledged = 20
+    if ends == "by itself":
+        wait_until(lambda: "the time is over" in job.submission.output(), "the driver does not look at the clock")
+        job.let_go()
+        acknowledged = 40
+    assert job.submission.wait() == 75, job.submission.output()
+    job.let_go()
+    wait_until(lambda: not any(map(is_running, job.workers())), "workers outlive their driver")
+    assert f"has brought {acknowledged} entries in its 40 seconds; about {200 - acknowledged} left" in (
+        job.submission.output()
+    )
+    check_true_report(orders, job.drain_id, copies, acknowledged=acknowledged, problems={"DrainTimedOut"})
 
 
 # -- the guard fence -------------------------------------------------------------------------------------------------

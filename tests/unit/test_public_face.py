@@ -34,7 +34,8 @@ NAMES = """
     ConflictError RegistrationLost SnapshotTooOld TransactionEnded TransactionTimeout TransactionsInProgress
     LockError LeaseLost LockNotAvailable QueueBusy
     SinkError SinkBelongsToAnother SinkLostData SinkRefused SinkUnavailable
-    DrainError AmbiguousRecord EntriesNotSettled EntryRejected ExporterError SparkJobFailed TooManyDeadLetters
+    DrainError AmbiguousRecord DrainTimedOut EntriesNotSettled EntryRejected ExporterError SparkJobFailed
+    TooManyDeadLetters
 """.split()
 
 NEED_AIRFLOW = {"ExportQueueNotificationTrigger", "ExportQueueTrigger", "queue_asset"}

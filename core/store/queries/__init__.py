@@ -18,6 +18,7 @@ from export_queue.core.store.queries import (
     reports,
     segments,
     sinks,
+    tallies,
     versions,
 )
 
@@ -39,5 +40,6 @@ __all__ = [
     "reports",
     "segments",
     "sinks",
+    "tallies",
     "versions",
 ]

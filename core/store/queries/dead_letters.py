@@ -23,10 +23,13 @@ _order = sa.tuple_(d.c.seq, d.c.key)
 _everything_but_the_value = [column for column in d.c if column.name != "value"]
 
 
-def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Keep entries as dead letters; a letter that is there already keeps its first reason."""
+def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Keep entries as dead letters; a letter that is there already keeps its first reason.
+
+    :returns: how many were not there.
+    """
     if not rows:
-        return
+        return 0
     keys = sa.tuple_(d.c.key, d.c.seq)
     number = rows[0]["queue_number"]
     wanted = [(row["key"], row["seq"]) for row in rows]
@@ -39,6 +42,7 @@ def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
     fresh = [dict(row, dead_since_ms=now) for row in rows if (row["key"], row["seq"]) not in there]
     if fresh:
         work.connection.execute(d.insert(), fresh)
+    return len(fresh)
 
 
 def select_dead(

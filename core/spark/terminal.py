@@ -1,0 +1,73 @@
+"""The bar of a drain on the terminal from which its job was submitted."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import TextIO
+
+from export_queue.core.drain import Left, OnLeft
+
+
+@contextlib.contextmanager
+def shown_bar(title: str) -> Iterator[OnLeft | None]:
+    """Draw a bar for a block, where the job was submitted from a terminal.
+
+    :param title: what stands before the bar.
+    :returns: what is called with each count of what is left; None where there is no terminal.
+    """
+    with contextlib.ExitStack() as open_files:
+        terminal = _terminal(2)
+        if terminal is None:
+            yield None
+            return
+        from rich.console import Console
+
+        from export_queue.core.progress_bar import ProgressBar
+
+        open_files.enter_context(terminal)
+        width = os.get_terminal_size(terminal.fileno()).columns or None
+        with ProgressBar(Console(file=terminal, force_terminal=True, width=width), title) as bar:
+            total = 0
+
+            def show(left: Left) -> None:
+                nonlocal total
+                total = max(total, left.entries)
+                bar.show(done=total - left.entries, left=left.entries)
+
+            with _lines_above(bar.lines()):
+                yield show
+
+
+@contextlib.contextmanager
+def _lines_above(handler: logging.Handler) -> Iterator[None]:
+    """Write lines above the bar where the standard output is the terminal, too; else they go on as they are."""
+    output = _terminal(1)
+    if output is None:
+        yield
+        return
+    output.close()
+    root = logging.getLogger()
+    before = root.handlers[:]
+    for one in before[:1]:
+        handler.setFormatter(one.formatter)
+    root.handlers[:] = [handler]
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+
+
+def _terminal(number: int) -> TextIO | None:
+    """Open a standard stream of the submission, if it is a terminal: ``spark-submit`` gives the driver a pipe."""
+    for pid in (os.getpid(), os.getppid()):
+        try:
+            found = os.open(f"/proc/{pid}/fd/{number}", os.O_WRONLY | os.O_NOCTTY)
+        except OSError:
+            continue
+        if os.isatty(found):
+            return os.fdopen(found, "w")
+        os.close(found)
+    return None
