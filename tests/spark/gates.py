@@ -1,9 +1,9 @@
 """Points in a load at which tests stop it, break it or kill it; imported wherever a part of the load runs.
 
 The folder of the environment variable ``GATES`` says by its file ``plan`` what happens at which point. Each attempt
-that comes to a planned point leaves a file there, named after its id, with its process and its number. A plan is JSON: ``case``,
-the name of a folder for these files, and ``at``, which by point has ``act`` (``wait`` for the file ``go``, ``raise`` or
-``die``), the ``partition`` that it is for, and how many ``times``.
+that comes to a planned point leaves a file there, named after its id, with its process and its number. A plan is JSON:
+``case``, the name of a folder for these files, and ``at``, which by point has ``act`` (``wait`` for the file ``go``,
+``raise`` or ``die``), the ``partition`` that it is for, and how many ``times``.
 """
 
 from __future__ import annotations

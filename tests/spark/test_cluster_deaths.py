@@ -91,57 +91,6 @@ def filled(orders: Store) -> Store:
 FILLED = {f"k{n}": '"row"' if n >= 250 else '"file"' for n in range(350)}
 
 
-# -- loads -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def application(
-    cluster: Cluster, spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Application]:
-    """An application on the cluster, whose slow tasks get twins."""
-    started = Application(cluster.master, spark_environment, tmp_path_factory.mktemp("application"), **SPECULATION)
-    yield started
-    started.close()
-
-
-@pytest.mark.parametrize("face", ["call", "data source"])
-@pytest.mark.parametrize("step", ["before", "written"])
-def test_of_a_task_and_its_speculative_twin_one_counts(
-    orders: Store, application: Application, store_url: str, secret: str, folder: Path, face: str, step: str
-) -> None:
-    """The first one stands still at a step, and goes on when the load has committed."""
-    application.wait_for_executors()
-    case = application.plan(**{step: {"act": "wait", "partition": 0}})
-    url = sa.make_url(store_url)._replace(password=None).render_as_string()
-    store = {"url": url, "secret": secret, "segments": str(folder)}
-    application.ask({"face": face, "rows": ROWS, "tasks": TASKS, "key": "night", **store})
-    assert application.answer()["error"] is None
-    assert len(marks(case, step)) == 2, "no twin"
-    (case / "go").touch()
-    assert values(orders) == LOADED
-    assert set(orders.bulk_files()) <= files(folder)
-    sink = MemorySink()
-    assert drain(orders, "orders", sink, sink_name="memory").acknowledged == ROWS
-    assert {key: document for (_, key), document in sink.records().items()} == LOADED
-
-
-@pytest.mark.parametrize("face", ["call", "data source"])
-def test_a_row_that_is_refused_on_a_cluster_is_named_and_leaves_nothing(
-    orders: Store, application: Application, store_url: str, secret: str, folder: Path, face: str
-) -> None:
-    application.wait_for_executors()
-    application.plan()
-    url = sa.make_url(store_url)._replace(password=None).render_as_string()
-    store = {"url": url, "secret": secret, "segments": str(folder)}
-    for bad, message in ((None, ": expected a key, found null"), ("k" * 1025, "expected 1 to 1024 bytes, found 1025")):
-        application.ask({"face": face, "rows": ROWS, "tasks": TASKS, "key": "night", "bad": [bad], **store})
-        error = application.answer()["error"]
-        assert error is not None
-        assert message in error
-        assert "of partition " in error
-        assert values(orders) == {}
-
-
 # -- drains ----------------------------------------------------------------------------------------------------------
 
 
@@ -254,3 +203,54 @@ def stopped(pids: list[int]) -> Iterator[None]:
         yield
     finally:
         kill(pids, signal.SIGCONT)
+
+
+# -- loads, behind the drains, since their application keeps the cluster's cores ------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def application(
+    cluster: Cluster, spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Application]:
+    """An application on the cluster, whose slow tasks get twins."""
+    started = Application(cluster.master, spark_environment, tmp_path_factory.mktemp("application"), **SPECULATION)
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("face", ["call", "data source"])
+@pytest.mark.parametrize("step", ["before", "written"])
+def test_of_a_task_and_its_speculative_twin_one_counts(
+    orders: Store, application: Application, store_url: str, secret: str, folder: Path, face: str, step: str
+) -> None:
+    """The first one stands still at a step, and goes on when the load has committed."""
+    application.wait_for_executors()
+    case = application.plan(**{step: {"act": "wait", "partition": 0}})
+    url = sa.make_url(store_url)._replace(password=None).render_as_string()
+    store = {"url": url, "secret": secret, "segments": str(folder)}
+    application.ask({"face": face, "rows": ROWS, "tasks": TASKS, "key": "night", **store})
+    assert application.answer()["error"] is None
+    assert len(marks(case, step)) == 2, "no twin"
+    (case / "go").touch()
+    assert values(orders) == LOADED
+    assert set(orders.bulk_files()) <= files(folder)
+    sink = MemorySink()
+    assert drain(orders, "orders", sink, sink_name="memory").acknowledged == ROWS
+    assert {key: document for (_, key), document in sink.records().items()} == LOADED
+
+
+@pytest.mark.parametrize("face", ["call", "data source"])
+def test_a_row_that_is_refused_on_a_cluster_is_named_and_leaves_nothing(
+    orders: Store, application: Application, store_url: str, secret: str, folder: Path, face: str
+) -> None:
+    application.wait_for_executors()
+    application.plan()
+    url = sa.make_url(store_url)._replace(password=None).render_as_string()
+    store = {"url": url, "secret": secret, "segments": str(folder)}
+    for bad, message in ((None, ": expected a key, found null"), ("k" * 1025, "expected 1 to 1024 bytes, found 1025")):
+        application.ask({"face": face, "rows": ROWS, "tasks": TASKS, "key": "night", "bad": [bad], **store})
+        error = application.answer()["error"]
+        assert error is not None
+        assert message in error
+        assert "of partition " in error
+        assert values(orders) == {}
