@@ -1,4 +1,4 @@
-"""Loads and drains of rows and files on a standalone cluster whose parts die, stand still or run twice (I3, I7, I10)."""
+"""Loads, and drains of rows and files, on a cluster whose parts die, stand still or run twice (I3, I7, I10)."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ def test_an_executor_killed_between_sink_and_removal_is_repeated(
     filled: Store, waiting_drain: Callable[..., Waiting], copies: str
 ) -> None:
     job = waiting_drain("TargetSink", lease_seconds=60)
-    kill([executor_of(job.workers()[0])])
+    worker = job.workers()[0]
+    kill([executor_of(worker)])
+    wait_until(lambda: not is_running(worker), "a worker outlives its executor")
     job.let_go()
     assert job.submission.wait(180) == 0, job.submission.output()
     report = report_of(filled, job.drain_id)
@@ -205,7 +207,7 @@ def stopped(pids: list[int]) -> Iterator[None]:
         kill(pids, signal.SIGCONT)
 
 
-# -- loads, behind the drains, since their application keeps the cluster's cores ------------------------------------------
+# -- loads, behind the drains, since their application keeps all cores of the cluster -------------------------------
 
 
 @pytest.fixture(scope="module")
