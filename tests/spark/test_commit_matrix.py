@@ -192,7 +192,6 @@ def test_a_load_takes_effect_as_a_whole_or_not_at_all_and_once(
         assert kind != "a task that fails for good" or "planted" in answer["error"]
     attempts = [mark["attempt"] for mark in marks(case, step).values()] if step in TASK else []
     if attempts and not is_over:
-        assert len(attempts) == (4 if kind == "a task that fails for good" else len(attempts))
         assert len(attempts) > 1, "nothing was repeated"
 
     committed = orders.idempotency("night").committed
