@@ -25,8 +25,8 @@ from export_queue.core.drain import Problem
 from export_queue.core.errors import AlreadyCommitted, ExportQueueError, InvalidArgument, RegistrationLost
 from export_queue.core.queue import buckets_of
 from export_queue.core.segments import FileReport, begin_load, write_segments
-from export_queue.core.spark.encoding import key_bytes, raw_keys, value_bytes
-from export_queue.core.spark.job_commit import report_of, stage_files
+from export_queue.core.spark.encoding import key_bytes, place, raw_keys, row_without_queue, value_bytes
+from export_queue.core.spark.job_commit import check_complete, report_of, stage_files
 from export_queue.core.spark.load_tasks import Outcome, attempt_name, checked_for_repetition, collect_files
 from export_queue.core.spark.targets import Target, Targets
 from export_queue.core.store import StoreSpec, identity_of
@@ -172,7 +172,7 @@ class ExportQueueWriter(DataSourceArrowWriter):
         if self.transaction is None:
             return Message(None)
         partition, name = attempt_name()
-        runs = _Runs(self, Transaction.from_json(self.transaction).id, name)
+        runs = _Runs(self, Transaction.from_json(self.transaction).id, partition, name)
         try:
             for batch in iterator:
                 runs.add(batch)
@@ -199,7 +199,9 @@ class ExportQueueWriter(DataSourceArrowWriter):
             )
             try:
                 told = [message.outcome for message in messages if isinstance(message, Message)]
-                files = collect_files([Outcome.from_json(outcome) for outcome in told if outcome is not None])
+                outcomes = [Outcome.from_json(one) for one in told if one is not None]
+                check_complete(outcomes, len(messages))
+                files = collect_files(outcomes)
                 stage_files(opened, self.targets, files)
                 report = report_of(opened.value.id, files)
                 opened.commit(report.to_dict())
@@ -226,9 +228,11 @@ class ExportQueueWriter(DataSourceArrowWriter):
 class _Runs:
     """The rows of one task, by queue, until there are enough of them for a file."""
 
-    def __init__(self, writer: ExportQueueWriter, transaction: int, name: str) -> None:
+    def __init__(self, writer: ExportQueueWriter, transaction: int, partition: int, name: str) -> None:
         self.files: dict[str, list[FileReport]] = {}
-        self._writer, self._transaction, self._name = writer, transaction, name
+        self._writer, self._transaction, self._partition, self._name = writer, transaction, partition, name
+        self._seen = 0
+        """Rows of earlier batches."""
         self._parts: dict[str, list[pa.RecordBatch]] = {}
         self._bytes = 0
 
@@ -237,19 +241,30 @@ class _Runs:
         if not batch.num_rows:
             return
         target = self._writer.settings.target
-        if target.queue_column is None:
-            self._encode(target.queue, batch)
+        if target.queue is not None:
+            self._encode(target.queue, batch, range(batch.num_rows))
         else:
-            named = batch.column(target.queue_column)
-            for queue_id in named.unique().to_pylist():
-                rows = pa.array([one == queue_id for one in named.to_pylist()])
-                self._encode(queue_id, batch.filter(rows))
+            rows_of: dict[str | None, list[int]] = {}
+            for row, queue_id in enumerate(batch.column(target.queue_column).to_pylist()):
+                rows_of.setdefault(queue_id, []).append(row)
+            for queue_id, rows in rows_of.items():
+                if queue_id is None:
+                    raise row_without_queue(batch.column(target.key)[rows[0]].as_py(), self._place(rows[0]))
+                self._encode(queue_id, batch.take(pa.array(rows)), rows)
+        self._seen += batch.num_rows
         if self._bytes >= RUN_BYTES:
             self.end()
 
-    def _encode(self, queue_id: str | None, batch: pa.RecordBatch) -> None:
+    def _place(self, row: int) -> str:
+        return place(self._partition, self._seen + row)
+
+    def _encode(self, queue_id: str, batch: pa.RecordBatch, rows: Sequence[int]) -> None:
+        """Take rows of one queue.
+
+        :param rows: their numbers among those that came together.
+        """
         queue, target = self._writer.targets[queue_id], self._writer.settings.target
-        keys = key_bytes(raw_keys(batch.column(target.key)), queue)
+        keys = key_bytes(raw_keys(batch.column(target.key)), queue, lambda row: self._place(rows[row]))
         values = value_bytes(batch.column(target.value), keys, queue)
         buckets = pa.array(buckets_of(keys.to_pylist(), queue.buckets), pa.int32())
         part = pa.RecordBatch.from_arrays([buckets, keys, values], ["bucket", "key", "value"])

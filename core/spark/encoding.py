@@ -22,28 +22,45 @@ def raw_keys(keys: pa.Array) -> pa.Array:
     return (keys.cast(pa.string()) if pa.types.is_integer(keys.type) else keys).cast(pa.binary())
 
 
-def key_bytes(keys: pa.Array, queue: Queue) -> pa.Array:
+def place(partition: int, row: int) -> str:
+    """Name a row by its place in the DataFrame, for errors about rows that have no key to be named by."""
+    return f"row {row} of partition {partition}, both counted from 0"
+
+
+def row_without_queue(key: bytes | str | None, where: str | None = None) -> EntryError:
+    """Say that a row names no queue, by its key.
+
+    :param where: the :func:`place` of the row, if it is known.
+    """
+    named = f"the row of key {key!r}" if where is None else f"{where}, of key {key!r}"
+    return EntryError(f"expected the id of a queue in each row, found null in {named}")
+
+
+def key_bytes(keys: pa.Array, queue: Queue, where: Callable[[int], str]) -> pa.Array:
     """Check the keys of a batch.
 
     :param keys: their bytes, as Spark has encoded them.
     :param queue: the queue.
+    :param where: tells the :func:`place` of a row of the batch.
     :returns: the same, as ``binary``.
     :raises EntryError: one is null, empty, too long, or no text although the queue's keys are.
     """
     keys = keys.cast(pa.binary())
     if keys.null_count:
+        first = pc.index(pc.is_null(keys), True).as_py()
         raise EntryError(
-            f"queue {queue.id!r}: expected a key in each row, found {keys.null_count} of {len(keys)} rows with null",
-            hint="leave these rows out, or give them keys: df.where(key is null) shows them",
+            f"queue {queue.id!r}: {where(first)}: expected a key, found null",
+            hint="leave such rows out, or give them keys: df.where(key is null) shows them",
         )
     if not len(keys):
         return keys
     bounds = pc.min_max(pc.binary_length(keys)).as_py()
     if bounds["min"] < 1 or bounds["max"] > MAX_KEY_BYTES:
-        for raw in keys.to_pylist():
+        for row, raw in enumerate(keys.to_pylist()):
             if not 1 <= len(raw) <= MAX_KEY_BYTES:
                 raise EntryError(
-                    f"queue {queue.id!r}: key: expected 1 to {MAX_KEY_BYTES} bytes, found {len(raw)}: {raw[:60]!r}…"
+                    f"queue {queue.id!r}: {where(row)}: key: expected 1 to {MAX_KEY_BYTES} bytes, "
+                    f"found {len(raw)}: {raw[:60]!r}…"
                 )
     if queue.key == "str":
         _check_text(keys, lambda n: f"queue {queue.id!r}: key {keys[n].as_py()!r}")

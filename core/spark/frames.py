@@ -10,10 +10,15 @@ import pyarrow as pa
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from export_queue.core.codecs import MAX_KEY_BYTES
+from export_queue.core.spark.encoding import place, row_without_queue
 from export_queue.core.spark.targets import Target, Targets
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+_ROW_BITS = 33
+"""Of what Spark's monotonically_increasing_id gives: the lower ones are the row's, the upper ones the partition's."""
 
 
 def entry_columns(df: DataFrame, target: Target) -> DataFrame:
@@ -35,24 +40,40 @@ def entry_columns(df: DataFrame, target: Target) -> DataFrame:
 def sorted_entries(df: DataFrame, target: Target, targets: Targets, tasks: int) -> DataFrame:
     """Spread rows over tasks by bits of the key's hash; the rows of each task come as a file has them.
 
+    A key that no queue takes has no bucket. In its stead stands the place of its row, for :func:`place_of`: the task
+    that refuses the row cannot tell any more where it was.
+
     :param tasks: how many.
     """
     hashed = f.xxhash64(f.col("key"))
-    bucket = f.pmod(hashed, _buckets(targets, target)).cast("int")
+    fits = f.coalesce(f.octet_length("key").between(1, MAX_KEY_BYTES), f.lit(False))
+    bucket = f.when(fits, f.pmod(hashed, _buckets(targets, target))).otherwise(-1 - f.col("place"))
     # The bucket is a remainder of the whole hash, of which its upper half alone tells next to nothing.
     task = f.pmod(f.shiftrightunsigned(hashed, 32), f.lit(tasks)).cast("int")
-    rows = entry_columns(df, target).select("*", bucket.alias("bucket"), task.alias("task"))
+    # In a step of its own, since it counts the rows for which it is asked.
+    placed = entry_columns(df, target).select("*", f.monotonically_increasing_id().alias("place"))
+    rows = placed.select("*", bucket.alias("bucket"), task.alias("task"))
     order = ["bucket", "key"] if target.queue_column is None else ["queue", "bucket", "key"]
     order += [] if target.latest_by is None else ["latest"]
     return rows.repartitionById(tasks, "task").select(*order, "value").sortWithinPartitions(*order)
 
 
+def place_of(batch: pa.RecordBatch, row: int) -> str:
+    """Tell where in the DataFrame a row was whose key no queue takes.
+
+    :param batch: rows of :func:`sorted_entries`.
+    """
+    number = -1 - batch.column("bucket")[row].as_py()
+    return place(number >> _ROW_BITS, number & ((1 << _ROW_BITS) - 1))
+
+
 def parts_by_queue(
     batches: Iterable[pa.RecordBatch], single: str | None
-) -> Iterator[tuple[str | None, Iterator[pa.RecordBatch]]]:
+) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
     """Give runs of rows of the same queue, each to be consumed before the next one.
 
     :param single: the queue of all rows; None where the column ``queue`` names it.
+    :raises EntryError: a row names no queue.
     """
     filled = (batch for batch in batches if batch.num_rows)
     if single is not None:
@@ -65,11 +86,13 @@ def parts_by_queue(
         yield queue_id, (part for _, part in group)
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Cut a batch where the queue changes."""
     start = 0
     for queue_id, rows in itertools.groupby(batch.column("queue").to_pylist()):
         count = sum(1 for _ in rows)
+        if queue_id is None:
+            raise row_without_queue(batch.column("key")[start].as_py())
         yield queue_id, batch.slice(start, count)
         start += count
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from export_queue.core.errors import ConfigurationError
+from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.segments import FileReport, stage_segments
 from export_queue.core.spark.load_report import LoadReport
+from export_queue.core.spark.load_tasks import Outcome
 from export_queue.core.spark.targets import Targets
 from export_queue.core.transactions import OpenTransaction
 
@@ -41,6 +42,17 @@ def _check_in_reach(reports: Sequence[FileReport]) -> None:
                 f"file {report.file}: a task has written {report.bytes} bytes, the driver finds {found}",
                 hint="give the store a place for segments that all machines share: segments='s3://bucket/folder'",
             )
+
+
+def check_complete(outcomes: Sequence[Outcome], tasks: int) -> None:
+    """Make sure that each partition has told its outcome once.
+
+    :param tasks: how many partitions there were.
+    :raises SparkJobFailed: one is missing, or there twice.
+    """
+    partitions = sorted(outcome.partition for outcome in outcomes)
+    if partitions != list(range(tasks)):
+        raise SparkJobFailed(f"expected one outcome of each of {tasks} tasks, found those of {partitions}")
 
 
 def report_of(transaction: int, files: Mapping[str, Sequence[FileReport]], *, seconds: float = 0.0) -> LoadReport:

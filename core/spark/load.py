@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from export_queue.core.client import Store, TransactionContext, long_transaction
-from export_queue.core.errors import AlreadyCommitted, InvalidArgument, SparkJobFailed
+from export_queue.core.errors import AlreadyCommitted, InvalidArgument
 from export_queue.core.segments import TARGET_BYTES, begin_load
 from export_queue.core.spark.engine import ask_executors, check_driver
 from export_queue.core.spark.frames import sorted_entries
-from export_queue.core.spark.job_commit import report_of, stage_files
+from export_queue.core.spark.job_commit import check_complete, report_of, stage_files
 from export_queue.core.spark.jobs import JobProgress, collect
 from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.load_tasks import OUTCOME, LoadSetup, Outcome, collect_files, load_task
@@ -164,19 +164,9 @@ def _run(df: DataFrame, setup: LoadSetup, target: Target) -> list[Outcome]:
     progress = JobProgress(context, group, title)
     rows = collect(context, frame.collect, group=group, title=title, check=progress.tell)
     outcomes = [Outcome.from_json(row[0]) for row in rows]
-    _check_complete(outcomes, tasks)
+    rows_came = any(outcome.files or outcome.problem for outcome in outcomes)
+    check_complete(outcomes, tasks if rows_came else len(outcomes))  # Spark runs fewer tasks for no rows
     return outcomes
-
-
-def _check_complete(outcomes: list[Outcome], tasks: int) -> None:
-    """Make sure that each partition has told its outcome once.
-
-    :raises SparkJobFailed: one is missing, or there twice.
-    """
-    partitions = sorted(outcome.partition for outcome in outcomes)
-    is_empty = not any(outcome.files or outcome.problem for outcome in outcomes)  # Spark runs fewer tasks for no rows
-    if partitions != list(range(tasks)) and not (is_empty and len(set(partitions)) == len(partitions)):
-        raise SparkJobFailed(f"expected one outcome of each of {tasks} tasks, found those of {partitions}")
 
 
 def _count_tasks(df: DataFrame, cores: int) -> int:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import orjson
 import pyarrow as pa
+from pyspark import TaskContext
 
 from export_queue.core.drain import Problem
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.queue import Queue, hash_of
 from export_queue.core.retry import Retry
 from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets
-from export_queue.core.spark.encoding import key_bytes, value_bytes
+from export_queue.core.spark.encoding import key_bytes, place, value_bytes
 from export_queue.core.spark.engine import ask_executors
 from export_queue.core.spark.frames import entry_columns, parts_by_queue
 from export_queue.core.spark.jobs import JobProgress, collect
@@ -86,6 +87,7 @@ def _task(store: StoreSpec, secrets: CarriedSecrets, targets: Targets, single: s
         secrets.unpack()
         added: dict[str, list[int]] = {}
         problem: Problem | None = None
+        seen = 0
         try:
             with contextlib.closing(store.open()) as database:
                 for queue_id, part in parts_by_queue(batches, single):
@@ -93,7 +95,8 @@ def _task(store: StoreSpec, secrets: CarriedSecrets, targets: Targets, single: s
                     counts = added.setdefault(queue.id, [0, 0])
                     for batch in part:
                         for start in range(0, batch.num_rows, BATCH_ROWS):
-                            _add(database, queue, batch.slice(start, BATCH_ROWS), counts)
+                            _add(database, queue, batch.slice(start, BATCH_ROWS), counts, _rows_from(seen + start))
+                        seen += batch.num_rows
         except ExportQueueError as error:
             if error.transient:
                 raise
@@ -104,9 +107,16 @@ def _task(store: StoreSpec, secrets: CarriedSecrets, targets: Targets, single: s
     return task
 
 
-def _add(database: Database, queue: Queue, batch: pa.RecordBatch, counts: list[int]) -> None:
+def _rows_from(first: int) -> Callable[[int], str]:
+    partition = TaskContext.get().partitionId()  # type: ignore[union-attr]
+    return lambda row: place(partition, first + row)
+
+
+def _add(
+    database: Database, queue: Queue, batch: pa.RecordBatch, counts: list[int], where: Callable[[int], str]
+) -> None:
     """Add some rows in one transaction; of a key that is there twice, a later one gets the rest."""
-    keys = key_bytes(batch.column("key"), queue)
+    keys = key_bytes(batch.column("key"), queue, where)
     rows = list(zip(keys.to_pylist(), value_bytes(batch.column("value"), keys, queue).to_pylist(), strict=True))
     while rows:
         chosen = dict(reversed(rows))  # the first row of each key

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from export_queue.core.drain import Problem
-from export_queue.core.errors import EntryError, InvalidArgument, UnknownQueue
+from export_queue.core.errors import InvalidArgument, UnknownQueue
 from export_queue.core.queue import Queue, find_queue, list_queues
 from export_queue.core.spark.columns import Columns
 from export_queue.core.store import Database, added_to_subscription
@@ -83,15 +83,12 @@ class Targets:
     queues: Mapping[str, Queue]
     refused: Mapping[str, Problem] = field(default_factory=dict)
 
-    def __getitem__(self, queue_id: str | None) -> Queue:
+    def __getitem__(self, queue_id: str) -> Queue:
         """Find the queue that a row names.
 
-        :raises EntryError: the row names none.
         :raises UnknownQueue: the store has no such queue.
         :raises InvalidArgument: the queue does not take the row.
         """
-        if queue_id is None:
-            raise EntryError("expected the id of a queue in each row, found a row with null")
         if queue_id in self.refused:
             raise self.refused[queue_id].to_error()
         if queue_id not in self.queues:

@@ -50,7 +50,7 @@ def write_transactional(
     :returns: what was added.
     :raises InvalidArgument: a column is missing or of a type that the queue does not take; nothing has run.
     :raises EntryError: a row is refused: its key is null, too long, or there twice; its value is too large or no value
-        of the codec. The error names the key. Nothing is visible.
+        of the codec. The error names the key, or partition and row. Nothing is visible.
     :raises SparkJobFailed: the job failed. Nothing is visible.
     :raises CommitOutcomeUnknown: the connection broke in the commit, and the store cannot be asked.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -63,3 +64,39 @@ class GatedFencedSink:
             return inner.apply(operations)
 
         return ClaimedSink(self._inner, write)
+
+
+class LateSink(GatedSink):
+    """Copies into SQLite; the first process that comes waits in front of its batch, or each one if ``everybody`` waits.
+
+    The file is called ``target``, since a cluster's drains refuse sinks in files.
+    """
+
+    def __init__(self, folder: str, target: str, everybody: bool = True) -> None:
+        super().__init__(folder, target)
+        self._everybody = everybody
+
+    def apply(self, operations: Operations) -> ApplyResult:
+        if self._everybody or self._is_first():
+            self.wait()
+        return self._inner.apply(operations)
+
+    def _is_first(self) -> bool:
+        first = self._folder / "first"
+        with contextlib.suppress(FileExistsError), first.open("x") as file:
+            file.write(str(os.getpid()))
+        return first.read_text() == str(os.getpid())
+
+
+class TargetSink(GatedSink):
+    """The same, which waits behind each batch."""
+
+    def __init__(self, folder: str, target: str) -> None:
+        super().__init__(folder, target)
+
+
+class LateFencedSink(GatedFencedSink):
+    """The same with the guard ``fence``."""
+
+    def __init__(self, folder: str, target: str) -> None:
+        super().__init__(folder, target)

@@ -10,6 +10,7 @@ from tests.spark.loading import files, segments, values
 from tests.spark.test_load import EXPECTED, ROWS
 
 from export_queue.core.client import Store
+from export_queue.core.errors import SparkJobFailed
 from export_queue.core.spark import register_data_source
 
 
@@ -82,10 +83,31 @@ def test_what_cannot_work_is_refused_before_the_job(
     assert files(folder) == set()
 
 
-def test_a_row_that_is_refused_leaves_nothing(orders: Store, rows: Any, frames: Any, store_url: str) -> None:
-    bad = rows.union(frames.sql("select repeat('k', 1025), named_struct('n', 1L)"))
-    with pytest.raises(Exception, match="key: expected 1 to 1024 bytes, found 1025"):
-        write(bad, store_url)
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("null, named_struct('n', 1L)", "row 0 of partition 3, both counted from 0: expected a key, found null"),
+        ("repeat('k', 1025), named_struct('n', 1L)", "row 0 of partition 3, both counted from 0: key: expected 1 to"),
+        ("cast(x'ff' as string), named_struct('n', 1L)", "key b'\\xff': expected UTF-8"),
+        ("'bad', named_struct('n', double('nan'))", "value of key 'bad': expected a JSON value, but field n is nan"),
+    ],
+)
+def test_a_row_that_is_refused_is_named_by_its_key_or_its_place(
+    orders: Store, rows: Any, frames: Any, store_url: str, row: str, message: str
+) -> None:
+    bad = frames.sql(f"select {row}").toDF("key", "value")
+    with pytest.raises(Exception, match="EntryError") as raised:
+        write(rows.union(bad), store_url)
+    assert message in str(raised.value)
+    assert segments(orders) == []
+
+
+def test_a_row_without_a_queue_is_named_by_its_place(orders: Store, frames: Any, store_url: str) -> None:
+    columns = ["if(id = 7, null, 'orders') as q", "concat('k', id) as key", "id as value"]
+    frame = frames.range(0, 9, 1, 2).selectExpr(*columns)
+    writer = frame.write.format("export_queue").option("url", store_url).option("queue_column", "q")
+    with pytest.raises(Exception, match="found null in row 3 of partition 1, both counted from 0, of key 'k7'"):
+        writer.mode("append").save()
     assert segments(orders) == []
 
 
@@ -142,8 +164,8 @@ def begun(orders: Store, rows: Any, store_url: str) -> Any:
 def test_an_abort_behind_a_commit_changes_nothing(orders: Store, begun: Any, folder: Path) -> None:
     writer, message = begun
     assert segments(orders) == []
-    writer.commit([message, None])
-    writer.abort([message, None])
+    writer.commit([message])
+    writer.abort([message])
     assert len(values(orders)) == 50
     assert {one.file for one in segments(orders)} == files(folder)
 
@@ -155,6 +177,19 @@ def test_a_commit_behind_an_abort_is_refused(orders: Store, begun: Any) -> None:
     with pytest.raises(Exception, match="has ended|expired|refused|lost"):
         writer.commit([message])
     assert segments(orders) == []
+
+
+@pytest.mark.parametrize("lacking", ["an outcome", "a message", "another partition"])
+def test_a_commit_needs_the_outcome_of_each_task_once(orders: Store, begun: Any, lacking: str) -> None:
+    from export_queue.core.spark.data_source import Message
+
+    writer, message = begun
+    second = {"an outcome": Message(None), "a message": None}.get(lacking, message)
+    with pytest.raises(SparkJobFailed, match=r"expected one outcome of each of 2 tasks, found those of \[0"):
+        writer.commit([message, second])
+    assert segments(orders) == []
+    with pytest.raises(Exception, match="has ended|expired|refused|lost"):
+        writer.commit([message])
 
 
 def test_a_commit_that_is_repeated_counts_once(orders: Store, begun: Any) -> None:

@@ -160,8 +160,8 @@ def test_what_cannot_work_is_refused_before_the_job(orders: Store, rows: Any, fo
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("null, named_struct('n', 1L)", "found 1 of"),
-        ("'', named_struct('n', 1L)", "key: expected 1 to 1024 bytes, found 0"),
+        ("null, named_struct('n', 1L)", "row 0 of partition 3, both counted from 0: expected a key, found null"),
+        ("'', named_struct('n', 1L)", "row 0 of partition 3, both counted from 0: key: expected 1 to 1024 bytes"),
         ("repeat('k', 1025), named_struct('n', 1L)", "key: expected 1 to 1024 bytes, found 1025"),
         ("'k7', named_struct('n', 8L)", "key 'k7' comes more than once"),
         ("cast(x'ff' as string), named_struct('n', 1L)", "key b'\\xff': expected UTF-8"),
@@ -174,6 +174,11 @@ def test_a_row_that_is_refused_leaves_nothing(orders: Store, rows: Any, spark: A
     assert in_progress(orders) == 0
     write_transactional(rows, orders, "orders")
     assert values(orders) == EXPECTED
+
+
+def test_a_row_without_a_key_is_named_by_its_place(orders: Store, rows: Any) -> None:
+    frame = rows.selectExpr("if(value.n = 499, null, key) as key", "value")
+    assert "row 166 of partition 2, both counted from 0" in refusal(EntryError, frame, orders, "orders")
 
 
 def test_a_value_that_is_refused_is_named_by_its_key(orders: Store, spark: Any) -> None:
@@ -233,7 +238,7 @@ def test_a_column_names_the_queue_of_each_row(orders: Store, spark: Any) -> None
     )
     unfit = frame.union(spark.sql("select 'numbers', 'a', 'b'"))
     assert "queue 'numbers', codec int of values" in refusal(InvalidArgument, unfit, orders, queue_column="q")
-    assert "found a row with null" in refusal(
+    assert "expected the id of a queue in each row, found null in the row of key 'a'" in refusal(
         EntryError, frame.union(spark.sql("select null, 'a', 'b'")), orders, queue_column="q"
     )
     assert len(values(orders)) == 30

@@ -48,7 +48,9 @@ def test_a_key_that_comes_twice_ends_at_its_later_row(orders: Store, spark: Any,
 
 def test_rows_before_a_refused_one_stay(orders: Store, spark: Any, store_url: str) -> None:
     frame = spark.range(0, 1001, 1, 1).selectExpr("if(id = 1000, '', concat('k', id)) as key", "id as value")
-    with pytest.raises(EntryError, match="key: expected 1 to 1024 bytes, found 0"):
+    with pytest.raises(
+        EntryError, match="row 1000 of partition 0, both counted from 0: key: expected 1 to 1024 bytes, found 0"
+    ):
         write_transactional(frame, StoreSpec(url=store_url), "orders", transaction=False)
     assert waiting(orders) == 1000
 

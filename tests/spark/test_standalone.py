@@ -1,26 +1,22 @@
-"""A drain on a real standalone cluster: master, worker, executors and driver are processes of their own."""
+"""A drain on a real standalone cluster: master, workers, executors and driver are processes of their own."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
-import signal
-import subprocess
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 import sqlalchemy as sa
+from tests.spark.clusters import Cluster, standalone
 from tests.spark.conftest import Submit
 from tests.spark.test_drain_job import add, job_for, report_of, waiting
 from tests.support.servers import free_port
-from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.sinks import SinkSpec
@@ -36,15 +32,6 @@ PROTECTION = {
 }
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """A standalone cluster: its master's URL, the settings that its jobs need, and the folder of all its files."""
-
-    master: str
-    conf: dict[str, str]
-    folder: Path
-
-
 @pytest.fixture(scope="module", params=["plain", "protected"])
 def cluster(
     request: pytest.FixtureRequest,
@@ -52,52 +39,10 @@ def cluster(
     spark_environment: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
-    """A master and one worker with two cores on loopback."""
-    folder = tmp_path_factory.mktemp("cluster")
+    """A master and two workers on loopback."""
     conf = PROTECTION if request.param == "protected" else {}
-    (folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in conf.items()))
-    (folder / "local").mkdir()
-    home = next((spark_home / "lib").glob("python*/site-packages/pyspark"))
-    # Executors get nothing of the driver's environment: no modules of the tests, and no passwords.
-    environment = spark_environment | {
-        "SPARK_HOME": str(home),
-        "SPARK_CONF_DIR": str(folder),
-        "SPARK_WORKER_DIR": str(folder / "work"),
-        "SPARK_LOCAL_DIRS": str(folder / "local"),
-        "SPARK_LOG_DIR": str(folder),
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, *words: str) -> Path:
-        log = folder / f"{name}.log"
-        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *words]
-        with log.open("wb") as output:
-            processes.append(
-                subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
-            )
-        return log
-
-    port = free_port()
-    master = f"spark://127.0.0.1:{port}"
-    try:
-        log = start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port()))
-        wait_until(lambda: "I have been elected leader" in log.read_text(errors="replace"), "no master")
-        start(
-            *("worker.Worker", "--host", "127.0.0.1", "--webui-port", str(free_port())),
-            *("--cores", "2", "--memory", "1g", master),
-        )
-        wait_until(lambda: "Registering worker" in log.read_text(errors="replace"), "no worker")
-        yield Cluster(master, conf, folder)
-    finally:
-        for process in reversed(processes):
-            try:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.wait(20)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                process.kill()
-                process.wait(20)
+    with standalone(spark_home, spark_environment, tmp_path_factory.mktemp("cluster"), conf) as started:
+        yield started
 
 
 @pytest.fixture

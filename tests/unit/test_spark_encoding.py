@@ -135,17 +135,19 @@ def test_a_refused_value_is_named_by_its_key(values: Any, options: dict[str, Any
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ([b"a", None, None], "found 2 of 3 rows with null"),
-        ([b"a", b""], "key: expected 1 to 1024 bytes, found 0"),
+        ([b"a", None, None], "row 1 of partition 7, both counted from 0: expected a key, found null"),
+        ([b"a", b""], "row 1 of partition 7, both counted from 0: key: expected 1 to 1024 bytes, found 0"),
         ([b"a" * 1025], "key: expected 1 to 1024 bytes, found 1025"),
         ([b"a", b"\xff"], "key b'\\xff': expected UTF-8"),
     ],
 )
 def test_a_refused_key_is_named(keys: list[bytes | None], message: str) -> None:
     with pytest.raises(EntryError) as raised:
-        encoding.key_bytes(pa.array(keys, pa.binary()), a_queue())
+        encoding.key_bytes(pa.array(keys, pa.binary()), a_queue(), lambda row: encoding.place(7, row))
     assert message in raised.value.message
 
 
 def test_keys_of_bytes_need_not_be_text() -> None:
-    assert encoding.key_bytes(pa.array([b"\xff"], pa.binary()), a_queue(key="bytes")).to_pylist() == [b"\xff"]
+    keys = pa.array([b"\xff"], pa.binary())
+    found = encoding.key_bytes(keys, a_queue(key="bytes"), lambda row: encoding.place(7, row))
+    assert found.to_pylist() == [b"\xff"]
