@@ -62,14 +62,19 @@ def drain(
     goes_on: Annotated[
         bool, typer.Option("--follow", help="go on, and bring entries soon after their commit, until SIGTERM or Ctrl-C")
     ] = False,
+    time_limit: Annotated[
+        float | None, typer.Option(help="seconds after which --follow ends as by SIGTERM; no limit")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring the committed entries of a queue into a sink, in this process.
 
     Once it has ended with status 0, every entry that was committed before is in the sink or is a dead letter. Ctrl-C
     and SIGTERM end it cleanly: what the sink has acknowledged stays removed, the rest waits. With --follow they are the
-    ordinary end, with status 0: the chunk at hand is brought first.
+    ordinary end, with status 0, as a time limit is: the chunk at hand is brought first.
     """
+    if time_limit is not None and not goes_on:
+        raise typer.BadParameter("expected together with --follow", param_hint="--time-limit")
     search_current_folder()
     with (
         named_sink(sink, options=sink_option or (), secrets=sink_secret or (), name=sink_name) as described,
@@ -85,7 +90,7 @@ def drain(
             "drain_id": uuid.uuid4().hex,
         }
         if goes_on:
-            _tell(_follow(opened, queue_id, described, options), as_json=as_json)
+            _tell(_follow(opened, queue_id, described, time_limit, options), as_json=as_json)
             return
         request = DrainRequest.of(queue_id, described.name, options)
         try:
@@ -108,9 +113,11 @@ def _tell(report: DrainReport, *, as_json: bool) -> None:
         say(report.line())
 
 
-def _follow(store: Store, queue_id: str, sink: SinkSpec, options: DrainOptions) -> DrainReport:
+def _follow(
+    store: Store, queue_id: str, sink: SinkSpec, time_limit: float | None, options: DrainOptions
+) -> DrainReport:
     with StopSignals() as signals, shown_lines():
-        return follow(store, queue_id, sink, stop=signals.requested, **options)
+        return follow(store, queue_id, sink, stop=signals.requested, time_limit=time_limit, **options)
 
 
 def _tell_failure(store: Store, request: DrainRequest, *, as_json: bool) -> None:

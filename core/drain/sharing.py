@@ -17,7 +17,7 @@ _PARTS_PER_TASK = 4
 
 
 def share_out(
-    database: Database, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, *, tasks: int
+    database: Database, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, *, tasks: int, least: int = 0
 ) -> list[list[Part]]:
     """Cut claimed units where they are large, and give each task about as much as the others.
 
@@ -26,6 +26,7 @@ def share_out(
     :param leases: the claims on the units.
     :param snapshot: decides which entries count.
     :param tasks: the most tasks.
+    :param least: so heavy a task should be before there is another one: a task costs something by itself.
     :returns: the parts of each task; together they cover all units.
     :raises SegmentLost: a file is missing.
     """
@@ -43,7 +44,7 @@ def share_out(
             blocks = [block for bucket in of_unit for block in _of_rows(work, queue, snapshot, bucket, share)]
             blocks += _of_segments(by_range(segments, unit), unit, share)
             parts += cut(lease, sorted(blocks, key=Block.place), share)
-    return spread(parts, tasks)
+    return spread(parts, min(tasks, total // least + 1) if least else tasks)
 
 
 def _number(bucket: Backlog) -> int:

@@ -26,6 +26,8 @@ class DrainArguments:
     :param max_parallel: the most tasks that drain at once; by default Spark's cores decide.
     :param start_timeout: seconds that Spark may take to start, and to find an executor.
     :param submitter: the process without which the driver does not go on; only where the driver runs beside it.
+    :param follow: whether the drain goes on until it is told to stop.
+    :param time_limit: seconds after which a follower ends; None for any time.
     :raises InvalidArgument: the exporter is an object, or a value is not allowed.
     """
 
@@ -35,12 +37,19 @@ class DrainArguments:
     max_parallel: int | None = None
     start_timeout: float = START_SECONDS
     submitter: Submitter | None = None
+    follow: bool = False
+    time_limit: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.start_timeout, int | float) or not self.start_timeout > 0:
             raise InvalidArgument(f"start_timeout: expected more than 0 seconds, found {self.start_timeout!r}")
         if self.max_parallel is not None and (type(self.max_parallel) is not int or self.max_parallel < 1):
             raise InvalidArgument(f"max_parallel: expected a whole number from 1, found {self.max_parallel!r}")
+        limit = self.time_limit
+        if limit is not None and not (self.follow and isinstance(limit, int | float) and limit > 0):
+            raise InvalidArgument(
+                f"time_limit: expected more than 0 seconds, of a drain with follow=True, found {self.time_limit!r}"
+            )
         self.request.to_json()  # here, where the submitter sees the error
 
     def to_json(self) -> str:
@@ -53,6 +62,8 @@ class DrainArguments:
                 "max_parallel": self.max_parallel,
                 "start_timeout": self.start_timeout,
                 "submitter": None if self.submitter is None else self.submitter.to_json(),
+                "follow": self.follow,
+                "time_limit": self.time_limit,
             }
         )
 
@@ -71,6 +82,8 @@ class DrainArguments:
                 max_parallel=values["max_parallel"],
                 start_timeout=values["start_timeout"],
                 submitter=None if values["submitter"] is None else Submitter.from_json(values["submitter"]),
+                follow=values["follow"],
+                time_limit=values["time_limit"],
             )
         except (ValueError, KeyError, TypeError, SinkConfigurationError) as error:
             if isinstance(error, InvalidArgument):

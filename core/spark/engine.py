@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import orjson
 from pyspark import SparkContext
 
-from export_queue.core.drain import DrainRequest, LeaseKeeper, RangeReport, ask_sink, by_range, claim_units, share_out
+from export_queue.core.drain import (
+    DrainRequest,
+    LeaseKeeper,
+    Part,
+    RangeReport,
+    ask_sink,
+    by_range,
+    claim_units,
+    share_out,
+)
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
@@ -77,12 +87,30 @@ class SparkEngine:
         """Run one job and hand on what its tasks reported."""
         tasks = self.max_parallel or self.context.defaultParallelism * _TASKS_PER_CORE
         parts = share_out(self.database, queue, leases, snapshot, tasks=tasks)
-        setup = self.context.broadcast(TaskSetup(self.store, self.sink, queue, snapshot, self.request))
-        # Parts go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
-        # Spark's SQL session, which takes seconds to start, nor pandas.
-        job = self.context.parallelize(parts, len(parts)).mapPartitions(drain_task(setup, self.secrets))
-        found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=keeper.check)
-        yield from by_range(RangeReport.from_dict(orjson.loads(text)) for text in found)
+        setup = TaskSetup(self.store, self.sink, queue, snapshot, self.request)
+        yield from by_range(self.run_job(setup, parts, check=keeper.check))
+
+    def run_job(
+        self, setup: TaskSetup, parts: Sequence[Sequence[Part]], *, check: Callable[[], None]
+    ) -> list[RangeReport]:
+        """Run one job.
+
+        :param setup: what all tasks need.
+        :param parts: the parts of each task.
+        :param check: called again and again; raises an error if the job shall end.
+        :returns: the report of each part.
+        :raises SparkJobFailed: the job failed.
+        """
+        sent = self.context.broadcast(setup)
+        try:
+            # Parts go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
+            # Spark's SQL session, which takes seconds to start, nor pandas.
+            job = self.context.parallelize(parts, len(parts)).mapPartitions(drain_task(sent, self.secrets))
+            found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=check)
+        finally:
+            with contextlib.suppress(Exception):  # Java may be gone
+                sent.destroy()
+        return [RangeReport.from_dict(orjson.loads(text)) for text in found]
 
 
 def check_driver(modules: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,10 +12,12 @@ from typing import Protocol
 import orjson
 
 from export_queue.core.drain import (
+    Counts,
     DrainRequest,
     Part,
     Problem,
     RangeReport,
+    RoundOver,
     drain_ranges,
     load_exporter,
     opened_exporter,
@@ -58,6 +61,8 @@ class TaskSetup:
     :param queue: the queue.
     :param snapshot: decides which entries are read.
     :param request: parameters of the drain.
+    :param round_seconds: after how long a follower's task ends between two chunks, so that others may claim what it
+        has not done; None if it does all.
     """
 
     store: StoreSpec
@@ -65,6 +70,7 @@ class TaskSetup:
     queue: Queue
     snapshot: Snapshot
     request: DrainRequest
+    round_seconds: float | None = None
 
     def run(self, parts: Sequence[Part]) -> list[RangeReport]:
         """Drain some parts of units, one after the other; whatever happens, there is one report for each."""
@@ -79,16 +85,35 @@ class TaskSetup:
                 # The store is asked before each batch: the driver, which renews the leases, may be gone.
                 check = partial(check_leases, opened.database, list({part.lease: None for part in parts}))
                 reports += drain_ranges(
-                    opened.database, self.queue, parts, self.snapshot, opened.sink, exporter, request, check=check
+                    opened.database,
+                    self.queue,
+                    parts,
+                    self.snapshot,
+                    opened.sink,
+                    exporter,
+                    request,
+                    check=check,
+                    on_chunk=self._on_chunk(),
                 )
         except Exception as error:
             trouble = Problem.of(error)  # while opening, or while closing after all was done, which harms nothing
             reports += [RangeReport(range=part.lease.range, problem=trouble) for part in parts[len(reports) :]]
-        if any(report.problem for report in reports):
+        if any(report.problem and report.problem.error_class != RoundOver.__name__ for report in reports):
             _close_kept()  # the next task begins with new connections
         if any(report.problem and report.problem.error_class == SinkUnavailable.__name__ for report in reports):
             _given_up.add(request.drain_id)
         return reports
+
+    def _on_chunk(self) -> Callable[[Counts], None] | None:
+        if self.round_seconds is None:
+            return None
+        end = time.monotonic() + self.round_seconds
+
+        def end_round(counts: Counts) -> None:
+            if time.monotonic() >= end:
+                raise RoundOver
+
+        return end_round
 
     def _open(self) -> _Opened:
         of = (self.request.drain_id, self.store, self.sink)
