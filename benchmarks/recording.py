@@ -22,22 +22,17 @@ class RecordingSink:
 
     def __init__(self, folder: str, host: str, port: int, password: str) -> None:
         self._sink = RedisSink(host=host, port=port, password=password)
-        self._file = Path(folder, f"{os.getpid()}").open("a")
+        self._folder = Path(folder)
         self.capabilities = self._sink.capabilities
-        self.admit, self.sweep = self._sink.admit, self._sink.sweep
+        self.admit, self.sweep, self.close = self._sink.admit, self._sink.sweep, self._sink.close
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply, then note."""
         result = self._sink.apply(operations)
         now = time.monotonic()  # one clock for all processes of a machine
-        self._file.writelines(f"{_text(key)} {now}\n" for key in operations.ids)
-        self._file.flush()
+        with (self._folder / f"{os.getpid()}").open("a") as file:
+            file.writelines(f"{_text(key)} {now}\n" for key in operations.ids)
         return result
-
-    def close(self) -> None:
-        """Close the sink and the file."""
-        self._sink.close()
-        self._file.close()
 
 
 def _text(key: str | bytes) -> str:

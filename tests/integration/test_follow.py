@@ -397,6 +397,27 @@ def test_a_hint_wakes_a_follower(pg_orders: Store, postgres_url: str, monkeypatc
 
 
 @pytest.mark.postgres
+@pytest.mark.usefixtures("deaf")
+def test_the_commit_of_a_long_transaction_wakes_a_follower(
+    pg_orders: Store, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that commits has staged nothing itself, and its store is closed at once."""
+    monkeypatch.setattr("export_queue.core.store.hints.UNFOLLOWED_SECONDS", 0.1)
+    with following_into(pg_orders, MemorySink(), sink_name="s") as follower:
+        wait_until(lambda: len(sessions_that_listen(postgres_url)) == 2, "nobody listens")
+        with Store.open(postgres_url) as staging:
+            begun = staging.begin()
+            with staging.resume(begun) as tx:
+                tx.queue("orders").add_many((f"k{i}", i) for i in range(10))
+        with Store.open(postgres_url) as committing:
+            committing.commit(begun)
+        await_empty(pg_orders, follower)
+        follower.tell_to_stop()
+        add(pg_orders, 20, 21)
+        assert follower.stopped().acknowledged >= 10
+
+
+@pytest.mark.postgres
 def test_a_follower_of_a_subscription_is_woken_by_commits_to_its_queue(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, deaf: None
 ) -> None:
