@@ -175,7 +175,8 @@ class Follower:
     _deadline: float = float("inf")
 
     def __post_init__(self) -> None:
-        if self.time_limit is not None and not self.time_limit > 0:
+        limit = self.time_limit
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
             raise InvalidArgument(f"time_limit: expected more than 0 seconds, found {self.time_limit!r}")
 
     def run(self, open_engines: Callable[[], AbstractContextManager[EngineOf]]) -> DrainReport:

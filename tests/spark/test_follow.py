@@ -196,18 +196,25 @@ def test_the_tasks_of_a_follower_end_between_two_chunks_when_their_round_is_over
 
 
 @pytest.mark.full("some jobs of Spark; the job of a drain runs anyway")
-def test_a_follower_on_spark_survives_its_workers_and_ends_by_its_time_limit(
-    orders: Store, follow: Follow, tmp_path: Path
-) -> None:
+def test_a_follower_on_spark_survives_its_workers(orders: Store, follow: Follow, tmp_path: Path) -> None:
     add(orders, {f"k{i}": i for i in range(50)})
-    follower = follow(time_limit=6.0)
+    follower = follow()
     wait_until(lambda: workers(tmp_path) or follower.has_ended, "no worker came")
     os.kill(workers(tmp_path)[0], signal.SIGKILL)
     open_gate(tmp_path)
     await_empty(orders, follower)
-    report = follower.ended()
+    report = follower.stopped()
     assert (report.acknowledged, report.stale > 0) == (50, True), "the killed worker had applied its batch"
-    assert 6.0 <= report.seconds < PATIENCE
+    assert held(orders) == 0
+
+
+@pytest.mark.full("a session of Spark; a time limit ends a follower without Spark, too")
+def test_a_time_limit_ends_a_follower_on_spark(orders: Store, follow: Follow, tmp_path: Path) -> None:
+    open_gate(tmp_path)
+    add(orders, {f"k{i}": i for i in range(50)})
+    report = follow(time_limit=1.0).ended()
+    assert 1.0 <= report.seconds < PATIENCE
+    assert report.acknowledged + waiting(orders) == 50
     assert held(orders) == 0
 
 
