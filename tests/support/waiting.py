@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 """Seconds that even a loaded machine does not need; nothing waits for so long when all is well."""
 
 
