@@ -16,7 +16,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.measuring import Figure
 from benchmarks.page import PAGE, fill
 
-HARNESS = {"__main__", "clients", "machine", "measuring", "outbox", "page", "processor", "spark_load"}
+HARNESS = {"__main__", "clients", "machine", "measuring", "outbox", "page", "processor", "recording", "spark_load"}
 
 
 def main() -> int:

@@ -56,7 +56,7 @@ def drain(
     ] = None,
     lock_timeout: Annotated[float | None, typer.Option(min=0, help="seconds to wait for other drains; 600")] = None,
     time_limit: Annotated[
-        float | None, typer.Option(min=0, help="seconds after which to end, with status 75 if something is left")
+        float | None, typer.Option(min=0, help="seconds after which to end, with status 75; with --follow its end, with 0")
     ] = None,
     on_error: Annotated[
         Literal["dead_letter", "fail"] | None, typer.Option(help="refused entries: dead_letter or fail; dead_letter")
@@ -71,7 +71,7 @@ def drain(
 
     Once it has ended with status 0, every entry that was committed before is in the sink or is a dead letter. Ctrl-C
     and SIGTERM end it cleanly: what the sink has acknowledged stays removed, the rest waits. With --follow they are the
-    ordinary end, with status 0: the chunk at hand is brought first.
+    ordinary end, with status 0, as a time limit is: the chunk at hand is brought first.
     """
     search_current_folder()
     with (

@@ -6,11 +6,18 @@ from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, Progress
 from export_queue.core.drain.exporters import Entry, Exported, Exporter, load_exporter, opened_exporter
 from export_queue.core.drain.fenced import claim_units
-from export_queue.core.drain.follow import FOLLOW_RETRY, EngineOf, Follower, follow, follow_as_requested
+from export_queue.core.drain.follow import (
+    EngineOf,
+    Follower,
+    RoundOver,
+    follow,
+    follow_as_requested,
+    follower_options,
+)
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.local import LocalEngine, drain, drain_as_requested
 from export_queue.core.drain.one_drain import run_drain
-from export_queue.core.drain.parts import Part
+from export_queue.core.drain.parts import LEAST_WEIGHT, Part
 from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.progress import Left, OnLeft
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, by_range, total
@@ -22,7 +29,7 @@ from export_queue.core.drain.why import FinishedDrain, KeyStory, LastCommit, why
 
 __all__ = [
     "DRAIN_RETRY",
-    "FOLLOW_RETRY",
+    "LEAST_WEIGHT",
     "Counts",
     "Deadline",
     "DrainOptions",
@@ -45,6 +52,7 @@ __all__ = [
     "Problem",
     "Progress",
     "RangeReport",
+    "RoundOver",
     "Tally",
     "ask_sink",
     "by_range",
@@ -54,6 +62,7 @@ __all__ = [
     "drain_ranges",
     "follow",
     "follow_as_requested",
+    "follower_options",
     "load_exporter",
     "opened_exporter",
     "readmit",

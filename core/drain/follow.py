@@ -1,9 +1,9 @@
-"""A drain that goes on: it brings entries soon after their commit, until it is told to stop.
+"""A drain that goes on: it brings entries soon after their commit, until it is told to stop or its time is over.
 
-A follower is a chain of drains in one process. Each *link* is a drain as any other: it shows the sink a fence before
-its first batch and behind its last one, and stores a report. It lasts a minute at most, and as long as nothing waits
-there is none. Inside of a link there are *rounds*: a look, a claim of the units that have work and that nobody holds,
-their draining, and the leases given back.
+A follower is a chain of drains in one process, or in one application of Spark. Each *link* is a drain as any other: it
+shows the sink a fence before its first batch and behind its last one, and stores a report. It lasts a minute at most,
+and as long as nothing waits there is none. Inside of a link there are *rounds*: a look, a claim of the units that have
+work and that nobody holds, their draining, and the leases given back.
 
 A hint of the store that something was committed only ends a pause early. A follower that gets none looks all the same.
 """
@@ -76,25 +76,31 @@ def follow(
     :param stop: tells whether to end; it is asked between two chunks, and twice a second at least where nothing waits.
     :param sink_name: name to which the queue is bound; as of :func:`drain`.
     :param options: those of :func:`drain` but for ``if_locked`` and ``lock_timeout``; ``max_dead`` counts by the
-        minute.
+        minute, and ``time_limit`` ends it as if it was told to stop.
     :returns: the sum of all reports.
     :raises ConfigurationError: unknown queue or option, ranges that are no whole units, another sink, and the like.
+    :raises InvalidArgument: an option that followers do not take, or a value that is not allowed.
     :raises LeaseLost: a newer attempt of the same task has taken over, or this one was revoked.
     :raises SinkError: the sink cannot be used, and waiting would not help.
     :raises DrainError: the exporter cannot be used, or too many entries were rejected.
     """
     name = sink_name or (sink.name if isinstance(sink, SinkSpec) else type(sink).__name__)
-    return follow_as_requested(store, sink, DrainRequest.of(queue_id, name, _checked(options)), stop=stop)
+    request = DrainRequest.of(queue_id, name, follower_options(options))
+    return follow_as_requested(store, sink, request, stop=stop)
 
 
 def follow_as_requested(
-    store: StoreHandle, sink: SinkSpec | Sink | FencedSink, request: DrainRequest, *, stop: Callable[[], bool]
+    store: StoreHandle,
+    sink: SinkSpec | Sink | FencedSink,
+    request: DrainRequest,
+    *,
+    stop: Callable[[], bool],
 ) -> DrainReport:
     """Follow by a request, in this process; see :func:`follow`.
 
     :param store: an open store.
     :param sink: a description of the sink, or an open one, which stays open.
-    :param request: parameters; with ``retry`` left out, steps are repeated for a second only.
+    :param request: parameters, made of :func:`follower_options`.
     :param stop: tells whether to end.
     """
     follower = Follower(store, request, stop)
@@ -103,12 +109,17 @@ def follow_as_requested(
     def open_engines() -> Iterator[EngineOf]:
         exporter = load_exporter(request.exporter)
         with opened_sink(sink) as opened, opened_exporter(exporter, request.retry) as found:
-            yield lambda link: LocalEngine(store.database, opened, found, link, follower.told)
+            yield lambda link: LocalEngine(store.database, opened, found, link, follower.end_round)
 
     return follower.run(open_engines)
 
 
-def _checked(options: DrainOptions) -> DrainOptions:
+def follower_options(options: DrainOptions) -> DrainOptions:
+    """Fill in what a follower does otherwise than a drain: steps are repeated for a second only.
+
+    :param options: those of a drain.
+    :raises InvalidArgument: an option has no meaning for a follower.
+    """
     for name in ("if_locked", "lock_timeout"):
         if options.get(name) is not None:
             raise InvalidArgument(
@@ -122,7 +133,7 @@ EngineOf = Callable[[DrainRequest], Engine]
 """Gives the engine of one link; what it works with stays open over all links."""
 
 
-class _RoundOver(Exception):
+class RoundOver(Exception):
     """The follower was told to stop while it brought a chunk, or others must have a chance to claim."""
 
 
@@ -133,6 +144,7 @@ class Follower:
     :param store: an open store.
     :param request: parameters of its drains.
     :param stop: tells whether to end.
+    :param pace: least seconds from one round to the next.
     :param sleep: waits for a number of seconds.
     :param clock: tells seconds; only differences count.
     """
@@ -140,6 +152,7 @@ class Follower:
     store: StoreHandle
     request: DrainRequest
     stop: Callable[[], bool]
+    pace: float = PACE_SECONDS
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
     _counts: Counts = field(default_factory=Counts)
@@ -152,8 +165,7 @@ class Follower:
     _round_end: float = float("inf")
     _line_at: float = 0.0
     _line_entries: int = 0
-    _in_link: int = 0
-    """Entries that the link at work has brought."""
+    _deadline: float = float("inf")
 
     def run(self, open_engines: Callable[[], AbstractContextManager[EngineOf]]) -> DrainReport:
         """Follow until told to stop.
@@ -162,9 +174,11 @@ class Follower:
         :returns: the sum of all links.
         """
         started_at = self._line_at = self.clock()
+        if self.request.time_limit is not None:
+            self._deadline = started_at + self.request.time_limit
         outages = 0
         try:
-            while not self.stop():
+            while not self.is_over():
                 opened_at = self.clock()
                 try:
                     with open_engines() as engine_of:
@@ -176,9 +190,13 @@ class Follower:
             self._end()
         return self._report(self.clock() - started_at)
 
+    def is_over(self) -> bool:
+        """Tell whether to end: the follower was told to stop, or its time is over."""
+        return self.stop() or self.clock() >= self._deadline
+
     def _work(self, engine_of: EngineOf) -> None:
         idle = 0
-        while not self.stop():
+        while not self.is_over():
             if self._has_work():
                 idle = 0
                 self._bring_link(engine_of)
@@ -204,7 +222,8 @@ class Follower:
 
     def _bring_link(self, engine_of: EngineOf) -> None:
         """Be a drain, for a minute."""
-        request = replace(self.request, drain_id=f"{self.request.drain_id}-{self._links + 1}")
+        drain_id = f"{self.request.drain_id}-{self._links + 1}"
+        request = replace(self.request, drain_id=drain_id, time_limit=None)  # the follower ends, not one of its links
         course = Course(self.store.database, self.store.id, request, self.sleep, self.clock, goes_on=True)
         engine, end = engine_of(request), self.clock() + LINK_SECONDS
 
@@ -224,19 +243,18 @@ class Follower:
         finally:
             self._counts = Counts(**total([self._counts, *course.parts]))
             self._links += bool(course.parts)
-            self._in_link = 0
         if report.read:
             log.debug("%s", report.line())
 
     def _bring_rounds(self, course: Course, engine: Engine, end: float) -> None:
         idle = 0
-        while not self.stop():
+        while not self.is_over():
             begun = self.clock()
             self._round_end = begun + ROUND_SECONDS
             try:
                 found = course.bring_free(engine)
-            except _RoundOver:
-                if self.stop():
+            except RoundOver:
+                if self.is_over():
                     break
                 found = True
             idle = 0 if found else idle + 1
@@ -244,18 +262,16 @@ class Follower:
             if self.clock() >= end:
                 break
             if found:
-                self.sleep(max(0.0, begun + PACE_SECONDS - self.clock()))
+                self.sleep(max(0.0, begun + self.pace - self.clock()))
             else:
                 self._await_hint(min(_LOOKS.pause(idle), end - self.clock()))
                 check_attempt(self.store.database, self.request.owner)
         course.done = set(course.wanted)
 
-    def told(self, progress: Progress) -> None:
-        """Note what a chunk has brought, and end between two chunks where that is wanted."""
-        self._in_link = progress.acknowledged + progress.dead
-        self._tell()
-        if self.stop() or self.clock() >= self._round_end:
-            raise _RoundOver
+    def end_round(self, progress: Progress) -> None:
+        """End between two chunks where that is wanted."""
+        if self.is_over() or self.clock() >= self._round_end:
+            raise RoundOver
 
     def _await_hint(self, seconds: float) -> None:
         """Wait until the store hints that something was committed, or the time is over."""
@@ -287,7 +303,7 @@ class Follower:
         pause = _OUTAGES.pause(outages)
         log.warning("%s: next attempt in %.1f s: %s: %s", self._title, pause, type(error).__name__, error)
         end = self.clock() + pause
-        while not self.stop() and (left := end - self.clock()) > 0:
+        while not self.is_over() and (left := end - self.clock()) > 0:
             self.sleep(min(left, LONGEST_PAUSE))
 
     def _require_attempt(self) -> None:
@@ -315,8 +331,11 @@ class Follower:
     def _tell(self, course: Course | None = None) -> None:
         """Write a line about what has come since the last one, if it is time."""
         seconds = self.clock() - self._line_at
-        entries = self._counts.acknowledged + self._counts.dead + self._in_link
-        if seconds < LINE_SECONDS or entries == self._line_entries:
+        if seconds < LINE_SECONDS:
+            return
+        brought = [self._counts, *(() if course is None else course.parts)]
+        entries = sum(one.acknowledged + one.dead for one in brought)
+        if entries == self._line_entries:
             return
         rate = round((entries - self._line_entries) / seconds)
         line = f"{self._title}: following; entries so far: {grouped(entries)}; {grouped(rate)} a second"

@@ -16,7 +16,7 @@ _PARTS_PER_TASK = 4
 
 
 def share_out(
-    database: Database, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, *, tasks: int
+    database: Database, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, *, tasks: int, least: int = 0
 ) -> list[list[Part]]:
     """Cut claimed units where they are large, and give each task about as much as the others.
 
@@ -25,6 +25,7 @@ def share_out(
     :param leases: the claims on the units.
     :param snapshot: decides which entries count.
     :param tasks: the most tasks.
+    :param least: so heavy a task should be before there is another one: a task costs something by itself.
     :returns: the parts of each task; together they cover all units.
     :raises SegmentLost: a file is missing.
     """
@@ -51,7 +52,7 @@ def share_out(
         of_rows = [block for number in range(unit.first, unit.end) for block in blocks.get(number, ())]
         of_unit = of_rows + _of_segments(units[unit], unit, share, groups)
         parts += cut(lease, sorted(of_unit, key=Block.place), share)
-    return spread(parts, tasks)
+    return spread(parts, min(tasks, total // least + 1) if least else tasks)
 
 
 def _key(segment: Segment) -> tuple[int, int]:

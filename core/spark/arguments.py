@@ -26,6 +26,7 @@ class DrainArguments:
     :param max_parallel: the most tasks that drain at once; by default Spark's cores decide.
     :param start_timeout: seconds that Spark may take to start, and to find an executor.
     :param submitter: the process without which the driver does not go on; only where the driver runs beside it.
+    :param follow: whether the drain goes on until it is told to stop.
     :raises InvalidArgument: the exporter is an object, or a value is not allowed.
     """
 
@@ -35,6 +36,7 @@ class DrainArguments:
     max_parallel: int | None = None
     start_timeout: float = START_SECONDS
     submitter: Submitter | None = None
+    follow: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.start_timeout, int | float) or not self.start_timeout > 0:
@@ -53,6 +55,7 @@ class DrainArguments:
                 "max_parallel": self.max_parallel,
                 "start_timeout": self.start_timeout,
                 "submitter": None if self.submitter is None else self.submitter.to_json(),
+                "follow": self.follow,
             }
         )
 
@@ -71,6 +74,7 @@ class DrainArguments:
                 max_parallel=values["max_parallel"],
                 start_timeout=values["start_timeout"],
                 submitter=None if values["submitter"] is None else Submitter.from_json(values["submitter"]),
+                follow=values["follow"],
             )
         except (ValueError, KeyError, TypeError, SinkConfigurationError) as error:
             if isinstance(error, InvalidArgument):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
-from export_queue.core.drain import DrainOptions, DrainRequest
+from export_queue.core.drain import DrainOptions, DrainRequest, follower_options
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.archive import package_archive
 from export_queue.core.spark.arguments import START_SECONDS, DrainArguments
@@ -59,6 +59,7 @@ def drain_job(
     master: str | None = None,
     start_timeout: float = START_SECONDS,
     submitter: Submitter | None = None,
+    follow: bool = False,
     **options: Unpack[DrainOptions],
 ) -> DrainJob:
     """Describe a drain on Spark: one submission, whose tasks share out what waits in all units.
@@ -71,12 +72,15 @@ def drain_job(
     :param start_timeout: seconds that Spark may take to start, and to find an executor.
     :param submitter: ``Submitter.here()`` where the driver runs beside this process (client modes) and shall end with
         it, even if ``spark-submit`` survives.
+    :param follow: go on, and bring entries soon after their commit, until SIGTERM reaches the driver, its parent has
+        gone, or ``time_limit`` is over: then the program ends with 0. Its reports have ``drain_id`` with ``-1``,
+        ``-2``, … behind it, and at least one a minute while entries come.
     :param options: as :func:`~export_queue.core.drain.drain` takes them. The exporter is an import path, which driver
         and executors must be able to follow. A new submission of the same owner's task takes over from an older one.
     :returns: what to submit. The program ends with 0; with 75 where trying again may help; else with 1.
     :raises ConfigurationError: the job could not work, or an option is unknown.
     """
-    request = DrainRequest.of(queue_id, sink.name, options)
+    request = DrainRequest.of(queue_id, sink.name, follower_options(options) if follow else options)
     arguments = DrainArguments(
         store=store,
         sink=sink,
@@ -84,6 +88,7 @@ def drain_job(
         max_parallel=max_parallel,
         start_timeout=start_timeout,
         submitter=submitter,
+        follow=follow,
     )
     return describe_job(arguments, master)
 

@@ -9,22 +9,25 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from export_queue.core.client import Store
-from export_queue.core.drain import Deadline, DrainReport, DrainRequest, Engine, run_drain
+from export_queue.core.drain import Deadline, DrainReport, DrainRequest, run_drain
 from export_queue.core.errors import ExportQueueError, SparkJobFailed
 from export_queue.core.retry import is_transient
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.arguments import DrainArguments
 from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references
 from export_queue.core.spark.engine import SparkEngine, ask_executors, check_driver
+from export_queue.core.spark.follow import LATE_SECONDS, ROUND_SECONDS, follow_with
 from export_queue.core.spark.masters import is_local, refuse_remote_sqlite
 from export_queue.core.spark.start import start_deadline, start_spark
 from export_queue.core.spark.terminal import shown_bar
-from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_when_orphaned
+from export_queue.core.spark.watchdog import STOPPED, DriverStopped, note_stops, stop_when_orphaned
 from export_queue.core.store import Database
 
 FAILED = 1
 TRY_AGAIN = 75
 """Exit status where trying again may help; sysexits.h calls it a temporary failure."""
+_LAST_SECONDS = 5.0
+"""For the reports and leases of a follower whose jobs have ended."""
 
 log = logging.getLogger("export_queue.drain")
 
@@ -41,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
             sys.exit(f"expected one argument, found {len(arguments)}")
         parsed = DrainArguments.from_json(arguments[0])
         stop_when_orphaned(parsed.submitter)
-        report = drain_on_spark(parsed)
+        report = follow_on_spark(parsed) if parsed.follow else drain_on_spark(parsed)
     except DriverStopped as stopped:
         log.error("drain stopped: %s", stopped)
         # At once: the ordinary end of Python waits for Java, which may be gone.
@@ -68,10 +71,26 @@ def drain_on_spark(arguments: DrainArguments) -> DrainReport:
             return run_drain(store, request, engine, deadline=deadline, on_left=on_left)
 
 
+def follow_on_spark(arguments: DrainArguments) -> DrainReport:
+    """Follow on the Spark that this program was submitted to, until SIGTERM comes or the time is over.
+
+    :param arguments: arguments of the driver; each call is another attempt of the same task.
+    :returns: the sum of all reports.
+    """
+    request = arguments.request.another_attempt()
+    with (
+        contextlib.closing(Store(arguments.store.open())) as store,
+        _spark_engine(store.database, arguments, request, Deadline()) as engine,
+    ):
+        # not before: a start that waits for executors is ended at once
+        stop = note_stops(late_seconds=ROUND_SECONDS + LATE_SECONDS + _LAST_SECONDS)
+        return follow_with(store, engine, request, stop=stop)
+
+
 @contextlib.contextmanager
 def _spark_engine(
     database: Database, arguments: DrainArguments, request: DrainRequest, deadline: Deadline
-) -> Iterator[Engine]:
+) -> Iterator[SparkEngine]:
     store, sink, modules = arguments.store, arguments.sink, _modules(arguments)
     check_driver(modules)
     wanted = references(store, sink)

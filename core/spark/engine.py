@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import orjson
@@ -16,6 +17,7 @@ from export_queue.core.drain import (
     Deadline,
     DrainRequest,
     LeaseKeeper,
+    Part,
     RangeReport,
     ask_sink,
     by_range,
@@ -100,13 +102,7 @@ class SparkEngine:
         """Run one job and hand on what its tasks reported."""
         tasks = self.max_parallel or self.context.defaultParallelism * _TASKS_PER_CORE
         parts = share_out(self.database, queue, leases, snapshot, tasks=tasks)
-        setup = self.context.broadcast(TaskSetup(self.store, self.sink, queue, snapshot, self.request, self.ends_ms))
-        # Parts go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
-        # Spark's SQL session, which takes seconds to start, nor pandas.
-        job = self.context.parallelize(parts, len(parts)).mapPartitions(
-            drain_task(setup, self.secrets, _number_of_attempt)
-        )
-
+        setup = TaskSetup(self.store, self.sink, queue, snapshot, self.request, ends_ms=self.ends_ms)
         is_told = False
 
         def check() -> None:
@@ -121,8 +117,30 @@ class SparkEngine:
             if self.deadline.clock() >= self.deadline.until + STOP_SECONDS:
                 self.deadline.check()
 
-        found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=check)
-        yield from by_range(RangeReport.from_dict(orjson.loads(text)) for text in found)
+        yield from by_range(self.run_job(setup, parts, check=check))
+
+    def run_job(
+        self, setup: TaskSetup, parts: Sequence[Sequence[Part]], *, check: Callable[[], None]
+    ) -> list[RangeReport]:
+        """Run one job.
+
+        :param setup: what all tasks need.
+        :param parts: the parts of each task.
+        :param check: called again and again; raises an error if the job shall end.
+        :returns: the report of each part.
+        :raises SparkJobFailed: the job failed.
+        """
+        sent = self.context.broadcast(setup)
+        try:
+            # Parts go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
+            # Spark's SQL session, which takes seconds to start, nor pandas.
+            task = drain_task(sent, self.secrets, _number_of_attempt)
+            job = self.context.parallelize(parts, len(parts)).mapPartitions(task)
+            found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=check)
+        finally:
+            with contextlib.suppress(Exception):  # Java may be gone
+                sent.destroy()
+        return [RangeReport.from_dict(orjson.loads(text)) for text in found]
 
 
 def _number_of_attempt() -> int:

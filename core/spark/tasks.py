@@ -11,11 +11,13 @@ from typing import Protocol
 import orjson
 
 from export_queue.core.drain import (
+    Counts,
     Deadline,
     DrainRequest,
     Part,
     Problem,
     RangeReport,
+    RoundOver,
     Tally,
     drain_ranges,
     load_exporter,
@@ -61,6 +63,8 @@ class TaskSetup:
     :param snapshot: decides which entries are read.
     :param request: parameters of the drain.
     :param ends_ms: the moment of the store's clock at which the drain's time is over; None for none.
+    :param round_seconds: after how long a follower's task ends between two chunks, so that others may claim what it
+        has not done; None if it does all.
     """
 
     store: StoreSpec
@@ -69,6 +73,7 @@ class TaskSetup:
     snapshot: Snapshot
     request: DrainRequest
     ends_ms: int | None = None
+    round_seconds: float | None = None
 
     def run(self, parts: Sequence[Part], *, attempt: int) -> list[RangeReport]:
         """Drain some parts of units, one after the other; whatever happens, there is one report for each.
@@ -100,12 +105,13 @@ class TaskSetup:
                     exporter,
                     request,
                     check=check,
+                    on_chunk=self._on_chunk(),
                     tally=Tally(request, attempt),
                 )
         except Exception as error:
             trouble = Problem.of(error)  # while opening, or while closing after all was done, which harms nothing
             reports += [RangeReport(range=part.lease.range, problem=trouble) for part in parts[len(reports) :]]
-        if any(report.problem for report in reports):
+        if any(report.problem and report.problem.error_class != RoundOver.__name__ for report in reports):
             _close_kept()  # the next task begins with new connections
         if any(report.problem and report.problem.error_class == SinkUnavailable.__name__ for report in reports):
             _given_up.add(request.drain_id)
@@ -122,6 +128,17 @@ class TaskSetup:
         deadline = Deadline(self.request.time_limit, time.monotonic() + (self.ends_ms - now_ms) / 1000)
         deadline.check()
         return deadline
+
+    def _on_chunk(self) -> Callable[[Counts], None] | None:
+        if self.round_seconds is None:
+            return None
+        end = time.monotonic() + self.round_seconds
+
+        def end_round(counts: Counts) -> None:
+            if time.monotonic() >= end:
+                raise RoundOver
+
+        return end_round
 
     def _open(self) -> _Opened:
         of = (self.request.drain_id, self.store, self.sink)

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -52,9 +53,27 @@ def stop_when_orphaned(submitter: Submitter | None = None) -> None:
     threading.Thread(target=_watch, args=(parent, submitter), name="export-queue-parent", daemon=True).start()
 
 
+def note_stops(*, late_seconds: float) -> Callable[[], bool]:
+    """Have the signals of :func:`stop_when_orphaned` raise nothing from now on.
+
+    :param late_seconds: how long behind the end of the parent or of the submitter this process may go on.
+    :returns: tells whether such a signal has come.
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if _why and not leaving.is_alive():
+            leaving.start()
+        noted.append(number)
+
+    leaving = threading.Thread(target=_leave_late, args=(late_seconds,), name="export-queue-stop", daemon=True)
+    signal.signal(signal.SIGTERM, note)
+    return lambda: bool(noted)
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not cut the end short
-    threading.Thread(target=_leave_late, name="export-queue-stop", daemon=True).start()
+    threading.Thread(target=_leave_late, args=(_GRACE_SECONDS,), name="export-queue-stop", daemon=True).start()
     raise DriverStopped(_why[0] if _why else "told to stop")
 
 
@@ -73,9 +92,9 @@ def _watch(parent: int, submitter: Submitter | None) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _leave_late() -> None:
+def _leave_late(seconds: float) -> None:
     # A dead Java process, or a store that does not answer, may hang the driver; leases end by themselves.
-    time.sleep(_GRACE_SECONDS)
+    time.sleep(seconds)
     os._exit(STOPPED)
 
 

@@ -24,7 +24,7 @@ from export_queue.core.store.dialect import (
     VersionKey,
     Writes,
 )
-from export_queue.core.store.hints import Listener
+from export_queue.core.store.hints import ALL_QUEUES, Listener
 from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
 from export_queue.core.store.queries.conflict_keys import (
     cell_key,
@@ -40,6 +40,7 @@ from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapsh
 from export_queue.core.store.spec import StoreSpec
 
 __all__ = [
+    "ALL_QUEUES",
     "MAX_SHORT_SECONDS",
     "AnySnapshot",
     "Begun",

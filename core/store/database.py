@@ -25,7 +25,7 @@ from export_queue.core.errors import InvalidArgument, StoreError, StoreNotCreate
 from export_queue.core.references import hide_secrets
 from export_queue.core.store import forks
 from export_queue.core.store.counters import Counters
-from export_queue.core.store.hints import Channel, Hints, Listener
+from export_queue.core.store.hints import ALL_QUEUES, Channel, Hints, Listener
 from export_queue.core.store.limits import Limits
 
 if TYPE_CHECKING:
@@ -381,7 +381,11 @@ class Database:
             self._tidying.join(_TIDY_SECONDS)
 
     def hint(self, store_id: str, queues: Collection[int]) -> None:
-        """Leave word that entries were committed, for those that follow their queues; it takes microseconds."""
+        """Leave word that entries were committed, for those that follow their queues; it takes microseconds.
+
+        :param store_id: identity of the store.
+        :param queues: numbers of the queues, or ``ALL_QUEUES`` where they are not known.
+        """
         if self.dialect.has_hints:
             self.hints.tell(store_id, queues)
 
@@ -451,7 +455,7 @@ class Database:
             raw = pooled.driver_connection
             pooled.detach()
             with self.translated():
-                return self.dialect.listen(raw, Channel.of(store_id, queue))
+                return self.dialect.listen(raw, [Channel.of(store_id, number) for number in (queue, ALL_QUEUES)])
         except BaseException:
             pooled.close()
             raise

@@ -425,8 +425,8 @@ class StoreDialect(Protocol):
         :param raw: the driver's connection.
         """
 
-    def listen(self, raw: object, channel: Channel) -> Listener | None:
-        """Begin to listen for the hints of a queue.
+    def listen(self, raw: object, channels: Collection[Channel]) -> Listener | None:
+        """Begin to listen for hints.
 
         :param raw: a driver's connection, which is the listener's from now on.
         :returns: None where none can come by this connection.

@@ -14,8 +14,14 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+ALL_QUEUES = 0
+"""In the place of a queue's number: hints for those that follow any queue of a store. No queue has it."""
 EVERY_SECONDS = 0.1
 """Least time between two hints of a process."""
+DENSE_SECONDS = 0.5
+"""The same where commits come so fast that followers at work meet their entries at every look."""
+DENSE_RATE = 50.0
+"""How many commits a second are so fast: some between two looks of a follower."""
 UNFOLLOWED_SECONDS = 5.0
 """Least time between two questions whether anybody follows a queue, as long as nobody does."""
 _JOIN_SECONDS = 2.0
@@ -50,6 +56,18 @@ class Listener(Protocol):
         """Wait no more."""
 
 
+def pause(commits: int, waited: float, *, is_followed: bool) -> float:
+    """Say how many seconds to wait behind a hint.
+
+    :param commits: how many the hint was for.
+    :param waited: the pause in front of it, in which they came.
+    :param is_followed: whether anybody follows.
+    """
+    if not is_followed:
+        return UNFOLLOWED_SECONDS
+    return DENSE_SECONDS if waited and commits >= DENSE_RATE * waited else EVERY_SECONDS
+
+
 class Hints:
     """Sends the hints of a process, from a thread that begins with the first one.
 
@@ -62,6 +80,8 @@ class Hints:
         self._guard = threading.Lock()
         self._left: set[tuple[str, int]] = set()
         """Stores and queues of which hints are to be sent."""
+        self._commits = 0
+        """How many were told since hints were sent."""
         self._tries = 0
         """How often no connection was free since hints were sent."""
         self._woken = threading.Event()
@@ -72,6 +92,7 @@ class Hints:
         """Note that entries were committed; it costs the caller microseconds, and never fails."""
         with self._guard:
             self._left.update((store_id, queue) for queue in queues)
+            self._commits += 1
             if self._thread is None:
                 self._stopped.clear()
                 thread = threading.Thread(target=self._work, name="export-queue-hints", daemon=True)
@@ -97,12 +118,14 @@ class Hints:
         self._woken.set()
 
     def _work(self) -> None:
-        is_followed = False
+        is_followed, waited = True, 0.0
         while not self._stopped.is_set():
             self._woken.wait()
+            commits, self._commits = self._commits, 0  # one that is lost in between is one of many
             is_followed = self._send_left()
-            self._stopped.wait(EVERY_SECONDS if is_followed else UNFOLLOWED_SECONDS)
-        if is_followed:
+            waited = pause(commits, waited, is_followed=is_followed)
+            self._stopped.wait(waited)
+        if is_followed:  # or not yet known: a process may commit once, and end
             self._send_left()
 
     def _send_left(self) -> bool:

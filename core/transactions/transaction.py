@@ -27,6 +27,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.retry import Retry
 from export_queue.core.store import (
+    ALL_QUEUES,
     AnySnapshot,
     Cell,
     CommitCall,
@@ -546,7 +547,9 @@ class OpenTransaction:
             counters.refused(call.kind, type(error))
             raise
         counters.committed(call.kind, time.monotonic() - begun)
-        if call.writes.entries and call.kind != "bound":  # a bound one is not committed yet
+        if self.kind == "long":  # other processes may have staged entries for it
+            self.database.hint(call.store_id, {ALL_QUEUES})
+        elif call.writes.entries and call.kind != "bound":  # a bound one is not committed yet
             self.database.hint(call.store_id, {entry[0] for entry in call.writes.entries})
         return number
 

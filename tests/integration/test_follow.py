@@ -169,6 +169,33 @@ def test_a_follower_that_finds_nothing_leaves_nothing(orders: Store) -> None:
     assert orders.reports(queue_id="orders") == []
 
 
+@pytest.mark.parametrize("has_work", [True, False], ids=["at work", "idle"])
+def test_a_time_limit_ends_a_follower_and_its_last_report_is_stored(orders: Store, has_work: bool) -> None:
+    if has_work:
+        add(orders, 0, 10)
+    report = follow(orders, "orders", MemorySink(), stop=lambda: False, time_limit=1.0, sink_name="s", drain_id="f")
+    assert 1.0 <= report.seconds < PATIENCE
+    assert report.acknowledged == (10 if has_work else 0)
+    assert [one["drain_id"] for one in orders.reports(queue_id="orders")] == (["f-1"] if has_work else [])
+    assert held(orders) == 0
+
+
+def test_a_time_limit_ends_a_follower_whose_sink_is_away(orders: Store) -> None:
+    class Away(MemorySink):
+        def apply(self, operations: Operations) -> ApplyResult:
+            raise SinkUnavailable("away")
+
+    add(orders, 0, 10)
+    report = follow(orders, "orders", Away(), stop=lambda: False, time_limit=0.5, sink_name="s")
+    assert (report.acknowledged, waiting(orders), held(orders)) == (0, 10, 0)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_time_limit_is_above_0(orders: Store, limit: float) -> None:
+    with pytest.raises(InvalidArgument, match=f"time_limit: expected more than 0 seconds, found {limit}"):
+        follow(orders, "orders", MemorySink(), stop=lambda: True, time_limit=limit)
+
+
 def test_what_others_hold_is_no_matter_of_options(orders: Store) -> None:
     with pytest.raises(InvalidArgument, match="if_locked: a follower leaves to others"):
         follow(orders, "orders", MemorySink(), stop=lambda: True, if_locked="fail")
@@ -367,6 +394,27 @@ def test_a_hint_wakes_a_follower(pg_orders: Store, postgres_url: str, monkeypatc
         follower.tell_to_stop()
         add(pg_orders, 20, 21)
         assert follower.stopped().acknowledged >= 20
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("deaf")
+def test_the_commit_of_a_long_transaction_wakes_a_follower(
+    pg_orders: Store, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that commits has staged nothing itself, and its store is closed at once."""
+    monkeypatch.setattr("export_queue.core.store.hints.UNFOLLOWED_SECONDS", 0.1)
+    with following_into(pg_orders, MemorySink(), sink_name="s") as follower:
+        wait_until(lambda: len(sessions_that_listen(postgres_url)) == 2, "nobody listens")
+        with Store.open(postgres_url) as staging:
+            begun = staging.begin()
+            with staging.resume(begun) as tx:
+                tx.queue("orders").add_many((f"k{i}", i) for i in range(10))
+        with Store.open(postgres_url) as committing:
+            committing.commit(begun)
+        await_empty(pg_orders, follower)
+        follower.tell_to_stop()
+        add(pg_orders, 20, 21)
+        assert follower.stopped().acknowledged >= 10
 
 
 @pytest.mark.postgres
@@ -706,6 +754,13 @@ def test_a_signal_ends_the_command_with_status_0_and_a_report_and_loses_nothing(
     assert held(orders) == 0
     told = run_cli(*command[len(CLI) :], url=store_url)
     assert json.loads(told)["written"] == 60 - report["written"], "nothing is brought twice"
+
+
+def test_a_time_limit_ends_the_command_with_status_0(orders: Store, store_url: str, tmp_path: Path) -> None:
+    add(orders, 0, 5)
+    command = ["drain", "orders", "--sink", f"sqlite:///{tmp_path / 'copies.db'}", "--time-limit", "1", "--json"]
+    assert json.loads(run_cli(*command, "--follow", url=store_url))["acknowledged"] == 5
+    assert "--time-limit" in run_cli(*command, url=store_url, status=2)
 
 
 def test_a_terminal_error_ends_the_command_with_status_1(orders: Store, gate: Path) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from export_queue.core.drain import DrainRequest
+from export_queue.core.drain import DRAIN_RETRY, DrainRequest
+from export_queue.core.drain.follow import FOLLOW_RETRY
 from export_queue.core.errors import ConfigurationError, InvalidArgument, SinkConfigurationError
 from export_queue.core.locks import Owner
 from export_queue.core.queue import Range
@@ -49,6 +50,26 @@ def test_a_job_is_a_program_an_archive_and_one_text_of_arguments():
 def test_arguments_survive_json():
     given = arguments(exporter="m:f", if_locked="skip", ranges=[[0, 5]], retry=Retry(attempts=2, seconds=9))
     assert DrainArguments.from_json(given.to_json()) == given
+
+
+def test_a_job_that_follows_says_so_and_repeats_steps_for_a_second_only():
+    found = DrainArguments.from_json(drain_job(**MINIMUM, follow=True, time_limit=3600).arguments[0])
+    assert (found.follow, found.request.time_limit, found.request.retry) == (True, 3600, FOLLOW_RETRY)
+    found = DrainArguments.from_json(drain_job(**MINIMUM).arguments[0])
+    assert (found.follow, found.request.time_limit, found.request.retry) == (False, None, DRAIN_RETRY)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"follow": True, "time_limit": 0}, "time_limit: expected more than 0 seconds"),
+        ({"follow": True, "time_limit": "1"}, "time_limit: expected more than 0 seconds"),
+        ({"follow": True, "if_locked": "fail"}, "if_locked: a follower leaves to others"),
+    ],
+)
+def test_options_that_do_not_suit_a_job_that_follows_are_refused(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        drain_job(**MINIMUM, **options)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"sink": 1}', json.dumps({"unknown": 1})])

@@ -688,14 +688,14 @@ class PostgresDialect:
         assert found is not None
         return bool(found[0])
 
-    def listen(self, raw: object, channel: Channel) -> Listener | None:
+    def listen(self, raw: object, channels: Collection[Channel]) -> Listener | None:
         """Listen on a session of its own, which a pooler does not give."""
         assert isinstance(raw, BoundedConnection)
         if not may_prepare(raw):
             raw.close()
             return None
         try:
-            return HintListener.begin(raw, channel)
+            return HintListener.begin(raw, channels)
         except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFunction):
             self.has_hints = False
             raw.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from typing import Self
 
 import psycopg
@@ -16,7 +17,7 @@ _ANSWER_SECONDS = 10.0
 
 
 class HintListener:
-    """Listens on one channel.
+    """Listens on some channels.
 
     :param raw: a session of its own.
     """
@@ -25,11 +26,12 @@ class HintListener:
         self._raw = raw
 
     @classmethod
-    def begin(cls, raw: BoundedConnection, channel: Channel) -> Self:
+    def begin(cls, raw: BoundedConnection, channels: Iterable[Channel]) -> Self:
         """Listen from now on; the session ends where that fails."""
         raw.answer_seconds = _ANSWER_SECONDS
-        raw.execute(psycopg.sql.SQL("listen {}").format(psycopg.sql.Identifier(channel.name)))
-        raw.execute(sql.LISTEN_LOCK, channel.locks)  # behind it, so that no hint is sent to nobody
+        for channel in channels:
+            raw.execute(psycopg.sql.SQL("listen {}").format(psycopg.sql.Identifier(channel.name)))
+            raw.execute(sql.LISTEN_LOCK, channel.locks)  # behind it, so that no hint is sent to nobody
         return cls(raw)
 
     def wait(self, seconds: float) -> bool:

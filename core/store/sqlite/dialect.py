@@ -553,7 +553,7 @@ class SqliteDialect:
         """Send nothing: processes share a file, and no server."""
         return False
 
-    def listen(self, raw: object, channel: Channel) -> Listener | None:
+    def listen(self, raw: object, channels: Collection[Channel]) -> Listener | None:
         """Hear nothing; to look at a file costs little."""
         return None
 

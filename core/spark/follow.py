@@ -1,0 +1,136 @@
+"""A follower on Spark: one application, whose start is paid once, and a job each time that something has come.
+
+The driver looks at the queue, claims and shares out, as the driver of a drain does; few entries are one task's work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from pyspark import SparkContext
+
+from export_queue.core.client import Store
+from export_queue.core.drain import (
+    LEAST_WEIGHT,
+    DrainReport,
+    DrainRequest,
+    EngineOf,
+    Follower,
+    LeaseKeeper,
+    RangeReport,
+    RoundOver,
+    by_range,
+    share_out,
+)
+from export_queue.core.errors import ExportQueueError, SparkJobFailed
+from export_queue.core.locks import Lease
+from export_queue.core.queue import Queue
+from export_queue.core.spark.engine import SparkEngine
+from export_queue.core.spark.start import cause_of
+from export_queue.core.spark.tasks import TaskSetup
+from export_queue.core.transactions import Snapshot
+
+ROUND_SECONDS = 5.0
+"""How long tasks go on with new chunks: longer than in one process, since a job costs more than a look."""
+PACE_SECONDS = 0.2
+"""Least time from one job to the next, for the same reason."""
+LATE_SECONDS = 15.0
+"""How long a job may go on behind its round once the follower is told to stop; it may wait for executors."""
+
+
+def follow_with(
+    store: Store, engine: SparkEngine, request: DrainRequest, *, stop: Callable[[], bool]
+) -> DrainReport:
+    """Follow by the tasks of an application that runs.
+
+    :param store: the store, open in the driver.
+    :param engine: the application, and all that its tasks need.
+    :param request: parameters of the follower's drains.
+    :param stop: tells whether to end.
+    :returns: the sum of all reports.
+    :raises SparkJobFailed: Spark has ended the application.
+    """
+    application = Application(engine.context)
+    follower = Follower(store, request, lambda: application.has_gone or stop(), pace=PACE_SECONDS)
+    plain: dict[str, Any] = {one.name: getattr(engine, one.name) for one in fields(SparkEngine)}
+
+    @contextlib.contextmanager
+    def open_engines() -> Iterator[EngineOf]:
+        yield lambda link: FollowEngine(**plain | {"request": link}, application=application, is_over=follower.is_over)
+
+    report = follower.run(open_engines)
+    if application.has_gone and not stop():
+        raise SparkJobFailed(
+            f"Spark has ended the application of the follower: {application.reason}",
+            hint="start it again; what was acknowledged stays removed, the rest is queued",
+        )
+    return report
+
+
+@dataclass(slots=True)
+class Application:
+    """The application, as long as Spark keeps it: without it no other attempt of this process would help.
+
+    :param context: the connection to Spark.
+    """
+
+    context: SparkContext
+    has_gone: bool = False
+    reason: str = ""
+
+    def look(self, error: SparkJobFailed) -> None:
+        """Find out whether Spark has ended the application, behind a job that failed."""
+        try:
+            self.has_gone = bool(self.context._jsc.sc().isStopped())
+        except Exception:  # Java does not answer
+            self.has_gone = True
+        self.reason = error.message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowEngine(SparkEngine):
+    """Brings what has come by one job, which ends between two chunks when its round is over.
+
+    :param application: the application of the follower.
+    :param is_over: tells whether the follower is to end.
+    """
+
+    application: Application
+    is_over: Callable[[], bool]
+    clock: Callable[[], float] = field(default=time.monotonic)
+
+    def work_off(
+        self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
+    ) -> Iterator[RangeReport]:
+        """Run one job and hand on what its tasks reported, problems in front of what a round has left."""
+        tasks = self.max_parallel or self.context.defaultParallelism
+        parts = share_out(self.database, queue, leases, snapshot, tasks=tasks, least=LEAST_WEIGHT)
+        setup = TaskSetup(self.store, self.sink, queue, snapshot, self.request, round_seconds=ROUND_SECONDS)
+        end = self.clock() + ROUND_SECONDS + LATE_SECONDS
+
+        def check() -> None:
+            keeper.check()
+            if self.clock() >= end and self.is_over():
+                raise RoundOver
+
+        try:
+            found = self.run_job(setup, parts, check=check)
+        except (ExportQueueError, RoundOver) as error:
+            if isinstance(error, SparkJobFailed):
+                self.application.look(error)
+            raise
+        except Exception as error:  # of PySpark, before there is a job
+            failed = SparkJobFailed(cause_of(error))
+            self.application.look(failed)
+            raise failed from error
+        # of a unit's parts, and of all units, one with a trouble counts before one that the round's end has met
+        units = by_range(sorted(found, key=_is_left))
+        yield from (replace(one, cause=RoundOver()) if _is_left(one) else one for one in sorted(units, key=_is_left))
+
+
+def _is_left(report: RangeReport) -> bool:
+    return report.problem is not None and report.problem.error_class == RoundOver.__name__
