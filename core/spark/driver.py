@@ -25,6 +25,8 @@ FAILED = 1
 TRY_AGAIN = 75
 """Exit status where trying again may help; sysexits.h calls it a temporary failure."""
 
+_FORKABLE = {"psycopg", "redis"}
+
 log = logging.getLogger("export_queue.drain")
 
 
@@ -70,7 +72,7 @@ def _spark_engine(database: Database, arguments: DrainArguments, request: DrainR
     check_driver(modules)
     wanted = references(store, sink)
     with start_deadline(arguments.start_timeout):
-        context = start_spark(f"export queue: drain {request.queue_id}")
+        context = start_spark(f"export queue: drain {request.queue_id}", preloaded=_preloaded(modules))
         refuse_remote_sqlite(context.master, store, sink)
         lacking = ask_executors(context, modules, wanted)
     if is_local(context.master):
@@ -79,6 +81,11 @@ def _spark_engine(database: Database, arguments: DrainArguments, request: DrainR
         secrets = carried_secrets(dict(context.getConf().getAll()), wanted, lacking)
     yield SparkEngine(context, database, store, sink, request, arguments.max_parallel, secrets)
     context.stop()  # after an error the end of the process does it
+
+
+def _preloaded(modules: Sequence[str]) -> list[str]:
+    """Choose what workers may have from the process that they are forked from: users' modules may start threads."""
+    return ["pyspark.worker", *(name for name in modules if name.startswith("export_queue.") or name in _FORKABLE)]
 
 
 def _modules(arguments: DrainArguments) -> list[str]:
