@@ -27,7 +27,7 @@ FLAT = 1.1
 def run(quick: bool) -> Iterator[Figure]:
     """Measure in Spark's environment, which is not this one."""
     rows, repeats = (20_000, 1) if quick else (int(os.environ.get("EXPORT_QUEUE_BENCH_ENTRIES", "1000000")), 5)
-    taken = _measure(rows, repeats)
+    taken = measure_in_spark("spark_load", rows, repeats)
     for case in ("load", "load of JSON"):
         of = "122 bytes" if case == "load" else "three fields"
         for what, ratio in (
@@ -56,13 +56,14 @@ def run(quick: bool) -> Iterator[Figure]:
         )
 
 
-def _measure(rows: int, repeats: int) -> Taken:
+def measure_in_spark(module: str, rows: int, repeats: int) -> Taken:
+    """Run a module of the benchmarks by Spark's Python, and take what it has printed."""
     home = Path(os.environ.get("EXPORT_QUEUE_SPARK_HOME", ROOT / ".venv-spark"))
     python = str(home / "bin" / "python")
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     variables = {"PYTHONPATH": path, "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(
-        [python, "-m", "benchmarks.spark_load", str(rows), str(repeats)],
+        [python, "-m", f"benchmarks.{module}", str(rows), str(repeats)],
         env=os.environ | variables,
         cwd=ROOT,
         capture_output=True,
