@@ -1,6 +1,6 @@
 """What ``benchmarks.segment_reads`` measures, inside of Spark's environment: run it with ROWS and REPEATS.
 
-The tasks are plain ones, as those of a drain are; their parts are whole units.
+The tasks are plain ones, as those of a drain are, one a core; their parts are whole units.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
             with Store.open(url) as store:
                 units = store.queue("orders").units()
             with watch.running():
-                found = context.parallelize(units, len(units)).mapPartitions(reading(url)).sum()
+                found = context.parallelize(units, context.defaultParallelism).mapPartitions(reading(url)).sum()
             assert found == rows
 
         def plain(watch: Watch) -> None:

@@ -17,6 +17,9 @@ MODULE = "export_queue.core.spark.worker_daemon"
 PRELOADED = "EXPORT_QUEUE_PRELOADED"
 """The variable that names modules, with commas between them. They start no thread: a fork would lose it."""
 
+_COLLECTIONS = 50_000, 20, 20
+"""A chunk is ten thousand entries and more: by Python's own thresholds each would be looked through many times."""
+
 
 def main() -> None:
     """Load modules, then be Spark's daemon."""
@@ -27,6 +30,7 @@ def main() -> None:
             with contextlib.suppress(Exception):  # the task that needs the module says what is wrong with it
                 importlib.import_module(name)
     gc.freeze()  # else a worker's collection would touch, and so copy, all memory that it shares with the daemon
+    gc.set_threshold(*_COLLECTIONS)
 
     from pyspark.daemon import manager
 
