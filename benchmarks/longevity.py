@@ -1,18 +1,19 @@
 """Whether a queue stays as quick as a new one after much has gone through it.
 
-Entries go through one queue of PostgreSQL, cycle by cycle: a share is added and drained, as an hourly task would. The
-later drains are compared with the first ones of the same sizes, and with them a look at the empty queue, which sensors
-take over and over, with the look at a queue that has never had an entry. What the library does by itself, such as the
-vacuum behind a drain, runs as it does for users.
+Entries go through one queue of PostgreSQL, cycle by cycle: a share is added and drained, as an hourly task would. Then
+drains of such shares are compared with those of a new store on the same server, in turns, and so is a look at the empty
+queue, which sensors take over and over. What the library does by itself, such as the vacuum behind a drain, runs as it
+does for users.
 
 ``EXPORT_QUEUE_BENCH_ENTRIES`` is the number of entries that go through; a million by default.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from tests.support.servers import PostgresServer
 
@@ -24,60 +25,61 @@ from export_queue.core.queue import waiting_ranges
 from export_queue.core.transactions import take_snapshot
 
 CYCLES = 20
-FIRST = 3
-"""Cycles at the beginning, and at the end, that are compared."""
 DRAIN_GOAL, POLL_GOAL = 1.15, 3.0
 POLLS = 50
 
 
 def run(quick: bool) -> Iterator[Figure]:
     through = 6_000 if quick else int(os.environ.get("EXPORT_QUEUE_BENCH_ENTRIES", "1000000"))
-    cycles = FIRST * 2 if quick else CYCLES
+    repeats = 1 if quick else 7
     with PostgresServer() as postgres:
         clock = of_server(postgres.pid)
-        with Store.open(postgres.url(postgres.create_database())) as store:
-            store.create()
-            for queue_id in ("old", "new"):
-                store.configure_queue(queue_id, value="bytes")
-            sink = MemorySink()
-            watches = [_cycle(store, sink, through // cycles, Watch(clock)) for _ in range(cycles + 1)][1:]
-            for what, of in (("", "seconds"), (", processor time", "processor")):
-                first, last = ([getattr(watch, of) for watch in some] for some in (watches[:FIRST], watches[-FIRST:]))
-                yield Figure(
-                    bench="longevity",
-                    case=f"a drain after {through:,} entries{what}",
-                    ratio=statistics.median(last) / statistics.median(first),
-                    better="lower",
-                    goal=None if what else DRAIN_GOAL,
-                    baseline="the first drains of the same queue, of as many entries each",
-                    repeats=FIRST,
-                    note=f"{through // cycles:,} entries each",
-                )
-            looks = {queue_id: lambda watch, q=queue_id: _look(store, q, watch) for queue_id in ("old", "new")}
-            taken = alternate(looks, repeats=1 if quick else 7, server=clock)
-            yield Figure(
-                bench="longevity",
-                case=f"a look at the empty queue after {through:,} entries",
-                ratio=median_ratio(taken["old"], taken["new"]),
-                better="lower",
-                goal=POLL_GOAL,
-                baseline="a look at a queue that never had an entry",
-                repeats=len(taken["old"]),
-                note=processor_note(taken, "old", "new"),
+        with contextlib.ExitStack() as stack:
+            old, young = (
+                stack.enter_context(Store.open(postgres.url(postgres.create_database()))) for _ in ("old", "young")
             )
+            for store in (old, young):
+                store.create()
+                store.configure_queue("orders", value="bytes")
+            sinks = {id(old): MemorySink(), id(young): MemorySink()}
+            for _ in range(CYCLES):
+                _cycle(old, sinks[id(old)], through // CYCLES, Watch())
+            what = {"drain": partial(_drain, sinks, through // CYCLES), "look": _look}
+            taken = {}
+            for name, work in what.items():
+                contestants = {"old": partial(work, old), "young": partial(work, young)}
+                taken[name] = alternate(contestants, repeats=repeats, server=clock)
+    for name, case, goal, baseline in (
+        ("drain", f"a drain after {through:,} entries", DRAIN_GOAL, "the same drain of a new store"),
+        ("look", f"a look at the empty queue after {through:,} entries", POLL_GOAL, "a look at that of a new store"),
+    ):
+        yield Figure(
+            bench="longevity",
+            case=case,
+            ratio=median_ratio(taken[name]["old"], taken[name]["young"]),
+            better="lower",
+            goal=goal,
+            baseline=baseline,
+            repeats=repeats,
+            note=processor_note(taken[name], "old", "young"),
+        )
 
 
-def _cycle(store: Store, sink: MemorySink, entries: int, watch: Watch) -> Watch:
-    add(store, "old", entries)
+def _drain(sinks: Mapping[int, MemorySink], entries: int, store: Store, watch: Watch) -> None:
+    _cycle(store, sinks[id(store)], entries, watch)
+
+
+def _cycle(store: Store, sink: MemorySink, entries: int, watch: Watch) -> None:
+    """Add entries and drain them."""
+    add(store, "orders", entries)
     store.database.wait_until_tidy()
     with watch.running():
-        report = drain(store, "old", sink, sink_name="bench")
+        report = drain(store, "orders", sink, sink_name="bench")
     assert report.acknowledged == entries
-    return watch
 
 
-def _look(store: Store, queue_id: str, watch: Watch) -> None:
-    queue = store.queue(queue_id)
+def _look(store: Store, watch: Watch) -> None:
+    queue = store.queue("orders")
     with watch.running():
         for _ in range(POLLS):
             snapshot = take_snapshot(store.database)
