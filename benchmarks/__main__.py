@@ -16,11 +16,13 @@ from benchmarks.machine import describe_machine
 from benchmarks.measuring import Figure
 from benchmarks.page import PAGE, fill
 
-HARNESS = {"__main__", "clients", "machine", "measuring", "outbox", "page", "processor", "recording", "spark_load"}
+HARNESS = {"__main__", "clients", "machine", "measuring", "outbox", "page", "processor", "recording"}
+IN_SPARK = {"spark_load", "spark_segment_reads"}
+"""Halves of benchmarks, which run in Spark's environment."""
 
 
 def main() -> int:
-    names = sorted({module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])} - HARNESS)
+    names = sorted({module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])} - HARNESS - IN_SPARK)
     parser = argparse.ArgumentParser(prog="run bench", description="Measure against named baselines, in one run.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones; all if left out: {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, not how fast")

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 from tests.support.servers import PostgresServer, RedisServer
 
 from benchmarks import redis as redis_bench
@@ -30,10 +31,11 @@ from benchmarks.measuring import (
 from benchmarks.processor import ProcessorClock, no_server, of_server
 from export_queue import Operations, RedisSink, Sink, SqlSink, Store, drain, readmit
 from export_queue.core.drain import DrainRequest
-from export_queue.core.queue import Entries, Position, read_entries, remove_span
+from export_queue.core.queue import Entries, Position, Queue, read_entries, remove_span
 from export_queue.core.transactions import take_snapshot
 
 DOCUMENT = b"x" * 100
+COPY = "COPY of the same rows in the same order, whose bytes are dropped"
 PARTS = ("reading", "applying", "removing")
 FEW = 100
 """Entries of a drain that is nothing but its fixed part; all ten units have some."""
@@ -54,6 +56,8 @@ def run(quick: bool) -> list[Figure]:
                     else SqlTarget(sql_bench.OnSqlite(Path(folder), records))
                 )
                 server = of_server(postgres.pid) if kind == "PostgreSQL" else no_server
+                if kind == "PostgreSQL":
+                    figures.append(compare_reading(store, url, 5 * records, repeats, server))
                 for name, target in (("Redis", RedisTarget(redis, records)), (kind, own)):
                     servers = both(server, of_server(redis.pid)) if name == "Redis" else server
                     figures += Bench(store, target, records).compare(f"{kind} → {name}", repeats, servers)
@@ -63,6 +67,68 @@ def run(quick: bool) -> list[Figure]:
 def both(one: ProcessorClock, other: ProcessorClock) -> ProcessorClock:
     """Give the clock of two servers."""
     return lambda: one() + other()
+
+
+def compare_reading(store: Store, url: str, records: int, repeats: int, server: ProcessorClock) -> Figure:
+    """Read a queue in chunks, each in a short SQL transaction, against the fastest way out of the server."""
+    queue = store.configure_queue("read", value="bytes")
+    add(store, queue.id, records)
+    rows = (
+        "SELECT bucket, key, seq, value FROM export_queue.xq_entry "
+        f"WHERE queue_number = {queue.number} AND layout = {queue.layout} ORDER BY bucket, key, seq"
+    )
+    with psycopg.connect(url.replace("+psycopg", "")) as connection:
+
+        def copied(watch: Watch) -> None:
+            with watch.running(), connection.cursor().copy(f"COPY ({rows}) TO STDOUT (FORMAT binary)") as copy:
+                while copy.read():
+                    pass
+            connection.rollback()
+
+        def read(watch: Watch) -> None:
+            with watch.running():
+                found = sum(len(chunk) for chunk in chunks(store, queue))
+            assert found == records
+
+        taken = alternate({"read": read, COPY: copied}, repeats=repeats, server=server)
+    return Figure(
+        bench="drain",
+        case=f"PostgreSQL: {records:,} entries read in chunks",
+        ratio=1 / speed(taken, "read", COPY),
+        better="lower",
+        baseline=COPY,
+        repeats=repeats,
+        goal=1.2,
+        note=f"{rate(taken, 'read', records, 'entries')}; {processor_note(taken, 'read', COPY)}",
+    )
+
+
+def add(store: Store, queue_id: str, entries: int) -> None:
+    """Add entries, ten thousand a transaction."""
+    for start in range(0, entries, 10_000):
+        with store.transaction() as tx:
+            writer = tx.queue(queue_id)
+            for n in range(start, min(start + 10_000, entries)):
+                writer.add(f"customer-{n:09d}", DOCUMENT)
+
+
+def chunks(store: Store, queue: Queue) -> Iterator[Entries]:
+    """Read a queue as a drain does."""
+    size = DrainRequest(queue_id=queue.id, sink_name="bench")
+    snapshot = take_snapshot(store.database)
+    for unit in queue.units():
+        after: Position | None = None
+        while True:
+            with store.database.read() as work:
+                chunk = read_entries(
+                    work, queue, snapshot, unit, after=after, rows=size.chunk_rows, size=size.chunk_bytes
+                )
+            if not chunk:
+                break
+            yield chunk
+            if chunk.is_last:
+                break
+            after = chunk.position(len(chunk) - 1)
 
 
 class RedisTarget:
@@ -160,7 +226,18 @@ class Bench:
         ]
         figures = [against_raw, *shares]
         if min(by_entries) > 0:  # of a small drain the fixed part is all that can be measured
-            figures.insert(1, without_fixed)
+            together = Figure(
+                bench="drain",
+                case=f"{case}: reading, applying and removing overlapped",
+                ratio=median_ratio(
+                    [sum(one) for one in zip(*(seconds[part] for part in PARTS), strict=True)], by_entries
+                ),
+                better="higher",
+                baseline="each of them alone, one after the other; without the fixed part",
+                repeats=repeats,
+                goal=0.8,
+            )
+            figures = [against_raw, without_fixed, together, *shares]
         if self.store.database.dialect.is_file:
             return figures
         vacuum = Figure(
@@ -178,21 +255,14 @@ class Bench:
 
     def fill(self) -> None:
         if not self.store.backlog(self.queue.id):
-            self.add(self.queue.id, self.records)
-
-    def add(self, queue_id: str, entries: int) -> None:
-        for start in range(0, entries, 10_000):
-            with self.store.transaction() as tx:
-                writer = tx.queue(queue_id)
-                for n in range(start, min(start + 10_000, entries)):
-                    writer.add(f"customer-{n:09d}", DOCUMENT)
+            add(self.store, self.queue.id, self.records)
 
     def drain(self, watch: Watch) -> None:
         self.fill()
         self.vacuums.append(self.drain_all(watch, self.queue.id, self.records))
 
     def drain_few(self, watch: Watch) -> None:
-        self.add(self.few.id, FEW)
+        add(self.store, self.few.id, FEW)
         self.drain_all(watch, self.few.id, FEW)
 
     def drain_all(self, watch: Watch, queue_id: str, entries: int) -> Watch:
@@ -212,14 +282,14 @@ class Bench:
     def reading(self, watch: Watch) -> None:
         self.fill()
         with watch.running():
-            for _ in self.chunks():
+            for _ in chunks(self.store, self.queue):
                 pass
 
     def applying(self, watch: Watch) -> None:
         self.fill()
         sink = self.target.fresh()
         sink.admit(queue_id="none", store_id=self.store.id, fence=1)
-        batches = [self.operations(chunk) for chunk in self.chunks()]
+        batches = [self.operations(chunk) for chunk in chunks(self.store, self.queue)]
         size = sink.capabilities
         with watch.running():
             for batch in batches:
@@ -230,26 +300,11 @@ class Bench:
     def removing(self, watch: Watch) -> None:
         self.fill()
         snapshot = take_snapshot(self.store.database)
-        spans = [(chunk.position(0), chunk.position(len(chunk) - 1)) for chunk in self.chunks()]
+        spans = [(chunk.position(0), chunk.position(len(chunk) - 1)) for chunk in chunks(self.store, self.queue)]
         with watch.running():
             for first, last in spans:
                 with self.store.database.begin() as work:
                     remove_span(work, self.queue, snapshot, first, last)
-
-    def chunks(self) -> Iterator[Entries]:
-        size = DrainRequest(queue_id=self.queue.id, sink_name="bench")
-        snapshot = take_snapshot(self.store.database)
-        for unit in self.queue.units():
-            after: Position | None = None
-            while True:
-                with self.store.database.read() as work:
-                    chunk = read_entries(
-                        work, self.queue, snapshot, unit, after=after, rows=size.chunk_rows, size=size.chunk_bytes
-                    )
-                if not chunk:
-                    break
-                yield chunk
-                after = chunk.position(len(chunk) - 1)
 
     def operations(self, chunk: Entries) -> Operations:
         count = len(chunk)

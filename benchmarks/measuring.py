@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from benchmarks.processor import ProcessorClock, no_server
 
@@ -91,6 +91,26 @@ class Taken(dict[str, list[float]]):
         self[name] = [watch.seconds for watch in watches]
         self.processor[name] = [watch.processor for watch in watches]
         self.watches[name] = list(watches)
+
+    def to_json(self) -> dict[str, list[tuple[float, float, float]]]:
+        """Return a JSON object: seconds, and processor seconds of client and server."""
+        return {
+            name: [(watch.seconds, watch.client, watch.server) for watch in watches]
+            for name, watches in self.watches.items()
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Sequence[Sequence[float]]]) -> Self:
+        """Read what :meth:`to_json` gave."""
+        taken = cls()
+        for name, repeats in found.items():
+            watches = []
+            for seconds, client, server in repeats:
+                watch = Watch()
+                watch.seconds, watch.client, watch.server = seconds, client, server
+                watches.append(watch)
+            taken.add(name, watches)
+        return taken
 
 
 Contestant = Callable[[Watch], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,24 @@ def no_server() -> float:
 def of_server(pid: int) -> ProcessorClock:
     """Give the clock of a server: of all its threads and child processes that live when it is read."""
     return lambda: sum(_nanoseconds(thread) for thread in _threads(pid)) / 1e9
+
+
+def of_descendants() -> float:
+    """Tell the processor seconds of all processes below this one that live, whoever started them."""
+    parents: dict[int, list[int]] = {}
+    used: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(folder.name))
+        # With its children that have ended and were waited for.
+        used[int(folder.name)] = sum(map(int, fields[11:15]))
+    below = list(parents.get(os.getpid(), []))
+    for pid in below:
+        below += parents.get(pid, [])
+    return sum(used[pid] for pid in below) / os.sysconf("SC_CLK_TCK")
 
 
 def _threads(pid: int) -> Iterator[Path]:
@@ -50,6 +69,7 @@ class SessionWatch:
     def __init__(self, session: int) -> None:
         self._session = session
         self._used: dict[int, int] = {}
+        self._peaks: dict[int, tuple[str, int]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look_until_stopped, daemon=True)
 
@@ -57,6 +77,10 @@ class SessionWatch:
     def seconds(self) -> float:
         """Processor seconds so far; what a process uses behind the last look at it is missing."""
         return sum(self._used.values()) / os.sysconf("SC_CLK_TCK")
+
+    def peak_of(self, word: str) -> int:
+        """Tell the most bytes of memory that a process had which has a word on its command line; 0 without any."""
+        return max((peak for command, peak in self._peaks.values() if word in command), default=0)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -74,6 +98,9 @@ class SessionWatch:
                 session, ticks = _session_and_ticks(folder)
                 if session == self._session:
                     self._used[int(folder.name)] = ticks
+                    with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
+                        peak = (folder / "status").read_text().partition("VmHWM:")[2].split()[0]
+                        self._peaks[int(folder.name)] = (folder / "cmdline").read_text(), int(peak) << 10
 
 
 _LOOK_SECONDS = 0.1

@@ -7,8 +7,10 @@ off where the work itself is compared.
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -25,12 +27,19 @@ from export_queue.core.spark import drain_job
 HOME = Path(os.environ.get("EXPORT_QUEUE_SPARK_HOME", Path(__file__).parents[1] / ".venv-spark"))
 DOCUMENT = b"x" * 100
 FEW = 100
+START_GOAL = 0.45
 MANY = 100_000
 """Entries that take longer to drain than starts differ."""
 BUCKETS = 960
 HOT = 7
 """The bucket that holds nine tenths of what is uneven."""
 PLAIN = """\
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").collect()
+spark.stop()
+"""
+CONTEXT = """\
 from pyspark import SparkContext
 context = SparkContext.getOrCreate()
 context.parallelize(range(2), 2).map(lambda number: number).collect()
@@ -53,6 +62,8 @@ class Bench:
 
     def __init__(self, store: Store, url: str, redis: RedisServer, folder: Path, records: int) -> None:
         self.store, self.folder, self.records = store, folder, records
+        self.peaks: defaultdict[str, list[int]] = defaultdict(list)
+        """Bytes of memory that a task had at most, by queue."""
         parsed = sa.make_url(url)
         self.secrets = {"BENCH_STORE": parsed.password or "", "BENCH_REDIS": redis.password}
         address = parsed._replace(password=None).render_as_string()
@@ -94,6 +105,16 @@ class Bench:
             baseline="10 units with as many entries; both with their start",
             repeats=repeats,
         )
+        yield Figure(
+            bench="spark",
+            case=f"peak memory of a task, {self.records:,} entries",
+            ratio=statistics.median(self.peaks["even"]) / statistics.median(self.peaks["few"]),
+            better="lower",
+            goal=1.3,
+            baseline=f"a task of a drain of {FEW} entries",
+            repeats=repeats,
+            note=f"{statistics.median(self.peaks['even']) / 2**20:,.0f} MiB",
+        )
         alone = {name: beyond(taken, name, "few, one core" if name == "one core" else "few") for name in contestants}
         if self.records < MANY or min(min(alone[name]) for name in ("even", "uneven", "one core")) <= 0:
             return  # of a small drain the start is all that can be measured
@@ -120,22 +141,34 @@ class Bench:
 
     def start(self, repeats: int) -> Iterator[Figure]:
         """Compare the processor time of a submission."""
-        program = self.folder / "plain.py"
-        program.write_text(PLAIN)
+        programs = {
+            "spark-submit of a program with one task of Arrow batches a core, with Spark's defaults": (
+                PLAIN,
+                START_GOAL,
+            ),
+            "spark-submit of a program with one plain task a core and no SQL session, with Spark's defaults": (
+                CONTEXT,
+                None,
+            ),
+        }
 
-        def plain(watch: Watch) -> None:
-            self.submit(watch, "local[2]", [str(program)])
+        def plain(number: int, text: str) -> Callable[[Watch], None]:
+            program = self.folder / f"plain{number}.py"
+            program.write_text(text)
+            return lambda watch: self.submit(watch, "local[2]", [str(program)])
 
-        taken = alternate({"drain": self.drain("few", FEW), "plain": plain}, repeats=repeats, warm_up=False)
-        yield Figure(
-            bench="spark",
-            case="a submission that drains few entries, processor time",
-            ratio=median_ratio(taken.processor["drain"], taken.processor["plain"]),
-            better="lower",
-            goal=0.45,
-            baseline="spark-submit of a program with one small job, with Spark's defaults",
-            repeats=repeats,
-        )
+        others = {name: plain(number, text) for number, (name, (text, _)) in enumerate(programs.items())}
+        taken = alternate({"drain": self.drain("few", FEW), **others}, repeats=repeats, warm_up=False)
+        for name, (_, goal) in programs.items():
+            yield Figure(
+                bench="spark",
+                case="a submission that drains few entries, processor time",
+                ratio=median_ratio(taken.processor["drain"], taken.processor[name]),
+                better="lower",
+                goal=goal,
+                baseline=name,
+                repeats=repeats,
+            )
 
     def drain(self, queue_id: str, entries: int, master: str = "local[2]") -> Callable[[Watch], None]:
         """Give a contestant that fills a queue and has Spark drain it."""
@@ -149,14 +182,15 @@ class Bench:
             job = drain_job(queue_id=queue_id, sink=self.sink, store=self.address)
             conf = [f"--conf={name}={value}" for name, value in job.conf.items()]
             assert job.py_files is not None
-            self.submit(watch, master, ["--py-files", job.py_files, *conf, job.application, *job.arguments])
+            peak = self.submit(watch, master, ["--py-files", job.py_files, *conf, job.application, *job.arguments])
+            self.peaks[queue_id].append(peak)
             (report,) = self.store.reports(drain_id=job.drain_id)
             assert report["acknowledged"] == entries
 
         return measured
 
-    def submit(self, watch: Watch, master: str, arguments: list[str]) -> None:
-        """Run a submission; all of its processes count."""
+    def submit(self, watch: Watch, master: str, arguments: list[str]) -> int:
+        """Run a submission, all of whose processes count; returns the peak memory of a Python worker."""
         python = str(HOME / "bin" / "python")
         kept = {name: value for name, value in os.environ.items() if name not in ("SPARK_HOME", "PYTHONPATH")}
         environment = kept | {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -170,6 +204,7 @@ class Bench:
             output.seek(0)
             assert status == 0, output.read().decode()
         watch.client += session.seconds
+        return session.peak_of("daemon")
 
 
 def beyond(taken: Taken, name: str, start: str) -> list[float]:

@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.measuring import Watch, alternate
+from benchmarks.processor import of_descendants
 from export_queue import Store, bucket_column, write_transactional
 
 BASELINE = "repartition + sortWithinPartitions + write.parquet"
@@ -29,10 +30,17 @@ def main() -> None:
     spark = builder.config(map=quiet).getOrCreate()
     with tempfile.TemporaryDirectory() as folder:
         _write_input(spark, Path(folder) / "input", rows)
+        _write_input(spark, Path(folder) / "tenth", rows // 10)
         bench = Bench(spark, Path(folder))
-        taken = alternate({"load": bench.load, BASELINE: bench.plain, "load of JSON": bench.load_json}, repeats=repeats)
+        contestants = {
+            "load": bench.load,
+            BASELINE: bench.plain,
+            "load of JSON": bench.load_json,
+            "load of a tenth": bench.load_tenth,
+        }
+        taken = alternate(contestants, repeats=repeats, server=of_descendants)
     spark.stop()
-    print(f"TAKEN {json.dumps(taken)}")
+    print(f"TAKEN {json.dumps(taken.to_json())}")
 
 
 def _write_input(spark: SparkSession, path: Path, rows: int) -> None:
@@ -51,13 +59,17 @@ class Bench:
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder = spark, folder
 
-    def frame(self, value: str) -> DataFrame:
+    def frame(self, value: str, name: str = "input") -> DataFrame:
         """The input, with one of its values."""
-        return self.spark.read.parquet(str(self.folder / "input")).selectExpr("key", f"{value} as value")
+        return self.spark.read.parquet(str(self.folder / name)).selectExpr("key", f"{value} as value")
 
     def load(self, watch: Watch) -> None:
         """Add the rows to a queue of texts."""
         self._load(watch, self.frame("value"), value="str")
+
+    def load_tenth(self, watch: Watch) -> None:
+        """Add a tenth as many rows."""
+        self._load(watch, self.frame("value", "tenth"), value="str")
 
     def load_json(self, watch: Watch) -> None:
         """Add structures to a queue of JSON."""

@@ -7,8 +7,10 @@ source: some thousand entries of a segment, and of the rows what is read at once
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 
 from export_queue.core.queue import Entries, Position, Queue, Range, read_entries
@@ -82,14 +84,16 @@ class UnitReader:
             SegmentReader(one, first=within.first, end=within.end, after=after, batch_rows=batch_rows)
             for one in segments
         ]
-        self._until = until
+        self._until: EntryKey | None = None if until is None else (until.bucket, until.key, until.seq)
         self._handed_out: dict[int, EntryKey] = {}
         """By source, the place of the last entry that a chunk had."""
         self._stored: list[Row] = []
         self._stored_at = after
         self._stored_is_read = False
-        self._pending: list[tuple[Row, int]] = []
-        """In order, each with its source; complete up to the last one."""
+        self._pending: list[Row] = []
+        """In order, and complete up to the last one."""
+        self._pending_of: dict[int, list[Row]] = {}
+        """The same by source, in the order of the sources."""
         self._pending_bytes = 0
 
     def read(self, work: Reading) -> Chunk:
@@ -132,7 +136,7 @@ class UnitReader:
     def _last_key_begins(self) -> int:
         """Count the entries before those of the last key, of which more may come."""
         at = len(self._pending)
-        while at and self._pending[at - 1][0][:2] == self._pending[-1][0][:2]:
+        while at and self._pending[at - 1][:2] == self._pending[-1][:2]:
             at -= 1
         return at
 
@@ -146,21 +150,23 @@ class UnitReader:
         if self._stored and not self._stored_is_read:
             ends.append(place_of(self._stored[-1]))
         until = min(ends, default=None)
-        found = [(row, at) for at, one in enumerate(self._sources) for row in one.take(until)]
-        kept = 0
-        for row in self._stored:
-            if until is not None and place_of(row) > until:
-                break
-            kept += 1
+        found = {at: one.take(until) for at, one in enumerate(self._sources)}
+        kept = len(self._stored) if until is None else bisect_right(self._stored, until, key=place_of)
         # Behind the segments: of a key that one transaction added as a row as well, that is the later one.
-        found += [(row, _ROWS) for row in self._stored[:kept]]
+        found[_ROWS] = self._stored[:kept]
         self._stored = self._stored[kept:]
-        found.sort(key=_place)
-        if self._until is not None and found and Position(*_place(found[-1])) > self._until:
-            found = [one for one in found if Position(*_place(one)) <= self._until]
+        end = self._until
+        if end is not None and any(rows and place_of(rows[-1]) > end for rows in found.values()):
+            found = {at: rows[: bisect_right(rows, end, key=place_of)] for at, rows in found.items()}
             self._end()
-        self._pending += found
-        self._pending_bytes += bytes_of_all([row for row, _ in found])
+        found = {at: rows for at, rows in found.items() if rows}
+        for at, rows in found.items():
+            self._pending_of.setdefault(at, []).extend(rows)
+        added = [row for rows in found.values() for row in rows]
+        if len(found) > 1:
+            added.sort(key=place_of)
+        self._pending += added
+        self._pending_bytes += bytes_of_all(added)
 
     def _end(self) -> None:
         """Read no more: what follows lies behind the end."""
@@ -192,30 +198,27 @@ class UnitReader:
             end = self._fitting(end)
         if whole and 0 < end < usable:
             at = end
-            while at and self._pending[at - 1][0][:2] == self._pending[end][0][:2]:
+            while at and self._pending[at - 1][:2] == self._pending[end][:2]:
                 at -= 1
             end = at or end  # a key that is too large is a chunk of its own
         length = 2 if whole else 3
-        while 0 < end < usable and self._pending[end][0][:length] == self._pending[end - 1][0][:length]:
+        while 0 < end < usable and self._pending[end][:length] == self._pending[end - 1][:length]:
             end += 1
         return end
 
     def _fitting(self, most: int) -> int:
         """Count the first pending entries whose keys and values fit; at least one."""
         total = 0
-        for i, (row, _) in enumerate(self._pending[:most]):
+        for i, row in enumerate(self._pending[:most]):
             total += _bytes_of(row)
             if total > self._size and i:
                 return i
         return most
 
     def _hand_out(self, end: int) -> Chunk:
-        taken, self._pending = self._pending[:end], self._pending[end:]
-        everything = [row for row, _ in taken]
-        self._pending_bytes -= bytes_of_all(everything)
-        by_source: dict[int, list[Row]] = {}
-        for row, source in taken:
-            by_source.setdefault(source, []).append(row)
+        everything, self._pending = self._pending[:end], self._pending[end:]
+        self._pending_bytes = bytes_of_all(self._pending)
+        by_source = self._take_up_to(place_of(everything[-1])) if everything else {}
         # In the order of the segments, so that two tasks that note runs of the same ones cannot deadlock.
         runs = tuple(self._run(source, by_source[source]) for source in sorted(by_source) if source != _ROWS)
         for source, rows in by_source.items():
@@ -230,6 +233,19 @@ class UnitReader:
         )
         return Chunk(entries, len(by_source.get(_ROWS, ())), runs)
 
+    def _take_up_to(self, last: EntryKey) -> dict[int, list[Row]]:
+        """Take by source what a chunk has that ends at a place; sources that have nothing in it are left out."""
+        taken = {}
+        for source, rows in list(self._pending_of.items()):
+            end = bisect_right(rows, last, key=place_of)
+            if end:
+                taken[source] = rows[:end]
+            if end < len(rows):
+                self._pending_of[source] = rows[end:]
+            else:
+                del self._pending_of[source]
+        return taken
+
     def _run(self, source: int, rows: Sequence[Row]) -> Run:
         return Run(
             self._sources[source].segment,
@@ -240,13 +256,11 @@ class UnitReader:
         )
 
 
-def _place(found: tuple[Row, int]) -> EntryKey:
-    return found[0][:3]
-
-
 def _last_at_each_place(rows: Sequence[Row]) -> list[Row]:
     """Of several entries at one place, which one transaction has added, leave the last one."""
-    return [row for row, after in zip(rows, [*rows[1:], None], strict=True) if after is None or row[:3] != after[:3]]
+    # Keys are compared first: they are hardly ever equal, and a place has to be made of each row.
+    last = [row for row, after in pairwise(rows) if row[1] != after[1] or row[:3] != after[:3]]
+    return [*last, *rows[-1:]]
 
 
 def bytes_of_all(rows: Sequence[Row]) -> int:

@@ -29,6 +29,8 @@ TRY_AGAIN = 75
 _LAST_SECONDS = 5.0
 """For the reports and leases of a follower whose jobs have ended."""
 
+_FORKABLE = {"psycopg", "redis"}
+
 log = logging.getLogger("export_queue.drain")
 
 
@@ -97,7 +99,7 @@ def _spark_engine(
     ends_ms = _on_the_clock_of(database, deadline)
     try:
         with start_deadline(min(arguments.start_timeout, deadline.left())):
-            context = start_spark(f"export queue: drain {request.queue_id}")
+            context = start_spark(f"export queue: drain {request.queue_id}", preloaded=_preloaded(modules))
             refuse_remote_sqlite(context.master, store, sink)
             lacking = ask_executors(context, modules, wanted)
     except SparkJobFailed:
@@ -118,6 +120,11 @@ def _on_the_clock_of(database: Database, deadline: Deadline) -> int | None:
         return None
     with database.read() as work:
         return work.now() + int(deadline.left() * 1000)
+
+
+def _preloaded(modules: Sequence[str]) -> list[str]:
+    """Choose what workers may have from the process that they are forked from: users' modules may start threads."""
+    return ["pyspark.worker", *(name for name in modules if name.startswith("export_queue.") or name in _FORKABLE)]
 
 
 def _modules(arguments: DrainArguments) -> list[str]:

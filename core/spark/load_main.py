@@ -7,6 +7,10 @@ from pathlib import Path
 _FOLDER = Path(__file__).resolve().parent
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _FOLDER]
 
+from export_queue.core.spark.pyspark_path import prefer_installed_pyspark  # noqa: E402
+
+prefer_installed_pyspark()
+
 from export_queue.core.spark.load_driver import main  # noqa: E402
 
 if __name__ == "__main__":

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
+from zipimport import zipimporter
 
 from pyspark import SparkConf, SparkContext
 
 from export_queue.core.errors import SparkJobFailed
+from export_queue.core.spark.masters import shares_process
+from export_queue.core.spark.worker_daemon import MODULE, PRELOADED
 
 
 class _TooLate(BaseException):
@@ -45,16 +51,53 @@ def start_deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def start_spark(name: str) -> SparkContext:
+def start_spark(name: str, *, preloaded: Sequence[str] = ()) -> SparkContext:
     """Connect to the Spark that this program was submitted to.
 
     :param name: name of the application.
+    :param preloaded: modules that every task imports and that start no thread: where workers are processes of this
+        machine, one process imports the modules and is forked.
     :raises SparkJobFailed: Spark did not start; its whole story is in the log above.
     """
     try:
-        return SparkContext.getOrCreate(SparkConf().setAppName(name))
+        with _pandas_unseen():
+            SparkContext._ensure_initialized()  # else the settings are not those of the submission
+            conf = SparkConf().setAppName(name)
+            for setting, value in _daemon_settings(conf, preloaded).items():
+                conf.set(setting, value)
+            return SparkContext.getOrCreate(conf)
     except Exception as error:
         raise SparkJobFailed(f"Spark did not start: {cause_of(error)}") from error
+
+
+@contextlib.contextmanager
+def _pandas_unseen() -> Iterator[None]:
+    """Let PySpark find no pandas: its first call of Java would import pandas only to see whether it is there."""
+    if "pandas" in sys.modules:
+        yield
+        return
+    sys.modules["pandas"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["pandas"]
+
+
+def _daemon_settings(conf: SparkConf, preloaded: Sequence[str]) -> dict[str, str]:
+    """Have workers forked from a process with the library, where they are of this Python and find the library."""
+    loader = None if __spec__ is None else __spec__.loader
+    workers = shutil.which(os.environ.get("PYSPARK_PYTHON", "python3"))
+    if not preloaded or not shares_process(conf.get("spark.master", "") or "") or workers != sys.executable:
+        return {}
+    if not isinstance(loader, zipimporter):  # Spark was not told where the library is
+        return {}
+    if any(conf.contains(setting) for setting in ("spark.python.daemon.module", "spark.executorEnv.PYTHONPATH")):
+        return {}  # the user's own ones
+    return {
+        "spark.python.daemon.module": MODULE,
+        "spark.executorEnv.PYTHONPATH": loader.archive,
+        f"spark.executorEnv.{PRELOADED}": ",".join(preloaded),
+    }
 
 
 def cause_of(error: BaseException) -> str:

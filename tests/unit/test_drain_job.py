@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark import DrainArguments, Submitter, check_master, drain_job
 from export_queue.core.spark.archive import package_archive
 from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references
+from export_queue.core.spark.pyspark_path import without_archives
 from export_queue.core.store import StoreSpec
 
 SINK = SinkSpec("redis", {"host": "r", "key": "o:{id}"}, {"password": "env:XQ_SINK_R"}, name="r")
@@ -214,7 +216,10 @@ def test_the_archive_is_the_library_without_the_parts_that_need_airflow():
     assert package_archive() == package_archive()
 
 
-def test_the_archive_works_where_nothing_else_of_the_library_is(tmp_path):
+@pytest.mark.parametrize(("magic", "loaded_from"), [(importlib.util.MAGIC_NUMBER, "tasks.pyc"), (b"????", "tasks.py")])
+def test_the_archive_works_where_nothing_else_of_the_library_is(tmp_path, monkeypatch, magic, loaded_from):
+    """With byte code of this Python, and by its sources where the byte code is another Python's."""
+    monkeypatch.setattr(importlib.util, "MAGIC_NUMBER", magic)
     program = (
         "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
         "sys.path[:] = [sys.argv[1]] + [p for p in sys.path if p]\n"
@@ -234,7 +239,34 @@ def test_the_archive_works_where_nothing_else_of_the_library_is(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(archive))
+    assert done.stdout.strip() == f"{archive}/export_queue/core/spark/{loaded_from}"
+
+
+@pytest.mark.parametrize(
+    ("path", "left"),
+    [
+        (["LIB/pyspark.zip", "LIB/py4j-0.10-src.zip", "SITE"], ["SITE"]),
+        (["LIB/other.zip", "/elsewhere/pyspark.zip", "SITE"], ["LIB/other.zip", "/elsewhere/pyspark.zip", "SITE"]),
+        # of another Python, whose packages are other ones
+        (["LIB/pyspark.zip", "/other/site-packages"], ["LIB/pyspark.zip", "/other/site-packages"]),
+    ],
+)
+def test_pyspark_is_imported_from_its_package_where_that_is_on_the_path(tmp_path, path, left):
+    for package in ("pyspark", "py4j"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    home = tmp_path / "pyspark"
+
+    def placed(entries):
+        return [entry.replace("LIB", f"{home}/python/lib").replace("SITE", str(tmp_path)) for entry in entries]
+
+    assert without_archives(placed(path), home) == placed(left)
+
+
+def test_the_archive_of_a_spark_that_is_no_package_stays(tmp_path):
+    home = tmp_path / "spark-4.3.0"
+    path = [f"{home}/python/lib/pyspark.zip", str(tmp_path)]
+    assert without_archives(path, home) == path
 
 
 def test_an_archive_folder_that_belongs_to_somebody_else_is_not_used(tmp_path, monkeypatch):
