@@ -132,6 +132,9 @@ class ElasticsearchServer(Server):
             for path in (self.folder, *self.folder.rglob("*")):
                 os.chown(path, account.pw_uid, account.pw_gid)
 
+    def _parent(self) -> str | None:
+        return None  # it runs programs of its folder, which memory often forbids
+
     def _identity(self) -> dict[str, Any]:
         account = unprivileged_account()
         return {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import psycopg
 
 HOST = "127.0.0.1"
+MEMORY = "EXPORT_QUEUE_TEST_MEMORY"
+"""The environment variable that names a folder in memory, for servers whose files need not outlive the machine."""
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
@@ -57,7 +59,7 @@ class Server(ABC):
         self._folder: Path | None = None
 
     def __enter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp(prefix="export-queue-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="export-queue-", dir=self._parent()))
         try:
             self._prepare()
             self.start()
@@ -173,6 +175,9 @@ class Server(ABC):
                 return True
             time.sleep(0.02)
         return False
+
+    def _parent(self) -> str | None:
+        return os.environ.get(MEMORY)
 
     @abstractmethod
     def _prepare(self) -> None:
