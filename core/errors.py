@@ -23,6 +23,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   ├── StoreReplaced             transient; restored or created anew under a process that uses it
     │   ├── StoreUnavailable          transient
     │   ├── SegmentLost               a file of entries is missing or damaged
+    │   ├── SegmentRefused            the place of the files refuses this process, or does not exist
     │   └── SegmentUnavailable        transient
     ├── TransactionError
     │   ├── ConflictError             transient
@@ -189,6 +190,15 @@ class SegmentLost(StoreError):
     default_hint = (
         "the entries stay queued: bring the file back from a copy of the folder, then drain again; if there is none, "
         "store.dead_letters.give_up_file(queue_id, file) lets drains pass over it (docs/segments.md)"
+    )
+
+
+class SegmentRefused(StoreError):
+    """The place of the files of entries refuses this process, or does not exist."""
+
+    default_hint = (
+        "see that the bucket exists and that the credentials of this process may use it (docs/segments.md); a process "
+        "that may not list a bucket is refused, too, where a file is missing"
     )
 
 

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from export_queue.core.spark import Submitter
     from export_queue.core.store import StoreSpec
 
+_PYTHON_SETTINGS = (
+    "spark.pyspark.python",
+    "spark.yarn.appMasterEnv.PYSPARK_PYTHON",
+    "spark.kubernetes.driverEnv.PYSPARK_PYTHON",
+)
 _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
 
 
@@ -33,7 +38,9 @@ class SparkSubmission(SparkSubmitOperator):
     :param spark_home: folder of a virtual environment or of a Spark distribution with ``bin/spark-submit``; by default
         the option ``spark_home`` of the configuration section ``export_queue``, then the PATH. (templated)
     :param spark_python: the Python that has PySpark; by default ``bin/python`` beside ``spark-submit``. With a master
-        ``spark://…`` executors run it, too; else Spark's own setting counts there, and is checked. (templated)
+        ``spark://…`` executors run it, too; with YARN and Kubernetes Spark's own setting counts there, and is checked.
+        In cluster modes it is the Python of the driver and of executors, by default what Spark's settings or
+        ``PYSPARK_PYTHON`` name, else ``python3``. (templated)
     :param start_timeout: seconds that Spark may take to start and to find an executor; raise it where the cluster's
         queue is long. (templated)
     :param store_secret: reference to the store's password where Spark runs: ``env:NAME``, ``file:/PATH`` or
@@ -90,7 +97,11 @@ class SparkSubmission(SparkSubmitOperator):
         programs = find_spark(self.spark_home or configured_spark_home(), binary=binary)
         check_master(master, environment=outer, has_spark_env=programs.has_spark_env(outer))
         self._spark_binary = programs.submit
-        python = self.spark_python or programs.python
+        if deploy_mode == "cluster":
+            # Without these Spark would hand this machine's variables on to a driver that runs elsewhere.
+            there = self._python_elsewhere()
+            self.conf = {"spark.pyspark.python": there, "spark.pyspark.driver.python": there, **(self.conf or {})}
+        python = programs.python if deploy_mode == "cluster" else self.spark_python or programs.python
         # An outer SPARK_HOME would lead this spark-submit to the code of another Spark.
         variables: dict[str, str | None] = {"SPARK_HOME": None} if python else {}
         if python:
@@ -102,6 +113,12 @@ class SparkSubmission(SparkSubmitOperator):
             variables["PYSPARK_PYTHON"] = self.spark_python
         find_java(outer)
         return variables, None if deploy_mode == "cluster" else Submitter.here()
+
+    def _python_elsewhere(self) -> str:
+        """Name the Python of a driver and executors that run on other machines: what somebody has said, or Spark's."""
+        conf, variables = self.conf or {}, {**os.environ, **(self.env_vars or {})}
+        said = [self.spark_python, *map(conf.get, _PYTHON_SETTINGS), variables.get("PYSPARK_PYTHON")]
+        return next((str(one) for one in said if one), "python3")
 
     def _master(self) -> tuple[str, str | None, str]:
         """Return the master, the deploy mode and the name of the program that the Spark connection leads to."""

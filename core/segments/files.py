@@ -8,7 +8,9 @@ Neither a rename nor a list is relied on for what counts: a store's rows say whi
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import xxhash
 
-from export_queue.core.errors import InvalidArgument, SegmentLost, SegmentUnavailable, text_of
+from export_queue.core.errors import InvalidArgument, SegmentLost, SegmentRefused, SegmentUnavailable, text_of
 from export_queue.core.references import has_password
 
 if TYPE_CHECKING:
@@ -26,6 +28,12 @@ NEEDED = (
     "pip install 'airflow-provider-export-queue[spark]' where Spark runs, 'airflow-provider-export-queue[s3]' elsewhere"
 )
 _BLOCK = 1 << 20
+_REFUSED = re.compile(
+    r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|NO_SUCH_BUCKET|SIGNATURE_DOES_NOT_MATCH)\b"
+)
+"""What an object store says that will say the same again; Arrow has no number for it."""
+_OBJECT_STORES = 8
+"""Places of one process whose connections are kept."""
 
 
 def load_pyarrow() -> Any:
@@ -95,11 +103,18 @@ class Written:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._hash = xxhash.xxh3_128()
+        self._is_given_up = False
         self.bytes = 0
+
+    def give_up(self) -> None:
+        """Drop what comes from now on: a Parquet file that nobody ends writes its end when its memory is freed."""
+        self._is_given_up = True
 
     def write(self, content: Any) -> int:
         """Append bytes."""
         block = bytes(content)
+        if self._is_given_up:
+            return len(block)
         self._stream.write(block)
         self._hash.update(block)
         self.bytes += len(block)
@@ -122,12 +137,20 @@ class Written:
 def create(url: str) -> Iterator[Written]:
     """Write a file: it is there, whole and on the disk, at the end of the block."""
     if url.startswith("/"):
-        with _create_local(Path(url)) as written:
-            yield written
+        with _create_local(Path(url)) as local:
+            yield local
         return
     filesystem, path = _filesystem(url)
-    with filesystem.open_output_stream(path) as stream:
-        yield Written(stream)
+    stream = filesystem.open_output_stream(path)
+    written = Written(stream)
+    try:
+        yield written
+    except BaseException:
+        written.give_up()
+        with contextlib.suppress(OSError):  # the reason is another one; nobody learns of the file
+            stream.close()
+        raise
+    stream.close()
 
 
 @contextlib.contextmanager
@@ -135,7 +158,12 @@ def _create_local(path: Path) -> Iterator[Written]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("xb") as stream:
-        yield Written(stream)
+        written = Written(stream)
+        try:
+            yield written
+        except BaseException:
+            written.give_up()
+            raise
         stream.flush()
         os.fsync(stream.fileno())
     temporary.rename(path)
@@ -151,17 +179,19 @@ def open_file(url: str, *, size: int) -> Any:
 
     :param size: the bytes that it was written with.
     :raises SegmentLost: it is not there, or has another size.
+    :raises SegmentRefused: this process may not read it.
     :raises SegmentUnavailable: it cannot be read now.
     """
-    pyarrow = load_pyarrow()
     with translated(url):
         filesystem, path = _filesystem(url)
-        found = filesystem.get_file_info(path)
-        if found.type != pyarrow.fs.FileType.File:
-            raise SegmentLost(f"file {url}: expected {size} bytes, found no file")
-        if found.size != size:
-            raise SegmentLost(f"file {url}: expected {size} bytes, found {found.size}")
-        return filesystem.open_input_file(path)
+        try:
+            source = filesystem.open_input_file(path)
+        except FileNotFoundError as error:
+            raise SegmentLost(f"file {url}: expected {size} bytes, found no file") from error
+        if (found := source.size()) != size:
+            source.close()
+            raise SegmentLost(f"file {url}: expected {size} bytes, found {found}")
+        return source
 
 
 def checksum_of(url: str) -> str:
@@ -192,17 +222,36 @@ def delete_file(url: str) -> None:
 
 
 def delete_folder(folder: str) -> None:
-    """Delete an empty folder where there are folders; one that is not there is passed over."""
+    """Delete a folder that nobody needs any more; one that is not there is passed over.
+
+    In an object store it is an empty object, which Arrow leaves where it has deleted the last file, and goes with
+    all that has come meanwhile; a local one stays if something has come.
+    """
     if folder.startswith("/"):
-        with contextlib.suppress(OSError):  # a file has come meanwhile
+        with contextlib.suppress(OSError):
             Path(folder).rmdir()
+        return
+    with translated(folder), contextlib.suppress(FileNotFoundError):
+        filesystem, path = _filesystem(folder)
+        filesystem.delete_dir(path)
 
 
 def _filesystem(url: str) -> tuple[fs.FileSystem, str]:
     pyarrow = load_pyarrow()
     if url.startswith("/"):
         return pyarrow.fs.LocalFileSystem(), url
-    found: tuple[fs.FileSystem, str] = pyarrow.fs.FileSystem.from_uri(url)
+    parts = urlsplit(url)
+    place = urlunsplit((parts.scheme, parts.netloc, "", parts.query, ""))
+    return _object_store(place, os.getpid()), f"{parts.netloc}{unquote(parts.path)}"
+
+
+@functools.lru_cache(maxsize=_OBJECT_STORES)
+def _object_store(place: str, process: int) -> fs.FileSystem:
+    """Connect to an object store, once: a client has connections, and may have asked for the bucket's region.
+
+    :param process: the process, which may be a copy of one that has connections of its own.
+    """
+    found: fs.FileSystem = load_pyarrow().fs.FileSystem.from_uri(place)[0]
     return found
 
 
@@ -214,4 +263,6 @@ def translated(url: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise SegmentLost(f"file {url}: it is not there any more") from error
     except OSError as error:
+        if isinstance(error, PermissionError) or _REFUSED.search(str(error)):
+            raise SegmentRefused(f"file {url}: {text_of(error)}") from error
         raise SegmentUnavailable(f"file {url}: {text_of(error)}") from error

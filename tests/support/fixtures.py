@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -13,6 +14,7 @@ from tests.support.elasticsearch import VERSIONS, ElasticsearchServer
 from tests.support.mariadb import MariaDbServer
 from tests.support.pgbouncer import PgBouncer
 from tests.support.redis_cluster import RedisCluster
+from tests.support.s3 import S3Server
 from tests.support.servers import PostgresServer, RedisServer, Server
 from tests.support.shared import exclusive, shared
 
@@ -218,6 +220,23 @@ def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
     with redis.Redis(host=redis_server.host, port=redis_server.port, password=redis_server.password) as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """An object store of this process alone: ``place(bucket)``, ``user(*actions)``, ``owner``."""
+    yield from private_or_skip(S3Server)
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty bucket; this process has the keys of the server's owner."""
+    name = f"exports-{secrets.token_hex(6)}"
+    s3_server.create_bucket(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # else a client without keys asks the machine for some
+    for variable, value in s3_server.owner.variables.items():
+        monkeypatch.setenv(variable, value)
+    return name
 
 
 @pytest.fixture(scope="session")

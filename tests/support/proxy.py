@@ -57,11 +57,12 @@ class CuttingProxy:
 
     :param host: the server's address.
     :param port: the server's port.
+    :param at: where clients connect; by default a free port.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, at: int = 0) -> None:
         self._server = (host, port)
-        self._listener = socket.create_server((HOST, 0))
+        self._listener = socket.create_server((HOST, at))
         self.port: int = self._listener.getsockname()[1]
         """Where clients connect, on 127.0.0.1."""
         self._selector = selectors.DefaultSelector()

@@ -1,7 +1,8 @@
 """Every Python block of the README and of the pages runs as it stands there, those of a page one after the other.
 
 Blocks that need Airflow are run by ``tests/airflow/test_docs.py``, those of the tutorial, which needs servers, by
-``tests/integration/test_tutorial.py``, those about DataFrames by ``tests/spark/test_page.py``.
+``tests/integration/test_tutorial.py``, those about DataFrames by ``tests/spark/test_page.py``, those about clusters by
+``tests/spark/test_clusters.py`` and ``tests/spark/test_cluster_submissions.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from export_queue.core.testing import assert_converges
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-ELSEWHERE = {"spark", "tutorial"}
+ELSEWHERE = {"clusters", "spark", "tutorial"}
 CLOSED_AT_THE_END = {"store": "close", "engine": "dispose"}
 
 

@@ -28,7 +28,7 @@ NAMES = """
     ConfigurationError CodecError ColumnNotObserved EntriesWait HasSubscriptions InvalidArgument OptionsDiffer
     SecretNotFound SinkBindingError SinkConfigurationError UnknownQueue
     EntryError
-    SegmentLost SegmentUnavailable
+    SegmentLost SegmentRefused SegmentUnavailable
     StoreError OtherCluster SchemaVersionError StoreNotCreated StoreReplaced StoreUnavailable
     TransactionError AfterCommitFailed AlreadyCommitted ChangeSetTooLarge CommitOutcomeUnknown CommitRefused
     ConflictError RegistrationLost SnapshotTooOld TransactionEnded TransactionTimeout TransactionsInProgress
