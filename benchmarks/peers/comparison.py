@@ -27,7 +27,9 @@ from benchmarks.peers.ways import Way, ways_to
 from benchmarks.processor import of_tree
 
 FULL, QUICK = 200_000, 2_000
-EVENT_ROWS, QUICK_EVENT_ROWS = 4_000, 3_000
+REPEATS = 3
+EVENT_ROWS = 8_000
+"""Enough for several batches of each task; Elasticsearch shows 10 000 at once."""
 
 
 def compare(quick: bool) -> Iterator[Figure | Outcome]:
@@ -36,7 +38,7 @@ def compare(quick: bool) -> Iterator[Figure | Outcome]:
     :raises FileNotFoundError: a peer, its Spark or a server is missing.
     """
     sparks = prepare()
-    rows, repeats = (QUICK, 1) if quick else (FULL, 3)
+    rows, repeats = (QUICK, 1) if quick else (FULL, REPEATS)
     with ExitStack() as stack:
         store, sql = stack.enter_context(PostgresServer()), stack.enter_context(PostgresServer())
         redis, elasticsearch = stack.enter_context(RedisServer()), stack.enter_context(ElasticsearchServer())
@@ -59,8 +61,7 @@ def compare(quick: bool) -> Iterator[Figure | Outcome]:
             bench = Bench(target, sessions, place, store, rows)
             yield from bench.figures(repeats, warm_up=not quick)
         for target in targets:
-            many = QUICK_EVENT_ROWS if quick else EVENT_ROWS
-            yield from outcomes(target, sessions, place, many, Path(deaths), each=not quick)
+            yield from outcomes(target, sessions, place, EVENT_ROWS, Path(deaths), each=not quick)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Late: all records in version 1, then in version 2, then those of version 1 again, as a task brings them that lives on
 from before. Of a drain it is a task of the drain that brought version 1, with its seq and its claim.
-Retried: the process of each task is killed when half of its records have gone through; Spark repeats the task.
+Retried: the process of each task is killed when several batches have gone through; Spark repeats the task.
 Delete: the records' values are null, or the connector's own delete where it has one; then version 1 comes late.
 Refused: the target takes no further write, or refuses one record; where that passes, the same delivery is made again.
 """
@@ -51,7 +51,7 @@ class Deliveries:
         """Deliver all records.
 
         :param deletes: that they are gone.
-        :param dies: whether the process of each task is killed half-way through the first attempt.
+        :param dies: whether the process of each task is killed in the midst of the first attempt.
         :param anew: whether there is something new; else what is left of before is delivered again.
         :returns: the problem, if there was one.
         """

@@ -1,4 +1,4 @@
-"""Tasks that die half-way: the process of a Python worker is killed in the first attempt of its task."""
+"""Tasks that die midway: the process of a Python worker is killed in the first attempt of its task."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from export_queue import Entry, Put
 
-FOLDER, AFTER = "PEERS_DEATHS", 400
+FOLDER, AFTER = "PEERS_DEATHS", 800
 """The variable that names the folder where tasks note their deaths, and the entries after which a drain's task dies."""
 
 
-def dying_half_way(after: int) -> Callable[[str], Column]:
+def dying_midway(after: int) -> Callable[[str], Column]:
     """Make a column of values that is what it was, but for the death of its worker.
 
     :param after: rows of a task that come through before.

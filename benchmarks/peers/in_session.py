@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.peers import connectors, loops
-from benchmarks.peers.failing import dying_half_way
+from benchmarks.peers.failing import dying_midway
 from benchmarks.peers.session import ANSWER
 from benchmarks.processor import of_descendants
 
@@ -83,7 +83,7 @@ class Orders:
         :param rows: how many are made.
         :param version: of all records.
         :param deletes: whether the records are to go: their values are null.
-        :param dies: whether the process of each task is killed half-way through the first attempt.
+        :param dies: whether the process of each task is killed in the midst of the first attempt.
         """
         if files:
             frame = self.spark.read.parquet(*files)
@@ -91,7 +91,7 @@ class Orders:
         else:
             frame = records(self.spark, rows, version, deletes=deletes)
             if dies:
-                frame = frame.withColumn("value", dying_half_way(rows // CORES // 2)("value"))
+                frame = frame.withColumn("value", dying_midway(rows // CORES * 3 // 4)("value"))
         return self.measured(lambda: DELIVERIES[how](frame, to, version=version, deletes=deletes))
 
     def load(self, **arguments: Any) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Drain:
     :param store: the store's description.
     :param queue: the queue.
     :param sink: the sink's description.
-    :param dies: whether the process of each task is killed half-way through the first attempt.
+    :param dies: whether the process of each task is killed in the midst of the first attempt.
     :param impatient: whether it gives a target up at once.
     """
 
