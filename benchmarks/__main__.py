@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
-from benchmarks.measuring import Figure
+from benchmarks.measuring import Figure, Outcome
 from benchmarks.page import PAGE, fill
 
 HARNESS = {"__main__", "clients", "machine", "measuring", "outbox", "page", "processor", "recording"}
@@ -43,7 +43,7 @@ def main() -> int:
     return 0
 
 
-def run(names: Sequence[str], *, quick: bool, show: bool) -> Iterator[Figure]:
+def run(names: Sequence[str], *, quick: bool, show: bool) -> Iterator[Figure | Outcome]:
     for name in names:
         if show:
             print(f"\n{name}")
@@ -51,7 +51,9 @@ def run(names: Sequence[str], *, quick: bool, show: bool) -> Iterator[Figure]:
         yield from importlib.import_module(f"benchmarks.{name}").run(quick)
 
 
-def table_row(figure: Figure) -> str:
+def table_row(figure: Figure | Outcome) -> str:
+    if isinstance(figure, Outcome):
+        return f"  {figure.target}, {figure.way}, {figure.event}: {figure.became}"
     goal = "" if figure.goal is None else f"{'≥' if figure.better == 'higher' else '≤'} {figure.goal:g}"
     verdict = {True: "ok", False: "--", None: ""}[figure.ok]
     details = f"{figure.baseline}, {figure.repeats} repeats{'; ' + figure.note if figure.note else ''}"

@@ -19,6 +19,7 @@ def describe_machine() -> str:
     return ", ".join(
         (
             f"{os.cpu_count()} × {_processor()}",
+            f"a load of {os.getloadavg()[0]:.1f} at the start",
             f"a flush of {_flush_seconds() * 1e6:,.0f} µs",
             f"{platform.system()} {platform.release()}",
             f"Python {platform.python_version()}",

@@ -40,6 +40,20 @@ class Figure:
         return {**asdict(self), "ratio": round(self.ratio, 3), "ok": self.ok}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was seen to become of an event; words that the benchmark derives from what it has found."""
+
+    bench: str
+    target: str
+    way: str
+    event: str
+    became: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 class Watch:
     """Measures the part of a contestant's work that counts.
 

@@ -45,17 +45,29 @@ def fill(page: str, lines: Iterable[Line]) -> str:
 
 
 def table(lines: list[Line]) -> str:
-    """Write one benchmark's figures as a table, and what they were measured on."""
-    rows = ["| case | ratio | goal | met | baseline | repeats |", "|---|---:|---:|---|---|---:|"]
-    for line in lines:
+    """Write one benchmark's figures as a table, what it saw as others, and what they were measured on."""
+    figures = [line for line in lines if "ratio" in line]
+    seen = [line for line in lines if "became" in line]
+    rows = ["| case | ratio | goal | met | baseline | repeats |", "|---|---:|---:|---|---|---:|"] if figures else []
+    for line in figures:
         goal = "" if line["goal"] is None else f"{'≥' if line['better'] == 'higher' else '≤'} {line['goal']:g}"
         met = {True: "yes", False: "**no**", None: ""}[line["ok"]]
         case = line["case"] + (f" ({line['note']})" if line.get("note") else "")
         rows.append(f"| {case} | {line['ratio']:.2f} | {goal} | {met} | {line['baseline']} | {line['repeats']} |")
+    for target, outcomes in groupby(seen, key=itemgetter("target")):
+        rows += ["", *_outcomes(target, list(outcomes))]
     measured = f"Measured on {lines[0]['date']}: {lines[0]['machine']}."
     if lines[0]["quick"]:
         measured += " **A quick run: it shows that the benchmark works, not how fast anything is.**"
     return "\n".join([*rows, "", measured, ""])
+
+
+def _outcomes(target: str, lines: list[Line]) -> list[str]:
+    """Write what became of each event: a row a way, a column an event."""
+    became = {(line["way"], line["event"]): line["became"] for line in lines}
+    ways, events = (list(dict.fromkeys(line[part] for line in lines)) for part in ("way", "event"))
+    rows = [f"| {' | '.join([target, *events])} |", f"|{'---|' * (len(events) + 1)}"]
+    return rows + [f"| {' | '.join([way, *(became.get((way, event), '') for event in events)])} |" for way in ways]
 
 
 def main() -> int:

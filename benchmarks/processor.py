@@ -26,20 +26,7 @@ def of_server(pid: int) -> ProcessorClock:
 
 def of_descendants() -> float:
     """Tell the processor seconds of all processes below this one that live, whoever started them."""
-    parents: dict[int, list[int]] = {}
-    used: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(folder.name))
-        # With its children that have ended and were waited for.
-        used[int(folder.name)] = sum(map(int, fields[11:15]))
-    below = list(parents.get(os.getpid(), []))
-    for pid in below:
-        below += parents.get(pid, [])
-    return sum(used[pid] for pid in below) / os.sysconf("SC_CLK_TCK")
+    return sum(map(_with_ended_children, _descendants(os.getpid())))
 
 
 def _threads(pid: int) -> Iterator[Path]:
@@ -113,3 +100,48 @@ def _session_and_ticks(process: Path) -> tuple[int, int]:
     except OSError:  # it has ended meanwhile
         return 0, 0
     return int(fields[3]), int(fields[11]) + int(fields[12])
+
+
+def of_tree(pid: int) -> ProcessorClock:
+    """Give the clock of a process and all that it has started, those that have ended and were waited for included.
+
+    It is coarser than :func:`of_server`, by the kernel's ticks, and does not lose sessions that end in between.
+    """
+    return lambda: sum(_with_ended_children(process) for process in (pid, *_descendants(pid)))
+
+
+def of_programs_below(pid: int, *, apart: str) -> tuple[float, float]:
+    """Tell the processor seconds so far of all that a process has started.
+
+    :param apart: the name of a program that is counted apart.
+    :returns: the time of these programs, and that of all others.
+    """
+    named, others = 0.0, 0.0
+    for process in _descendants(pid):
+        seconds = _with_ended_children(process)
+        if _name(process) == apart:
+            named += seconds
+        else:
+            others += seconds
+    return named, others
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for child in _children(pid):
+        yield child
+        yield from _descendants(child)
+
+
+def _with_ended_children(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended meanwhile
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""

@@ -56,7 +56,8 @@ def drain(
     ] = None,
     lock_timeout: Annotated[float | None, typer.Option(min=0, help="seconds to wait for other drains; 600")] = None,
     time_limit: Annotated[
-        float | None, typer.Option(min=0, help="seconds after which to end, with status 75; with --follow its end, with 0")
+        float | None,
+        typer.Option(min=0, help="seconds after which to end, with status 75; with --follow its end, with 0"),
     ] = None,
     on_error: Annotated[
         Literal["dead_letter", "fail"] | None, typer.Option(help="refused entries: dead_letter or fail; dead_letter")

@@ -42,9 +42,7 @@ LATE_SECONDS = 15.0
 """How long a job may go on behind its round once the follower is told to stop; it may wait for executors."""
 
 
-def follow_with(
-    store: Store, engine: SparkEngine, request: DrainRequest, *, stop: Callable[[], bool]
-) -> DrainReport:
+def follow_with(store: Store, engine: SparkEngine, request: DrainRequest, *, stop: Callable[[], bool]) -> DrainReport:
     """Follow by the tasks of an application that runs.
 
     :param store: the store, open in the driver.

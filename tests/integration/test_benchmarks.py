@@ -13,19 +13,25 @@ from pathlib import Path
 
 import pytest
 from benchmarks.outbox import ROWS, create, key_of, outbox
-from benchmarks.processor import of_server
+from benchmarks.peers.environment import prepare
+from benchmarks.processor import of_programs_below, of_server, of_tree
 from tests.support.elasticsearch import ElasticsearchServer
 from tests.support.mariadb import MariaDbServer
 from tests.support.servers import PostgresServer
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef run(quick: bool)" in path.read_text())
-OWN_SERVERS = {"elasticsearch": ElasticsearchServer, "sql": MariaDbServer}
+FILES = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks").glob("*/__init__.py")]
+RUNNABLE = [path for path in FILES if "\ndef run(quick: bool)" in path.read_text()]
+NAMES = sorted(path.parent.name if path.stem == "__init__" else path.stem for path in RUNNABLE)
+OWN_SERVERS = {"elasticsearch": ElasticsearchServer, "peers": prepare, "sql": MariaDbServer}
+"""What says by a FileNotFoundError that something is missing, where that is not PostgreSQL."""
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_there_are_benchmarks() -> None:
-    assert {"commit", "drain", "elasticsearch", "growth", "load", "reads", "redis", "sql", "start"} <= set(NAMES)
+    assert {"commit", "drain", "elasticsearch", "growth", "load", "peers", "reads", "redis", "sql", "start"} <= set(
+        NAMES
+    )
 
 
 def test_the_page_has_a_place_for_every_benchmark() -> None:
@@ -54,6 +60,25 @@ def test_the_processor_time_of_a_server_is_that_of_its_processes() -> None:
     assert used >= 0.02
 
 
+BURN = "import time\nwhile time.process_time() < 0.1: pass\n"
+
+
+def test_the_processor_time_of_a_tree_has_what_ended_in_between_and_tells_programs_apart() -> None:
+    waits = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}])\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # its own child has ended
+        program = Path(f"/proc/{child.pid}/comm").read_text().strip()
+        tree = of_tree(child.pid)()
+        named, others = of_programs_below(os.getpid(), apart=program)
+        all_others = of_programs_below(os.getpid(), apart="another")
+        child.communicate(b"\n")
+    assert tree >= 0.09
+    assert named >= 0.09
+    assert all_others[0] == 0
+    assert all_others[1] >= named + others
+
+
 @pytest.mark.full("a benchmark starts its own servers and takes up to half a minute")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
@@ -67,7 +92,8 @@ def test_a_benchmark_prints_one_figure_a_line(name: str, postgres_server: object
     command = [sys.executable, "-m", "benchmarks", name, "--quick", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
-    figures = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    figures = [line for line in lines if "ratio" in line]
     assert figures
     for figure in figures:
         assert figure["bench"] == name
@@ -76,3 +102,10 @@ def test_a_benchmark_prints_one_figure_a_line(name: str, postgres_server: object
         assert figure["baseline"]
         assert (figure["ok"] is None) == (figure["goal"] is None)
     assert len({figure["case"] + figure["baseline"] for figure in figures}) == len(figures)
+    outcomes = [line for line in lines if "became" in line]
+    assert len(figures) + len(outcomes) == len(lines)
+    assert all(outcome["bench"] == name and outcome["became"] for outcome in outcomes)
+    if name == "peers":
+        drains = [outcome["became"] for outcome in outcomes if outcome["way"].startswith("drain")]
+        assert drains
+        assert not [became for became in drains if "older" in became or "more than once" in became or "back" in became]

@@ -1,8 +1,8 @@
 """A private Elasticsearch server for tests and benchmarks, beside those of :mod:`tests.support.servers`.
 
 It is the distribution that plugins of Elasticsearch are tested with: the real server, without scripts, ingest and data
-streams. It comes from Maven Central, into a cache, by the Ivy that lies among PySpark's jars or by Maven, and needs a
-Java that is there already. ``python -m tests.support.elasticsearch`` fills the cache.
+streams. It comes from Maven Central, into a cache, and needs a Java that is there already.
+``python -m tests.support.elasticsearch`` fills the cache.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support import maven
 from tests.support.servers import HOST, Server, free_port, unprivileged_account
 
 VERSIONS = {
@@ -31,10 +31,6 @@ VERSIONS = {
 }
 """What is tested with, and the SHA-256 of each file."""
 _GROUP = "org.elasticsearch.distribution.integ-test-zip"
-_IVY = """<ivy-module version="2.0"><info organisation="local" module="cache"/><dependencies>
-<dependency org="{group}" name="elasticsearch" rev="{version}" transitive="false">
-<artifact name="elasticsearch" type="zip" ext="zip"/></dependency></dependencies></ivy-module>
-"""
 _SETTINGS = {
     "discovery.type": "single-node",
     "http.host": HOST,
@@ -170,49 +166,7 @@ def fetch(version: str) -> Path:
     :param version: one of ``VERSIONS``.
     :raises FileNotFoundError: when it cannot be had.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    found = Path(home) / "export-queue" / f"elasticsearch-{version}.zip"
-    if not found.exists():
-        found.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=found.parent) as folder:
-            _download(version, Path(folder)).replace(found)
-    if hashlib.sha256(found.read_bytes()).hexdigest() != VERSIONS[version]:
-        found.unlink()
-        raise FileNotFoundError(f"Elasticsearch {version} is missing: what was downloaded is not what was expected")
-    return found
-
-
-def _download(version: str, folder: Path) -> Path:
-    name = f"elasticsearch-{version}.zip"
-    maven = shutil.which("mvn")
-    ivy = next(_ivy_jars(), None)
-    if ivy is not None:
-        (folder / "ivy.xml").write_text(_IVY.format(group=_GROUP, version=version))
-        pattern = f"{folder}/[artifact]-[revision].[ext]"
-        command = ["java", "-jar", str(ivy), "-cache", f"{folder}/cache", "-ivy", "ivy.xml", "-retrieve", pattern]
-    elif maven is not None:
-        artifact = f"-Dartifact={_GROUP}:elasticsearch:{version}:zip"
-        command = [maven, "-q", "-B", "dependency:copy", artifact, f"-DoutputDirectory={folder}"]
-    else:
-        raise FileNotFoundError(f"Elasticsearch {version} is missing: there is no PySpark and no Maven to download it")
-    try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=300, check=False
-        )
-        said = f"{done.stdout}{done.stderr}"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
-    if not (folder / name).exists():
-        raise FileNotFoundError(
-            f"Elasticsearch {version} is missing and could not be downloaded: {said[-500:].strip()}"
-        )
-    return folder / name
-
-
-def _ivy_jars() -> Iterator[Path]:
-    homes = (os.environ.get("EXPORT_QUEUE_SPARK_HOME"), ".venv-spark", sys.prefix)
-    for home in filter(None, homes):
-        yield from Path(home).glob("lib/python*/site-packages/pyspark/jars/ivy-2.*.jar")
+    return maven.fetch(maven.Artifact(_GROUP, "elasticsearch", version, VERSIONS[version], extension="zip"))
 
 
 def find_java(version: str) -> Path:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))
 
-from benchmarks.measuring import Figure, median_ratio, shuffled  # noqa: E402
+from benchmarks.measuring import Figure, Outcome, median_ratio, shuffled  # noqa: E402
 from benchmarks.page import fill, table  # noqa: E402
 
 PAGE = (
@@ -40,6 +40,19 @@ def test_new_figures_replace_the_old_and_leave_everything_else():
     assert filled.startswith("Prose.\n\n<!-- figures of commit -->\n|")
     assert filled.endswith("\n<!-- end -->\n\nMore.\n\n<!-- figures of sql -->\nkept\n<!-- end -->\n")
     assert fill(filled, [figure()]) == filled
+
+
+def outcome(way: str, event: str, became: str) -> dict[str, Any]:
+    one = Outcome(bench="commit", target="Redis", way=way, event=event, became=became)
+    return {**one.to_dict(), "date": "2026-01-02", "machine": "2 × abacus", "quick": False}
+
+
+def test_what_became_of_events_stands_below_the_figures_a_row_a_way():
+    seen = [outcome("drain", "late", "newer"), outcome("drain", "retry", "once"), outcome("loop", "late", "older")]
+    filled = fill(PAGE, [figure(), *seen])
+    expected = "| Redis | late | retry |\n|---|---|---|\n| drain | newer | once |\n| loop | older |  |\n"
+    assert "| outbox | 7 |\n\n" + expected + "\nMeasured on 2026-01-02: 2 × abacus.\n" in filled
+    assert "| case |" not in fill(PAGE, seen)
 
 
 def test_figures_without_a_place_on_the_page_are_refused():
