@@ -136,8 +136,8 @@ def test_a_drain_that_is_interrupted_while_it_ends_gives_its_leases_back(
 def test_a_drain_that_is_interrupted_after_its_report_was_stored_has_one(
     orders: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*arguments: Any) -> None:
-        act(*arguments)
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        act(*arguments, **options)
         raise KeyboardInterrupt
 
     act = one_drain._end

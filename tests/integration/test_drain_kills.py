@@ -296,7 +296,9 @@ def test_a_drain_that_begins_to_wait_says_at_once_for_whom(orders: Store, caplog
     with caplog.at_level("INFO", "export_queue.drain"):
         drain_with(orders, MemorySink(), sleep=let_go)
     (line,) = said
-    assert re.fullmatch(r"orders → s: waiting for \[.*\) by (somebody|nightly); entries left: 1", line)
+    assert re.fullmatch(
+        r"orders → s: waiting for \[.*\) by (somebody|nightly); entries left: 1; the oldest \d+ s old", line
+    )
 
 
 def test_a_drain_that_is_revoked_while_it_waits_brings_nothing(orders: Store) -> None:
