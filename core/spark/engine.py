@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import orjson
 from pyspark import SparkContext, TaskContext
@@ -67,8 +67,8 @@ class SparkEngine:
     request: DrainRequest
     max_parallel: int | None
     secrets: CarriedSecrets
-    deadline: Deadline
-    ends_ms: int | None
+    deadline: Deadline = field(default_factory=Deadline)
+    ends_ms: int | None = None
 
     @property
     def is_fenced(self) -> bool:

@@ -20,7 +20,7 @@ from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
-from export_queue.core.drain import Deadline, DrainReport, DrainRequest, drain, follower_options
+from export_queue.core.drain import DrainReport, DrainRequest, drain, follower_options
 from export_queue.core.errors import LeaseLost, SparkJobFailed, StoreUnavailable
 from export_queue.core.locks import Owner, holders
 from export_queue.core.sinks import SinkSpec
@@ -42,8 +42,7 @@ def held(store: Store) -> int:
 
 
 def engine_of(context: Any, orders: Store, url: str, sink: SinkSpec, request: DrainRequest) -> SparkEngine:
-    secrets = CarriedSecrets()
-    return SparkEngine(context, orders.database, StoreSpec(url=url), sink, request, None, secrets, Deadline(), None)
+    return SparkEngine(context, orders.database, StoreSpec(url=url), sink, request, None, CarriedSecrets())
 
 
 class Following:
