@@ -184,7 +184,7 @@ def _end(course: Course, *, seconds: float, problem: Problem | None) -> DrainRep
     database, request = course.database, course.request
     has_ended = not course.goes_on
     report = course.report(seconds=seconds, problem=problem)
-    if not has_ended and not report.read:
+    if not has_ended and not report.read and not course.is_tallied:
         return report  # what holds nothing and has brought nothing leaves nothing
     if not course.number:  # before the SQL transaction: nobody else draws it if that one is rolled back
         with database.connect() as connection:
@@ -195,6 +195,8 @@ def _end(course: Course, *, seconds: float, problem: Problem | None) -> DrainRep
         if course.queue is not None:
             course.count_removed(work)
             report = course.report(seconds=seconds, problem=problem)
+        if not has_ended and not report.read:
+            return report
         # Once: an end whose answer was lost, or which was interrupted, has perhaps stored it.
         queries.reports.save_report(
             work, report.to_dict(), number=course.number, drain_id=report.drain_id, queue_id=report.queue

@@ -73,7 +73,7 @@ def newly_removed(applied: Counts, *, removed: int, dead: int) -> Counts:
 
 def _name(request: DrainRequest) -> str:
     # by attempt: a submission may be run again under the same id
-    return f"export_queue.drain/{request.drain_id}/{request.owner.attempt}"
+    return f"{request.drain_id}/{request.owner.attempt}"
 
 
 def _sum(found: list[dict[str, int | None]]) -> Counts:

@@ -141,8 +141,8 @@ def maintain(
     turn.repeat(records.forget_subscriptions)
     if settled_ms is not None:
         turn.repeat(partial(outcomes.forget_outcomes, before_ms=settled_ms - int(keep_outcomes * 1000)))
-        before_ms = settled_ms - int(keep_idempotency_keys * 1000)
-        turn.repeat(partial(idempotency_keys.forget_idempotency_keys, before_ms=before_ms))
+        keep_ms = int(keep_idempotency_keys * 1000)
+        turn.repeat(partial(idempotency_keys.forget_idempotency_keys, now_ms=settled_ms, keep_ms=keep_ms))
         turn.repeat(partial(records.forget_reports, now_ms=settled_ms, keep_ms=int(keep_reports * 1000)))
         turn.repeat(partial(records.forget_acts, now_ms=settled_ms))
         turn.repeat(partial(records.forget_attempts, now_ms=settled_ms))

@@ -18,6 +18,9 @@ from export_queue.core.errors import SparkJobFailed
 from export_queue.core.spark.masters import shares_process
 from export_queue.core.spark.worker_daemon import MODULE, PRELOADED
 
+_LEAST_SECONDS = 1e-3
+"""A timer of none would never ring."""
+
 
 class _TooLate(BaseException):
     """The deadline has passed; not an error that anything on the way should handle."""
@@ -38,8 +41,8 @@ def start_deadline(seconds: float) -> Iterator[None]:
         raise _TooLate
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, _LEAST_SECONDS))
         yield
     except _TooLate:
         raise SparkJobFailed(

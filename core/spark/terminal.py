@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
 from export_queue.core.drain import Left, OnLeft
 
@@ -68,6 +69,16 @@ def _terminal(number: int) -> TextIO | None:
         except OSError:
             continue
         if os.isatty(found):
-            return os.fdopen(found, "w")
+            return io.TextIOWrapper(io.BufferedWriter(_Leaving(found, "w")), errors="replace")
         os.close(found)
     return None
+
+
+class _Leaving(io.FileIO):
+    """A terminal that may be closed while the drain goes on: what it does not take is lost."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError:
+            return memoryview(content).nbytes

@@ -62,11 +62,10 @@ def note_stops(*, late_seconds: float) -> Callable[[], bool]:
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if _why and not leaving.is_alive():
-            leaving.start()
+        # No more: a signal may come while this very function runs for another one.
         noted.append(number)
 
-    leaving = threading.Thread(target=_leave_late, args=(late_seconds,), name="export-queue-stop", daemon=True)
+    threading.Thread(target=_leave_behind, args=(late_seconds,), name="export-queue-stop", daemon=True).start()
     signal.signal(signal.SIGTERM, note)
     return lambda: bool(noted)
 
@@ -90,6 +89,12 @@ def _watch(parent: int, submitter: Submitter | None) -> None:
         else f"the submitting process {submitter.pid} has gone"
     )
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _leave_behind(seconds: float) -> None:
+    while not _why:
+        time.sleep(_LOOK_SECONDS)
+    _leave_late(seconds)
 
 
 def _leave_late(seconds: float) -> None:

@@ -18,6 +18,7 @@ from export_queue.core.drain import (
     Counts,
     DrainReport,
     DrainRequest,
+    Follower,
     LeaseKeeper,
     LocalEngine,
     Part,
@@ -30,6 +31,7 @@ from export_queue.core.drain import (
     run_drain,
     tally,
 )
+from export_queue.core.drain.one_drain import Course
 from export_queue.core.errors import LeaseLost, SparkJobFailed, StoreUnavailable
 from export_queue.core.locks import Lease, Owner, begin_attempt, claim, revoke
 from export_queue.core.queue import Queue
@@ -237,6 +239,35 @@ def test_a_report_whose_answer_was_lost_is_returned_with_its_counts(
     report = run_drain(orders, request, nullcontext(engine), sleep=lambda seconds: None)
     (stored,) = orders.reports(drain_id="lost")
     assert report.acknowledged == stored["acknowledged"] == 100
+
+
+def test_a_follower_counts_what_a_failed_job_has_removed_though_the_store_was_away_for_a_moment(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, failures, ended = Course._count_tallied, iter([True]), threading.Event()
+
+    def away(course: Course) -> None:
+        if next(failures, False):
+            raise StoreUnavailable("away")
+        count(course)
+
+    monkeypatch.setattr(Course, "_count_tallied", away)
+
+    class Ending(Failing):
+        def work_off(self, *arguments: Any) -> Any:
+            ended.set()
+            return super().work_off(*arguments)
+
+    def of_link(link: DrainRequest) -> LocalEngine:
+        return Ending(orders.database, MemorySink(), load_exporter(None), link, error=SparkJobFailed("lost"))
+
+    request = DrainRequest(queue_id="orders", sink_name="s", drain_id="followed")
+    report = Follower(orders, request, ended.is_set).run(lambda: nullcontext(of_link))
+    assert report.acknowledged == 100 - waiting(orders) > 0
+    (stored,) = orders.reports(drain_id="followed-1")
+    assert stored["acknowledged"] == report.acknowledged
+    with orders.database.read() as work:
+        assert tally.counted(work, replace(request, drain_id="followed-1")).read == 0
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from export_queue.core.client import Store
+from export_queue.core.drain import Counts, DrainRequest, Tally, tally
 from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused
 from export_queue.core.maintenance import Patience
 from export_queue.core.maintenance import maintain as clean_up
@@ -139,6 +140,29 @@ def test_a_token_is_known_for_a_month(store: Store) -> None:
     age(store, schema.idempotency, "committed_ms", 2)
     assert maintain(store.database).idempotency_keys == 1
     assert not store.idempotency("nightly").committed
+
+
+def test_tallies_of_a_drain_at_work_stay_though_keys_are_kept_for_less_time(store: Store) -> None:
+    request = DrainRequest(queue_id="orders", sink_name="s")
+
+    def add(entries: int) -> None:
+        with store.database.begin() as work:
+            counts = Counts(read=entries, acknowledged=entries)
+            Tally(request, entries).add(work, counts, now_ms=work.now())
+
+    def counted() -> int:
+        with store.database.read() as work:
+            return tally.counted(work, request).acknowledged
+
+    add(5)
+    write(store, idempotency_key="work")
+    age(store, schema.idempotency, "committed_ms", 0.2)
+    add(7)
+    assert maintain(store.database, keep_idempotency_keys=3600).idempotency_keys == 1
+    assert counted() == 12
+    age(store, schema.idempotency, "committed_ms", 29.9)
+    assert maintain(store.database, keep_idempotency_keys=3600).idempotency_keys == 1
+    assert counted() == 7, "what nobody has taken away, as the drain was killed, goes all the same"
 
 
 def test_forgetting_is_bounded_and_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -429,7 +429,7 @@ def test_a_job_that_is_submitted_from_a_terminal_draws_a_bar_there(
     shown = bytearray()
 
     def is_shown(text: str) -> bool:
-        with contextlib.suppress(OSError):  # nothing new, or nobody who writes any more
+        with contextlib.suppress(OSError):  # nothing has come, or the submission has ended
             shown.extend(os.read(ours, 100_000))
         return text in shown.decode(errors="replace")
 

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Database, Reading, Work, prefix_of, schema_of
 from export_queue.core.store.queries.inserts import insert_into
+from export_queue.core.store.queries.tallies import is_tally
 from export_queue.core.store.schema import active, cleanup, idempotency, invalid, low_watermark, store
 from export_queue.core.store.schema import table as t
 
@@ -142,11 +143,12 @@ def tables_without_keys(work: Work) -> list[tuple[int, int | None]]:
     return [(number, ttl_ms) for number, ttl_ms in work.connection.execute(statement)]
 
 
-def delete_idempotency_keys(work: Work, *, before_ms: int, limit: int) -> int:
-    """Delete idempotency keys that were committed before a time."""
+def delete_idempotency_keys(work: Work, *, before_ms: int, tallies_before_ms: int, limit: int) -> int:
+    """Delete idempotency keys that were committed before a time, and tallies that were begun before another one."""
+    oldest = sa.case((is_tally(idempotency.c.idempotency_key), tallies_before_ms), else_=before_ms)
     doomed = (
         sa.select(idempotency.c.idempotency_key, idempotency.c.generation)
-        .where(idempotency.c.committed_ms < before_ms)
+        .where(idempotency.c.committed_ms < max(before_ms, tallies_before_ms), idempotency.c.committed_ms < oldest)
         .order_by(idempotency.c.committed_ms)
         .limit(limit)
     )
