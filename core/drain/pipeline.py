@@ -23,7 +23,7 @@ from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.sending import Sender
 from export_queue.core.drain.tally import Tally, newly_removed
 from export_queue.core.drain.transient import call_again
-from export_queue.core.errors import DrainError, SegmentLost
+from export_queue.core.errors import DrainError, SegmentLost, SegmentRefused
 from export_queue.core.locks import Lease, hold, serialise
 from export_queue.core.queue import (
     DeadLetterFilter,
@@ -241,8 +241,9 @@ class _Pipeline:
         try:
             with self.database.read() as work:
                 return reader.read(work)
-        except SegmentLost:
-            # Other tasks may have drained the rest of the file since this one began, and clean-up have deleted it.
+        except (SegmentLost, SegmentRefused):
+            # Other tasks may have drained the rest of the file since this one began, and clean-up have deleted it. An
+            # object store refuses what is not there to those who may not list it.
             if not reader.end_drained(self._find_segments()):
                 raise
         with self.database.read() as work:

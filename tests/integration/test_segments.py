@@ -43,6 +43,7 @@ from export_queue.core.errors import (
     LeaseLost,
     RegistrationLost,
     SegmentLost,
+    SegmentRefused,
     SinkUnavailable,
 )
 from export_queue.core.locks import Owner, claim
@@ -841,8 +842,21 @@ def test_a_lost_file_is_given_up_by_name_and_for_one_reader(orders: Store) -> No
     assert waiting(orders, "airports/cache") == 40
 
 
-def test_a_file_that_another_task_has_drained_and_clean_up_has_deleted_is_not_missed(orders: Store) -> None:
+@pytest.mark.parametrize("told", [True, False], ids=["missing", "refused"])
+def test_a_file_that_another_task_has_drained_and_clean_up_has_deleted_is_not_missed(
+    orders: Store, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tasks look once what waits in their units, which they share."""
+    if not told:  # an object store tells only those who may list it which objects are not there
+        open_file = segment_files.open_file
+
+        def opened(url: str, *, size: int) -> Any:
+            try:
+                return open_file(url, size=size)
+            except SegmentLost as error:
+                raise SegmentRefused(error.message) from error
+
+        monkeypatch.setattr("export_queue.core.segments.reading.open_file", opened)
     of_bucket = {
         at: [key for key in map("k{}".format, range(300)) if bucket(key.encode(), 20) == at] for at in range(3)
     }
