@@ -46,7 +46,7 @@ _END_READING = tuple(table.delete().where(*_is(table)) for table in (r, d))
 
 
 @cache
-def _note_done(dialect: str) -> Any:
+def _noting(dialect: str) -> Any:
     put = insert_for(dialect, d)
     replaced = {column.name: put.excluded[column.name] for column in d.columns if not column.primary_key}
     return put.on_conflict_do_update(index_elements=list(d.primary_key.columns), set_=replaced)
@@ -171,7 +171,7 @@ def note_done(
         "entries": entries,
         "bytes": size,
     }
-    work.connection.execute(_note_done(work.connection.dialect.name), row)
+    work.connection.execute(_noting(work.connection.dialect.name), row)
 
 
 def end_reading(work: Work, queue: int, segment: Key) -> None:
