@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import itemgetter
+from itertools import islice, pairwise
+from operator import eq, itemgetter
 
 from export_queue.core.queue import Entries, Position, Queue, Range, read_entries
 from export_queue.core.segments.model import Segment
@@ -256,9 +256,11 @@ class UnitReader:
         )
 
 
-def _last_at_each_place(rows: Sequence[Row]) -> list[Row]:
+def _last_at_each_place(rows: list[Row]) -> list[Row]:
     """Of several entries at one place, which one transaction has added, leave the last one."""
-    # Keys are compared first: they are hardly ever equal, and a place has to be made of each row.
+    keys = list(map(itemgetter(1), rows))
+    if not any(map(eq, keys, islice(keys, 1, None))):  # as a rule; no place need be made
+        return rows
     last = [row for row, after in pairwise(rows) if row[1] != after[1] or row[:3] != after[:3]]
     return [*last, *rows[-1:]]
 

@@ -55,6 +55,7 @@ from export_queue.core.segments import (
     Run,
     UnitReader,
     begin_load,
+    leave_out_drained,
     mark_done,
     stage_segments,
     vacuum_segments,
@@ -652,6 +653,27 @@ def test_an_attempt_behind_another_one_brings_a_fenced_sink_nothing_older(orders
     assert [one.problem for one in (*others, report)] == [None, None]
     assert set(sink.records().values()) == {b"newer"}
     assert waiting(orders) == 0
+
+
+@pytest.mark.parametrize("drained_by_others", range(5))
+def test_what_others_have_drained_of_a_file_since_it_was_read_is_left_out_of_a_chunk(
+    orders: Store, drained_by_others: int
+) -> None:
+    one_unit = [key for key in map("k{}".format, range(200)) if bucket(key.encode(), 20) < 5][:4]
+    bulk.load(orders, dict.fromkeys(one_unit, b"1"))
+    queue, snapshot, within = orders.queue("orders"), take_snapshot(orders.database), Range(0, 5)
+    with orders.database.read() as work:
+        reader = UnitReader(queue, snapshot, within, waiting_segments(work, queue, snapshot, within), rows=9, size=1000)
+        chunk = reader.read(work)
+    other, noted = one_by_one(orders), None
+    for _ in range(drained_by_others):
+        noted = drain_next(orders, other, noted)
+    with orders.database.read() as work:
+        found = leave_out_drained(work, queue, snapshot, within, chunk)
+    assert found.entries.keys == chunk.entries.keys[drained_by_others:]
+    assert found.runs == chunk.runs
+    reader.close()
+    other.close()
 
 
 def test_a_drain_holds_a_part_of_a_file_in_memory(orders: Store) -> None:

@@ -12,4 +12,12 @@ from export_queue.core.store.database import Work
 
 def insert_into(work: Work, table: sa.Table) -> Any:
     """Begin an INSERT that may have ``on_conflict_do_nothing`` or ``on_conflict_do_update``."""
-    return (postgresql if work.connection.dialect.name == "postgresql" else sqlite).insert(table)
+    return insert_for(work.connection.dialect.name, table)
+
+
+def insert_for(dialect: str, table: sa.Table) -> Any:
+    """Begin such an INSERT for one dialect, where it is kept for later.
+
+    :param dialect: its name, as SQLAlchemy gives it.
+    """
+    return (postgresql if dialect == "postgresql" else sqlite).insert(table)

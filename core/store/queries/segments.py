@@ -7,6 +7,7 @@ readers is staged, drained, or of a transaction that did not commit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.dialect import EntryKey
 from export_queue.core.store.queries.id_lists import visible_ids
-from export_queue.core.store.queries.inserts import insert_into
+from export_queue.core.store.queries.inserts import insert_for, insert_into
 from export_queue.core.store.schema import SEGMENTS_CODE, active, invalid, store
 from export_queue.core.store.schema import load as ld
 from export_queue.core.store.schema import segment as g
@@ -25,7 +26,30 @@ from export_queue.core.store.snapshot import Snapshot
 Key = tuple[int, int]
 """Transaction and number of a segment."""
 
+_KEY = ("queue_number", "transaction_id", "number")
+"""Columns that say which segment of which reader is meant."""
 _read = r.join(g, sa.and_(g.c.transaction_id == r.c.transaction_id, g.c.number == r.c.number))
+
+
+def _is(table: sa.Table) -> tuple[sa.ColumnElement[bool], ...]:
+    return tuple(table.c[column] == sa.bindparam(f"of_{column}") for column in _KEY)
+
+
+def _of(queue: int, segment: Key) -> dict[str, int]:
+    return {f"of_{column}": value for column, value in zip(_KEY, (queue, *segment), strict=True)}
+
+
+# Built once: a drain asks for each run of entries, and to build a statement takes several times as long as to run it.
+_HOLD_READER = sa.select(g.c.entries).select_from(_read).where(*_is(r)).with_for_update(of=r)
+_PARTS_DONE = sa.select(d).where(*_is(d))
+_END_READING = tuple(table.delete().where(*_is(table)) for table in (r, d))
+
+
+@cache
+def _noting(dialect: str) -> Any:
+    put = insert_for(dialect, d)
+    replaced = {column.name: put.excluded[column.name] for column in d.columns if not column.primary_key}
+    return put.on_conflict_do_update(index_elements=list(d.primary_key.columns), set_=replaced)
 
 
 def admit(work: Work) -> None:
@@ -117,8 +141,7 @@ def hold_reader(work: Work, queue: int, segment: Key) -> int | None:
 
     None: the reader has drained all of it.
     """
-    entries = sa.select(g.c.entries).select_from(_read).where(*_is(r, queue, segment)).with_for_update(of=r)
-    found = work.connection.scalar(entries)
+    found = work.connection.scalar(_HOLD_READER, _of(queue, segment))
     return None if found is None else int(found)
 
 
@@ -133,7 +156,7 @@ def parts_done(work: Reading, queue: int, segment: Key) -> dict[EntryKey, tuple[
             row.entries,
             row.bytes,
         )
-        for row in work.connection.execute(sa.select(d).where(*_is(d, queue, segment)))
+        for row in work.connection.execute(_PARTS_DONE, _of(queue, segment))
     }
 
 
@@ -141,21 +164,20 @@ def note_done(
     work: Work, queue: int, segment: Key, *, first: EntryKey, last: EntryKey, entries: int, size: int
 ) -> None:
     """Note that a reader has drained a part of a segment; one that begins at the same entry is replaced."""
-    begin = dict(zip(("first_bucket", "first_key", "first_seq"), first, strict=True))
-    rest = dict(zip(("last_bucket", "last_key", "last_seq"), last, strict=True)) | {"entries": entries, "bytes": size}
-    of_segment = {"queue_number": queue, "transaction_id": segment[0], "number": segment[1]}
-    put = insert_into(work, d).values(**of_segment, **begin, **rest)
-    work.connection.execute(put.on_conflict_do_update(index_elements=list(d.primary_key.columns), set_=rest))
+    row = {
+        **dict(zip(_KEY, (queue, *segment), strict=True)),
+        **dict(zip(("first_bucket", "first_key", "first_seq"), first, strict=True)),
+        **dict(zip(("last_bucket", "last_key", "last_seq"), last, strict=True)),
+        "entries": entries,
+        "bytes": size,
+    }
+    work.connection.execute(_noting(work.connection.dialect.name), row)
 
 
 def end_reading(work: Work, queue: int, segment: Key) -> None:
     """Note that a reader has drained all of a segment."""
-    for table in (r, d):
-        work.connection.execute(table.delete().where(*_is(table, queue, segment)))
-
-
-def _is(table: sa.Table, queue: int, segment: Key) -> tuple[sa.ColumnElement[bool], ...]:
-    return table.c.queue_number == queue, table.c.transaction_id == segment[0], table.c.number == segment[1]
+    for statement in _END_READING:
+        work.connection.execute(statement, _of(queue, segment))
 
 
 def _drained() -> sa.Subquery:
