@@ -45,6 +45,7 @@ MOST_READERS = 4
 LEAST_GONE = 3
 """Readers that must have come and gone in a run, however few its transactions; a run goes on until they have."""
 LEASE = 1.0
+"""Of drains that are killed: so long they keep others out."""
 EAGER = Retry(attempts=None, seconds=10, first_pause=0.001, longest_pause=0.02)
 BLOW_EVERY = 0.15
 """Seconds between two kills."""
@@ -161,15 +162,14 @@ def be_drainer(way: Way, url: str, folder: Path, number: int, seed: int, done: A
         while not stop.value:
             with contextlib.suppress(ExportQueueError):
                 for reader in store.subscriptions("airports"):
-                    drain_into_file(store, folder, reader.name, reader.number, if_locked="skip")
+                    drain_into_file(store, folder, reader.name, reader.number, if_locked="skip", lease_seconds=LEASE)
             time.sleep(0.1)
 
 
 def drain_into_file(store: Store, folder: Path, name: str, number: int, **options: Any) -> DrainReport:
     # A name is never used again, so that the file is this reader's for sure.
-    return drain(
-        store, f"airports/{name}", FileSink(folder / f"sink-{number}"), sink_name=name, lease_seconds=LEASE, **options
-    )
+    sink = FileSink(folder / f"sink-{number}")
+    return drain(store, f"airports/{name}", sink, sink_name=name, **options)
 
 
 class Readers:

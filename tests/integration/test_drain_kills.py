@@ -349,7 +349,7 @@ def test_a_killed_drain_removes_nothing_that_it_has_not_acknowledged_and_the_nex
     values = {f"k{i}": i for i in range(100)}
     add(orders, values)
     first_range = len(values) - sum(unit.entries for unit in orders.backlog("orders")[1:])
-    dying = drain_process(applies_first=applies_first, lease_seconds=1)
+    dying = drain_process(applies_first=applies_first, lease_seconds=3)
     dying.wait_at_gate()
     dying.kill()
     assert waiting(orders) == 100
@@ -365,7 +365,7 @@ def test_a_holder_that_was_stopped_past_its_lease_removes_nothing(
 ) -> None:
     """SIGSTOP between the sink's acknowledgement and the removal; meanwhile somebody else claims, then SIGCONT."""
     add(orders, {f"k{i}": i for i in range(100)})
-    sleeping = drain_process(lease_seconds=1, drain_id="sleeping")
+    sleeping = drain_process(lease_seconds=3, drain_id="sleeping")
     sleeping.wait_at_gate()
     sleeping.stop()
     queue = orders.queue("orders")
@@ -391,7 +391,7 @@ def test_a_holder_that_was_stopped_past_its_lease_removes_nothing_even_if_nobody
     orders: Store, drain_process: Callable[..., DrainProcess]
 ) -> None:
     add(orders, {f"k{i}": i for i in range(100)})
-    sleeping = drain_process(lease_seconds=1)
+    sleeping = drain_process(lease_seconds=3)
     sleeping.wait_at_gate()
     sleeping.stop()
 
@@ -401,7 +401,7 @@ def test_a_holder_that_was_stopped_past_its_lease_removes_nothing_even_if_nobody
 
     # Longer than a lease, and not until its rows have expired: a renewal that the stop has cut may still extend them.
     stopped = clock()
-    wait_until(lambda: clock() > stopped + 1500, "the clock of the store stands still")
+    wait_until(lambda: clock() > stopped + 3500, "the clock of the store stands still")
     sleeping.go_on()
     sleeping.signal(signal.SIGCONT)
     assert sleeping.outcome() == "LeaseLost"

@@ -455,7 +455,7 @@ def test_a_killed_drain_is_finished_by_the_next_one(
     orders: Store, copies: SinkSpec, drain_process: Callable[..., DrainProcess], applies_first: bool
 ) -> None:
     add(orders, {f"k{i}": i for i in range(100)})
-    dying = drain_process(applies_first=applies_first, lease_seconds=1)
+    dying = drain_process(applies_first=applies_first, lease_seconds=3)
     dying.wait_at_gate()
     dying.kill()
     assert waiting(orders) == 100
@@ -469,7 +469,7 @@ def test_a_drain_that_slept_past_its_lease_writes_nothing_when_it_wakes(
     orders: Store, copies: SinkSpec, drain_process: Callable[..., DrainProcess]
 ) -> None:
     add(orders, {f"k{i}": "old" for i in range(100)})
-    sleeping = drain_process(applies_first=False, lease_seconds=1, drain_id="sleeping")
+    sleeping = drain_process(applies_first=False, lease_seconds=3, drain_id="sleeping")
     sleeping.wait_at_gate()
     sleeping.signal(signal.SIGSTOP)
     add(orders, {f"k{i}": "new" if i % 2 else None for i in range(100)})
