@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of the schema that this code creates."""
 OLDEST_SCHEMA = 4
 """Oldest schema that this code can work with."""
