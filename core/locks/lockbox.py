@@ -61,9 +61,10 @@ def claim(
     :param ranges: units of the queue.
     :param owner: the task that asks; what its attempt holds already is not free for it.
     :param lease_seconds: how long the locks last unless they are renewed.
-    :param leaves_out: whether it does without what locks of lower priority hold of a unit.
+    :param leaves_out: whether it does without what locks of lower priority hold of a unit, and therefore names what
+        it takes: the row entries and all segments that are committed.
     :param revokes: whether locks of lower priority are revoked where all that is in the way of a unit has one.
-    :param members: what is wanted of each unit; by default the row entries and all segments that are committed.
+    :param members: what is wanted of each unit; by default all there is, by an interval lock.
     :param brought: what is not wanted of units, since it was brought while the rest was left out.
     :returns: one lease for each unit that was granted.
     :raises LeaseLost: the attempt was revoked, a newer one has taken over, or the queue's units were altered.
@@ -74,11 +75,13 @@ def claim(
     within = Range(min(unit.first for unit in units), max(unit.end for unit in units))
     with database.begin() as work:
         board = open_board(work, queue, owner, within)
-        there = _committed(work, queue, within) if members is None else {}
+        there = _committed(work, queue, within) if leaves_out and members is None else {}
         found: list[Choice] = []
         for unit in units:
-            names = members if members is not None else there.get(unit.first, frozenset({ROWS}))
-            if names := names - (brought or {}).get(unit, frozenset()):
+            names = there.get(unit.first, frozenset({ROWS})) if leaves_out and members is None else members
+            if names is not None:
+                names -= (brought or {}).get(unit, frozenset())
+            if names is None or names:
                 request = owner_request(owner, [Area(unit.first, unit.end, names)], priority=priority)
                 choice = choose(board, request, revokes=revokes, leaves_out=leaves_out)
                 found += [] if choice is None else [choice]
