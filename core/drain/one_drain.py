@@ -295,11 +295,10 @@ class Course:
         waiting = self._with_work(queue, snapshot, self.wanted)
         claimed_at = self.clock()
         leases = self._claim(engine, queue, self._settled(queue, waiting) if engine.is_fenced else waiting, snapshot)
-        if not leases:
-            return False
-        # A fenced sink knows claims of single units. For all others few entries of many units are one small chunk.
-        read = self._drain(engine, queue, leases if engine.is_fenced else joined(leases), claimed_at)
-        return read > 0 or any(lease.is_whole for lease in leases)
+        if leases:
+            # A fenced sink knows claims of single units. For all others few entries of many units are one small chunk.
+            self._drain(engine, queue, leases if engine.is_fenced else joined(leases), claimed_at)
+        return bool(leases)
 
     @contextlib.contextmanager
     def shown_again(self, engine: Engine) -> Iterator[None]:
@@ -443,10 +442,9 @@ class Course:
             again = claimable(work, queue, sorted(known), snapshot, owner=self.request.owner)
         return [unit for unit in units if unit not in known or unit in again]
 
-    def _drain(self, engine: Engine, queue: Queue, leases: Sequence[Lease], claimed_at: float) -> int:
+    def _drain(self, engine: Engine, queue: Queue, leases: Sequence[Lease], claimed_at: float) -> None:
         """Drain claimed units by a snapshot that is taken under the claim.
 
-        :returns: how many entries were read.
         :raises ExportQueueError: a unit was not done; the others are.
         """
         self.is_tallied = engine.is_tallied
@@ -480,7 +478,6 @@ class Course:
         for part in parts:
             if part.problem is not None:
                 raise part.cause or part.problem.to_error()
-        return sum(part.read for part in parts)
 
     def _count_tallied(self) -> None:
         if self.is_tallied:

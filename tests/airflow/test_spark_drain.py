@@ -476,6 +476,7 @@ def compaction(store: Any, *members: str) -> list[Lease]:
     return acquire(store.database, queue, areas, owner=owner, priority=COMPACTION_PRIORITY, lease_seconds=600)
 
 
+@pytest.mark.full("two submissions, whose programs read files; what is revoked is submitted twice in a cheaper test")
 def test_what_a_compaction_does_not_hold_is_submitted_at_once_and_the_rest_behind_it(
     airflow_store: Any, run_drain: Any, spark: FakeSpark, copies: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
