@@ -27,7 +27,7 @@ _OWNER = sa.text("""
     select pg_get_userbyid(c.relowner) from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname = :schema and c.relname = 'xq_store'
 """)
-_LOCK_SECONDS = {1: 5.0, 2: 0.5, 3: 0.5}
+_LOCK_SECONDS = {1: 5.0, 2: 0.5, 3: 0.5, 4: 0.5}
 """How long the migration from a schema waits for whoever uses a table, and all others for it, before it tries again."""
 _CHANGED_TO_3 = ("xq_active", "xq_outcome", "xq_staged_entry", "xq_queue", "xq_table")
 """The tables that the way to schema 3 locks, in a commit's order: one of schema 2 that has an outcome already, and
@@ -51,7 +51,7 @@ def migrate(work: Work) -> Callable[[], None]:
     if found not in _LOCK_SECONDS:
         return _nothing
     if is_postgres:
-        _lock(connection, {1: names, 2: _CHANGED_TO_3, 3: ()}[found], found)
+        _lock(connection, {1: names, 2: _CHANGED_TO_3, 3: (), 4: ()}[found], found)
         if connection.scalar(sa.select(schema.store.c.schema_version)) != found:
             return migrate(work)  # another one was there first
     grants: list[str] = []
