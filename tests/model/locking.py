@@ -1,0 +1,463 @@
+"""A lock box and its model: holders and waiters that stop, die and come back, while time passes in leaps.
+
+The model knows what a lock covers as a plain set of cells. After each step every lease that was ever granted tries to
+act: those that can are those of the model, and no two of them may meet.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from export_queue.core.client import Store
+from export_queue.core.errors import LeaseLost, LockNotAvailable
+from export_queue.core.locks import (
+    ROWS,
+    Area,
+    Lease,
+    Owner,
+    begin_attempt,
+    claim,
+    give_back,
+    hold,
+    release,
+    renew,
+    revoke,
+)
+from export_queue.core.locks.waiting import Asking
+from export_queue.core.store import schema
+
+BUCKETS, UNIT = 4, 2
+NAMES = (ROWS, "1.1", "2.1")
+WHOLE = "*"
+"""What an interval lock covers beside all names."""
+LOOKED_AT = 10
+"""Of how many claims, the newest ones, each step tells whether they may act."""
+HOUR = 3_600
+REQUEST_SECONDS = 2 * HOUR
+"""How long a request counts that is not refreshed: so long that the seconds that a test takes are nothing."""
+
+Cells = frozenset[tuple[int, str]]
+
+
+def cells(area: Area) -> Cells:
+    names = (*NAMES, WHOLE) if area.members is None else area.members
+    return frozenset(itertools.product(range(area.first, area.end), names))
+
+
+def hurts(one: Area, mode: str, other: Area, other_mode: str) -> bool:
+    """Tell by the words of the table whether two locks of different attempts cannot stand side by side."""
+    is_mixed = (one.members is None) != (other.members is None)
+    return bool(cells(one) & cells(other)) and (is_mixed or "exclusive" in (mode, other_mode))
+
+
+@dataclass(eq=False)
+class Held:
+    """A lock in the model."""
+
+    area: Area
+    mode: str
+    priority: int
+    owner: Owner
+    until: int
+    """Seconds of the model's clock."""
+    is_lost: bool = False
+    """Whether it was revoked or given back."""
+
+
+@dataclass(eq=False)
+class Claim:
+    """Leases that were granted together, and their locks."""
+
+    leases: list[Lease]
+    locks: list[Held]
+    owner: Owner
+
+
+@dataclass(eq=False)
+class Wish:
+    """A request in the model."""
+
+    areas: list[Area]
+    mode: str
+    priority: int
+    owner: Owner
+    order: float = float("inf")
+    """Its place among those that wait; the end for one that has not waited."""
+    until: int = 0
+    is_stored: bool = False
+
+
+@dataclass
+class Task:
+    """A task, its newest attempt, and what that one waits for."""
+
+    name: str
+    number: int = 0
+    owner: Owner = field(default_factory=Owner.unique)
+    asking: Asking | None = None
+    wish: Wish | None = None
+
+
+areas = st.lists(
+    st.tuples(
+        st.sampled_from([(0, 2), (0, 2), (1, 3), (2, 4), (0, 4)]),
+        st.one_of(st.none(), st.frozensets(st.sampled_from(NAMES), min_size=1)),
+    ),
+    min_size=1,
+    max_size=2,
+).map(lambda found: [Area(*span, members) for span, members in found])
+tasks = st.integers(0, 2)
+modes = st.sampled_from(["exclusive", "exclusive", "shared"])
+priorities = st.sampled_from([25, 50, 75])
+leases = st.sampled_from([HOUR, 3 * HOUR])
+
+
+class LockMachine(RuleBasedStateMachine):
+    """Three tasks and one queue; each rule is a step of one of them."""
+
+    store: ClassVar[Store]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.database, self.queue = self.store.database, self.store.queue("q")
+        with self.database.begin() as work:
+            for table in (schema.lock, schema.lock_request, schema.attempt):
+                work.connection.execute(table.delete())
+        self.now = 0
+        self.orders = itertools.count()
+        self.claims: list[Claim] = []
+        self.wishes: list[Wish] = []
+        self.ended: list[Owner] = []
+        self.tasks = [Task(name) for name in "abc"]
+        for task in self.tasks:
+            self._begin(task)
+
+    # -- what the model says -----------------------------------------------------------------------------------------
+
+    def live(self) -> list[Held]:
+        return [lock for one in self.claims for lock in one.locks if self.stands(lock)]
+
+    def stands(self, lock: Held) -> bool:
+        return not lock.is_lost and lock.until > self.now
+
+    def ahead(self, wish: Wish, area: Area) -> list[Wish]:
+        """Those that come first: of higher priority, or older with the same one."""
+        return [
+            other
+            for other in self.wishes
+            if other is not wish and other.until > self.now
+            if (other.priority, -other.order) > (wish.priority, -wish.order)
+            if any(hurts(area, wish.mode, asked, other.mode) for asked in other.areas)
+        ]
+
+    def behind(self, wish: Wish, area: Area, *, shares: bool = True) -> list[Held]:
+        """The locks that are in the way."""
+        return [
+            lock
+            for lock in self.live()
+            if hurts(area, wish.mode, lock.area, lock.mode) and not (shares and self.is_shared(wish, area, lock))
+        ]
+
+    def is_shared(self, wish: Wish, area: Area, lock: Held) -> bool:
+        is_covered = cells(lock.area) >= cells(area) and (lock.mode == "exclusive" or wish.mode == "shared")
+        return lock.owner == wish.owner and is_covered
+
+    def granted(self, wish: Wish, *, revokes: bool) -> list[Held] | None:
+        """Decide a request; returns the locks that give way."""
+        locks: list[Held] = []
+        for area in wish.areas:
+            locks += self.behind(wish, area)
+            if any(self.is_shared(wish, area, lock) for lock in self.live()):
+                continue
+            if self.ahead(wish, area):
+                return None
+        is_lower = revokes and all(lock.priority < wish.priority for lock in locks)
+        return locks if is_lower or not locks else None
+
+    def grant(self, wish: Wish, found: list[Lease], lease_seconds: int, gives_way: list[Held]) -> None:
+        for lock in gives_way:
+            lock.is_lost = True
+        assert [(lease.range.first, lease.range.end, lease.members) for lease in found] == [
+            (area.first, area.end, area.members) for area in wish.areas
+        ]
+        until = self.now + lease_seconds
+        locks = [Held(area, wish.mode, wish.priority, wish.owner, until) for area in wish.areas]
+        self.claims.append(Claim(found, locks, wish.owner))
+
+    def forget(self, wish: Wish) -> None:
+        wish.is_stored = False
+        self.wishes = [one for one in self.wishes if one is not wish]
+
+    def forget_gone(self) -> None:
+        for one in [one for one in self.wishes if one.until <= self.now]:
+            self.forget(one)
+
+    def stay(self, wish: Wish) -> None:
+        if not wish.is_stored:
+            wish.order, wish.is_stored = next(self.orders), True
+            self.wishes.append(wish)
+        wish.until = self.now + REQUEST_SECONDS
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @rule(
+        number=tasks,
+        wanted=areas,
+        mode=modes,
+        priority=priorities,
+        seconds=leases,
+        revokes=st.booleans(),
+        stays=st.booleans(),
+    )
+    def asks(
+        self, number: int, wanted: list[Area], mode: Any, priority: int, seconds: int, revokes: bool, stays: bool
+    ) -> None:
+        task = self.tasks[number]
+        if task.asking is not None:
+            self._ask(task, revokes=revokes, stays=True, seconds=seconds)
+            return
+        if are_overlapping(wanted):
+            return
+        wish = Wish(sorted(wanted, key=lambda area: area.first), mode, priority, task.owner)
+        options: dict[str, Any] = {"owner": task.owner, "mode": mode, "priority": priority, "lease_seconds": seconds}
+        asking = Asking(self.database, self.queue, wanted, **options)
+        found = asking.at_once()
+        if found is not None:
+            assert self.granted(wish, revokes=False) == []
+            self.grant(wish, found, seconds, [])
+            return
+        task.asking, task.wish = asking, wish
+        self._ask(task, revokes=revokes, stays=stays, seconds=seconds)
+
+    @rule(number=tasks, revokes=st.booleans())
+    def asks_again(self, number: int, revokes: bool) -> None:
+        task = self.tasks[number]
+        if task.asking is not None:
+            self._ask(task, revokes=revokes, stays=True, seconds=HOUR)
+
+    @rule(number=st.integers(0, 100), wanted=areas)
+    def one_asks_that_has_ended(self, number: int, wanted: list[Area]) -> None:
+        if not self.ended or are_overlapping(wanted):
+            return
+        owner = self.ended[number % len(self.ended)]
+        asking = Asking(self.database, self.queue, wanted, owner=owner, priority=75, lease_seconds=HOUR)
+        assert asking.at_once() is None
+        try:
+            asking.ask(revokes=True, stays=True)
+        except LeaseLost:
+            return
+        raise AssertionError("an attempt that was revoked or taken over from has asked for locks")
+
+    def _ask(self, task: Task, *, revokes: bool, stays: bool, seconds: int) -> None:
+        asking, wish = task.asking, task.wish
+        assert asking is not None
+        assert wish is not None
+        asking._lease_seconds = seconds
+        gives_way = self.granted(wish, revokes=revokes)
+        assert asking.is_due(revokes=revokes) is (gives_way is not None), "a waiter looks, and sees something else"
+        has_waited, holds = wish.order < float("inf"), any(lock.owner == task.owner for lock in self.live())
+        try:
+            found = asking.ask(revokes=revokes, stays=stays)
+        except LockNotAvailable:
+            assert stays
+            assert holds, "it holds nothing, and may wait"
+            assert not has_waited
+            assert gives_way is None
+            task.asking = task.wish = None
+            return
+        assert (found is not None) is (gives_way is not None), f"expected {gives_way}, found {found}"
+        self.forget_gone()
+        if found is not None:
+            assert gives_way is not None
+            self.grant(wish, found, seconds, gives_way)
+        elif stays:
+            assert not holds or has_waited, "nobody waits while it holds"
+            self.stay(wish)
+            return
+        else:
+            assert str(asking.refusal())
+            asking.withdraw()
+        self.forget(wish)
+        task.asking = task.wish = None
+
+    @rule(
+        number=tasks,
+        names=st.one_of(st.none(), st.frozensets(st.sampled_from(NAMES), min_size=1)),
+        priority=st.sampled_from([50, 75]),
+        revokes=st.booleans(),
+        leaves_out=st.booleans(),
+    )
+    def claims_units(
+        self, number: int, names: frozenset[str] | None, priority: int, revokes: bool, leaves_out: bool
+    ) -> None:
+        """Do as drains do, which take of each unit what they get."""
+        task = self.tasks[number]
+        if task.asking is not None:
+            return
+        leaves_out = leaves_out and names is not None
+        expected: list[tuple[Area, bool, list[Held]]] = []
+        for unit in self.queue.units():
+            wish = Wish([Area(unit.first, unit.end, names)], "exclusive", priority, task.owner)
+            if (found := self._chosen(wish, revokes=revokes, leaves_out=leaves_out)) is not None:
+                expected.append(found)
+        got = claim(
+            self.database,
+            self.queue,
+            self.queue.units(),
+            owner=task.owner,
+            lease_seconds=HOUR,
+            priority=priority,
+            leaves_out=leaves_out,
+            revokes=revokes,
+            members=names,
+        )
+        assert [(lease.members, lease.is_whole) for lease in got] == [(area.members, w) for area, w, _ in expected]
+        if got:
+            wish = Wish([area for area, _, _ in expected], "exclusive", priority, task.owner)
+            self.grant(wish, got, HOUR, [lock for _, _, locks in expected for lock in locks])
+
+    def _chosen(self, wish: Wish, *, revokes: bool, leaves_out: bool) -> tuple[Area, bool, list[Held]] | None:
+        (area,) = wish.areas
+        locks, ahead = self.behind(wish, area, shares=False), self.ahead(wish, area)
+        if not ahead and (not locks or (revokes and all(lock.priority < wish.priority for lock in locks))):
+            return area, True, locks
+        if ahead or not leaves_out or area.members is None:
+            return None
+        if any(lock.area.members is None or lock.priority >= wish.priority for lock in locks):
+            return None
+        left = area.members - frozenset(name for lock in locks for name in lock.area.members or ())
+        smaller = replace(area, members=left)
+        return (smaller, False, []) if left and not self.ahead(wish, smaller) else None
+
+    @rule(number=st.integers(0, 100), seconds=leases)
+    def renews(self, number: int, seconds: int) -> None:
+        if not self.claims:
+            return
+        one = self.claims[number % len(self.claims)]
+        try:
+            renew(self.database, one.leases, lease_seconds=seconds)
+        except LeaseLost:
+            assert not all(map(self.stands, one.locks)), "a lease that stands was not renewed"
+            return
+        assert all(map(self.stands, one.locks)), "a lease that was lost has been renewed"
+        for lock in one.locks:
+            lock.until = self.now + seconds
+
+    @rule(number=st.integers(0, 100), publishes=st.booleans())
+    def gives_back(self, number: int, publishes: bool) -> None:
+        if not self.claims:
+            return
+        one = self.claims[number % len(self.claims)]
+        if publishes:
+            with self.database.begin() as work:
+                give_back(work, one.leases)
+        else:
+            release(self.database, one.leases)
+        for lock in one.locks:
+            lock.is_lost = True
+
+    @rule(number=tasks, dies=st.booleans())
+    def waits_no_more(self, number: int, dies: bool) -> None:
+        """Give up; the request of a waiter that dies stays, until it counts no more."""
+        task = self.tasks[number]
+        if task.asking is None:
+            return
+        assert task.wish is not None
+        if not dies:
+            task.asking.withdraw()
+            self.forget(task.wish)
+        task.asking = task.wish = None
+
+    @rule(number=tasks, is_revoked=st.booleans())
+    def comes_again(self, number: int, is_revoked: bool) -> None:
+        """Begin a new attempt; the older one may still be at work, and learns of it."""
+        task = self.tasks[number]
+        if is_revoked:
+            revoke(self.database, task.name, attempt=task.owner.attempt)
+        self._end(task)
+        self._begin(task)
+
+    def _begin(self, task: Task) -> None:
+        task.number += 1
+        task.owner = Owner(task.name, str(task.number))
+        begin_attempt(self.database, self.queue, task.owner)
+
+    def _end(self, task: Task) -> None:
+        """Let an attempt end in the model, with all that it holds and waits for."""
+        self.ended.append(task.owner)
+        for one in self.claims:
+            if one.owner == task.owner:
+                for lock in one.locks:
+                    lock.is_lost = True
+        for wish in [wish for wish in self.wishes if wish.owner == task.owner]:
+            self.forget(wish)
+        task.asking = task.wish = None
+
+    @rule(hours=st.sampled_from([1, 1, 2, 40]))
+    def time_passes(self, hours: int) -> None:
+        self.now += hours * HOUR
+        earlier = hours * HOUR * 1000
+        with self.database.begin() as work:
+            lock, request = schema.lock, schema.lock_request
+            work.connection.execute(lock.update().values(lease_ms=lock.c.lease_ms - earlier))
+            work.connection.execute(request.update().values(until_ms=request.c.until_ms - earlier))
+
+    @rule()
+    def everybody_gets_a_turn(self) -> None:
+        """Nobody takes anything any more, and all holders give back or die: each waiter gets its turn, in order."""
+        for one in self.claims:
+            if any(map(self.stands, one.locks)):
+                release(self.database, one.leases)
+                for lock in one.locks:
+                    lock.is_lost = True
+        self._end_requests_of_the_dead()
+        waiting = [task for task in self.tasks if task.asking is not None]
+        while waiting:
+            due = [task for task in waiting if task.asking is not None and task.asking.is_due(revokes=False)]
+            assert due, f"{[task.name for task in waiting]} wait, and nobody holds anything"
+            for task in due:
+                self._ask(task, revokes=False, stays=True, seconds=HOUR)
+                if task.asking is None:
+                    release(self.database, self.claims[-1].leases)
+                    for lock in self.claims[-1].locks:
+                        lock.is_lost = True
+            waiting = [task for task in waiting if task.asking is not None]
+
+    def _end_requests_of_the_dead(self) -> None:
+        alive = [task.asking._number for task in self.tasks if task.asking is not None]
+        with self.database.begin() as work:
+            request = schema.lock_request
+            dead = request.c.number.not_in([number for number in alive if number is not None])
+            work.connection.execute(request.update().where(dead).values(until_ms=work.now() - 1))
+        for wish in self.wishes:
+            if all(task.wish is not wish for task in self.tasks):
+                wish.until = min(wish.until, self.now)
+
+    # -- what holds after each step ----------------------------------------------------------------------------------
+
+    @invariant()
+    def only_those_act_that_may(self) -> None:
+        acting: list[Claim] = []
+        with self.database.begin() as work:
+            for one in self.claims[-LOOKED_AT:]:
+                try:
+                    hold(work, *one.leases)
+                except LeaseLost:
+                    assert not all(map(self.stands, one.locks)), "a holder was kept from acting"
+                else:
+                    acting.append(one)
+        for one, other in itertools.combinations(acting, 2):
+            if one.owner != other.owner:
+                pairs = itertools.product(one.locks, other.locks)
+                assert not any(hurts(a.area, a.mode, b.area, b.mode) for a, b in pairs), "two act that must not"
+        for one in acting:
+            assert all(map(self.stands, one.locks)), "one acts whose lease is lost"
+
+
+def are_overlapping(wanted: list[Area]) -> bool:
+    return any(one.first < other.end and other.first < one.end for one, other in itertools.combinations(wanted, 2))
