@@ -35,8 +35,8 @@ BUCKETS, UNIT = 4, 2
 NAMES = (ROWS, "1.1", "2.1")
 WHOLE = "*"
 """What an interval lock covers beside all names."""
-LOOKED_AT = 10
-"""Of how many claims, the newest ones, each step tells whether they may act."""
+LOOKED_AT = 3
+"""How many claims that are lost, the newest ones, are looked at behind each step."""
 HOUR = 3_600
 REQUEST_SECONDS = 2 * HOUR
 """How long a request counts that is not refreshed: so long that the seconds that a test takes are nothing."""
@@ -111,14 +111,28 @@ areas = st.lists(
     min_size=1,
     max_size=2,
 ).map(lambda found: [Area(*span, members) for span, members in found])
-tasks = st.integers(0, 2)
-modes = st.sampled_from(["exclusive", "exclusive", "shared"])
-priorities = st.sampled_from([25, 50, 75])
-leases = st.sampled_from([HOUR, 3 * HOUR])
+arguments = st.fixed_dictionaries(
+    {
+        "number": st.integers(0, 14),
+        "wanted": areas,
+        "mode": st.sampled_from(["exclusive", "exclusive", "shared"]),
+        "priority": st.sampled_from([25, 50, 75]),
+        "seconds": st.sampled_from([HOUR, 3 * HOUR]),
+        "revokes": st.booleans(),
+        "yes": st.booleans(),
+    }
+)
+steps = st.sampled_from(
+    ["asks"] * 7
+    + ["asks_again"] * 3
+    + ["gives_back"] * 4
+    + ["claims_units", "time_passes"] * 2
+    + ["renews", "waits_no_more", "comes_again", "one_asks_that_has_ended", "everybody_gets_a_turn"]
+)
 
 
 class LockMachine(RuleBasedStateMachine):
-    """Three tasks and one queue; each rule is a step of one of them."""
+    """Five tasks and one queue; each step is one of them's."""
 
     store: ClassVar[Store]
 
@@ -133,7 +147,7 @@ class LockMachine(RuleBasedStateMachine):
         self.claims: list[Claim] = []
         self.wishes: list[Wish] = []
         self.ended: list[Owner] = []
-        self.tasks = [Task(name) for name in "abc"]
+        self.tasks = [Task(name) for name in "abcde"]
         for task in self.tasks:
             self._begin(task)
 
@@ -205,24 +219,21 @@ class LockMachine(RuleBasedStateMachine):
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    @rule(
-        number=tasks,
-        wanted=areas,
-        mode=modes,
-        priority=priorities,
-        seconds=leases,
-        revokes=st.booleans(),
-        stays=st.booleans(),
-    )
+    @rule(name=steps, arguments=arguments)
+    def step(self, name: str, arguments: dict[str, Any]) -> None:
+        getattr(self, name)(**arguments)
+
     def asks(
-        self, number: int, wanted: list[Area], mode: Any, priority: int, seconds: int, revokes: bool, stays: bool
+        self, number: int, wanted: list[Area], mode: Any, priority: int, seconds: int, revokes: bool, yes: bool
     ) -> None:
-        task = self.tasks[number]
+        task = self.tasks[number % len(self.tasks)]
         if task.asking is not None:
             self._ask(task, revokes=revokes, stays=True, seconds=seconds)
             return
         if are_overlapping(wanted):
             return
+        if number > 4:  # else it asks for more than it has
+            self._give_back([one for one in self.claims if one.owner == task.owner])
         wish = Wish(sorted(wanted, key=lambda area: area.first), mode, priority, task.owner)
         options: dict[str, Any] = {"owner": task.owner, "mode": mode, "priority": priority, "lease_seconds": seconds}
         asking = Asking(self.database, self.queue, wanted, **options)
@@ -232,16 +243,14 @@ class LockMachine(RuleBasedStateMachine):
             self.grant(wish, found, seconds, [])
             return
         task.asking, task.wish = asking, wish
-        self._ask(task, revokes=revokes, stays=stays, seconds=seconds)
+        self._ask(task, revokes=revokes, stays=yes or number > 4, seconds=seconds)
 
-    @rule(number=tasks, revokes=st.booleans())
-    def asks_again(self, number: int, revokes: bool) -> None:
-        task = self.tasks[number]
+    def asks_again(self, number: int, revokes: bool, **_: object) -> None:
+        task = self.tasks[number % len(self.tasks)]
         if task.asking is not None:
             self._ask(task, revokes=revokes, stays=True, seconds=HOUR)
 
-    @rule(number=st.integers(0, 100), wanted=areas)
-    def one_asks_that_has_ended(self, number: int, wanted: list[Area]) -> None:
+    def one_asks_that_has_ended(self, number: int, wanted: list[Area], **_: object) -> None:
         if not self.ended or are_overlapping(wanted):
             return
         owner = self.ended[number % len(self.ended)]
@@ -285,21 +294,15 @@ class LockMachine(RuleBasedStateMachine):
         self.forget(wish)
         task.asking = task.wish = None
 
-    @rule(
-        number=tasks,
-        names=st.one_of(st.none(), st.frozensets(st.sampled_from(NAMES), min_size=1)),
-        priority=st.sampled_from([50, 75]),
-        revokes=st.booleans(),
-        leaves_out=st.booleans(),
-    )
     def claims_units(
-        self, number: int, names: frozenset[str] | None, priority: int, revokes: bool, leaves_out: bool
+        self, number: int, wanted: list[Area], priority: int, revokes: bool, yes: bool, **_: object
     ) -> None:
         """Do as drains do, which take of each unit what they get."""
-        task = self.tasks[number]
+        task, names = self.tasks[number % len(self.tasks)], wanted[0].members
+        names = frozenset(NAMES) if number % 2 else names
         if task.asking is not None:
             return
-        leaves_out = leaves_out and names is not None
+        leaves_out = yes and names is not None
         expected: list[tuple[Area, bool, list[Held]]] = []
         for unit in self.queue.units():
             wish = Wish([Area(unit.first, unit.end, names)], "exclusive", priority, task.owner)
@@ -334,11 +337,10 @@ class LockMachine(RuleBasedStateMachine):
         smaller = replace(area, members=left)
         return (smaller, False, []) if left and not self.ahead(wish, smaller) else None
 
-    @rule(number=st.integers(0, 100), seconds=leases)
-    def renews(self, number: int, seconds: int) -> None:
+    def renews(self, number: int, seconds: int, **_: object) -> None:
         if not self.claims:
             return
-        one = self.claims[number % len(self.claims)]
+        one = self.claims[-1 - number % len(self.claims)]
         try:
             renew(self.database, one.leases, lease_seconds=seconds)
         except LeaseLost:
@@ -348,36 +350,35 @@ class LockMachine(RuleBasedStateMachine):
         for lock in one.locks:
             lock.until = self.now + seconds
 
-    @rule(number=st.integers(0, 100), publishes=st.booleans())
-    def gives_back(self, number: int, publishes: bool) -> None:
+    def gives_back(self, number: int, yes: bool, **_: object) -> None:
         if not self.claims:
             return
-        one = self.claims[number % len(self.claims)]
-        if publishes:
+        one = self.claims[-1 - number % len(self.claims)]
+        if yes:
             with self.database.begin() as work:
                 give_back(work, one.leases)
-        else:
-            release(self.database, one.leases)
-        for lock in one.locks:
+        self._give_back([one])
+
+    def _give_back(self, claims: list[Claim]) -> None:
+        release(self.database, [lease for one in claims for lease in one.leases])
+        for lock in [lock for one in claims for lock in one.locks]:
             lock.is_lost = True
 
-    @rule(number=tasks, dies=st.booleans())
-    def waits_no_more(self, number: int, dies: bool) -> None:
+    def waits_no_more(self, number: int, yes: bool, **_: object) -> None:
         """Give up; the request of a waiter that dies stays, until it counts no more."""
-        task = self.tasks[number]
+        task = self.tasks[number % len(self.tasks)]
         if task.asking is None:
             return
         assert task.wish is not None
-        if not dies:
+        if yes:
             task.asking.withdraw()
             self.forget(task.wish)
         task.asking = task.wish = None
 
-    @rule(number=tasks, is_revoked=st.booleans())
-    def comes_again(self, number: int, is_revoked: bool) -> None:
+    def comes_again(self, number: int, yes: bool, **_: object) -> None:
         """Begin a new attempt; the older one may still be at work, and learns of it."""
-        task = self.tasks[number]
-        if is_revoked:
+        task = self.tasks[number % len(self.tasks)]
+        if yes:
             revoke(self.database, task.name, attempt=task.owner.attempt)
         self._end(task)
         self._begin(task)
@@ -398,8 +399,8 @@ class LockMachine(RuleBasedStateMachine):
             self.forget(wish)
         task.asking = task.wish = None
 
-    @rule(hours=st.sampled_from([1, 1, 2, 40]))
-    def time_passes(self, hours: int) -> None:
+    def time_passes(self, number: int, **_: object) -> None:
+        hours = 40 if number == 14 else 1 + number % 2
         self.now += hours * HOUR
         earlier = hours * HOUR * 1000
         with self.database.begin() as work:
@@ -407,14 +408,9 @@ class LockMachine(RuleBasedStateMachine):
             work.connection.execute(lock.update().values(lease_ms=lock.c.lease_ms - earlier))
             work.connection.execute(request.update().values(until_ms=request.c.until_ms - earlier))
 
-    @rule()
-    def everybody_gets_a_turn(self) -> None:
+    def everybody_gets_a_turn(self, **_: object) -> None:
         """Nobody takes anything any more, and all holders give back or die: each waiter gets its turn, in order."""
-        for one in self.claims:
-            if any(map(self.stands, one.locks)):
-                release(self.database, one.leases)
-                for lock in one.locks:
-                    lock.is_lost = True
+        self._give_back([one for one in self.claims if any(map(self.stands, one.locks))])
         self._end_requests_of_the_dead()
         waiting = [task for task in self.tasks if task.asking is not None]
         while waiting:
@@ -423,9 +419,7 @@ class LockMachine(RuleBasedStateMachine):
             for task in due:
                 self._ask(task, revokes=False, stays=True, seconds=HOUR)
                 if task.asking is None:
-                    release(self.database, self.claims[-1].leases)
-                    for lock in self.claims[-1].locks:
-                        lock.is_lost = True
+                    self._give_back(self.claims[-1:])
             waiting = [task for task in waiting if task.asking is not None]
 
     def _end_requests_of_the_dead(self) -> None:
@@ -443,8 +437,10 @@ class LockMachine(RuleBasedStateMachine):
     @invariant()
     def only_those_act_that_may(self) -> None:
         acting: list[Claim] = []
+        lost = [one for one in self.claims if not any(map(self.stands, one.locks))]
+        looked_at = [one for one in self.claims if one not in lost[:-LOOKED_AT]]
         with self.database.begin() as work:
-            for one in self.claims[-LOOKED_AT:]:
+            for one in looked_at:
                 try:
                     hold(work, *one.leases)
                 except LeaseLost:
