@@ -14,6 +14,7 @@ from export_queue.core.cli.console import (
     Url,
     app,
     open_store,
+    say,
     seq_time,
     show,
     utc_time,
@@ -39,9 +40,17 @@ def locks(
         for queue in readers:
             with opened.database.read() as work:
                 rows += _of_queue(work, queue)
-    if not as_json:
-        rows = [row | {"covers": members_text(row["covers"])} for row in rows]
-    show(rows, as_json=as_json, hide=("attempt", "fence", "waits_for"))
+    if as_json:
+        show(rows, as_json=True)
+        return
+    show(
+        [row | {"covers": members_text(row["covers"])} for row in rows],
+        as_json=False,
+        hide=("attempt", "fence", "waits_for", "explanation"),
+    )
+    # Below the table, where a sentence has room; a holder of many units is explained once.
+    for line in dict.fromkeys(f"{row['task']} ({row['state']}): {row['explanation']}" for row in rows):
+        say(line)
 
 
 def _of_queue(work: Reading, queue: Queue) -> list[dict[str, Any]]:

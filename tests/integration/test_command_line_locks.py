@@ -85,6 +85,15 @@ def test_a_lock_on_a_whole_range_covers_all(store: Store, store_url: str, queue:
     assert "│ all " in run_cli("locks", url=store_url)
 
 
+def test_a_holder_of_many_units_is_explained_once_below_the_table(store: Store, store_url: str, queue: Queue) -> None:
+    claim(store.database, queue, queue.units(), owner=Owner("drain", "1"), lease_seconds=6000)
+    table, _, told = run_cli("locks", url=store_url).partition("┘\n")
+    assert table.count("drain") == 4
+    assert "lease ends" not in table
+    assert told.startswith("drain (held): its lease ends in 100 min unless its holder renews it")
+    assert told.count("\n") == 1
+
+
 def test_a_holder_that_is_gone_is_explained(store: Store, store_url: str, queue: Queue) -> None:
     for first, task in enumerate(("holds", "killed", "stopped")):
         take(store, queue, Area(2 * first, 2 * first + 2), task)
@@ -137,5 +146,5 @@ def test_names_of_tasks_do_nothing_to_a_terminal(store: Store, store_url: str, q
     with waiter(store, queue, "wait\x9b31m", Area(0, 2)):
         table, text = run_cli("locks", url=store_url), run_cli("locks", "--json", url=store_url)
     assert "dag\\x1b[2J\\nrun" in table
-    assert "wait\\x9b31m" in table
+    assert table.count("wait\\x9b31m") == 2, "in the table and below it"
     assert not set("\x1b\x9b") & set(table + text)
