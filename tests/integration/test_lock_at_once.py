@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from export_queue.core.client import Store
-from export_queue.core.locks import ROWS, Area, Lease, Lock, Owner, revoke
+from export_queue.core.locks import ROWS, Area, Lease, Lock, Owner, release, revoke
 from export_queue.core.locks.records import areas_text, text_of
 from export_queue.core.locks.rules import Granted, Request, decide
 from export_queue.core.locks.waiting import Asking
@@ -35,10 +35,10 @@ areas = st.builds(lambda span, names: Area(*span, names), spans, members)
 who = {
     "mode": st.sampled_from(["exclusive", "shared"]),
     "priority": st.sampled_from([25, 75]),
-    "task": st.sampled_from(["a", "b"]),
-    "attempt": st.sampled_from(["1", "2"]),
+    "task": st.sampled_from(["a", "b", "c"]),
+    "attempt": st.sampled_from(["1", "1", "2"]),
 }
-locks = st.lists(
+some_locks = st.lists(
     st.builds(
         Lock,
         area=areas,
@@ -47,22 +47,29 @@ locks = st.lists(
         lease_ms=st.sampled_from([-MINUTE, MINUTE]),
         revoked=st.sampled_from([False, False, True]),
     ),
-    max_size=3,
+    min_size=1,
+    max_size=2,
 )
-requests = st.lists(
-    st.builds(Request, areas=st.tuples(areas), **who, until_ms=st.sampled_from([-MINUTE, MINUTE])), max_size=1
+some_requests = st.lists(
+    st.builds(Request, areas=st.tuples(areas), **who, until_ms=st.sampled_from([MINUTE, MINUTE, -MINUTE])),
+    min_size=1,
+    max_size=1,
 )
+record = st.one_of(
+    st.tuples(some_locks, st.just([])), st.tuples(st.just([]), some_requests), st.tuples(some_locks, some_requests)
+)
+"""What is there: locks, requests that wait, or both."""
 wanted = st.lists(areas, min_size=1, max_size=2).filter(
     lambda found: len(found) == 1 or found[0].end <= found[1].first or found[1].end <= found[0].first
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(wanted=wanted, asker=st.builds(Request, areas=st.just(()), **who), locks=locks, requests=requests)
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(wanted=wanted, asker=st.builds(Request, areas=st.just(()), **who), record=record)
 def test_what_is_granted_at_once_is_granted_by_the_rules(
-    store: Store, queue: Queue, wanted: list[Area], asker: Request, locks: list[Lock], requests: list[Request]
+    store: Store, queue: Queue, wanted: list[Area], asker: Request, record: tuple[list[Lock], list[Request]]
 ) -> None:
-    on_record, waiting, now = written(store, queue, locks, requests)
+    on_record, waiting, now = written(store, queue, *record)
     owner = Owner(asker.task, asker.attempt)
     mode: Any = asker.mode
     asking = Asking(store.database, queue, wanted, owner=owner, mode=mode, priority=asker.priority, lease_seconds=60)
@@ -129,3 +136,14 @@ def test_an_attempt_that_was_revoked_gets_nothing_at_once(store: Store, queue: Q
     altered = replace(queue, buckets_per_range=4)
     asking = Asking(store.database, altered, [Area(0, 2)], owner=Owner("b", "1"), lease_seconds=60)
     assert asking.at_once() is None, "the units are others by now"
+
+
+def test_nobody_is_granted_at_once_what_somebody_waits_for(store: Store, queue: Queue) -> None:
+    area, database = Area(0, 2), store.database
+    held = Asking(database, queue, [area], owner=Owner("anna", "1"), lease_seconds=60).at_once()
+    assert held is not None
+    with Asking(database, queue, [area], owner=Owner("bert", "1"), lease_seconds=60) as waiter:
+        assert waiter.ask(revokes=False, stays=True) is None
+        release(database, held)
+        assert Asking(database, queue, [area], owner=Owner("carl", "1"), lease_seconds=60).at_once() is None
+        assert waiter.ask(revokes=False, stays=True) is not None

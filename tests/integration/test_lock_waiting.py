@@ -134,6 +134,7 @@ def test_the_lock_of_a_holder_that_was_killed_ends_with_its_lease(store: Store, 
         assert [task for task, lease_ms in held if lease_ms > work.now()] == ["waiter"]
 
 
+@pytest.mark.full("the model of locks has dead waiters; this one is a process")
 def test_a_waiter_that_was_killed_holds_up_nobody_for_long(
     store: Store, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_who_came_first_is_served_first_and_higher_priority_before_that(store: S
         one.gives_back()
 
 
+@pytest.mark.full("many processes; each way of waking has a test of its own")
 def test_processes_that_compete_hold_one_at_a_time_and_all_get_their_turn(store: Store, started: Started) -> None:
     """Each of them wants two units in the other order, and none waits for ever."""
     for round_ in range(3):
