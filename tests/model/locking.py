@@ -1,7 +1,7 @@
 """A lock box and its model: holders and waiters that stop, die and come back, while time passes in leaps.
 
-The model knows what a lock covers as a plain set of cells. After each step every lease that was ever granted tries to
-act: those that can are those of the model, and no two of them may meet.
+The model knows what a lock covers as a plain set of cells. After each step the holders of all leases that
+stand, and of some that are lost, try to act: those that can are those of the model, and no two of them may meet.
 """
 
 from __future__ import annotations
