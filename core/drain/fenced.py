@@ -59,6 +59,21 @@ def check_request(sink: Sink | FencedSink, request: DrainRequest) -> None:
         )
 
 
+def refuse_older_layouts(queue: Queue) -> None:
+    """Make sure that all entries of a key come by one unit, whose claims keep them in order.
+
+    :raises ConfigurationError: the queue's buckets were altered for sinks with ranks, and an older layout is not empty.
+    """
+    if queue.older:
+        numbers = ", ".join(str(layout.number) for layout in queue.older)
+        raise ConfigurationError(
+            f"queue {queue.id!r} was given other buckets, and layout {numbers} has not drained out: a sink with the "
+            "guard fence has no ranks, and would let older entries of a key undo newer ones that lie in another layout",
+            hint=f"drain what is there into a sink with guard='seq' (export-queue rebind {queue.id} NAME), then bind "
+            "the queue to this one again",
+        )
+
+
 def refuse_dead_letters(database: Database, queue: Queue) -> None:
     """Make sure that no dead letter can come back behind newer entries.
 

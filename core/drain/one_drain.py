@@ -23,7 +23,12 @@ from export_queue.core.drain import tally
 from export_queue.core.drain.admission import StoreHandle, admit, note_fence, warn_of_namesake
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine
-from export_queue.core.drain.fenced import in_progress, not_settled_error, refuse_dead_letters
+from export_queue.core.drain.fenced import (
+    in_progress,
+    not_settled_error,
+    refuse_dead_letters,
+    refuse_older_layouts,
+)
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.progress import Left, OnLeft, ProgressLog
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, grouped, total
@@ -56,6 +61,7 @@ from export_queue.core.queue import (
     Range,
     backlog,
     bind_sink,
+    close_layouts,
     find_reader,
     join_ranges,
     list_dead_letters,
@@ -134,6 +140,7 @@ def concluded(course: Course, work: Callable[[], None]) -> DrainReport:
         raise
     _warn(report)
     _tidy(course.database, report)
+    _close_layouts(course)
     return report
 
 
@@ -177,6 +184,13 @@ def _tidy(database: Database, report: DrainReport) -> None:
             database.tidy_beside()
     except Exception as error:  # the drain itself is done
         log.debug("it was not found out whether the space of removed entries should be reclaimed: %s", error)
+
+
+def _close_layouts(course: Course) -> None:
+    """Close older layouts that have drained out; where this one cannot, the next drain does."""
+    if course.queue is not None:
+        with contextlib.suppress(ExportQueueError):
+            close_layouts(course.database, course.queue)
 
 
 def _end(course: Course, *, seconds: float, problem: Problem | None) -> DrainReport:
@@ -294,6 +308,12 @@ class Course:
             self._drain(engine, queue, leases if engine.is_fenced else joined(leases), claimed_at)
         return bool(leases)
 
+    def has_moved(self) -> bool:
+        """Tell whether the queue has another layout than at the beginning."""
+        assert self.queue is not None
+        with self.database.read() as work:
+            return queries.queues.layout_of(work, self.queue.number) != self.queue.layout
+
     @contextlib.contextmanager
     def shown_again(self, engine: Engine) -> Iterator[None]:
         """Show the sink a fence behind a block that brings entries; behind one that fails, if it has brought some."""
@@ -334,6 +354,7 @@ class Course:
             self._bind(queue)
         warn_of_namesake(self.database, queue, self.request.sink_name)
         if engine.is_fenced:
+            refuse_older_layouts(queue)
             refuse_dead_letters(self.database, queue)
 
     def _show(self, engine: Engine, queue: Queue) -> None:
@@ -401,7 +422,9 @@ class Course:
         if not units:
             return []
         request = self.request
-        leases = claim(self.database, queue, units, owner=request.owner, lease_seconds=request.lease_seconds)
+        leases: list[Lease] = []
+        for of, in_layout in queue.by_layout(units):
+            leases += claim(self.database, of, in_layout, owner=request.owner, lease_seconds=request.lease_seconds)
         if request.if_locked == "fail" and len(leases) < len(units):
             release(self.database, leases)
             claimed = {lease.range for lease in leases}
@@ -430,9 +453,11 @@ class Course:
                     snapshot = settled_snapshot(self.database, queue.number)
                 else:
                     snapshot = take_snapshot(self.database)
-                for part in engine.work_off(queue, leases, snapshot, keeper):
-                    self.parts.append(part)
-                    parts.append(part)
+                for number in sorted({lease.layout for lease in leases}):
+                    in_layout = [lease for lease in leases if lease.layout == number]
+                    for part in engine.work_off(queue.in_layout(number), in_layout, snapshot, keeper):
+                        self.parts.append(part)
+                        parts.append(part)
         except BaseException:
             with contextlib.suppress(Exception):  # the trouble itself matters more
                 self._count_tallied()

@@ -31,11 +31,16 @@ class Holder:
 
 def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
     """Read the holders of units, for messages."""
-    units = Intervals((unit.first, unit.end, unit) for unit in ranges)
+    units = {
+        of.layout: Intervals((unit.first, unit.end, unit) for unit in in_layout)
+        for of, in_layout in queue.by_layout(ranges)
+    }
     return [
         Holder(Owner(lock.task, lock.attempt), unit, lock.place[0], lock.lease_ms, lock.priority)
-        for lock in map(lock_of, queries.locks.of_queue(work, queue.number, now=work.now()))
-        for unit in units.overlapping(lock.area.first, lock.area.end)
+        for row in queries.locks.of_queue(work, queue.number, now=work.now())
+        if (in_layout := units.get(row["layout"])) is not None
+        for lock in [lock_of(row)]
+        for unit in in_layout.overlapping(lock.area.first, lock.area.end)
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast
 
 from export_queue.core.codecs import KEYS, MAX_KEY_BYTES, VALUES, Refused, check_codec, find_codec, raise_undecodable
@@ -15,12 +15,11 @@ from export_queue.core.errors import (
     SinkBindingError,
     UnknownQueue,
 )
-from export_queue.core.queue.buckets import Range, split, units_of
+from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout, Range, split
 from export_queue.core.references import check_sink_name
 from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.tables import check_name
 
-FIRST_LAYOUT = 1
 MAX_BUCKETS = 1_000_000
 MAX_VALUE_BYTES = 64 << 20
 FIXED = ("buckets", "key", "value")
@@ -38,7 +37,10 @@ class Queue:
 
     id: str
     number: int
+    source_number: int
+    """The number of the queue that is added to: of a subscription its queue's, else its own."""
     layout: int
+    """The number of its current layout; each re-bucketing gives it the next one."""
     buckets: int
     buckets_per_range: int
     key: str
@@ -56,6 +58,8 @@ class Queue:
     """Whether it has subscriptions: they have its entries, and it has none of its own."""
     first_load: Literal["missing", "made", "waived"] | None = None
     """Of a subscription that came later than its queue: whether it was given what had been committed before."""
+    older: tuple[Layout, ...] = ()
+    """Layouts that it had before the current one, and in which entries may still wait; oldest first."""
 
     @property
     def name(self) -> str:
@@ -67,16 +71,35 @@ class Queue:
         """The id of the queue that is added to: sinks know records by it."""
         return self.parent or self.id
 
+    def layouts(self) -> tuple[Layout, ...]:
+        """List the layouts in which entries may wait, the current one last."""
+        return *self.older, Layout(self.layout, self.buckets, self.buckets_per_range)
+
     def units(self) -> list[Range]:
-        """List the units: what one lock covers."""
-        return units_of(self.buckets, self.buckets_per_range)
+        """List the units of all these layouts: what one lock covers."""
+        return [unit for layout in self.layouts() for unit in layout.units()]
 
     def split(self, ranges: Iterable[Range | Sequence[int]] | None) -> list[Range]:
         """Cut ranges into units; None means all.
 
-        :raises InvalidArgument: a range is not whole units.
+        :raises InvalidArgument: a range is not whole units, or nothing can wait in its layout any more.
         """
-        return self.units() if ranges is None else split(ranges, self.buckets, self.buckets_per_range)
+        return self.units() if ranges is None else split(ranges, self.layouts())
+
+    def in_layout(self, number: int) -> Queue:
+        """Return the queue as it is to those who work in one of its layouts, which has no other one."""
+        (found,) = (layout for layout in self.layouts() if layout.number == number)
+        return replace(self, layout=number, buckets=found.buckets, buckets_per_range=found.buckets_per_range, older=())
+
+    def by_layout(self, units: Iterable[Range]) -> list[tuple[Queue, list[Range]]]:
+        """Group units by their layouts, oldest first, each with the queue in it."""
+        ordered = sorted(units)
+        if not self.older:
+            return [(self, ordered)] if ordered else []
+        found: dict[int, list[Range]] = {}
+        for unit in ordered:
+            found.setdefault(unit.layout, []).append(unit)
+        return [(self.in_layout(number), of_layout) for number, of_layout in found.items()]
 
     def encode_key(self, key: Any) -> bytes:
         """Encode a key.
@@ -198,7 +221,8 @@ def configure_queue(
                     add_reader(work, parent, name, first_load=None)
             row = queries.queues.queue_row(work, queue_id)
     assert row is not None
-    found = _queue(row)
+    with database.read() as work:
+        found = _queue(work, row)
     if differing := {name: option for name, option in wanted.items() if getattr(found, name) != option}:
         listed = (f"{name}: expected {option!r}, found {getattr(found, name)!r}" for name, option in differing.items())
         raise OptionsDiffer(
@@ -240,7 +264,7 @@ def add_reader(work: Work, parent: Queue, name: str, *, first_load: str | None) 
         {
             "id": f"{parent.id}/{name}",
             "parent": parent.number,
-            "layout": FIRST_LAYOUT,
+            "layout": parent.layout,
             "buckets": parent.buckets,
             "buckets_per_range": parent.buckets_per_range,
             "key_codec": parent.key,
@@ -290,9 +314,17 @@ def check_number(name: str, number: int, most: int) -> None:
         raise InvalidArgument(f"{name}: expected a whole number from 1 to {most}, found {number!r}")
 
 
-def _queue(row: Any) -> Queue:
-    stored = {f.name: row[_COLUMNS.get(f.name, f.name)] for f in fields(Queue) if f.name != "parent"}
-    return Queue(**stored, parent=parent_of(row["id"]))
+def _queue(work: Reading, row: Any) -> Queue:
+    stored = {
+        f.name: row[_COLUMNS.get(f.name, f.name)]
+        for f in fields(Queue)
+        if f.name not in ("source_number", "parent", "older")
+    }
+    source = row["number"] if row["parent"] is None else row["parent"]
+    older = queries.layouts.open_ones(work, source) if row["layout"] > FIRST_LAYOUT else []
+    return Queue(
+        **stored, source_number=source, parent=parent_of(row["id"]), older=tuple(Layout(*found) for found in older)
+    )
 
 
 def parent_of(queue_id: str) -> str | None:
@@ -310,7 +342,7 @@ def find_queue(work: Reading, queue_id: str) -> Queue:
     if row is None:
         known = ", ".join(q.id for q in list_queues(work)) or "none"
         raise UnknownQueue(f"the store has no queue {queue_id!r}; it has: {known}")
-    return _queue(row)
+    return _queue(work, row)
 
 
 def find_reader(work: Reading, queue_id: str) -> Queue:
@@ -331,12 +363,12 @@ def find_reader(work: Reading, queue_id: str) -> Queue:
 
 def readers_of(work: Reading, queue: Queue) -> list[Queue]:
     """Read the subscriptions of a queue, by name."""
-    return [_queue(row) for row in queries.readers.reader_rows(work, queue.number)]
+    return [_queue(work, row) for row in queries.readers.reader_rows(work, queue.number)]
 
 
 def list_queues(work: Reading) -> list[Queue]:
     """Read all queues and subscriptions, by name."""
-    return [_queue(row) for row in queries.queues.queue_rows(work)]
+    return [_queue(work, row) for row in queries.queues.queue_rows(work)]
 
 
 def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> None:
