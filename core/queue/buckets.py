@@ -95,7 +95,7 @@ def split(ranges: Iterable[Range | Sequence[int]], layouts: Sequence[Layout]) ->
 
     :param ranges: each a Range or its integers, a run of whole units.
     :param layouts: the layouts of a queue in which entries may wait, the current one last.
-    :raises InvalidArgument: a range is not whole units, lies outside, or two overlap; or nothing can wait in its layout.
+    :raises InvalidArgument: a range is not whole units, lies outside, or two overlap; or its layout is closed.
     """
     known = {layout.number: layout for layout in layouts}
     found: list[Range] = []

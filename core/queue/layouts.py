@@ -1,8 +1,8 @@
 """Layouts of a queue: how one follows on another while entries are added, loaded and drained.
 
 New entries go into the *current* layout from the moment in which the queue is altered; what waits in an older one is
-drained from there. A transaction that had begun before adds all that it adds to the layout that was current then, so that
-no key of it lies in two layouts under one sequence: a sink could not tell which of two such entries counts.
+drained from there. A long transaction that had begun before adds all that it adds to the layout that was current then:
+no key of it lies in two layouts under one sequence, since a sink could not tell which of two such entries counts.
 
 An older layout is *closed* once it is empty and every transaction has ended that would add to it.
 """

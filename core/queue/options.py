@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast
@@ -22,11 +23,12 @@ from export_queue.core.tables import check_name
 
 MAX_BUCKETS = 1_000_000
 MAX_VALUE_BYTES = 64 << 20
-FIXED = ("buckets", "key", "value")
+FIXED = ("key", "value")
 """Options of a queue that cannot be altered: every entry, stored or on its way, was made by them."""
 _SHOWN = 60
 """Characters or bytes of a refused key that an error shows."""
 _LARGEST_SHOWN = 1 << 128
+log = logging.getLogger("export_queue.queue")
 _COLUMNS = {"key": "key_codec", "value": "value_codec"}
 """Columns of the options that are stored under another name."""
 
@@ -188,7 +190,8 @@ def configure_queue(
         about them.
     :raises InvalidArgument: an option is out of bounds.
     :raises CodecError: an import path leads to no codec.
-    :raises OptionsDiffer: the queue exists with other options, which are listed.
+    :raises OptionsDiffer: the queue exists with other options, which are listed. Buckets and units that it had before
+        it was altered are only warned of.
     """
     check_name("queue id", queue_id)
     check_codec("key", key, KEYS)
@@ -223,7 +226,21 @@ def configure_queue(
     assert row is not None
     with database.read() as work:
         found = _queue(work, row)
-    if differing := {name: option for name, option in wanted.items() if getattr(found, name) != option}:
+        former = queries.layouts.former(work, found.source_number) if found.layout > FIRST_LAYOUT else []
+    differing = {name: option for name, option in wanted.items() if getattr(found, name) != option}
+    if {"buckets", "buckets_per_range"} & set(differing) and (buckets, buckets_per_range) in [
+        layout[1:] for layout in former
+    ]:
+        log.warning(
+            "queue %r has had %d buckets, %d a unit, and has %d, %d a unit, now: it stays so; ask for those",
+            queue_id,
+            buckets,
+            buckets_per_range,
+            found.buckets,
+            found.buckets_per_range,
+        )
+        differing = {name: option for name, option in differing.items() if not name.startswith("buckets")}
+    if differing:
         listed = (f"{name}: expected {option!r}, found {getattr(found, name)!r}" for name, option in differing.items())
         raise OptionsDiffer(
             f"queue {queue_id!r} exists with other options: {'; '.join(listed)}", hint=_remedy(queue_id, differing)

@@ -118,8 +118,8 @@ PUT_ENTRY = """
     insert into xq_entry (queue_number, layout, bucket, key, seq, value) values (?, ?, ?, ?, ?, ?)
     on conflict do update set value = excluded.value
 """
-# Of the queues q in the layouts l in which a transaction adds: the oldest that were current when it had begun. So all that
-# it adds lies in one, and no key of it in two under one sequence, although it stages its entries little by little.
+# The layouts l of queues q in which a transaction adds: the oldest that were current when it had begun. So all that it
+# adds lies in one, and no key of it in two under one sequence, although it stages its entries little by little.
 _LAYOUT = """
     left join xq_layout l on q.layout > 1 and l.queue_number = coalesce(q.parent, q.number) and l.layout = (
       select min(o.layout) from xq_layout o
