@@ -34,7 +34,8 @@ def status(
 ) -> None:
     """Show every queue that entries wait in: how many, their age, its dead letters and its sink.
 
-    A queue with subscriptions has a line for each of them, and says whether its first load is missing.
+    A queue with subscriptions has a line for each of them, and says whether its first load is missing. Where a queue's
+    buckets were altered and the older layout has not drained out, it says how many of the entries wait there.
     """
     rows = []
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
@@ -43,6 +44,7 @@ def status(
                 continue
             units = opened.backlog(queue.id)
             oldest = min((unit.oldest_seq for unit in units), default=None)
+            older = sum(unit.entries for unit in units if unit.range.layout != queue.layout) if queue.older else None
             rows.append(
                 {
                     "queue": queue.id,
@@ -53,10 +55,11 @@ def status(
                     "oldest": None if oldest is None else seq_time(oldest),
                     "dead": opened.dead_letters.count(queue.id),
                     "first_load": queue.first_load,
+                    "in_older_layouts": older,
                 }
             )
-    hidden = ("ranges",) if any(row["first_load"] for row in rows) else ("ranges", "first_load")
-    show(rows, as_json=as_json, hide=hidden)
+    seldom = [name for name in ("first_load", "in_older_layouts") if all(row[name] is None for row in rows)]
+    show(rows, as_json=as_json, hide=("ranges", *seldom))
 
 
 @app.command()
