@@ -20,8 +20,8 @@ _HOLDERS = """
 
 VIEWS = {
     "queue_lag": f"""
-        select w.queue, w.first_bucket, cast(sum(w.entries) as bigint) as entries, cast(sum(w.bytes) as bigint) as bytes,
-               min(w.oldest_ms) as oldest_ms, w.layout
+        select w.queue, w.first_bucket, cast(sum(w.entries) as bigint) as entries,
+               cast(sum(w.bytes) as bigint) as bytes, min(w.oldest_ms) as oldest_ms, w.layout
         from (
           select q.id as queue, {_UNIT_OF.format(bucket="e.bucket")} as first_bucket,
                  count(*) as entries, sum(length(e.key) + coalesce(length(e.value), 0)) as bytes,

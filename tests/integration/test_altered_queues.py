@@ -187,7 +187,8 @@ def test_subscriptions_are_altered_with_their_queue(store: Store) -> None:
     store.alter_queue("airports", max_value_bytes=99, exclusive=True)
     with pytest.raises(InvalidArgument, match="'airports/cache': expected an empty queue"):
         store.alter_queue("airports", buckets_per_range=8)
-    drain(store, "airports/cache", MemorySink(), sink_name="c")
+    sink = MemorySink()
+    drain(store, "airports/cache", sink, sink_name="c")
     search = store.queue("airports/search")
     leases = claim(store.database, search, search.units()[:1], owner=Owner("worker", "1"), lease_seconds=600)
     with pytest.raises(LockNotAvailable, match="'airports/search' are worked on"):
@@ -203,6 +204,5 @@ def test_subscriptions_are_altered_with_their_queue(store: Store) -> None:
     with store.transaction() as tx:
         tx.queue("airports").add("OSL", 2)
         seq = tx.id
-    sink = MemorySink()
     drain(store, "airports/cache", sink, sink_name="c")
     assert store.why("airports/cache", "OSL").last_commit == LastCommit(seq, "conflict key")
