@@ -65,7 +65,7 @@ class ExportQueueSensor(WaitForStore):
         if self.groups is None:
             return waiting
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
-            entries = {tuple(unit.range.to_json()): unit.entries for unit in store.backlog(self.queue_id, waiting)}
+            entries = {tuple(unit.range.to_json()): unit.entries for unit in store.backlog(self.queue_id)}
         # A unit that was drained meanwhile weighs nothing, and stays in the list of what was announced.
         weighed = [[*unit, entries.get(tuple(unit), 0)] for unit in waiting]
         return group_ranges(weighed, whole_number(self.groups, what="groups", least=1))

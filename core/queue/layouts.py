@@ -25,21 +25,18 @@ def queue_of(work: Reading, queue_id: str, transaction: int) -> Queue:
     :raises UnknownQueue: there is no such queue.
     """
     queue = find_queue(work, queue_id)
-    return _in_layout_of(work, queue, transaction)
-
-
-def _in_layout_of(work: Reading, queue: Queue, transaction: int) -> Queue:
     if queue.layout == FIRST_LAYOUT:
         return queue
     found = queries.layouts.of_transaction(work, queue.source_number, transaction)
-    return queue.in_layout(queue.layout if found is None else found[0])
+    return queue.in_layout(queue.layout) if found is None else queue.laid_out_as(Layout(*found))
 
 
 def former_layouts(work: Reading, queue: Queue) -> tuple[Layout, ...]:
     """Read all layouts that a queue had before its current one, oldest first, closed ones too."""
     if queue.layout == FIRST_LAYOUT:
         return ()
-    return tuple(Layout(*found) for found in queries.layouts.former(work, queue.source_number))
+    found = queries.layouts.former(work, queue.source_number, before=queue.layout)
+    return tuple(Layout(*layout) for layout in found)
 
 
 def in_all_layouts(work: Reading, queue: Queue) -> Queue:

@@ -91,12 +91,22 @@ class Queue:
     def in_layout(self, number: int) -> Queue:
         """Return the queue as it is to those who work in one of its layouts, which has no other one."""
         (found,) = (layout for layout in self.layouts() if layout.number == number)
-        return replace(self, layout=number, buckets=found.buckets, buckets_per_range=found.buckets_per_range, older=())
+        return self.laid_out_as(found)
+
+    def laid_out_as(self, layout: Layout) -> Queue:
+        """Return the queue in a layout, and in no other one."""
+        return replace(
+            self,
+            layout=layout.number,
+            buckets=layout.buckets,
+            buckets_per_range=layout.buckets_per_range,
+            older=(),
+        )
 
     def by_layout(self, units: Iterable[Range]) -> list[tuple[Queue, list[Range]]]:
         """Group units by their layouts, oldest first, each with the queue in it."""
         ordered = sorted(units)
-        if not self.older:
+        if not self.older and all(unit.layout == self.layout for unit in ordered):
             return [(self, ordered)] if ordered else []
         found: dict[int, list[Range]] = {}
         for unit in ordered:
@@ -226,20 +236,17 @@ def configure_queue(
     assert row is not None
     with database.read() as work:
         found = _queue(work, row)
-        former = queries.layouts.former(work, found.source_number) if found.layout > FIRST_LAYOUT else []
-    differing = {name: option for name, option in wanted.items() if getattr(found, name) != option}
-    if {"buckets", "buckets_per_range"} & set(differing) and (buckets, buckets_per_range) in [
-        layout[1:] for layout in former
-    ]:
+        former = queries.layouts.former(work, found.source_number, before=found.layout)
+    laid_out, now = (buckets, buckets_per_range), (found.buckets, found.buckets_per_range)
+    if laid_out != now and laid_out in [layout[1:] for layout in former]:
         log.warning(
-            "queue %r has had %d buckets, %d a unit, and has %d, %d a unit, now: it stays so; ask for those",
+            "queue %r has had %d buckets, %d a unit, and stays as it was altered since: %d, %d a unit",
             queue_id,
-            buckets,
-            buckets_per_range,
-            found.buckets,
-            found.buckets_per_range,
+            *laid_out,
+            *now,
         )
-        differing = {name: option for name, option in differing.items() if not name.startswith("buckets")}
+        del wanted["buckets"], wanted["buckets_per_range"]
+    differing = {name: option for name, option in wanted.items() if getattr(found, name) != option}
     if differing:
         listed = (f"{name}: expected {option!r}, found {getattr(found, name)!r}" for name, option in differing.items())
         raise OptionsDiffer(
@@ -338,7 +345,7 @@ def _queue(work: Reading, row: Any) -> Queue:
         if f.name not in ("source_number", "parent", "older")
     }
     source = row["number"] if row["parent"] is None else row["parent"]
-    older = queries.layouts.open_ones(work, source) if row["layout"] > FIRST_LAYOUT else []
+    older = queries.layouts.open_ones(work, source, before=row["layout"]) if row["layout"] > FIRST_LAYOUT else []
     return Queue(
         **stored, source_number=source, parent=parent_of(row["id"]), older=tuple(Layout(*found) for found in older)
     )

@@ -442,7 +442,7 @@ def test_a_queue_is_configured_again_with_the_buckets_that_it_had(
     with caplog.at_level(logging.WARNING):
         found = orders.configure_queue("orders", buckets=16, buckets_per_range=4, value="bytes")
     assert (found.buckets, found.buckets_per_range) == (7, 3)
-    assert "has had 16 buckets, 4 a unit, and has 7, 3 a unit" in caplog.text
+    assert "has had 16 buckets, 4 a unit, and stays as it was altered since: 7, 3 a unit" in caplog.text
     caplog.clear()
     orders.configure_queue("orders", buckets=7, buckets_per_range=3, value="bytes")
     assert caplog.text == ""

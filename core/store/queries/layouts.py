@@ -28,17 +28,18 @@ _found = (lt.c.layout, lt.c.buckets, lt.c.buckets_per_range)
 _is_open = lt.c.closed_ms.is_(None)
 
 
-def open_ones(work: Reading, source: int) -> list[Found]:
+def open_ones(work: Reading, source: int, *, before: int) -> list[Found]:
     """Read the former layouts in which entries may still wait, oldest first.
 
     :param source: number of the queue that is added to, also for its subscriptions.
+    :param before: the current one, as it was read: the queue may have been altered since.
     """
-    return _read(work, lt.c.queue_number == source, _is_open)
+    return _read(work, lt.c.queue_number == source, lt.c.layout < before, _is_open)
 
 
-def former(work: Reading, source: int) -> list[Found]:
+def former(work: Reading, source: int, *, before: int) -> list[Found]:
     """Read all former layouts, oldest first."""
-    return _read(work, lt.c.queue_number == source)
+    return _read(work, lt.c.queue_number == source, lt.c.layout < before)
 
 
 def of_transaction(work: Reading, source: int, transaction: int) -> Found | None:
