@@ -29,6 +29,8 @@ _SHOWN = 60
 """Characters or bytes of a refused key that an error shows."""
 _LARGEST_SHOWN = 1 << 128
 log = logging.getLogger("export_queue.queue")
+_DERIVED = ("parent", "parent_number", "older")
+"""Fields of a queue that are no columns of these names."""
 _COLUMNS = {"key": "key_codec", "value": "value_codec"}
 """Columns of the options that are stored under another name."""
 
@@ -39,8 +41,6 @@ class Queue:
 
     id: str
     number: int
-    source_number: int
-    """The number of the queue that is added to: of a subscription its queue's, else its own."""
     layout: int
     """The number of its current layout; each re-bucketing gives it the next one."""
     buckets: int
@@ -60,6 +60,8 @@ class Queue:
     """Whether it has subscriptions: they have its entries, and it has none of its own."""
     first_load: Literal["missing", "made", "waived"] | None = None
     """Of a subscription that came later than its queue: whether it was given what had been committed before."""
+    parent_number: int | None = None
+    """Of a subscription: the number of that queue."""
     older: tuple[Layout, ...] = ()
     """Layouts that it had before the current one, and in which entries may still wait; oldest first."""
 
@@ -72,6 +74,11 @@ class Queue:
     def source(self) -> str:
         """The id of the queue that is added to: sinks know records by it."""
         return self.parent or self.id
+
+    @property
+    def source_number(self) -> int:
+        """The number of the queue that is added to."""
+        return self.number if self.parent_number is None else self.parent_number
 
     def layouts(self) -> tuple[Layout, ...]:
         """List the layouts in which entries may wait, the current one last."""
@@ -339,16 +346,12 @@ def check_number(name: str, number: int, most: int) -> None:
 
 
 def _queue(work: Reading, row: Any) -> Queue:
-    stored = {
-        f.name: row[_COLUMNS.get(f.name, f.name)]
-        for f in fields(Queue)
-        if f.name not in ("source_number", "parent", "older")
-    }
-    source = row["number"] if row["parent"] is None else row["parent"]
-    older = queries.layouts.open_ones(work, source, before=row["layout"]) if row["layout"] > FIRST_LAYOUT else []
-    return Queue(
-        **stored, source_number=source, parent=parent_of(row["id"]), older=tuple(Layout(*found) for found in older)
-    )
+    stored = {f.name: row[_COLUMNS.get(f.name, f.name)] for f in fields(Queue) if f.name not in _DERIVED}
+    queue = Queue(**stored, parent=parent_of(row["id"]), parent_number=row["parent"])
+    if queue.layout == FIRST_LAYOUT:
+        return queue
+    older = queries.layouts.open_ones(work, queue.source_number, before=queue.layout)
+    return replace(queue, older=tuple(Layout(*found) for found in older))
 
 
 def parent_of(queue_id: str) -> str | None:

@@ -267,7 +267,6 @@ def _queue(queue_id: str, key: str, value: str) -> Queue:
     return Queue(
         id=queue_id,
         number=1,
-        source_number=0,
         layout=1,
         buckets=1,
         buckets_per_range=1,
