@@ -45,6 +45,7 @@ from export_queue.core.queue.read import (
     read_entries,
     remove_entries,
     remove_span,
+    waiting_in_rows,
     waiting_ranges,
 )
 from export_queue.core.queue.subscriptions import (
@@ -105,6 +106,7 @@ __all__ = [
     "subscribe",
     "subscriptions",
     "unsubscribe",
+    "waiting_in_rows",
     "waiting_ranges",
     "waive_first_load",
 ]

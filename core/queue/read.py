@@ -232,7 +232,7 @@ def waiting_ranges(
     """Find the units that have work, at the cost of one index probe each and one look at what waits in files."""
     found: set[Range] = set()
     for of, units in queue.by_layout(queue.units() if within is None else within):
-        found |= {*_waiting_in_rows(work, of, snapshot, units), *waiting_in_files(work, of, snapshot, units)}
+        found |= {*waiting_in_rows(work, of, snapshot, units), *waiting_in_files(work, of, snapshot, units)}
     return sorted(found)
 
 
@@ -248,7 +248,11 @@ def waiting_in_files(
     return [unit for unit in units if any(first < unit.end and end > unit.first for first, end in waiting)]
 
 
-def _waiting_in_rows(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range]) -> list[Range]:
+def waiting_in_rows(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range]) -> list[Range]:
+    """Find the units in which rows wait, at the cost of one index probe each.
+
+    :param units: in their order.
+    """
     found: list[Range] = []
     at = 0
     while at < len(units):
