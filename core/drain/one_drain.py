@@ -360,7 +360,7 @@ class Course:
             self._bind(queue)
         warn_of_namesake(self.database, queue, self.request.sink_name)
         if engine.is_fenced:
-            refuse_older_layouts(queue)
+            refuse_older_layouts(self.database, queue)
             refuse_dead_letters(self.database, queue)
 
     def _show(self, engine: Engine, queue: Queue) -> None:

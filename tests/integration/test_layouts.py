@@ -428,8 +428,20 @@ def test_for_sinks_without_ranks_a_queue_is_altered_only_while_it_is_empty(order
 def test_a_sink_without_ranks_takes_nothing_while_an_older_layout_drains_out(orders: Store) -> None:
     add(orders, KEYS)
     orders.alter_queue("orders", **OTHER)
+    sink = FencedMemory()
+    with pytest.raises(ConfigurationError, match="layout 1 has not drained out"):
+        drain(orders, "orders", sink, sink_name="s", on_error="fail")
+
+
+def test_a_sink_without_ranks_is_drained_into_once_older_layouts_are_empty(orders: Store) -> None:
+    long = begin(orders, kind="long")
+    assert long.id
+    orders.alter_queue("orders", **OTHER)
+    add(orders, KEYS)
     with pytest.raises(ConfigurationError, match="layout 1 has not drained out"):
         drain(orders, "orders", FencedMemory(), sink_name="s", on_error="fail")
+    opened_by(long).abort()
+    assert drain(orders, "orders", FencedMemory(), sink_name="s", on_error="fail").read == 40
 
 
 # Options
