@@ -153,10 +153,12 @@ class OpenUnits:
             return {}
         with self.store.database.read() as work:
             self.left = waiting_ranges(work, self.queue, self.promised, self.left)
-            free = []
-            if not self.submissions and self.request.if_locked != "fail":
-                free = claimable(work, self.queue, self.left, self.promised, owner=self.request.owner)
-        return {unit: task for unit, task, _ in self._holders() if unit not in free}
+        held = {unit: task for unit, task, _ in self._holders()}
+        if self.submissions or self.request.if_locked == "fail":
+            return held
+        with self.store.database.read() as work:
+            free = claimable(work, self.queue, sorted(held), self.promised, owner=self.request.owner)
+        return {unit: task for unit, task in held.items() if unit not in free}
 
     def _held_by_lower_ones(self) -> list[Range]:
         """Find the units all of whose holders have a lower priority than drains."""

@@ -3,7 +3,7 @@
 1. Take a snapshot: the drain promises to bring every entry that is committed by now.
 2. Show the sink a fence that is younger than all it has seen, and bind the queue to it.
 3. Find the units that have work.
-4. Claim those that are free; where all are held, wait for their holders.
+4. Claim what is free of them; where all is held, wait for the holders.
 5. Have the engine drain the claimed units, and go on with 3 until nothing is left.
 6. Show the sink a fence once more, so that a later loss of what this drain brought is noticed.
 7. Look at what still waits, and store the report, also when the drain fails.
@@ -428,8 +428,7 @@ class Course:
     ) -> list[Lease]:
         """Claim the units that are free now, or what is free of them.
 
-        A sink with ranks takes entries in any order, so that what a compaction holds of a unit may come later. Into a
-        fenced sink a unit goes whole: an interval lock covers also what is published before the snapshot is taken.
+        A sink with ranks takes entries in any order, so that what a compaction holds of a unit may come later.
 
         :param snapshot: decides which entries count.
         :param revokes: whether locks of lower priority are revoked that are in the way.
