@@ -153,7 +153,7 @@ def locks(
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         for queue in opened.queues():
             with opened.database.read() as work:
-                found = holders(work, queue, queue.units())
+                found = holders(work, queue, queue.open_units())
             rows += [
                 {
                     "queue": queue.id,

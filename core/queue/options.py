@@ -85,7 +85,11 @@ class Queue:
         return *self.older, Layout(self.layout, self.buckets, self.buckets_per_range)
 
     def units(self) -> list[Range]:
-        """List the units of all these layouts: what one lock covers."""
+        """List the units of the current layout: what one lock covers."""
+        return self.layouts()[-1].units()
+
+    def open_units(self) -> list[Range]:
+        """List the units in which entries may wait, those of older layouts first."""
         return [unit for layout in self.layouts() for unit in layout.units()]
 
     def split(self, ranges: Iterable[Range | Sequence[int]] | None) -> list[Range]:
@@ -93,7 +97,7 @@ class Queue:
 
         :raises InvalidArgument: a range is not whole units, or nothing can wait in its layout any more.
         """
-        return self.units() if ranges is None else split(ranges, self.layouts())
+        return self.open_units() if ranges is None else split(ranges, self.layouts())
 
     def in_layout(self, number: int) -> Queue:
         """Return the queue as it is to those who work in one of its layouts, which has no other one."""

@@ -187,7 +187,7 @@ def remove_entries(work: Work, queue: Queue, positions: Sequence[Position]) -> i
 def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Backlog]:
     """Count the entries that wait, unit by unit; units without entries are left out."""
     found: list[Backlog] = []
-    for of, units in queue.by_layout(queue.units() if within is None else within):
+    for of, units in queue.by_layout(queue.open_units() if within is None else within):
         found += _backlog_in_layout(work, of, snapshot, units)
     return found
 
@@ -231,7 +231,7 @@ def waiting_ranges(
 ) -> list[Range]:
     """Find the units that have work, at the cost of one index probe each and one look at what waits in files."""
     found: set[Range] = set()
-    for of, units in queue.by_layout(queue.units() if within is None else within):
+    for of, units in queue.by_layout(queue.open_units() if within is None else within):
         found |= {*waiting_in_rows(work, of, snapshot, units), *waiting_in_files(work, of, snapshot, units)}
     return sorted(found)
 
