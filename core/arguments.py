@@ -13,8 +13,10 @@ from export_queue.core.errors import InvalidArgument
 def parse_ranges(value: Any) -> list[list[int]] | None:
     """Read ranges of buckets: pairs of whole numbers, one such pair, or either as JSON text.
 
+    A third number is the layout of the queue, where that is not its first one.
+
     :param value: such as ``[[0, 101], [202, 303]]``, ``[0, 101]`` or ``"[[0, 101]]"``; None for all.
-    :returns: a list of pairs, or None for all.
+    :returns: a list of ranges, or None for all.
     :raises InvalidArgument: it is something else.
     """
     if isinstance(value, str):
@@ -29,13 +31,11 @@ def parse_ranges(value: Any) -> list[list[int]] | None:
         return None
     if not isinstance(value, Sequence):
         raise _not_ranges(value)
-    pairs = [value] if len(value) == 2 and all(_is_whole(item) for item in value) else value
-    ranges: list[list[int]] = []
-    for pair in pairs:
-        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2 or not all(map(_is_whole, pair)):
-            raise _not_ranges(value)
-        ranges.append([pair[0], pair[1]])
-    return ranges
+    if _is_range(value):
+        return [list(value)]
+    if not all(map(_is_range, value)):
+        raise _not_ranges(value)
+    return [list(one) for one in value]
 
 
 def whole_number(value: Any, *, what: str, least: int = 0) -> int:
@@ -66,6 +66,11 @@ def seconds(value: Any, *, what: str, may_be_zero: bool = False) -> float:
     if not math.isfinite(found) or found < 0 or (found == 0 and not may_be_zero):
         raise InvalidArgument(f"{what}: expected seconds {'from' if may_be_zero else 'above'} 0, found {value!r}")
     return found
+
+
+def _is_range(item: Any) -> bool:
+    is_sequence = isinstance(item, Sequence) and not isinstance(item, str | bytes)
+    return is_sequence and len(item) in (2, 3) and all(map(_is_whole, item))
 
 
 def _is_whole(item: Any) -> bool:

@@ -32,6 +32,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   ├── TransactionsInProgress    transient; a first load waits for them to end
     │   ├── RegistrationLost          transient
     │   ├── CommitRefused             transient
+    │   ├── LayoutClosed              transient; the queue's buckets were altered
     │   ├── CommitOutcomeUnknown
     │   ├── AfterCommitFailed         it has committed; a participant failed afterwards
     │   ├── ChangeSetTooLarge
@@ -268,6 +269,13 @@ class CommitRefused(TransactionError):
 
     transient = True
     default_hint = "run the function again from its start; store.run() does this for you"
+
+
+class LayoutClosed(TransactionError):
+    """Bulk entries were laid out for buckets that their queue does not have any more."""
+
+    transient = True
+    hint = "load again: the files are written anew, in the queue's layout"
 
 
 class CommitOutcomeUnknown(TransactionError):

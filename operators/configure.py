@@ -100,4 +100,4 @@ class ExportQueueConfigureOperator(BaseOperator):
                 store.configure_table(name, **options)
         units = queue.units()
         self.log.info("Queue %s is ready: %d buckets in %d units", queue.id, queue.buckets, len(units))
-        return {"queue": queue.id, "buckets": queue.buckets, "units": [[unit.first, unit.end] for unit in units]}
+        return {"queue": queue.id, "buckets": queue.buckets, "units": [unit.to_json() for unit in units]}

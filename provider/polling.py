@@ -53,7 +53,7 @@ class QueueQuestion:
     """Ask for entries of a queue."""
 
     queue_id: str
-    ranges: tuple[tuple[int, int], ...] | None
+    ranges: tuple[tuple[int, ...], ...] | None
     since: Sighting | None = None
 
     def answer(self, work: Reading, snapshot: Snapshot) -> Sighting:

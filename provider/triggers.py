@@ -107,7 +107,8 @@ class StoreTrigger(BaseEventTrigger):
 class ExportQueueTrigger(StoreTrigger):
     """Fires when entries wait in a queue: when the queue ceases to be empty, and again for newer commits.
 
-    The event's payload is ``{"queue": …, "waiting": [[first, end], …]}``, one item a unit with entries.
+    The event's payload is ``{"queue": …, "waiting": [[first, end], …]}``, one item a unit with entries; a
+    third number is its layout, where that is not the queue's first one.
 
     :param queue_id: the queue.
     :param ranges: ranges of buckets that are watched; None for all.
@@ -138,7 +139,7 @@ class ExportQueueTrigger(StoreTrigger):
 
     def question(self, announced: Any) -> QueueQuestion:
         """Ask for entries."""
-        ranges = None if self.ranges is None else tuple((first, end) for first, end in self.ranges)
+        ranges = None if self.ranges is None else tuple(map(tuple, self.ranges))
         return QueueQuestion(self.queue_id, ranges, announced)
 
     def payload(self, seen: Any) -> dict[str, Any]:

@@ -65,26 +65,27 @@ class ExportQueueSensor(WaitForStore):
         if self.groups is None:
             return waiting
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
-            entries = {unit.range.first: unit.entries for unit in store.backlog(self.queue_id, waiting)}
+            entries = {tuple(unit.range.to_json()): unit.entries for unit in store.backlog(self.queue_id)}
         # A unit that was drained meanwhile weighs nothing, and stays in the list of what was announced.
-        weighed = [[first, end, entries.get(first, 0)] for first, end in waiting]
+        weighed = [[*unit, entries.get(tuple(unit), 0)] for unit in waiting]
         return group_ranges(weighed, whole_number(self.groups, what="groups", least=1))
 
 
 def group_ranges(waiting: Sequence[Sequence[int]], groups: int) -> list[list[list[int]]]:
     """Deal units out to groups of about equal work; the heaviest unit first, to the lightest group.
 
-    :param waiting: ``[first, end, entries]`` of each unit.
+    :param waiting: ``[first, end, entries]`` of each unit, or ``[first, end, layout, entries]``.
     :param groups: the most groups to form.
     :returns: groups of ranges, ascending, with neighbours joined.
     """
-    from export_queue.core.queue import Range, join_ranges
+    from export_queue.core.queue import Range, as_range, join_ranges
 
-    dealt: list[list[Sequence[int]]] = [[] for _ in range(min(groups, len(waiting)))]
+    dealt: list[list[Range]] = [[] for _ in range(min(groups, len(waiting)))]
     weights = [0] * len(dealt)
-    for unit in sorted(waiting, key=lambda unit: (-unit[2], unit[0])):
+    weighed = [(as_range(unit), entries) for *unit, entries in waiting]
+    for unit, entries in sorted(weighed, key=lambda one: (-one[1], one[0])):
         lightest = weights.index(min(weights))
         dealt[lightest].append(unit)
-        weights[lightest] += max(unit[2], 1)
-    joined = [join_ranges(Range(first, end) for first, end, _ in units) for units in dealt]
+        weights[lightest] += max(entries, 1)
+    joined = [join_ranges(units) for units in dealt]
     return [[part.to_json() for part in group] for group in sorted(joined)]

@@ -46,7 +46,7 @@ def drain(
         str | None, typer.Option(metavar="MODULE:NAME", help="exporter; by default each entry is one record")
     ] = None,
     ranges: Annotated[
-        list[str] | None, typer.Option("--range", metavar="FIRST:END", help="only these buckets, whole units")
+        list[str] | None, typer.Option("--range", metavar="FIRST:END[:LAYOUT]", help="only these buckets, whole units")
     ] = None,
     if_locked: Annotated[
         Literal["wait", "skip", "fail"] | None, typer.Option(help="ranges that others hold: wait, skip or fail; wait")
@@ -128,7 +128,10 @@ def _tell_failure(store: Store, request: DrainRequest, *, as_json: bool) -> None
 
 
 def _range(text: str) -> list[int]:
-    first, colon, end = text.partition(":")
-    if not colon or not first.isdecimal() or not end.isdecimal() or int(first) >= int(end):
-        raise typer.BadParameter(f"expected two rising numbers such as 0:101, found {text!r}", param_hint="--range")
-    return [int(first), int(end)]
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(map(str.isdecimal, parts)) or int(parts[0]) >= int(parts[1]):
+        raise typer.BadParameter(
+            f"expected two rising numbers such as 0:101, and perhaps a layout as in 0:101:2, found {text!r}",
+            param_hint="--range",
+        )
+    return list(map(int, parts))

@@ -20,7 +20,7 @@ from export_queue.core.cli.console import (
     utc_time,
 )
 from export_queue.core.locks import Area, LockView, RequestView, explained_locks, explained_requests, members_text
-from export_queue.core.queue import Queue
+from export_queue.core.queue import Queue, Range
 from export_queue.core.store import Reading
 
 
@@ -73,7 +73,7 @@ def _row(
 ) -> dict[str, Any]:
     return {
         "queue": queue.id,
-        "range": [area.first, area.end],
+        "range": Range(area.first, area.end, view.layout).to_json(),
         "covers": None if area.members is None else sorted(area.members),
         "state": view.state,
         "mode": view.mode,

@@ -34,7 +34,8 @@ def status(
 ) -> None:
     """Show every queue that entries wait in: how many, their age, its dead letters and its sink.
 
-    A queue with subscriptions has a line for each of them, and says whether its first load is missing.
+    A queue with subscriptions has a line for each of them, and says whether its first load is missing. Where a queue's
+    buckets were altered and the older layout has not drained out, it says how many of the entries wait there.
     """
     rows = []
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
@@ -43,6 +44,7 @@ def status(
                 continue
             units = opened.backlog(queue.id)
             oldest = min((unit.oldest_seq for unit in units), default=None)
+            older = sum(unit.entries for unit in units if unit.range.layout != queue.layout) if queue.older else None
             rows.append(
                 {
                     "queue": queue.id,
@@ -53,10 +55,11 @@ def status(
                     "oldest": None if oldest is None else seq_time(oldest),
                     "dead": opened.dead_letters.count(queue.id),
                     "first_load": queue.first_load,
+                    "in_older_layouts": older,
                 }
             )
-    hidden = ("ranges",) if any(row["first_load"] for row in rows) else ("ranges", "first_load")
-    show(rows, as_json=as_json, hide=hidden)
+    seldom = [name for name in ("first_load", "in_older_layouts") if all(row[name] is None for row in rows)]
+    show(rows, as_json=as_json, hide=("ranges", *seldom))
 
 
 @app.command()
@@ -104,9 +107,10 @@ def alter(
     behind_pooler: BehindPooler = False,
     max_value_bytes: Annotated[int | None, typer.Option(min=1, help="largest encoded value from now on")] = None,
     exclusive: Annotated[bool | None, typer.Option(help="whether every key added is a conflict key")] = None,
-    buckets_per_range: Annotated[
-        int | None, typer.Option(min=1, help="buckets of one unit; only while no drain is at work")
+    buckets: Annotated[
+        int | None, typer.Option(min=1, help="number of buckets; what waits in the former ones is drained from there")
     ] = None,
+    buckets_per_range: Annotated[int | None, typer.Option(min=1, help="buckets of one unit; likewise")] = None,
     guard: Annotated[
         Literal["seq", "fence"],
         typer.Option(help="guard of the queue's sinks: fence, or seq, with which entries may wait meanwhile"),
@@ -114,13 +118,16 @@ def alter(
     as_json: AsJson = False,
 ) -> None:
     """Alter options of a queue that is in use; other processes learn of it within a minute."""
-    if max_value_bytes is None and exclusive is None and buckets_per_range is None:
-        raise typer.BadParameter("nothing to alter: give --max-value-bytes, --exclusive or --buckets-per-range")
+    if max_value_bytes is None and exclusive is None and buckets is None and buckets_per_range is None:
+        raise typer.BadParameter(
+            "nothing to alter: give --max-value-bytes, --exclusive, --buckets or --buckets-per-range"
+        )
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         queue = opened.alter_queue(
             queue_id,
             max_value_bytes=max_value_bytes,
             exclusive=exclusive,
+            buckets=buckets,
             buckets_per_range=buckets_per_range,
             guard=guard,
         )
@@ -232,6 +239,8 @@ def _options(queue: Queue, readers: Sequence[Queue]) -> dict[str, Any]:
     return {
         "queue": queue.id,
         **{name: getattr(queue, name) for name in names},
+        "layout": queue.layout,
+        "drains_out": [layout.number for layout in queue.older],
         "subscriptions": [reader.id for reader in readers],
     }
 

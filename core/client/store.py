@@ -397,6 +397,7 @@ class Store:
         *,
         max_value_bytes: int | None = None,
         exclusive: bool | None = None,
+        buckets: int | None = None,
         buckets_per_range: int | None = None,
         guard: Literal["seq", "fence"] = "fence",
     ) -> Queue:
@@ -411,6 +412,7 @@ class Store:
             queue_id,
             max_value_bytes=max_value_bytes,
             exclusive=exclusive,
+            buckets=buckets,
             buckets_per_range=buckets_per_range,
             guard=guard,
         )

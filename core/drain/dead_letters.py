@@ -8,8 +8,16 @@ from collections.abc import Callable
 from export_queue.core.drain.one_drain import POLL_SECONDS
 from export_queue.core.drain.request import LEASE_SECONDS
 from export_queue.core.errors import LockNotAvailable
-from export_queue.core.locks import ROWS, Owner, claim, hold, holders, release
-from export_queue.core.queue import DeadLetterFilter, Position, Queue, Range, list_dead_letters, requeue
+from export_queue.core.locks import ROWS, Lease, Owner, claim, hold, holders, release
+from export_queue.core.queue import (
+    DeadLetterFilter,
+    Position,
+    Queue,
+    Range,
+    in_all_layouts,
+    list_dead_letters,
+    requeue,
+)
 from export_queue.core.store import Database
 
 
@@ -38,28 +46,32 @@ def retry_dead_letters(
     """
     with database.read() as work:
         letters = list_dead_letters(work, queue, which, limit=limit)
-    units = queue.units()
+        queue = in_all_layouts(work, queue)
+    layouts = {layout.number: layout for layout in queue.layouts()}
     waiting: dict[Range, list[Position]] = {}
     for letter in letters:
-        unit = units[letter.position.bucket // queue.buckets_per_range]
+        unit = layouts[letter.layout].unit_of(letter.position.bucket)
         waiting.setdefault(unit, []).append(letter.position)
     owner, moved, since = Owner.unique(), 0, clock()
     while waiting:
         is_late = clock() - since >= lock_timeout
-        leases = claim(
-            database,
-            queue,
-            sorted(waiting),
-            owner=owner,
-            lease_seconds=LEASE_SECONDS,
-            members=frozenset({ROWS}),
-            revokes=is_late,
-        )
+        leases: list[Lease] = []
         try:
+            for of, units in queue.by_layout(waiting):
+                leases += claim(
+                    database,
+                    of,
+                    units,
+                    owner=owner,
+                    lease_seconds=LEASE_SECONDS,
+                    members=frozenset({ROWS}),
+                    revokes=is_late,
+                )
             for lease in leases:
                 with database.begin() as work:
                     hold(work, lease)
-                    count = requeue(work, queue, waiting[lease.range], who=who, which=which)
+                    of = queue.in_layout(lease.layout)
+                    count = requeue(work, of, waiting[lease.range], who=who, which=which)
                 moved += count
                 del waiting[lease.range]
         finally:

@@ -20,7 +20,7 @@ from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import ConfigurationError, EntriesNotSettled
 from export_queue.core.locks import Lease
-from export_queue.core.queue import DeadLetterFilter, Queue, count_dead_letters
+from export_queue.core.queue import DeadLetterFilter, Queue, close_layouts, count_dead_letters, find_queue
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import Claim, FencedSink, Sink
 from export_queue.core.store import Database, queries
@@ -58,6 +58,26 @@ def check_request(sink: Sink | FencedSink, request: DrainRequest) -> None:
             f"a sink with the guard fence needs on_error='fail', found {request.on_error!r}: "
             "a dead letter that is retried would undo newer entries of its key",
             hint="drain with on_error='fail', or use guard='seq'",
+        )
+
+
+def refuse_older_layouts(database: Database, queue: Queue) -> None:
+    """Make sure that all entries of a key come by one unit, whose claims keep them in order.
+
+    :raises ConfigurationError: the queue's buckets were altered for sinks with ranks, and an older layout is not empty.
+    """
+    if not queue.older:
+        return
+    close_layouts(database, queue)
+    with database.read() as work:
+        older = find_queue(work, queue.id).older
+    if older:
+        numbers = ", ".join(str(layout.number) for layout in older)
+        raise ConfigurationError(
+            f"queue {queue.id!r} was given other buckets, and layout {numbers} has not drained out: a sink with the "
+            "guard fence has no ranks, and would let older entries of a key undo newer ones that lie in another layout",
+            hint=f"drain what is there into a sink with guard='seq' (export-queue rebind {queue.id} NAME), then bind "
+            "the queue to this one again",
         )
 
 

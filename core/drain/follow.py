@@ -264,6 +264,8 @@ class Follower:
             if found:
                 self.sleep(max(0.0, begun + self.pace - self.clock()))
             else:
+                if course.has_moved():  # into other buckets: the next link looks there
+                    break
                 self._await_hint(min(_LOOKS.pause(idle), end - self.clock()))
                 check_attempt(self.store.database, self.request.owner)
         course.done = set(course.wanted)

@@ -23,7 +23,12 @@ from export_queue.core.drain import tally
 from export_queue.core.drain.admission import StoreHandle, admit, note_fence, warn_of_namesake
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine
-from export_queue.core.drain.fenced import in_progress, not_settled_error, refuse_dead_letters
+from export_queue.core.drain.fenced import (
+    in_progress,
+    not_settled_error,
+    refuse_dead_letters,
+    refuse_older_layouts,
+)
 from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.progress import Left, OnLeft, ProgressLog
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, grouped, total
@@ -57,6 +62,7 @@ from export_queue.core.queue import (
     Range,
     backlog,
     bind_sink,
+    close_layouts,
     find_reader,
     join_ranges,
     list_dead_letters,
@@ -135,6 +141,7 @@ def concluded(course: Course, work: Callable[[], None]) -> DrainReport:
         raise
     _warn(report)
     _tidy(course.database, report)
+    _close_layouts(course)
     return report
 
 
@@ -178,6 +185,13 @@ def _tidy(database: Database, report: DrainReport) -> None:
             database.tidy_beside()
     except Exception as error:  # the drain itself is done
         log.debug("it was not found out whether the space of removed entries should be reclaimed: %s", error)
+
+
+def _close_layouts(course: Course) -> None:
+    """Close older layouts that have drained out; where this one cannot, the next drain does."""
+    if course.queue is not None:
+        with contextlib.suppress(ExportQueueError):
+            close_layouts(course.database, course.queue)
 
 
 def _end(course: Course, *, seconds: float, problem: Problem | None) -> DrainReport:
@@ -300,6 +314,12 @@ class Course:
             self._drain(engine, queue, leases if engine.is_fenced else joined(leases), claimed_at)
         return bool(leases)
 
+    def has_moved(self) -> bool:
+        """Tell whether the queue has another layout than at the beginning."""
+        assert self.queue is not None
+        with self.database.read() as work:
+            return queries.queues.layout_of(work, self.queue.number) != self.queue.layout
+
     @contextlib.contextmanager
     def shown_again(self, engine: Engine) -> Iterator[None]:
         """Show the sink a fence behind a block that brings entries; behind one that fails, if it has brought some."""
@@ -340,6 +360,7 @@ class Course:
             self._bind(queue)
         warn_of_namesake(self.database, queue, self.request.sink_name)
         if engine.is_fenced:
+            refuse_older_layouts(self.database, queue)
             refuse_dead_letters(self.database, queue)
 
     def _show(self, engine: Engine, queue: Queue) -> None:
@@ -416,15 +437,17 @@ class Course:
         units = units if revokes else self._with_some_free(queue, units, snapshot)
         if not units:
             return []
-        leases = claim(
-            self.database,
-            queue,
-            units,
-            owner=request.owner,
-            lease_seconds=request.lease_seconds,
-            leaves_out=not engine.is_fenced,
-            revokes=revokes,
-        )
+        leases: list[Lease] = []
+        for of, in_layout in queue.by_layout(units):
+            leases += claim(
+                self.database,
+                of,
+                in_layout,
+                owner=request.owner,
+                lease_seconds=request.lease_seconds,
+                leaves_out=not engine.is_fenced,
+                revokes=revokes,
+            )
         whole = {lease.range for lease in leases if lease.is_whole}
         if request.if_locked == "fail" and len(whole) < len(units):
             release(self.database, leases)
@@ -463,9 +486,11 @@ class Course:
                     snapshot = settled_snapshot(self.database, queue.number)
                 else:
                     snapshot = take_snapshot(self.database)
-                for part in engine.work_off(queue, leases, snapshot, keeper):
-                    self.parts.append(part)
-                    parts.append(part)
+                for number in sorted({lease.layout for lease in leases}):
+                    in_layout = [lease for lease in leases if lease.layout == number]
+                    for part in engine.work_off(queue.in_layout(number), in_layout, snapshot, keeper):
+                        self.parts.append(part)
+                        parts.append(part)
         except BaseException:
             with contextlib.suppress(Exception):  # the trouble itself matters more
                 self._count_tallied()

@@ -103,10 +103,12 @@ def cut(lease: Lease, blocks: Sequence[Block], share: float) -> list[tuple[int, 
     for block, follows in pairwise(joined):
         gathered += block.weight
         if follows.weight and gathered + follows.weight > share:
-            found.append((gathered, Part(lease, Range(first, block.bucket + 1), after, block._end)))
+            found.append(
+                (gathered, Part(lease, replace(lease.range, first=first, end=block.bucket + 1), after, block._end))
+            )
             first, after, gathered = (block.bucket + 1, None, 0) if block.key is None else (block.bucket, block._end, 0)
     gathered += joined[-1].weight if joined else 0
-    return [*found, (gathered, Part(lease, Range(first, lease.range.end), after))]
+    return [*found, (gathered, Part(lease, replace(lease.range, first=first), after))]
 
 
 def _by_place(blocks: Sequence[Block]) -> Iterator[list[Block]]:

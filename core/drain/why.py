@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,7 @@ from export_queue.core.queue import (
     bucket,
     find_queue,
     hidden_seqs,
+    in_all_layouts,
     list_dead_letters,
 )
 from export_queue.core.segments import peek
@@ -81,20 +82,21 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
         writer = queries.conflict_keys.last_writer(work, queries.conflict_keys.entry_key(added_to.number, key))
         newest = _finished(queries.reports.latest_reports(work, queue.id, idle=True, limit=_REPORTS))
         busy = _finished(queries.reports.latest_reports(work, queue.id, idle=False, limit=_REPORTS))
-    at = bucket(key, queue.buckets)
+        layouts = in_all_layouts(work, queue).layouts()
+    units = [layout.unit_of(bucket(key, layout.buckets)) for layout in layouts]
     commit = last_commit([one.position.seq for one in queued], [one.position.seq for one in dead], writer)
     delivered = commit.seq if commit is not None and commit.known_by == "conflict key" else None
     return KeyStory(
         queue=queue,
         key=key,
-        bucket=at,
-        unit=queue.units()[at // queue.buckets_per_range],
+        bucket=bucket(key, queue.buckets),
+        unit=units[-1],
         last_commit=commit,
         queued=tuple(queued),
         not_committed=tuple(hidden),
         dead=tuple(dead),
-        last_drain=next((one for one in newest if _covers(one.report.ranges + one.report.skipped, at)), None),
-        may_have_brought=may_have_brought(busy, at, delivered),
+        last_drain=next((one for one in newest if _covers(one.report.ranges + one.report.skipped, units)), None),
+        may_have_brought=may_have_brought(busy, units, delivered),
     )
 
 
@@ -112,24 +114,28 @@ def last_commit(queued: Iterable[int], dead: Iterable[int], writer: int | None) 
     return max(reversed(traces), key=lambda trace: trace.seq, default=None)
 
 
-def may_have_brought(drains: Iterable[FinishedDrain], at: int, seq: int | None) -> FinishedDrain | None:
+def may_have_brought(drains: Iterable[FinishedDrain], units: Sequence[Range], seq: int | None) -> FinishedDrain | None:
     """Find the newest drain that may have brought a key last; pure.
 
     :param drains: newest first.
-    :param at: the key's bucket.
+    :param units: the key's unit in each layout of its queue.
     :param seq: the sequence that was delivered; None where it is not known.
     """
     for drain in drains:
         report = drain.report
-        if not report.acknowledged or not _covers(report.ranges, at) or report.lowest_seq is None:
+        if not report.acknowledged or not _covers(report.ranges, units) or report.lowest_seq is None:
             continue
         if seq is None or report.lowest_seq <= seq <= (report.highest_seq or 0):
             return drain
     return None
 
 
-def _covers(ranges: Iterable[Range], at: int) -> bool:
-    return any(part.first <= at < part.end for part in ranges)
+def _covers(ranges: Iterable[Range], units: Sequence[Range]) -> bool:
+    return any(
+        part.layout == unit.layout and part.first < unit.end and part.end > unit.first
+        for part in ranges
+        for unit in units
+    )
 
 
 def _finished(found: Iterable[tuple[int, dict[str, object]]]) -> list[FinishedDrain]:

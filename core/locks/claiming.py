@@ -123,8 +123,15 @@ def claimable(work: Reading, queue: Queue, units: Sequence[Range], snapshot: Sna
     :param snapshot: decides which entries count.
     :param owner: the task of the drain.
     """
-    if not units:
-        return []
+    found: list[Range] = []
+    for of, in_layout in queue.by_layout(units):
+        found += _claimable_in_layout(work, of, in_layout, snapshot, owner)
+    return found
+
+
+def _claimable_in_layout(
+    work: Reading, queue: Queue, units: Sequence[Range], snapshot: Snapshot, owner: Owner
+) -> list[Range]:
     within = _hull(units)
     there = _committed(work, queue, within, snapshot)
     board = read_board(work, queue, within, some_wait=True, lock=False)

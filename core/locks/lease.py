@@ -69,11 +69,11 @@ def joined(leases: Sequence[Lease]) -> list[Lease]:
     stay apart.
     """
     found: list[Lease] = []
-    for lease in sorted(leases, key=lambda one: one.range.first):
+    for lease in sorted(leases, key=lambda one: one.range):
         if found and _may_join(last := found[-1], lease):
             found[-1] = replace(
                 last,
-                range=Range(last.range.first, lease.range.end),
+                range=replace(last.range, end=lease.range.end),
                 others=(*last.others, lease.range.first, *lease.others),
                 members=None if last.members is None or lease.members is None else last.members | lease.members,
                 is_whole=last.is_whole and lease.is_whole,
@@ -85,7 +85,7 @@ def joined(leases: Sequence[Lease]) -> list[Lease]:
 
 def _may_join(one: Lease, next_one: Lease) -> bool:
     is_alike = (one.members is None) == (next_one.members is None) and one.has_rows == next_one.has_rows
-    return is_alike and one.range.end == next_one.range.first
+    return is_alike and one.layout == next_one.layout and one.range.end == next_one.range.first
 
 
 def places_of(leases: Iterable[Lease]) -> list[Place]:

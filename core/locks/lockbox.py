@@ -51,8 +51,9 @@ def open_board(work: Work, queue: Queue, owner: Owner, within: Range) -> Board:
 
     :raises LeaseLost: the attempt was revoked, a newer one has taken over, or the queue's units were altered.
     """
-    stored = queries.locks.serialise_requests(work, queue.number, queue_id=queue.id)
-    if stored != queue.buckets_per_range:
+    current, stored = queries.locks.serialise_requests(work, queue.number, queue_id=queue.id)
+    if current == queue.layout and stored != queue.buckets_per_range:
+        # By an older release: of a layout they never change.
         # a sink with the guard fence knows units by their first bucket: claims of both kinds would miss each other
         raise LeaseLost(
             f"the units of queue {queue.id!r} were altered: expected {queue.buckets_per_range} buckets a unit, "
@@ -122,7 +123,7 @@ def grant_at_once(database: Database, queue: Queue, request: Request, *, lease_s
 def _leases_of(queue: Queue, request: Request, fence: int) -> list[Lease]:
     """Make the leases of a request that was granted."""
     return [
-        Lease(fence, queue.number, queue.layout, Range(area.first, area.end), members=area.members)
+        Lease(fence, queue.number, queue.layout, Range(area.first, area.end, queue.layout), members=area.members)
         for area in request.areas
     ]
 
@@ -199,10 +200,11 @@ def waiters_of(queue: int) -> int:
 
 def release_all(work: Work, queue: Queue, units: Iterable[Range], owner: Owner) -> None:
     """Give back whatever an attempt holds of some units."""
-    firsts = [unit.first for unit in units]
-    queries.locks.delete_of_attempt(
-        work, owner.task, owner.attempt, queue=queue.number, layout=queue.layout, firsts=firsts
-    )
+    for of, in_layout in queue.by_layout(units):
+        firsts = [unit.first for unit in in_layout]
+        queries.locks.delete_of_attempt(
+            work, owner.task, owner.attempt, queue=queue.number, layout=of.layout, firsts=firsts
+        )
 
 
 def standing_locks(work: Reading, queue: Queue) -> list[Lock]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from export_queue.core.errors import LockNotAvailable
 from export_queue.core.locks.attempts import Owner
@@ -31,11 +31,16 @@ class Holder:
 
 def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
     """Read the holders of units, for messages."""
-    units = Intervals((unit.first, unit.end, unit) for unit in ranges)
+    units = {
+        of.layout: Intervals((unit.first, unit.end, unit) for unit in in_layout)
+        for of, in_layout in queue.by_layout(ranges)
+    }
     return [
         Holder(Owner(lock.task, lock.attempt), unit, lock.place[0], lock.lease_ms, lock.priority)
-        for lock in map(lock_of, queries.locks.of_queue(work, queue.number, now=work.now()))
-        for unit in units.overlapping(lock.area.first, lock.area.end)
+        for row in queries.locks.of_queue(work, queue.number, now=work.now())
+        if (in_layout := units.get(row["layout"])) is not None
+        for lock in [lock_of(row)]
+        for unit in in_layout.overlapping(lock.area.first, lock.area.end)
     ]
 
 
@@ -61,6 +66,7 @@ class LockView:
     """A lock on record, as people are shown it."""
 
     area: Area
+    layout: int
     mode: Mode
     priority: int
     task: str
@@ -78,6 +84,7 @@ class RequestView:
     """A request on record, as people are shown it."""
 
     areas: tuple[Area, ...]
+    layout: int
     mode: Mode
     priority: int
     task: str
@@ -95,10 +102,10 @@ class RequestView:
 def explained_locks(work: Reading, queue: Queue) -> list[LockView]:
     """Read the locks of a queue that are on record, worthless ones too, with what becomes of each."""
     now = work.now()
-    return [_view(lock_of(row), now) for row in queries.locks.on_record(work, queue.number)]
+    return [_view(lock_of(row), row["layout"], now) for row in queries.locks.on_record(work, queue.number)]
 
 
-def _view(lock: Lock, now: int) -> LockView:
+def _view(lock: Lock, layout: int, now: int) -> LockView:
     state: Literal["held", "revoked", "expired"]
     if lock.revoked:
         state = "revoked"
@@ -121,6 +128,7 @@ def _view(lock: Lock, now: int) -> LockView:
         )
     return LockView(
         area=lock.area,
+        layout=layout,
         mode=lock.mode,
         priority=lock.priority,
         task=lock.task,
@@ -144,13 +152,11 @@ def explained_requests(work: Reading, queue: Queue) -> list[RequestView]:
         of_layout = [row for row in rows if row["layout"] == layout]
         requests = [request_of(row) for row in of_layout]
         board = Board([lock for at, lock in locks if at == layout], requests, now=now)
-        found += [
-            _view_of_request(request, row["asked_ms"], board) for request, row in zip(requests, of_layout, strict=True)
-        ]
+        found += [_view_of_request(request, row, board) for request, row in zip(requests, of_layout, strict=True)]
     return sorted(found, key=lambda view: view.number)
 
 
-def _view_of_request(request: Request, asked_ms: int, board: Board) -> RequestView:
+def _view_of_request(request: Request, row: Mapping[str, Any], board: Board) -> RequestView:
     assert request.number is not None
     state: Literal["waits", "gone"]
     waits = Waits()
@@ -165,16 +171,17 @@ def _view_of_request(request: Request, asked_ms: int, board: Board) -> RequestVi
         state = "waits"
         decided = board.decide(request, revokes=False)
         waits = decided if isinstance(decided, Waits) else waits
-        explanation = f"it has waited for {_duration(board.now - asked_ms)}: {in_the_way(waits)}"
+        explanation = f"it has waited for {_duration(board.now - row['asked_ms'])}: {in_the_way(waits)}"
     tasks = dict.fromkeys([*(lock.task for lock in waits.locks), *(other.task for other in waits.requests)])
     return RequestView(
         areas=request.areas,
+        layout=row["layout"],
         mode=request.mode,
         priority=request.priority,
         task=request.task,
         attempt=request.attempt,
         number=request.number,
-        asked_ms=asked_ms,
+        asked_ms=row["asked_ms"],
         until_ms=request.until_ms,
         state=state,
         waits_for=tuple(tasks),

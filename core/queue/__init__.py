@@ -2,7 +2,16 @@
 
 from export_queue.core.queue.add import QueueWriter
 from export_queue.core.queue.altering import alter_queue
-from export_queue.core.queue.buckets import Range, as_range, bucket, buckets_of, hash_of, join_ranges
+from export_queue.core.queue.buckets import (
+    FIRST_LAYOUT,
+    Layout,
+    Range,
+    as_range,
+    bucket,
+    buckets_of,
+    hash_of,
+    join_ranges,
+)
 from export_queue.core.queue.dead_letters import (
     ALL_DEAD_LETTERS,
     AuditRecord,
@@ -16,6 +25,7 @@ from export_queue.core.queue.dead_letters import (
     list_dead_letters,
     requeue,
 )
+from export_queue.core.queue.layouts import close_layouts, in_all_layouts, queue_of
 from export_queue.core.queue.options import (
     Queue,
     bind_sink,
@@ -49,11 +59,13 @@ from export_queue.core.queue.watching import Sighting, look
 
 __all__ = [
     "ALL_DEAD_LETTERS",
+    "FIRST_LAYOUT",
     "AuditRecord",
     "Backlog",
     "DeadLetter",
     "DeadLetterFilter",
     "Entries",
+    "Layout",
     "Position",
     "Queue",
     "QueueWriter",
@@ -68,6 +80,7 @@ __all__ = [
     "bucket",
     "buckets_of",
     "check_limit",
+    "close_layouts",
     "configure_queue",
     "count_dead_letters",
     "dead_letter",
@@ -78,12 +91,14 @@ __all__ = [
     "find_reader",
     "hash_of",
     "hidden_seqs",
+    "in_all_layouts",
     "join_ranges",
     "list_dead_letters",
     "list_queues",
     "look",
     "missing_load",
     "peek",
+    "queue_of",
     "read_entries",
     "remove_entries",
     "remove_span",

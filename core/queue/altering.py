@@ -5,25 +5,37 @@ option                 may be altered
 =====================  ============================================================================================
 ``max_value_bytes``    at any time; lowered from above 1 MiB only while no larger value waits
 ``exclusive``          at any time
-``buckets_per_range``  while nobody holds a lock of the queue and no segment waits or is staged in it, cut by its units;
-                       and, unless all its sinks have the guard ``seq``, while it is empty: a sink with the guard
-                       ``fence`` keeps late writers out by unit, and a late batch of an old unit would not be
-                       recognised by the claim of a new one
+``buckets``,           at any time, if all its sinks have the guard ``seq``: the queue gets another layout
+``buckets_per_range``  (:mod:`layouts`), and the older one drains out. Else only while nothing waits in it and nobody
+                       works on it: a sink with the guard ``fence`` keeps late writers out by unit, and a late batch of
+                       an old unit would not be recognised by the claim of a new one
 =====================  ============================================================================================
 
 A subscription has the options of its queue, and is altered with it. A process that has used the queue learns of it
-within a minute; see :mod:`export_queue.core.client.catalogue`.
+within a minute (:mod:`export_queue.core.client.catalogue`); where its entries go, the store says at each commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from export_queue.core.errors import InvalidArgument, LockNotAvailable
-from export_queue.core.queue.options import MAX_VALUE_BYTES, Queue, check_number, find_queue, readers_of
+from export_queue.core.errors import InvalidArgument, LockNotAvailable, QueueBusy
+from export_queue.core.queue.layouts import close_layouts
+from export_queue.core.queue.options import (
+    MAX_BUCKETS,
+    MAX_VALUE_BYTES,
+    Queue,
+    check_number,
+    find_queue,
+    readers_of,
+)
 from export_queue.core.queue.read import ASSUMED_BYTES
+from export_queue.core.queue.subscriptions import PATIENCE, shut_out_commits
+from export_queue.core.retry import Retry
 from export_queue.core.store import Database, Work, queries
+
+_LAYOUT = ("buckets", "buckets_per_range")
 
 
 def alter_queue(
@@ -32,69 +44,92 @@ def alter_queue(
     *,
     max_value_bytes: int | None = None,
     exclusive: bool | None = None,
+    buckets: int | None = None,
     buckets_per_range: int | None = None,
     guard: Literal["seq", "fence"] = "fence",
+    retry: Retry = PATIENCE,
 ) -> Queue:
     """Alter options of a queue; options that are left out stay as they are.
 
     :param queue_id: the queue.
     :param max_value_bytes: largest encoded value that is added from now on; entries that wait stay.
     :param exclusive: whether every key added is a conflict key.
-    :param buckets_per_range: buckets of one unit.
-    :param guard: the guard of the sinks into which the queue is drained. The units of a queue with entries are altered
-        only where it is ``seq``.
+    :param buckets: number of buckets; what waits in the former ones is drained from there.
+    :param buckets_per_range: buckets of one unit; likewise.
+    :param guard: the guard of the sinks into which the queue is drained. Buckets and units of a queue with entries are
+        altered only where it is ``seq``.
+    :param retry: how long transactions that add to the queue are waited for, where buckets or units are altered.
     :returns: the options as they are stored now.
     :raises InvalidArgument: an option is out of bounds, or cannot be altered while such entries wait; or the queue is a
         subscription.
-    :raises LockNotAvailable: the units cannot be altered, since somebody works on them.
+    :raises LockNotAvailable: the guard is ``fence``, and somebody works on units of the queue.
+    :raises QueueBusy: transactions that add to the queue were in progress all the time.
     """
     if guard not in ("seq", "fence"):
         raise InvalidArgument(f"guard: expected seq or fence, found {guard!r}")
     if max_value_bytes is not None:
         check_number("max_value_bytes", max_value_bytes, MAX_VALUE_BYTES)
-    wanted = {"max_value_bytes": max_value_bytes, "exclusive": exclusive, "buckets_per_range": buckets_per_range}
+    wanted = {
+        "max_value_bytes": max_value_bytes,
+        "exclusive": exclusive,
+        "buckets": buckets,
+        "buckets_per_range": buckets_per_range,
+    }
     given = {name: option for name, option in wanted.items() if option is not None}
-    with database.begin() as work:
-        number = find_queue(work, queue_id).number
-        queries.locks.serialise_requests(work, number)  # of a queue with subscriptions: keeps these as they are
-        queue = find_queue(work, queue_id)
-        if queue.parent is not None:
-            raise InvalidArgument(
-                f"subscription {queue_id!r} has the options of its queue",
-                hint=f"alter queue {queue.parent!r}: its subscriptions are altered with it",
-            )
-        for reader in sorted(readers_of(work, queue), key=lambda reader: reader.number):
-            queries.locks.serialise_requests(work, reader.number)
-            _alter(work, find_queue(work, reader.id), given, guard)
-        _alter(work, queue, given, guard)
-        return find_queue(work, queue_id)
+
+    def attempt() -> Queue:
+        with database.begin() as work, database.dialect.brief_waits(work.connection, queue_id):
+            _alter(work, queue_id, given, guard)
+            return find_queue(work, queue_id)
+
+    altered = retry.call(attempt, worth_repeating=lambda error: isinstance(error, QueueBusy))
+    if altered.older:  # perhaps it was empty
+        close_layouts(database, altered)
+        with database.read() as work:
+            return find_queue(work, queue_id)
+    return altered
 
 
-def _alter(work: Work, queue: Queue, given: Mapping[str, Any], guard: str) -> None:
-    """Alter a queue, or one of its subscriptions; the caller keeps out who asks for locks."""
+def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> None:
+    queries.locks.serialise_requests(work, find_queue(work, queue_id).number)  # as those of its subscriptions do
+    queue = find_queue(work, queue_id)
+    if queue.parent is not None:
+        raise InvalidArgument(
+            f"subscription {queue_id!r} has the options of its queue",
+            hint=f"alter queue {queue.parent!r}: its subscriptions are altered with it",
+        )
     changed = {name: option for name, option in given.items() if getattr(queue, name) != option}
-    _check(work, queue, changed, guard)
-    if changed:
-        queries.queues.alter_queue(work, queue.number, changed)
+    readers = sorted(readers_of(work, queue), key=lambda reader: reader.number)
+    for reader in readers:
+        queries.locks.serialise_requests(work, reader.number)
+    if "max_value_bytes" in changed:
+        for one in (queue, *readers):
+            _check_largest_value(work, one, changed["max_value_bytes"])
+    if any(name in changed for name in _LAYOUT):
+        changed["layout"] = _next_layout(work, queue, readers, changed, guard)
+    for one in (queue, *readers):
+        if changed:
+            queries.queues.alter_queue(work, one.number, changed)
 
 
-def _check(work: Work, queue: Queue, changed: Mapping[str, Any], guard: str) -> None:
-    if (units := changed.get("buckets_per_range")) is not None:
-        check_number("buckets_per_range", units, queue.buckets)
-        _check_idle(work, queue)
-        if queries.segments.wait_for(work, queue.number):
-            raise InvalidArgument(
-                f"buckets_per_range of queue {queue.id!r}: expected no entries that wait in files, which were cut by "
-                "its units, found some",
-                hint="drain the queue first",
-            )
-        if guard == "fence" and queries.entries.has_any(work, queue.number):
-            raise InvalidArgument(
-                f"buckets_per_range of queue {queue.id!r}: expected an empty queue, found entries that wait",
-                hint="if all its sinks have the guard seq, say so: guard='seq', on the command line --guard seq; "
-                "else drain the queue first",
-            )
-    most = changed.get("max_value_bytes", queue.max_value_bytes)
+def _next_layout(work: Work, queue: Queue, readers: Sequence[Queue], changed: Mapping[str, Any], guard: str) -> int:
+    """End the current layout of a queue; returns the number of the next one."""
+    buckets = changed.get("buckets", queue.buckets)
+    check_number("buckets", buckets, MAX_BUCKETS)
+    check_number("buckets_per_range", changed.get("buckets_per_range", queue.buckets_per_range), buckets)
+    queries.layouts.admit(work)
+    # Last of all that waits for others. From here on nobody adds: whatever is stored or staged lies in the layout that
+    # ends, and was added by a transaction whose id has been drawn.
+    shut_out_commits(work, queue)
+    if guard == "fence":
+        for one in (queue, *readers):
+            _require_idle(work, one)
+    ended = (queue.layout, queue.buckets, queue.buckets_per_range)
+    queries.layouts.cease(work, queue.number, ended, is_closed=guard == "fence")
+    return queue.layout + 1
+
+
+def _check_largest_value(work: Work, queue: Queue, most: int) -> None:
     # a drain plans its memory by what a value may have at most
     if most < queue.max_value_bytes > ASSUMED_BYTES:
         largest = queries.entries.largest_value(work, queue.number)
@@ -106,11 +141,20 @@ def _check(work: Work, queue: Queue, changed: Mapping[str, Any], guard: str) -> 
             )
 
 
-def _check_idle(work: Work, queue: Queue) -> None:
-    """Make sure that nobody holds a lock; the caller keeps out new ones."""
+def _require_idle(work: Work, queue: Queue) -> None:
+    """Make sure that nothing waits, and that nobody holds a lock; the caller keeps out new ones of both."""
     if found := queries.locks.of_queue(work, queue.number, now=work.now()):
         held = ", ".join(f"[{row['first_bucket']}, {row['end_bucket']}) by {row['task']}" for row in found)
         raise LockNotAvailable(
             f"the units of queue {queue.id!r} are worked on: {held}",
             hint="wait for the drains to end, or stop them, then alter the queue again",
+        )
+    entries, dead, _ = queries.readers.count_rows(work, queue.number, locked_at=work.now())
+    if entries or dead or queries.segments.wait_for(work, queue.number):
+        staged = "" if entries or dead else ", and files of a transaction in progress"
+        raise InvalidArgument(
+            f"buckets of queue {queue.id!r}: expected an empty queue, found {entries} entries and {dead} dead letters"
+            f"{staged}",
+            hint="if all its sinks have the guard seq, say so: guard='seq', on the command line --guard seq; "
+            "else drain the queue first, and retry or drop its dead letters",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xxhash
 
@@ -33,44 +33,84 @@ def buckets_of(keys: Iterable[bytes], buckets: int) -> list[int]:
     return [((h - whole) if (h := digest(key, SEED)) >= half else h) % buckets for key in keys]
 
 
-@dataclass(frozen=True, slots=True, order=True)
+FIRST_LAYOUT = 1
+"""The layout that a queue begins with; the number of each later one is one more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Range:
-    """A half-open run of buckets."""
+    """A half-open run of buckets of one layout; ranges are ordered layout by layout."""
 
     first: int
     end: int
+    layout: int = FIRST_LAYOUT
 
     def to_json(self) -> list[int]:
-        """Return two integers."""
-        return [self.first, self.end]
+        """Return two integers, or three where the layout is not a queue's first one."""
+        return [self.first, self.end] if self.layout == FIRST_LAYOUT else [self.first, self.end, self.layout]
+
+    def __lt__(self, other: Range) -> bool:
+        return (self.layout, self.first, self.end) < (other.layout, other.first, other.end)
 
     def __str__(self) -> str:
-        return f"[{self.first}, {self.end})"
+        shown = f"[{self.first}, {self.end})"
+        return shown if self.layout == FIRST_LAYOUT else f"{shown} of layout {self.layout}"
 
 
-def units_of(buckets: int, buckets_per_range: int) -> list[Range]:
-    """List the units of a layout; the last one may be smaller."""
-    return [Range(first, min(first + buckets_per_range, buckets)) for first in range(0, buckets, buckets_per_range)]
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the keys of a queue are laid out: into how many buckets, and how many of them make one unit."""
+
+    number: int
+    buckets: int
+    buckets_per_range: int
+
+    def units(self) -> list[Range]:
+        """List the units; the last one may be smaller."""
+        return [self.unit_of(first) for first in range(0, self.buckets, self.buckets_per_range)]
+
+    def unit_of(self, at: int) -> Range:
+        """Find the unit of a bucket."""
+        first = at // self.buckets_per_range * self.buckets_per_range
+        return Range(first, min(first + self.buckets_per_range, self.buckets), self.number)
+
+    def split(self, part: Range) -> list[Range]:
+        """Cut a range into units.
+
+        :raises InvalidArgument: the range is not whole units, or lies outside.
+        """
+        first, end, size = part.first, part.end, self.buckets_per_range
+        starts = first % size == 0
+        ends = end == self.buckets or (end % size == 0 and end <= self.buckets)
+        if not (0 <= first < end and starts and ends):
+            raise InvalidArgument(
+                f"range {part}: expected a run of whole units of {size} buckets "
+                f"within [0, {self.buckets}), the last unit ending at {self.buckets}"
+            )
+        return [Range(unit, min(unit + size, end), self.number) for unit in range(first, end, size)]
 
 
-def split(ranges: Iterable[Range | Sequence[int]], buckets: int, buckets_per_range: int) -> list[Range]:
+def split(ranges: Iterable[Range | Sequence[int]], layouts: Sequence[Layout]) -> list[Range]:
     """Cut ranges into units.
 
-    :param ranges: each a Range or two integers, a run of whole units.
-    :raises InvalidArgument: a range is not whole units, lies outside, or two overlap.
+    :param ranges: each a Range or its integers, a run of whole units.
+    :param layouts: the layouts of a queue in which entries may wait, the current one last.
+    :raises InvalidArgument: a range is not whole units, lies outside, or two overlap; or its layout is closed.
     """
+    known = {layout.number: layout for layout in layouts}
     found: list[Range] = []
     for given in ranges:
         part = as_range(given)
-        first, end = part.first, part.end
-        starts = first % buckets_per_range == 0
-        ends = end == buckets or (end % buckets_per_range == 0 and end <= buckets)
-        if not (0 <= first < end and starts and ends):
+        layout = known.get(part.layout)
+        if layout is None:
+            current = layouts[-1]
             raise InvalidArgument(
-                f"range [{first}, {end}): expected a run of whole units of {buckets_per_range} buckets "
-                f"within [0, {buckets}), the last unit ending at {buckets}"
+                f"range {part}: expected one of layout {' or '.join(map(str, known))}, found one of layout "
+                f"{part.layout}, in which nothing waits any more",
+                hint=f"list the ranges anew: one of a later layout than the first names it, as in "
+                f"[0, {min(current.buckets_per_range, current.buckets)}, {current.number}]",
             )
-        found += [Range(u, min(u + buckets_per_range, end)) for u in range(first, end, buckets_per_range)]
+        found += layout.split(part)
     found.sort()
     for one, other in zip(found, found[1:], strict=False):
         if one == other:
@@ -79,28 +119,28 @@ def split(ranges: Iterable[Range | Sequence[int]], buckets: int, buckets_per_ran
 
 
 def as_range(given: Range | Sequence[int]) -> Range:
-    """Return a range of two integers, or of a range itself.
+    """Return a range of its first bucket, its end and, unless it is a queue's first one, its layout.
 
-    :raises InvalidArgument: it is neither.
+    :raises InvalidArgument: it is something else, and no range.
     """
     if isinstance(given, Range):
         return given
     if (
         not isinstance(given, Sequence)
         or isinstance(given, str | bytes)
-        or len(given) != 2
+        or len(given) not in (2, 3)
         or not all(type(edge) is int for edge in given)
     ):
         raise InvalidArgument(f"range: expected two integers such as [0, 101], found {given!r}")
-    return Range(given[0], given[1])
+    return Range(*given)
 
 
 def join_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
     """Sort ranges and join neighbours."""
     joined: list[Range] = []
     for part in sorted(ranges):
-        if joined and joined[-1].end >= part.first:
-            joined[-1] = Range(joined[-1].first, max(joined[-1].end, part.end))
+        if joined and joined[-1].layout == part.layout and joined[-1].end >= part.first:
+            joined[-1] = replace(joined[-1], end=max(joined[-1].end, part.end))
         else:
             joined.append(part)
     return tuple(joined)

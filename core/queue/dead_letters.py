@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from export_queue.core.errors import CodecError, InvalidArgument
+from export_queue.core.queue.buckets import FIRST_LAYOUT
 from export_queue.core.queue.options import Queue
 from export_queue.core.queue.read import Position
 from export_queue.core.store import Reading, Work, queries
@@ -30,6 +31,8 @@ class DeadLetter:
     """When it was set aside."""
     key: Any = None
     """The key as it was added, or its bytes where the codec fails; None before the letter is stored."""
+    layout: int = FIRST_LAYOUT
+    """The layout of its queue to which its bucket belongs."""
 
     @property
     def place(self) -> tuple[int, bytes]:
@@ -153,6 +156,7 @@ def list_dead_letters(
             row["value_bytes"],
             row["dead_since_ms"],
             _key(queue, bytes(row["key"])),
+            row["layout"],
         )
         for row in queries.dead_letters.select_dead(
             work, queue.number, which.columns(queue), after=after, limit=limit, values=values
@@ -178,11 +182,13 @@ def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str
     The caller holds the units of the positions: the drain of another holder may have taken its snapshot already, and
     would remove the entries although no sink has seen them (I7).
 
+    :param queue: the queue in the layout of the letters; one that was closed is opened again.
     :param positions: positions of the letters.
     :param who: name for the audit.
     :param which: the selection, for the audit.
     :returns: how many went back; letters that are gone already are passed over.
     """
+    queries.layouts.open_again(work, queue.source_number, queue.layout)
     moved = queries.dead_letters.requeue_dead(
         work, queue.number, [(position.seq, position.key) for position in positions]
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast
 
 from export_queue.core.codecs import KEYS, MAX_KEY_BYTES, VALUES, Refused, check_codec, find_codec, raise_undecodable
@@ -15,19 +16,21 @@ from export_queue.core.errors import (
     SinkBindingError,
     UnknownQueue,
 )
-from export_queue.core.queue.buckets import Range, split, units_of
+from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout, Range, split
 from export_queue.core.references import check_sink_name
 from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.tables import check_name
 
-FIRST_LAYOUT = 1
 MAX_BUCKETS = 1_000_000
 MAX_VALUE_BYTES = 64 << 20
-FIXED = ("buckets", "key", "value")
+FIXED = ("key", "value")
 """Options of a queue that cannot be altered: every entry, stored or on its way, was made by them."""
 _SHOWN = 60
 """Characters or bytes of a refused key that an error shows."""
 _LARGEST_SHOWN = 1 << 128
+log = logging.getLogger("export_queue.queue")
+_DERIVED = ("parent", "parent_number", "older")
+"""Fields of a queue that are no columns of these names."""
 _COLUMNS = {"key": "key_codec", "value": "value_codec"}
 """Columns of the options that are stored under another name."""
 
@@ -39,6 +42,7 @@ class Queue:
     id: str
     number: int
     layout: int
+    """The number of its current layout; each re-bucketing gives it the next one."""
     buckets: int
     buckets_per_range: int
     key: str
@@ -56,6 +60,10 @@ class Queue:
     """Whether it has subscriptions: they have its entries, and it has none of its own."""
     first_load: Literal["missing", "made", "waived"] | None = None
     """Of a subscription that came later than its queue: whether it was given what had been committed before."""
+    parent_number: int | None = None
+    """Of a subscription: the number of that queue."""
+    older: tuple[Layout, ...] = ()
+    """Layouts that it had before the current one, and in which entries may still wait; oldest first."""
 
     @property
     def name(self) -> str:
@@ -67,16 +75,54 @@ class Queue:
         """The id of the queue that is added to: sinks know records by it."""
         return self.parent or self.id
 
+    @property
+    def source_number(self) -> int:
+        """The number of the queue that is added to."""
+        return self.number if self.parent_number is None else self.parent_number
+
+    def layouts(self) -> tuple[Layout, ...]:
+        """List the layouts in which entries may wait, the current one last."""
+        return *self.older, Layout(self.layout, self.buckets, self.buckets_per_range)
+
     def units(self) -> list[Range]:
-        """List the units: what one lock covers."""
-        return units_of(self.buckets, self.buckets_per_range)
+        """List the units of the current layout: what one lock covers."""
+        return self.layouts()[-1].units()
+
+    def open_units(self) -> list[Range]:
+        """List the units in which entries may wait, those of older layouts first."""
+        return [unit for layout in self.layouts() for unit in layout.units()]
 
     def split(self, ranges: Iterable[Range | Sequence[int]] | None) -> list[Range]:
         """Cut ranges into units; None means all.
 
-        :raises InvalidArgument: a range is not whole units.
+        :raises InvalidArgument: a range is not whole units, or nothing can wait in its layout any more.
         """
-        return self.units() if ranges is None else split(ranges, self.buckets, self.buckets_per_range)
+        return self.open_units() if ranges is None else split(ranges, self.layouts())
+
+    def in_layout(self, number: int) -> Queue:
+        """Return the queue as it is to those who work in one of its layouts, which has no other one."""
+        (found,) = (layout for layout in self.layouts() if layout.number == number)
+        return self.laid_out_as(found)
+
+    def laid_out_as(self, layout: Layout) -> Queue:
+        """Return the queue in a layout, and in no other one."""
+        return replace(
+            self,
+            layout=layout.number,
+            buckets=layout.buckets,
+            buckets_per_range=layout.buckets_per_range,
+            older=(),
+        )
+
+    def by_layout(self, units: Iterable[Range]) -> list[tuple[Queue, list[Range]]]:
+        """Group units by their layouts, oldest first, each with the queue in it."""
+        ordered = sorted(units)
+        if not self.older and all(unit.layout == self.layout for unit in ordered):
+            return [(self, ordered)] if ordered else []
+        found: dict[int, list[Range]] = {}
+        for unit in ordered:
+            found.setdefault(unit.layout, []).append(unit)
+        return [(self.in_layout(number), of_layout) for number, of_layout in found.items()]
 
     def encode_key(self, key: Any) -> bytes:
         """Encode a key.
@@ -165,7 +211,8 @@ def configure_queue(
         about them.
     :raises InvalidArgument: an option is out of bounds.
     :raises CodecError: an import path leads to no codec.
-    :raises OptionsDiffer: the queue exists with other options, which are listed.
+    :raises OptionsDiffer: the queue exists with other options, which are listed. Buckets and units that it had before
+        it was altered are only warned of.
     """
     check_name("queue id", queue_id)
     check_codec("key", key, KEYS)
@@ -198,8 +245,20 @@ def configure_queue(
                     add_reader(work, parent, name, first_load=None)
             row = queries.queues.queue_row(work, queue_id)
     assert row is not None
-    found = _queue(row)
-    if differing := {name: option for name, option in wanted.items() if getattr(found, name) != option}:
+    with database.read() as work:
+        found = _queue(work, row)
+        former = queries.layouts.former(work, found.source_number, before=found.layout)
+    laid_out, now = (buckets, buckets_per_range), (found.buckets, found.buckets_per_range)
+    if laid_out != now and laid_out in [layout[1:] for layout in former]:
+        log.warning(
+            "queue %r has had %d buckets, %d a unit, and stays as it was altered since: %d, %d a unit",
+            queue_id,
+            *laid_out,
+            *now,
+        )
+        del wanted["buckets"], wanted["buckets_per_range"]
+    differing = {name: option for name, option in wanted.items() if getattr(found, name) != option}
+    if differing:
         listed = (f"{name}: expected {option!r}, found {getattr(found, name)!r}" for name, option in differing.items())
         raise OptionsDiffer(
             f"queue {queue_id!r} exists with other options: {'; '.join(listed)}", hint=_remedy(queue_id, differing)
@@ -240,7 +299,7 @@ def add_reader(work: Work, parent: Queue, name: str, *, first_load: str | None) 
         {
             "id": f"{parent.id}/{name}",
             "parent": parent.number,
-            "layout": FIRST_LAYOUT,
+            "layout": parent.layout,
             "buckets": parent.buckets,
             "buckets_per_range": parent.buckets_per_range,
             "key_codec": parent.key,
@@ -290,9 +349,13 @@ def check_number(name: str, number: int, most: int) -> None:
         raise InvalidArgument(f"{name}: expected a whole number from 1 to {most}, found {number!r}")
 
 
-def _queue(row: Any) -> Queue:
-    stored = {f.name: row[_COLUMNS.get(f.name, f.name)] for f in fields(Queue) if f.name != "parent"}
-    return Queue(**stored, parent=parent_of(row["id"]))
+def _queue(work: Reading, row: Any) -> Queue:
+    stored = {f.name: row[_COLUMNS.get(f.name, f.name)] for f in fields(Queue) if f.name not in _DERIVED}
+    queue = Queue(**stored, parent=parent_of(row["id"]), parent_number=row["parent"])
+    if queue.layout == FIRST_LAYOUT:
+        return queue
+    older = queries.layouts.open_ones(work, queue.source_number, before=queue.layout)
+    return replace(queue, older=tuple(Layout(*found) for found in older))
 
 
 def parent_of(queue_id: str) -> str | None:
@@ -310,7 +373,7 @@ def find_queue(work: Reading, queue_id: str) -> Queue:
     if row is None:
         known = ", ".join(q.id for q in list_queues(work)) or "none"
         raise UnknownQueue(f"the store has no queue {queue_id!r}; it has: {known}")
-    return _queue(row)
+    return _queue(work, row)
 
 
 def find_reader(work: Reading, queue_id: str) -> Queue:
@@ -331,12 +394,12 @@ def find_reader(work: Reading, queue_id: str) -> Queue:
 
 def readers_of(work: Reading, queue: Queue) -> list[Queue]:
     """Read the subscriptions of a queue, by name."""
-    return [_queue(row) for row in queries.readers.reader_rows(work, queue.number)]
+    return [_queue(work, row) for row in queries.readers.reader_rows(work, queue.number)]
 
 
 def list_queues(work: Reading) -> list[Queue]:
     """Read all queues and subscriptions, by name."""
-    return [_queue(row) for row in queries.queues.queue_rows(work)]
+    return [_queue(work, row) for row in queries.queues.queue_rows(work)]
 
 
 def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> None:

@@ -37,7 +37,7 @@ def peek(
     limit: int = 10,
     values: bool = False,
 ) -> list[QueuedEntry]:
-    """Read the first entries that a snapshot sees, in the order in which a drain takes them: bucket, key, seq.
+    """Read the first entries of one layout that a snapshot sees, as a drain takes them: by bucket, key and seq.
 
     :param key: only entries of this encoded key.
     :param limit: most entries, 1 to 1000.
@@ -59,8 +59,11 @@ def hidden_seqs(work: Reading, queue: Queue, snapshot: Snapshot, key: bytes, *, 
 
     They were staged by long transactions in progress, or by such as ended without a commit, until clean-up comes.
     """
-    place = bucket(key, queue.buckets), key
-    return queries.entries.hidden_seqs(work, queue.number, queue.layout, snapshot, place=place, rows=limit)
+    found: list[int] = []
+    for layout in queue.layouts():
+        place = bucket(key, layout.buckets), key
+        found += queries.entries.hidden_seqs(work, queue.number, layout.number, snapshot, place=place, rows=limit)
+    return sorted(found)[:limit]
 
 
 def _fitting(sizes: list[int]) -> int:

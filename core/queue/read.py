@@ -186,10 +186,14 @@ def remove_entries(work: Work, queue: Queue, positions: Sequence[Position]) -> i
 
 def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Backlog]:
     """Count the entries that wait, unit by unit; units without entries are left out."""
-    units = queue.units()
-    wanted = set(units if within is None else within)
-    if not wanted:
-        return []
+    found: list[Backlog] = []
+    for of, units in queue.by_layout(queue.open_units() if within is None else within):
+        found += _backlog_in_layout(work, of, snapshot, units)
+    return found
+
+
+def _backlog_in_layout(work: Reading, queue: Queue, snapshot: Snapshot, wanted: Sequence[Range]) -> list[Backlog]:
+    units = {unit.first // queue.buckets_per_range: unit for unit in wanted}
     found: dict[int, Backlog] = {}
     for count in (queries.entries.count_by_unit, queries.segments.count_by_unit):
         counted = count(
@@ -197,14 +201,16 @@ def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Ra
             queue.number,
             queue.layout,
             snapshot,
-            first=min(wanted).first,
-            end=max(unit.end for unit in wanted),
+            first=wanted[0].first,
+            end=wanted[-1].end,
             buckets_per_range=queue.buckets_per_range,
         )
         for unit, entries, size, seq in counted:
-            other = found.get(unit, Backlog(units[unit], 0, 0, seq))
-            found[unit] = Backlog(units[unit], other.entries + entries, other.bytes + size, min(other.oldest_seq, seq))
-    return [found[unit] for unit in sorted(found) if units[unit] in wanted]
+            if unit in units:
+                other = found.get(unit, Backlog(units[unit], 0, 0, seq))
+                oldest = min(other.oldest_seq, seq)
+                found[unit] = Backlog(units[unit], other.entries + entries, other.bytes + size, oldest)
+    return [found[unit] for unit in sorted(found)]
 
 
 def backlog_by_bucket(work: Reading, queue: Queue, snapshot: Snapshot, within: Range) -> list[Backlog]:
@@ -212,7 +218,7 @@ def backlog_by_bucket(work: Reading, queue: Queue, snapshot: Snapshot, within: R
     counted = queries.entries.count_by_unit(
         work, queue.number, queue.layout, snapshot, first=within.first, end=within.end, buckets_per_range=1
     )
-    return [Backlog(Range(bucket, bucket + 1), entries, size, seq) for bucket, entries, size, seq in counted]
+    return [Backlog(Range(at, at + 1, queue.layout), entries, size, seq) for at, entries, size, seq in counted]
 
 
 def every_nth_key(work: Reading, queue: Queue, snapshot: Snapshot, bucket: int, step: int) -> list[bytes]:
@@ -224,16 +230,18 @@ def waiting_ranges(
     work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None
 ) -> list[Range]:
     """Find the units that have work, at the cost of one index probe each and one look at what waits in files."""
-    units = queue.units() if within is None else sorted(within)
-    in_files = waiting_in_files(work, queue, snapshot, units)
-    return sorted({*waiting_in_rows(work, queue, snapshot, units), *in_files})
+    found: set[Range] = set()
+    for of, units in queue.by_layout(queue.open_units() if within is None else within):
+        found |= {*waiting_in_rows(work, of, snapshot, units), *waiting_in_files(work, of, snapshot, units)}
+    return sorted(found)
 
 
 def waiting_in_files(
     work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range], *, since: Snapshot | None = None
 ) -> list[Range]:
-    """Find the units in which segments wait.
+    """Find the units of one layout in which segments wait.
 
+    :param queue: the queue in that layout.
     :param since: an earlier snapshot; segments that it saw do not count.
     """
     waiting = queries.segments.intervals(work, queue.number, queue.layout, snapshot, since=since)

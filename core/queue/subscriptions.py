@@ -43,7 +43,7 @@ def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PA
         parent = find_queue(work, queue_id)
         if name in _readers(work, parent):
             return True
-        _shut_out_commits(work, parent)
+        shut_out_commits(work, parent)
         if not parent.fans_out:
             if queries.readers.has_rows(work, parent.number, locked_at=work.now()):
                 return False
@@ -91,7 +91,7 @@ def unsubscribe(
         # In the order of claims. No drain sets anything aside any more, and what one has just set aside is seen.
         queries.readers.hold(work, reader.number)
         queries.readers.hold_locks(work, reader.number)
-        _shut_out_commits(work, queue)
+        shut_out_commits(work, queue)
         waits = queries.readers.has_rows(work, reader.number)
         if waits and act is None:
             return False
@@ -228,7 +228,7 @@ def _change(database: Database, queue: Queue, change: Callable[[Work], Changed],
     return retry.call(attempt, worth_repeating=lambda error: isinstance(error, QueueBusy))
 
 
-def _shut_out_commits(work: Work, queue: Queue) -> None:
+def shut_out_commits(work: Work, queue: Queue) -> None:
     """Let no commit that adds to the queue overlap the rest of the SQL transaction."""
     if not work.database.dialect.try_readers(work.connection, queue.number):
         raise QueueBusy(f"transactions that add to queue {queue.id!r} are in progress")

@@ -42,23 +42,19 @@ def look(
     :param within: units that are looked at; None means all.
     :param since: an earlier sighting of the same units.
     """
-    units = queue.units() if within is None else sorted(within)
     retries = queries.dead_letters.count_retries(work, queue.id)
-    waiting = waiting_ranges(work, queue, snapshot, units)
+    waiting = waiting_ranges(work, queue, snapshot, within)
     has_news = bool(waiting)
     if waiting and since is not None and retries == since.retries:
-        has_news = any(
-            queries.entries.first_bucket(
-                work,
-                queue.number,
-                queue.layout,
-                snapshot,
-                first=unit.first,
-                end=unit.end,
-                since=since.snapshot,
-            )
-            is not None
-            for unit in waiting
-        )
-        has_news = has_news or bool(waiting_in_files(work, queue, snapshot, waiting, since=since.snapshot))
+        has_news = any(_has_news(work, of, snapshot, units, since.snapshot) for of, units in queue.by_layout(waiting))
     return Sighting(tuple(waiting), has_news, snapshot, retries)
+
+
+def _has_news(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range], since: Snapshot) -> bool:
+    in_rows = (
+        queries.entries.first_bucket(
+            work, queue.number, queue.layout, snapshot, first=unit.first, end=unit.end, since=since
+        )
+        for unit in units
+    )
+    return any(at is not None for at in in_rows) or bool(waiting_in_files(work, queue, snapshot, units, since=since))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from export_queue.core.errors import EntryError
-from export_queue.core.queue import Queue, QueueWriter, buckets_of
+from export_queue.core.queue import Queue, QueueWriter, buckets_of, queue_of
 from export_queue.core.segments.catalogue import begin_load, stage_segments
 from export_queue.core.segments.files import load_pyarrow
 from export_queue.core.segments.writing import OnDuplicate, write_segments
@@ -64,10 +64,12 @@ class BulkWriter(QueueWriter):
         if values is None:
             pairs = zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
             values = pa.array([queue.encode_value(value, key=key) for key, value in pairs], pa.binary())
+        base = begin_load(opened.database, opened)
+        with opened.database.read() as work:  # what the process knows of the queue may be a minute old
+            queue = queue_of(work, queue.id, opened.id)
         buckets = pa.array(buckets_of(keys.to_pylist(), queue.buckets), pa.int32())
         table = pa.table({"bucket": buckets, "key": keys, "value": values})
         table = table.sort_by([("bucket", "ascending"), ("key", "ascending")])  # stable: of equal keys the last is last
-        base = begin_load(opened.database, opened)
         reports = write_segments(
             table.to_batches(max_chunksize=1 << 16),
             base=base,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import Entries, Queue, Range
+from export_queue.core.queue import Entries, Queue, Range, queue_of
 from export_queue.core.segments.files import check_base, parent_of
 from export_queue.core.segments.merging import Chunk, Run, bytes_of_all
 from export_queue.core.segments.model import FileReport, Segment
@@ -85,15 +85,12 @@ def stage_segments(
             )
     store_id = identity_of(database).store_id
     with database.begin() as work:
-        # First, as for claims: whoever alters the units finds the segments, or is found here.
-        units = queries.locks.serialise_requests(work, queue.number, queue_id=queue.id)
-        if units != queue.buckets_per_range:
-            raise InvalidArgument(
-                f"the units of queue {queue.id!r} were altered: expected {units} buckets a unit, found files with "
-                f"{queue.buckets_per_range}",
-                hint="load again",
-            )
         database.dialect.hold_long(work.connection, number, (queue.number,), store_id=store_id)
+        # Behind it: whoever alters the queue's buckets has ended, or waits until this SQL transaction has.
+        expected = queue_of(work, queue.id, number)
+        laid_out = (queue.layout, queue.buckets, queue.buckets_per_range)
+        if (expected.layout, expected.buckets, expected.buckets_per_range) != laid_out:
+            raise queries.layouts.layout_closed(f"queue {queue.id!r}")
         folder = queries.segments.folder_of(work, number)
         if folder is None:
             raise InvalidArgument(f"transaction {number}: expected begin_load() before its first file")

@@ -79,7 +79,7 @@ class Segment:
     @property
     def range(self) -> Range:
         """The buckets in which its entries are."""
-        return Range(self.first, self.end)
+        return Range(self.first, self.end, self.layout)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], done: tuple[tuple[EntryKey, EntryKey], ...] = ()) -> Segment:

@@ -20,12 +20,26 @@ def peek(
 ) -> list[QueuedEntry]:
     """Read the first entries that a snapshot sees, in the order in which a drain takes them: bucket, key, seq.
 
+    Those of a layout that is older than the current one come first.
+
     :param key: only entries of this encoded key.
     :param limit: most entries, 1 to 1000.
     :param values: whether values are read, too; there are fewer entries then where values are large.
     :raises InvalidArgument: the limit is out of bounds.
     :raises SegmentLost: a file is missing or damaged.
     """
+    found: list[QueuedEntry] = []
+    for layout in queue.layouts():
+        most = limit - len(found) if found else limit
+        if not found or most:
+            of = queue.in_layout(layout.number)
+            found += _peek_in_layout(work, of, snapshot, key=key, limit=most, values=values)
+    return found
+
+
+def _peek_in_layout(
+    work: Reading, queue: Queue, snapshot: Snapshot, *, key: bytes | None, limit: int, values: bool
+) -> list[QueuedEntry]:
     at = None if key is None else bucket(key, queue.buckets)
     segments = waiting_segments(work, queue, snapshot, Range(0, queue.buckets) if at is None else Range(at, at + 1))
     if not segments:

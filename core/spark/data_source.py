@@ -127,6 +127,7 @@ class ExportQueueDataSource(DataSource):
                 return ExportQueueWriter(settings, targets, identity.store_id)
             try:
                 base = begin_load(database, opened)
+                targets = targets.laid_out_for(database, opened.id)
             except BaseException as error:
                 opened.abort(error)
                 raise

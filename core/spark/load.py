@@ -148,6 +148,7 @@ def _load(df: DataFrame, opened: OpenTransaction, target: Target, targets: Targe
     begun = time.monotonic()
     transaction = opened.value.id
     base = begin_load(opened.database, opened)
+    targets = targets.laid_out_for(opened.database, transaction)
     setup = LoadSetup(base, identity_of(opened.database).store_id, transaction, targets, target.queue, target.latest_by)
     files = collect_files(_run(df, setup, target))
     stage_files(opened, targets, files)

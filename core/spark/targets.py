@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from export_queue.core.drain import Problem
 from export_queue.core.errors import InvalidArgument, UnknownQueue
-from export_queue.core.queue import Queue, find_queue, list_queues
+from export_queue.core.queue import Queue, find_queue, list_queues, queue_of
 from export_queue.core.spark.columns import Columns
 from export_queue.core.store import Database, added_to_subscription
 
@@ -82,6 +82,14 @@ class Targets:
 
     queues: Mapping[str, Queue]
     refused: Mapping[str, Problem] = field(default_factory=dict)
+
+    def laid_out_for(self, database: Database, transaction: int) -> Targets:
+        """Read the queues anew, in the layouts in which a long transaction adds to them; tasks cut files by these.
+
+        :param transaction: its id; what was read before it began may be of an older layout.
+        """
+        with database.read() as work:
+            return replace(self, queues={name: queue_of(work, name, transaction) for name in self.queues})
 
     def __getitem__(self, queue_id: str) -> Queue:
         """Find the queue that a row names.

@@ -253,6 +253,15 @@ class StoreDialect(Protocol):
         :raises SchemaVersionError: they would not.
         """
 
+    def admit_layouts(self, connection: Handle) -> None:
+        """Make sure that the commits of clients of an older schema which are at work know former layouts.
+
+        :raises SchemaVersionError: they do not.
+        """
+
+    def last_id(self, connection: Handle) -> int:
+        """Read the last number that was drawn from the id source, by any SQL transaction that has ended or has not."""
+
     def adopt(self, connection: Handle) -> None:
         """Let a store that was copied into another cluster of servers live there."""
 

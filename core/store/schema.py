@@ -16,6 +16,8 @@ SUBSCRIPTIONS_CODE = 3
 """Oldest code that may open a store once a queue has subscriptions: older code would drain them under wrong names."""
 SEGMENTS_CODE = 4
 """Oldest code that may open a store once segments are staged: older code would pass over them."""
+LAYOUTS_CODE = 5
+"""Oldest code that may open a store once a queue has had another layout: older code would leave what waits there."""
 
 metadata = sa.MetaData()
 
@@ -193,6 +195,17 @@ queue = _table(
     _text("first_load", nullable=True),  # of a subscription that came later: 'missing', 'made' or 'waived'
     # By the queue that is added to, for commits: who reads it.
     sa.Index("xq_queue_source", sa.text("coalesce(parent, number)")),
+)
+# The layouts that a queue had before its current one, which are those of its subscriptions too.
+layout = _table(
+    "xq_layout",
+    _id("queue_number", primary_key=True),  # of the queue that is added to
+    _int("layout", primary_key=True),
+    _int("buckets"),
+    _int("buckets_per_range"),
+    _id("ceased_id"),  # the last id that had been drawn: whoever adds with one up to it, adds to this layout
+    _id("ceased_ms"),
+    _id("closed_ms", nullable=True),  # when nothing was in it any more, and nobody was left who would add to it
 )
 removed_queue = _table("xq_removed_queue", _id("number", primary_key=True))  # its rows go bit by bit, by clean-up
 entry = _table(

@@ -6,6 +6,11 @@ _LIVE_ENTRY = """
     not exists (select 1 from {s}xq_active a where a.id = e.seq)
     and not exists (select 1 from {s}xq_invalid i where i.id = e.seq)"""
 
+_FORMER_LAYOUT = """left join {{s}}xq_layout l
+            on q.layout > 1 and l.queue_number = coalesce(q.parent, q.number) and l.layout = {layout}"""
+_UNIT = "coalesce(l.buckets_per_range, q.buckets_per_range)"
+_UNIT_OF = f"({{bucket}} / {_UNIT}) * {_UNIT}"
+
 # The one with the least "low" keeps the horizon where it is.
 _HOLDERS = """
         select id, kind, low, started_ms, deadline_ms, client, cast(null as integer) as session
@@ -15,25 +20,27 @@ _HOLDERS = """
 
 VIEWS = {
     "queue_lag": f"""
-        select queue, first_bucket, cast(sum(entries) as bigint) as entries, cast(sum(bytes) as bigint) as bytes,
-               min(oldest_ms) as oldest_ms
+        select w.queue, w.first_bucket, cast(sum(w.entries) as bigint) as entries,
+               cast(sum(w.bytes) as bigint) as bytes, min(w.oldest_ms) as oldest_ms, w.layout
         from (
-          select q.id as queue, (e.bucket / q.buckets_per_range) * q.buckets_per_range as first_bucket,
+          select q.id as queue, {_UNIT_OF.format(bucket="e.bucket")} as first_bucket,
                  count(*) as entries, sum(length(e.key) + coalesce(length(e.value), 0)) as bytes,
-                 min(e.seq) / 1000000 as oldest_ms
+                 min(e.seq) / 1000000 as oldest_ms, e.layout
           from {{s}}xq_entry e join {{s}}xq_queue q on q.number = e.queue_number
-          where {_LIVE_ENTRY} group by q.id, (e.bucket / q.buckets_per_range) * q.buckets_per_range
+          {_FORMER_LAYOUT.format(layout="e.layout")}
+          where {_LIVE_ENTRY} group by q.id, {_UNIT_OF.format(bucket="e.bucket")}, e.layout
           union all
-          select q.id, (g.first_bucket / q.buckets_per_range) * q.buckets_per_range,
-                 g.entries - coalesce(d.entries, 0), g.bytes - coalesce(d.bytes, 0), g.lowest_seq / 1000000
+          select q.id, {_UNIT_OF.format(bucket="g.first_bucket")},
+                 g.entries - coalesce(d.entries, 0), g.bytes - coalesce(d.bytes, 0), g.lowest_seq / 1000000, g.layout
           from {{s}}xq_segment_reader r
           join {{s}}xq_segment g on g.transaction_id = r.transaction_id and g.number = r.number
           join {{s}}xq_queue q on q.number = r.queue_number
+          {_FORMER_LAYOUT.format(layout="g.layout")}
           left join (
             select queue_number, transaction_id, number, sum(entries) as entries, sum(bytes) as bytes
             from {{s}}xq_segment_done group by queue_number, transaction_id, number) d
             on d.queue_number = r.queue_number and d.transaction_id = r.transaction_id and d.number = r.number) w
-        group by queue, first_bucket""",
+        group by w.queue, w.first_bucket, w.layout""",
     "subscriptions": """
         select q.id as subscription, p.id as queue, q.sink, q.first_load, q.created_ms
         from {s}xq_queue q join {s}xq_queue p on p.number = q.parent""",

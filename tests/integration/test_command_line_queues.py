@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from tests.support.command_line import run_cli
@@ -38,6 +39,8 @@ def test_a_queue_is_configured_and_altered_by_the_command_of_the_error(url: str)
         "max_value_bytes": 1 << 20,
         "exclusive": False,
         "sink": None,
+        "layout": 1,
+        "drains_out": [],
         "subscriptions": [],
     }
     assert "buckets_per_range  2" in run_cli(*options, url=url)
@@ -57,6 +60,31 @@ def test_units_are_altered_beside_entries_only_where_the_sinks_have_ranks(url: s
         tx.queue("orders").add("anna", 1)
     assert "--guard seq" in run_cli("alter", "orders", "--buckets-per-range", "8", url=url, status=1)
     run_cli("alter", "orders", "--buckets-per-range", "8", "--guard", "seq", url=url)
+
+
+def test_buckets_are_altered_and_the_status_says_what_waits_in_the_former_ones(url: str, tmp_path: Path) -> None:
+    run_cli("configure", "orders", "--buckets", "16", url=url)
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("orders").add_many((f"key-{n}", n) for n in range(20))
+    assert "in_older_layouts" not in run_cli("status", url=url)
+    altered = run_cli("alter", "orders", "--buckets", "7", "--guard", "seq", "--json", url=url)
+    assert {"buckets": 7, "buckets_per_range": 2, "layout": 2, "drains_out": [1]}.items() <= json.loads(altered).items()
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("orders").add("key-1", -1)
+    (row,) = json.loads(run_cli("status", "--json", url=url))
+    assert (row["entries"], row["in_older_layouts"]) == (21, 20)
+    assert "in_older_layouts" in run_cli("status", url=url)
+    at = bucket(b"key-1", 7) // 2 * 2
+    assert row["ranges"][-1] == [at, min(at + 2, 7), 2]
+    place = "" if url.startswith("sqlite") else "export_queue."
+    with Store.open(url) as store, store.database.read() as work:
+        lag = work.connection.exec_driver_sql(f"select layout, first_bucket, entries from {place}queue_lag").all()
+    assert sorted(lag)[-1] == (2, at, 1)
+    assert sum(entries for layout, _, entries in lag if layout == 1) == 20
+    assert {first % 2 for layout, first, _ in lag if layout == 1} == {0}
+    command = ["drain", "orders", "--sink", f"sqlite:///{tmp_path / 'copies.db'}", "--json"]
+    assert json.loads(run_cli(*command, "--range", f"{at}:{min(at + 2, 7)}:2", url=url))["read"] == 1
+    assert "such as 0:101" in run_cli(*command, "--range", "0:2:x", url=url, status=2)
 
 
 def test_a_table_is_configured(url: str) -> None:

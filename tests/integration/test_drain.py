@@ -34,6 +34,7 @@ from export_queue.core.errors import (
     UnknownQueue,
 )
 from export_queue.core.locks import holders
+from export_queue.core.queue import Range
 from export_queue.core.sinks import (
     ApplyResult,
     Capabilities,
@@ -156,7 +157,7 @@ def test_every_committed_entry_arrives_and_nothing_stays(orders: Store, target: 
     assert (report.read, report.acknowledged, report.dead, report.left) == (5, 5, 0, 0)
     assert (report.produced, report.written, report.collapsed) == (5, 3, 2)
     assert report.highest_seq == last
-    assert str(report.ranges) == "(Range(first=0, end=20),)"
+    assert report.ranges == (Range(0, 20),)
     assert stored(orders, report) == report
     assert orders.queue("orders").sink == target.spec.name
 

@@ -175,7 +175,7 @@ def test_a_report_fits_a_delivery_by_its_ranges_and_sequences() -> None:
     ]
 
     def named(at: int, seq: int | None) -> str | None:
-        found = may_have_brought(drains, at, seq)
+        found = may_have_brought(drains, [Range(at, at + 1)], seq)
         return None if found is None else found.report.drain_id
 
     assert (named(3, 5), named(11, 5), named(3, None), named(4, None), named(12, None)) == (

@@ -16,7 +16,13 @@ def segments(store: Store, queue_id: str = "orders") -> list[Segment]:
     queue = store.queue(queue_id)
     snapshot = take_snapshot(store.database)
     with store.database.read() as work:
-        return waiting_segments(work, queue, snapshot, Range(0, queue.buckets))
+        return [
+            segment
+            for layout in queue.layouts()
+            for segment in waiting_segments(
+                work, queue.in_layout(layout.number), snapshot, Range(0, layout.buckets, layout.number)
+            )
+        ]
 
 
 def visible(store: Store, queue_id: str = "orders") -> list[tuple[int, bytes, int, bytes | None]]:

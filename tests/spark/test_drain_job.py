@@ -184,16 +184,20 @@ def test_a_job_finds_codecs_where_it_finds_exporters(
 
 
 @pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
-def test_a_job_drains_a_subscription(
+def test_a_job_drains_a_subscription_in_each_of_its_layouts(
     orders: Store, store_url: str, redis_spec: SinkSpec, redis_client: Any, passwords: dict[str, str], submit: Submit
 ) -> None:
     orders.configure_queue("airports", buckets=8, buckets_per_range=4, subscriptions=["search", "cache"])
     with orders.transaction() as tx:
-        tx.queue("airports").add_many((f"k{i}", i) for i in range(50))
+        tx.queue("airports").add_many((f"k{i}", i) for i in range(40))
+    orders.alter_queue("airports", buckets=5, buckets_per_range=2, guard="seq")
+    with orders.transaction() as tx:
+        tx.queue("airports").add_many((f"k{i}", i) for i in range(40, 50))
     job = job_for(store_url, redis_spec, queue_id="airports/search")
     submission = submit(job, variables={**MODULES, **passwords})
     assert submission.wait() == 0, submission.output()
-    assert report_of(orders, job.drain_id).acknowledged == 50
+    report = report_of(orders, job.drain_id)
+    assert (report.acknowledged, report.ranges) == (50, (Range(0, 8), Range(0, 5, 2)))
     assert len(list(redis_client.scan_iter("airports:*"))) == 50
     assert orders.backlog("airports/search") == []
     assert sum(unit.entries for unit in orders.backlog("airports/cache")) == 50

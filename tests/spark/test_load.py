@@ -13,6 +13,7 @@ import pytest
 from tests.spark.loading import files, segments, values, visible
 
 from export_queue.core.client import Store
+from export_queue.core.drain import drain
 from export_queue.core.errors import (
     CommitOutcomeUnknown,
     ConfigurationError,
@@ -26,6 +27,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.queue import bucket
 from export_queue.core.retry import Retry
+from export_queue.core.sinks import MemorySink
 from export_queue.core.spark import write_transactional
 from export_queue.core.store import queries
 from export_queue.core.transactions import outcomes
@@ -257,6 +259,22 @@ def test_several_frames_and_plain_writes_commit_together(orders: Store, rows: An
     assert values(orders) == values(orders, "others") == EXPECTED
     with orders.transaction(read_only=True) as tx:
         assert tx.table("loads").get("nightly", "state") == b"done"
+
+
+def test_frames_of_a_transaction_lie_in_the_layout_in_which_it_began(orders: Store, rows: Any) -> None:
+    with orders.transaction(long=True) as tx:
+        replaced = rows.where("value.n < 300").selectExpr("key", "named_struct('n', -1) as value")
+        write_transactional(replaced, orders, "orders", tx=tx)
+        orders.alter_queue("orders", buckets=7, buckets_per_range=3, guard="seq")
+        write_transactional(rows, orders, "orders", tx=tx)
+    queue = orders.queue("orders")
+    assert {segment.layout for segment in segments(orders)} == {1}
+    report = write_transactional(rows.limit(3), orders, "orders")
+    assert {segment.layout for segment in segments(orders) if segment.transaction == report.transaction} == {2}
+    sink = MemorySink()
+    drain(orders, "orders", sink, sink_name="s")
+    assert {key: value for (_, key), value in sink.records().items()} == EXPECTED
+    assert (queue.layout, orders.queue("orders").older) == (2, ())
 
 
 def test_an_error_behind_a_load_takes_it_back(orders: Store, rows: Any) -> None:

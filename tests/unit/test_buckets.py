@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.support.golden import GOLDEN_HASHES
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import Range, bucket, buckets_of
-from export_queue.core.queue.buckets import split, units_of
+from export_queue.core.queue import Layout, Range, as_range, bucket, buckets_of, join_ranges
+from export_queue.core.queue.buckets import split
 
 
 @pytest.mark.parametrize(("key", "signed"), GOLDEN_HASHES)
@@ -27,11 +27,15 @@ def test_many_keys_at_once_get_the_buckets_of_each_alone(keys: list[bytes], buck
 @given(st.integers(1, 3000), st.integers(1, 3000))
 def test_units_tile_the_buckets(buckets: int, per_range: int) -> None:
     per_range = min(per_range, buckets)
-    units = units_of(buckets, per_range)
+    layout = Layout(1, buckets, per_range)
+    units = layout.units()
     assert units[0].first == 0
     assert units[-1].end == buckets
     assert all(one.end == other.first for one, other in zip(units, units[1:], strict=False))
-    assert split([Range(0, buckets)], buckets, per_range) == units
+    assert split([Range(0, buckets)], [layout]) == units
+    assert [layout.unit_of(at) for at in range(buckets)] == [
+        unit for unit in units for _ in range(unit.first, unit.end)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -49,18 +53,38 @@ def test_units_tile_the_buckets(buckets: int, per_range: int) -> None:
         "ab",
         [0, 101.0],
         [True, 101],
+        [0, 101, 2],
+        [0, 101, 1, 1],
     ],
 )
 def test_a_range_that_is_not_whole_units_is_refused_with_what_is_expected(wrong: object) -> None:
     with pytest.raises(InvalidArgument, match="expected"):
-        split([wrong], 1009, 101)  # type: ignore[list-item]
+        split([wrong], [Layout(1, 1009, 101)])  # type: ignore[list-item]
 
 
 def test_overlapping_ranges_are_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"unit \[101, 202\) is given twice"):
-        split([[0, 202], [101, 303]], 1009, 101)
+        split([[0, 202], [101, 303]], [Layout(1, 1009, 101)])
 
 
 def test_the_last_unit_may_be_smaller() -> None:
-    assert units_of(1009, 101)[-1] == Range(909, 1009)
-    assert units_of(1010, 100)[-1] == Range(1000, 1010)
+    assert Layout(1, 1009, 101).units()[-1] == Range(909, 1009)
+    assert Layout(1, 1010, 100).units()[-1] == Range(1000, 1010)
+
+
+def test_a_range_of_two_numbers_is_one_of_the_first_layout_and_a_third_one_names_another() -> None:
+    layouts = [Layout(1, 16, 4), Layout(3, 10, 5)]
+    assert split([[5, 10, 3], [0, 8]], layouts) == [Range(0, 4), Range(4, 8), Range(5, 10, 3)]
+    assert [as_range(one.to_json()) for one in (Range(0, 4), Range(5, 10, 3))] == [Range(0, 4), Range(5, 10, 3)]
+    assert [str(one) for one in (Range(0, 4), Range(5, 10, 3))] == ["[0, 4)", "[5, 10) of layout 3"]
+    with pytest.raises(InvalidArgument, match="expected one of layout 1 or 3, found one of layout 2, in which nothing"):
+        split([[0, 5, 2]], layouts)
+    with pytest.raises(
+        InvalidArgument, match=r"range \[0, 4\) of layout 3: expected a run of whole units of 5 buckets"
+    ):
+        split([[0, 4, 3]], layouts)
+
+
+def test_ranges_are_joined_within_their_layout() -> None:
+    ranges = [Range(4, 8, 2), Range(0, 4), Range(8, 12), Range(0, 4, 2), Range(4, 8)]
+    assert join_ranges(ranges) == (Range(0, 12), Range(0, 8, 2))

@@ -31,7 +31,8 @@ NAMES = """
     SegmentLost SegmentRefused SegmentUnavailable
     StoreError OtherCluster SchemaVersionError StoreNotCreated StoreReplaced StoreUnavailable
     TransactionError AfterCommitFailed AlreadyCommitted ChangeSetTooLarge CommitOutcomeUnknown CommitRefused
-    ConflictError RegistrationLost SnapshotTooOld TransactionEnded TransactionTimeout TransactionsInProgress
+    ConflictError LayoutClosed RegistrationLost SnapshotTooOld TransactionEnded TransactionTimeout
+    TransactionsInProgress
     LockError LeaseLost LockNotAvailable QueueBusy
     SinkError SinkBelongsToAnother SinkLostData SinkRefused SinkUnavailable
     DrainError AmbiguousRecord DrainTimedOut EntriesNotSettled EntryRejected ExporterError SparkJobFailed

@@ -239,6 +239,7 @@ class PostgresDialect:
             "{queue_bit}": f"{QUEUE_BIT}::bigint",
             "{moment_ms}": str(sql.MOMENT_MS),
             "{bucket}": sql.BUCKET.format(hash="e.h", queue="q"),
+            "{queues_of_tx}": sql.QUEUES_OF_TRANSACTION.replace("{s}", self._s),
             "{bucket_of_staged}": sql.BUCKET.format(hash="s.hash", queue="r"),
         }
         for placeholder, value in values.items():
@@ -308,6 +309,19 @@ class PostgresDialect:
                 "an older release has put its functions back into the store, which do not know segments",
                 hint="run `export-queue init` with this version, as the store's owner",
             )
+
+    def admit_layouts(self, connection: Handle) -> None:
+        """Look at what commits call: an older release may have put its own functions back."""
+        if not calls.one(connection, self._sql(sql.HAS_STEPS_FOR_LAYOUTS))[0]:
+            raise SchemaVersionError(
+                "an older release has put its functions back into the store, which know one layout of a queue",
+                hint="run `export-queue init` with this version, as the store's owner",
+            )
+
+    def last_id(self, connection: Handle) -> int:
+        """Read the sequence, or the clock's row."""
+        by_sequence = self._stored_id_source(connection) == "sequence"
+        return int(calls.one(connection, self._sql(sql.LAST_OF_SEQUENCE if by_sequence else sql.LAST_OF_CLOCK))[0])
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""

@@ -18,6 +18,7 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store.queries.conflict_keys import conflict_error
+from export_queue.core.store.queries.layouts import layout_closed
 from export_queue.core.store.queries.loads import removed_while_loading
 from export_queue.core.store.queries.readers import (
     added_to_subscription,
@@ -124,6 +125,8 @@ def refusal(error: psycopg.Error) -> ExportQueueError | None:
             return removed_while_loading()
         case "XQ012":
             return staged_by_older_client()
+        case "XQ014":
+            return layout_closed("a queue")
         case "XQ009":
             return async_commits()
         case "XQ008":

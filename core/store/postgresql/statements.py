@@ -93,6 +93,17 @@ STAGE = "select {s}.xq_stage_v3(%s, %b, %b, " + _WRITES + ", " + _CELLS + ", %b)
 COMMIT = "select {s}.xq_commit_v3(" + ", ".join([*["%b"] * 12, _WRITES, _CELLS, _CELLS, "%b, %b"]) + ")"
 BUCKET = "((({hash} % {queue}.buckets) + {queue}.buckets) % {queue}.buckets)::int"
 """An entry's bucket in the layout of one of its readers (I8)."""
+QUEUES_OF_TRANSACTION = """(
+      select o.number, o.parent, o.fans_out,
+        coalesce(f.layout, o.layout) as layout, coalesce(f.buckets, o.buckets) as buckets
+      from {s}.xq_queue o
+      left join lateral (
+        select l.layout, l.buckets from {s}.xq_layout l
+        where o.layout > 1 and l.queue_number = coalesce(o.parent, o.number)
+          and l.ceased_id >= tx and l.closed_ms is null
+        order by l.layout limit 1) f on true)"""
+"""Queues in the layouts in which transaction ``tx`` adds: the oldest that were current when it had begun. So all that
+it adds lies in one, and no key of it in two under one sequence, although it stages its entries little by little."""
 MOMENT_MS = 50
 """The longest wait of somebody who changes the readers of a queue: commits that come meanwhile wait behind."""
 WAIT_BRIEFLY = f"select pg_catalog.set_config('lock_timeout', '{MOMENT_MS}', true)"
@@ -107,6 +118,14 @@ HAS_STEPS_FOR_SEGMENTS = """
     where p.pronamespace = '{s}'::regnamespace and p.proname in ('xq_commit_v3', 'xq_rollback_v2')
       and p.prosrc like '%%xq\\_%%segment%%'
 """
+HAS_STEPS_FOR_LAYOUTS = """
+    select count(*) = 3 from pg_catalog.pg_proc p
+    where p.pronamespace = '{s}'::regnamespace
+      and p.proname in ('xq_commit_v3', 'xq_stage_v3', 'xq_publish_segments_v4')
+      and p.prosrc like '%%xq\\_layout%%'
+"""
+LAST_OF_SEQUENCE = "select coalesce(pg_catalog.pg_sequence_last_value('{s}.xq_id'), 0)"
+LAST_OF_CLOCK = "select last_id from {s}.xq_last_id"
 HOLD_LONG = "select {s}.xq_hold_long_v4(%b, %b, %b)"
 LOCK_KEYS = "select {s}.xq_lock_keys_v2(%b, %b)"
 EXPIRE = "select ended, failed from {s}.xq_expire_v2()"

@@ -30,6 +30,11 @@ def is_there(work: Reading, number: int) -> bool:
     return work.connection.execute(sa.select(q.c.number).where(q.c.number == number)).first() is not None
 
 
+def layout_of(work: Reading, number: int) -> int | None:
+    """Read the number of a queue's current layout; None if the queue was removed."""
+    return work.connection.scalar(sa.select(q.c.layout).where(q.c.number == number))
+
+
 def queue_row(work: Reading, queue_id: str) -> Mapping[str, Any] | None:
     """Read the options of one queue."""
     row = work.connection.execute(sa.select(q).where(q.c.id == queue_id)).mappings().first()

@@ -183,6 +183,14 @@ class SqliteDialect:
     def admit_segments(self, connection: Handle) -> None:
         """Nothing: a trigger publishes them, whoever commits."""
 
+    def admit_layouts(self, connection: Handle) -> None:
+        """Let the file refuse what a client of an older schema has staged for a layout that is closed."""
+        _raw_of(connection).execute(sql.REFUSE_CLOSED_LAYOUTS)
+
+    def last_id(self, connection: Handle) -> int:
+        """Read the clock's row."""
+        return int(_raw_of(connection).execute(sql.LAST_ID).fetchone()[0])
+
     def check_server(self, connection: Handle) -> None:
         """Nothing: the numbers in a file are those of the file."""
 
@@ -409,7 +417,7 @@ class SqliteDialect:
             staged = raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3], flush) for cell in writes.cells])
             if writes.cells and staged.rowcount < len(writes.cells):
                 return ()
-            entries = _staged(raw, writes.entries)
+            entries = _staged(raw, transaction, writes.entries)
             staged = raw.executemany(sql.STAGE_ENTRY, [(transaction, *place, h, flush) for place, h, _ in entries])
             if writes.entries and staged.rowcount < len(writes.entries):
                 return ()
@@ -659,10 +667,10 @@ def _of_readers(
     readers: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     added_to = json.dumps(list({entry[0] for entry in entries}))
     if load is None:
-        for source, *place in raw.execute(sql.READERS, (added_to,)):
+        for source, *place in raw.execute(sql.READERS, (seq, added_to)):
             readers[source].append(tuple(place))
     else:
-        for number, layout, buckets, _ in raw.execute(sql.QUEUES, (added_to,)):
+        for number, layout, buckets, _ in raw.execute(sql.QUEUES, (seq, added_to)):
             readers[number].append((number, layout, buckets))
     return [
         (number, layout, hashed % buckets, key, seq, value)
@@ -672,16 +680,16 @@ def _of_readers(
 
 
 def _staged(
-    raw: sqlite3.Connection, entries: Sequence[tuple[int, int, bytes, bytes | None]]
+    raw: sqlite3.Connection, transaction: int, entries: Sequence[tuple[int, int, bytes, bytes | None]]
 ) -> list[tuple[tuple[int, int, int, bytes], int | None, bytes | None]]:
-    """Tell where entries wait for the commit: place, hash and value.
+    """Tell where entries of a transaction wait for its commit: place, hash and value.
 
     Those of a queue with subscriptions wait in its layout and bucket 0, and the commit needs their hash.
     """
     if not entries:
         return []
     numbers = json.dumps(list({entry[0] for entry in entries}))
-    queues = {row[0]: row[1:] for row in raw.execute(sql.QUEUES, (numbers,))}
+    queues = {row[0]: row[1:] for row in raw.execute(sql.QUEUES, (transaction, numbers))}
     found: list[tuple[tuple[int, int, int, bytes], int | None, bytes | None]] = []
     for queue, hashed, key, value in entries:
         layout, buckets, fans_out = queues[queue]

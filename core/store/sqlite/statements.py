@@ -118,11 +118,22 @@ PUT_ENTRY = """
     insert into xq_entry (queue_number, layout, bucket, key, seq, value) values (?, ?, ?, ?, ?, ?)
     on conflict do update set value = excluded.value
 """
-READERS = """
-    select coalesce(parent, number), number, layout, buckets from xq_queue
-    where coalesce(parent, number) in (select value from json_each(?)) and not fans_out
+# The layouts l of queues q in which a transaction adds: the oldest that were current when it had begun. So all that it
+# adds lies in one, and no key of it in two under one sequence, although it stages its entries little by little.
+_LAYOUT = """
+    left join xq_layout l on q.layout > 1 and l.queue_number = coalesce(q.parent, q.number) and l.layout = (
+      select min(o.layout) from xq_layout o
+      where o.queue_number = coalesce(q.parent, q.number) and o.ceased_id >= {} and o.closed_ms is null)
 """
-QUEUES = "select number, layout, buckets, fans_out from xq_queue where number in (select value from json_each(?))"
+_PLACE = "coalesce(l.layout, q.layout), coalesce(l.buckets, q.buckets)"
+READERS = f"""
+    select coalesce(q.parent, q.number), q.number, {_PLACE} from xq_queue q {_LAYOUT.format("?")}
+    where coalesce(q.parent, q.number) in (select value from json_each(?)) and not q.fans_out
+"""
+QUEUES = f"""
+    select q.number, {_PLACE}, q.fans_out from xq_queue q {_LAYOUT.format("?")}
+    where q.number in (select value from json_each(?))
+"""
 LOAD = "select load from xq_active where id = ?"
 SUBSCRIPTION = "select id from xq_queue where number = ? and parent is not null"
 STAGED_FOR_READERS = """
@@ -133,12 +144,14 @@ STAGED_BY_OLDER_CLIENT = """
     where id = ? and hash is null and queue_number in (select number from xq_queue where fans_out) limit 1
 """
 PUBLISH_STAGED = (
-    """insert into xq_entry (queue_number, layout, bucket, key, seq, value)
+    f"""insert into xq_entry (queue_number, layout, bucket, key, seq, value)
        select r.number, r.layout, ((s.hash % r.buckets) + r.buckets) % r.buckets, s.key, s.id, e.value
        from xq_staged_entry s
        join xq_entry e on e.queue_number = s.queue_number and e.layout = s.layout and e.bucket = s.bucket
          and e.key = s.key and e.seq = s.id
-       join xq_queue r on r.parent = s.queue_number
+       join (
+         select q.number, q.parent, coalesce(l.layout, q.layout) as layout, coalesce(l.buckets, q.buckets) as buckets
+         from xq_queue q {_LAYOUT.format(":id")}) r on r.parent = s.queue_number
        where s.id = :id and s.hash is not null""",
     """delete from xq_entry where seq = :id and (queue_number, layout, bucket, key) in
        (select queue_number, layout, bucket, key from xq_staged_entry where id = :id and hash is not null)""",
@@ -149,6 +162,15 @@ REFUSE_OLDER_CLIENTS = """
     create trigger if not exists xq_entry_of_readers before insert on xq_entry
     when new.layout <> 0 and exists (select 1 from xq_queue where number = new.queue_number and fans_out)
     begin select raise(abort, 'the queue has subscriptions, for which this client is too old'); end
+"""
+REFUSE_CLOSED_LAYOUTS = """
+    create trigger if not exists xq_outcome_of_layouts before insert on xq_outcome
+    when new.status = 'committed' and exists (
+      select 1 from xq_segment g join xq_queue q on q.number = g.queue_number
+      where g.transaction_id = new.id and g.layout <> q.layout and not exists (
+        select 1 from xq_layout l
+        where l.queue_number = coalesce(q.parent, q.number) and l.layout = g.layout and l.closed_ms is null))
+    begin select raise(abort, 'files were written in a layout of the queue that is closed: load again'); end
 """
 PUT_NOTIFICATION = """
     insert or ignore into xq_notification (table_number, row_key, column_key, version) values (?, ?, ?, ?)

@@ -7,7 +7,7 @@
 --         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level,
 --         XQ008 another store, XQ009 commits are not durable, XQ010 added to a subscription itself,
 --         XQ011 a first load that is not missing, XQ012 staged before the queue had subscriptions,
---         XQ013 a first load whose subscription was removed.
+--         XQ013 a first load whose subscription was removed, XQ014 files of a layout that is closed.
 
 -- A standby shows no registration: its snapshots would be wrong.
 create or replace function {s}.xq_require_primary_v2() returns void
@@ -187,7 +187,7 @@ begin
       returning e.queue_number, e.key, e.value, g.hash)
   insert into {s}.xq_entry (queue_number, layout, bucket, key, seq, value)
     select r.number, r.layout, {bucket_of_staged}, s.key, tx, s.value
-    from s join {s}.xq_queue r on r.parent = s.queue_number;
+    from s join {queues_of_tx} r on r.parent = s.queue_number;
 end $body$;
 
 -- Begins the staging of segments: the transaction stays in progress, and the readers of its queues as they are.
@@ -205,10 +205,19 @@ begin
 end $body$;
 
 -- Publishes the segments of a long transaction, at its commit, to the readers that there are now, as its entries; those
--- of a first load to its subscription. Called after the readers have been held.
+-- of a first load to its subscription. Called after the readers have been held. Clients that have staged files look at
+-- their layout then; those of older schemas do not.
 create or replace function {s}.xq_publish_segments_v4(tx bigint) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
+  if exists (
+    select 1 from {s}.xq_segment g join {s}.xq_queue q on q.number = g.queue_number
+    where g.transaction_id = tx and g.layout <> q.layout and not exists (
+      select 1 from {s}.xq_layout l
+      where l.queue_number = coalesce(q.parent, q.number) and l.layout = g.layout and l.closed_ms is null))
+  then
+    raise exception using errcode = 'XQ014', message = 'files of a layout that is closed';
+  end if;
   insert into {s}.xq_segment_reader (queue_number, transaction_id, number)
     select q.number, g.transaction_id, g.number
     from {s}.xq_segment g
@@ -254,7 +263,7 @@ begin
   insert into {s}.xq_staged_entry as o (id, queue_number, layout, bucket, key, flush, hash)
     select tx, q.number, case when q.fans_out then 0 else q.layout end,
       case when q.fans_out then 0 else {bucket} end, e.k, xq_stage_v3.flush, case when q.fans_out then e.h end
-    from unnest(entry_queue, entry_hash, entry_key) as e(q, h, k) join {s}.xq_queue q on q.number = e.q
+    from unnest(entry_queue, entry_hash, entry_key) as e(q, h, k) join {queues_of_tx} q on q.number = e.q
     on conflict on constraint xq_staged_entry_pkey do update set flush = excluded.flush where o.flush < excluded.flush;
   get diagnostics taken = row_count;
   if taken < cardinality(entry_queue) then
@@ -267,7 +276,7 @@ begin
     select q.number, case when q.fans_out then 0 else q.layout end, case when q.fans_out then 0 else {bucket} end,
       e.k, tx, e.v
     from unnest(entry_queue, entry_hash, entry_key, entry_value) as e(q, h, k, v)
-    join {s}.xq_queue q on q.number = e.q
+    join {queues_of_tx} q on q.number = e.q
     on conflict on constraint xq_entry_pkey do update set value = excluded.value;
   -- No snapshot sees it before the commit, as all of this id.
   insert into {s}.xq_notification select n.n, n.r, n.k, pointer
@@ -430,7 +439,7 @@ begin
     end if;
     insert into {s}.xq_entry select q.number, q.layout, {bucket}, e.k, tx, e.v
       from unnest(entry_queue, entry_hash, entry_key, entry_value) as e(q, h, k, v)
-      join {s}.xq_queue q on not q.fans_out and e.q = case when load is null then coalesce(q.parent, q.number) else q.number end
+      join {queues_of_tx} q on not q.fans_out and e.q = case when load is null then coalesce(q.parent, q.number) else q.number end
       on conflict on constraint xq_entry_pkey do update set value = excluded.value;
   else
     if cardinality(cell_table) > 0 then

@@ -1,0 +1,61 @@
+"""Layouts of a queue: how one follows on another while entries are added, loaded and drained.
+
+New entries go into the *current* layout from the moment in which the queue is altered; what waits in an older one is
+drained from there. A long transaction that had begun before adds all that it adds to the layout that was current then:
+no key of it lies in two layouts under one sequence, since a sink could not tell which of two such entries counts.
+
+An older layout is *closed* once it is empty and every transaction has ended that would add to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout
+from export_queue.core.queue.options import Queue, find_queue
+from export_queue.core.store import Database, Reading, queries
+from export_queue.core.transactions import take_snapshot
+
+
+def queue_of(work: Reading, queue_id: str, transaction: int) -> Queue:
+    """Read a queue in the layout in which a transaction that has begun adds to it.
+
+    :param queue_id: the queue.
+    :param transaction: its id; it is in progress.
+    :raises UnknownQueue: there is no such queue.
+    """
+    queue = find_queue(work, queue_id)
+    if queue.layout == FIRST_LAYOUT:
+        return queue
+    found = queries.layouts.of_transaction(work, queue.source_number, transaction)
+    return queue.in_layout(queue.layout) if found is None else queue.laid_out_as(Layout(*found))
+
+
+def former_layouts(work: Reading, queue: Queue) -> tuple[Layout, ...]:
+    """Read all layouts that a queue had before its current one, oldest first, closed ones too."""
+    if queue.layout == FIRST_LAYOUT:
+        return ()
+    found = queries.layouts.former(work, queue.source_number, before=queue.layout)
+    return tuple(Layout(*layout) for layout in found)
+
+
+def in_all_layouts(work: Reading, queue: Queue) -> Queue:
+    """Return a queue with all of its former layouts: places in closed ones, as dead letters have, are known to it."""
+    return replace(queue, older=former_layouts(work, queue))
+
+
+def close_layouts(database: Database, queue: Queue) -> None:
+    """Close the older layouts of a queue in which nothing waits, and to which nobody will add any more.
+
+    :param queue: the queue, or one of its subscriptions; all of them must have drained a layout before it is closed.
+    """
+    if not queue.older:
+        return
+    with database.read() as work:
+        ceased = queries.layouts.ceased_ids(work, queue.source_number)
+    # Before the look: whoever is in progress by then, may add what the look does not find.
+    lowest = min(take_snapshot(database).excluded, default=None)
+    for number, last in ceased.items():
+        if lowest is None or lowest > last:
+            with database.begin() as work:
+                queries.layouts.try_close(work, queue.source_number, number)
