@@ -102,6 +102,7 @@ HAS_STEPS_FOR_SEGMENTS = """
     where p.pronamespace = '{s}'::regnamespace and p.proname in ('xq_commit_v3', 'xq_rollback_v2')
       and p.prosrc like '%%xq\\_%%segment%%'
 """
+END_LONG = "select {s}.xq_forget_active_v2(%b)"
 HOLD_LONG = "select {s}.xq_hold_long_v4(%b, %b, %b)"
 LOCK_KEYS = "select {s}.xq_lock_keys_v2(%b, %b)"
 EXPIRE = "select ended, failed from {s}.xq_expire_v2()"

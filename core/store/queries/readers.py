@@ -14,7 +14,9 @@ from export_queue.core.store.schema import (
     SUBSCRIPTIONS_CODE,
     dead_letter,
     entry,
+    hidden_segment,
     lock,
+    partition,
     removed_queue,
     segment_done,
     segment_reader,
@@ -23,7 +25,7 @@ from export_queue.core.store.schema import (
 )
 from export_queue.core.store.schema import queue as q
 
-_OF_A_QUEUE = (entry, segment_done, segment_reader, dead_letter, lock)
+_OF_A_QUEUE = (entry, segment_done, segment_reader, hidden_segment, partition, dead_letter, lock)
 """Tables with rows of queues, by the queue's number."""
 
 
