@@ -5,6 +5,7 @@ Nothing of it counts before the transaction commits (I3); nobody lists a folder 
 """
 
 from export_queue.core.segments.adding import BulkWriter
+from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_candidates
 from export_queue.core.segments.catalogue import (
     begin_load,
     by_range,
@@ -14,6 +15,7 @@ from export_queue.core.segments.catalogue import (
     stage_segments,
     waiting_segments,
 )
+from export_queue.core.segments.compaction import CompactionReport, compact
 from export_queue.core.segments.files import check_base
 from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
@@ -25,18 +27,23 @@ from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_
 __all__ = [
     "TARGET_BYTES",
     "BulkWriter",
+    "Candidates",
     "Chunk",
+    "CompactionReport",
     "FileReport",
     "OnDuplicate",
     "RowGroup",
     "Run",
     "Segment",
     "Slice",
+    "UnitPlan",
     "UnitReader",
     "Vacuumed",
     "begin_load",
     "by_range",
     "check_base",
+    "choose_candidates",
+    "compact",
     "give_up_file",
     "leave_out_drained",
     "mark_done",

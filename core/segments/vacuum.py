@@ -20,6 +20,8 @@ log = logging.getLogger("export_queue.segments")
 
 ZOMBIE_SECONDS = 24 * 3600.0
 """How long after the end of a transaction an attempt of its tasks may still write files that nobody knows."""
+HIDDEN_SECONDS = 24 * 3600.0
+"""How long the inputs of a compaction are kept, unless what stands for them is drained before."""
 _LOADS = 100
 """Transactions that one statement reads."""
 
@@ -34,14 +36,23 @@ class Vacuumed:
     """Whether it came to its limit."""
 
 
-def vacuum_segments(database: Database, *, limit: int = 10_000, zombie_seconds: float = ZOMBIE_SECONDS) -> Vacuumed:
+def vacuum_segments(
+    database: Database,
+    *,
+    limit: int = 10_000,
+    zombie_seconds: float = ZOMBIE_SECONDS,
+    hidden_seconds: float = HIDDEN_SECONDS,
+) -> Vacuumed:
     """Delete the files of ended transactions to which no segment refers; safe beside everything, and to interrupt.
 
     A filesystem that does not answer ends nothing: the next run looks at the same transactions again.
 
     :param limit: most transactions that are looked at.
     :param zombie_seconds: for so long after its end, by the store's clock, a transaction's folder is looked at.
+    :param hidden_seconds: for so long a segment is kept for which a merged one stands.
     """
+    with database.begin() as work:
+        queries.compactions.forget_hidden(work, before_ms=work.now() - int(hidden_seconds * 1000))
     files = seen = after = 0
     while seen < limit:
         with database.read() as work:

@@ -143,5 +143,3 @@ def forget_hidden(work: Work, *, before_ms: int) -> int:
 
 def _key(table: sa.Table) -> Any:
     return sa.tuple_(table.c.transaction_id, table.c.number)
-
-
