@@ -1,0 +1,233 @@
+"""Compaction: what a reader has not drained stays what it is, in fewer files (I3, I6, I7, I10, I12, I13)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import bulk
+from tests.support.bulk import many
+
+from export_queue.core.client import Store
+from export_queue.core.drain import drain
+from export_queue.core.errors import ExportQueueError
+from export_queue.core.locks import Owner, claim
+from export_queue.core.queue import Range
+from export_queue.core.segments import Candidates, UnitReader, compact, compaction, vacuum_segments, waiting_segments
+from export_queue.core.sinks import MemorySink
+from export_queue.core.store import Snapshot, queries
+from export_queue.core.transactions import take_snapshot
+
+EVERY_WAY = True
+fork = multiprocessing.get_context("fork")
+FEW = Candidates(least=2)
+STEPS = ["locked", "begun", "written", "publishing", "published"]
+
+
+@pytest.fixture
+def orders(store: Store, tmp_path: Path) -> Store:
+    """A store with a queue of four units, whose files are in a folder of the test's."""
+    store.database.segments = str(tmp_path / "segments")
+    store.configure_queue("orders", buckets=20, buckets_per_range=5, value="bytes")
+    return store
+
+
+def waits(store: Store, snapshot: Snapshot | None = None) -> list[tuple[int, bytes, int, bytes | None]]:
+    """Read all that a drain would bring, in its order."""
+    queue, within = store.queue("orders"), Range(0, 20)
+    seen = snapshot or take_snapshot(store.database)
+    found: list[tuple[int, bytes, int, bytes | None]] = []
+    with store.database.read() as work:
+        reader = UnitReader(queue, seen, within, waiting_segments(work, queue, seen, within), rows=1000, size=1 << 20)
+        while chunk := reader.read(work).entries:
+            found += zip(chunk.buckets, chunk.keys, chunk.seqs, chunk.values, strict=True)
+    reader.close()
+    return found
+
+
+def segments(store: Store) -> int:
+    with store.database.read() as work:
+        return len(waiting_segments(work, store.queue("orders"), take_snapshot(store.database), Range(0, 20)))
+
+
+def files(store: Store) -> int:
+    return sum(path.is_file() for path in Path(str(store.database.segments)).rglob("*"))
+
+
+def fill(store: Store, *, seed: int) -> None:
+    chance = random.Random(seed)
+    for number in range(6):
+        keys = chance.sample(sorted(many(60)), 30)
+        value = f"{number}".encode()
+        if number % 3 == 2:
+            bulk.put(store, keys, value)
+        else:
+            bulk.load(store, dict.fromkeys(keys, value), tasks=2)
+
+
+def drained(store: Store) -> tuple[dict[bytes, Any], int]:
+    sink = MemorySink()
+    report = drain(store, "orders", sink, sink_name="sink")
+    return {key[1]: value for key, value in sink.records().items()}, report.read
+
+
+def test_a_compaction_changes_nothing_of_what_waits(orders: Store) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    fill(orders, seed=seed)
+    early, before = take_snapshot(orders.database), waits(orders)
+    assert segments(orders) == 32
+    report = compact(orders.database, "orders", wanted=FEW)
+    assert (report.units, report.inputs, report.outputs, report.rows) == (4, 32, 4, 60)
+    assert report.read == report.written + report.superseded == len(before)
+    assert segments(orders) == 4
+    assert waits(orders) == before
+    assert waits(orders, early) == before
+    assert sum(unit.entries for unit in orders.backlog("orders")) == len(before)
+    assert drained(orders)[1] == len(before)
+    assert waits(orders) == []
+
+
+def test_what_is_drained_of_the_inputs_is_left_out(orders: Store) -> None:
+    fill(orders, seed=1)
+    before = waits(orders)
+    sink = MemorySink()
+    step, batches = sink.apply, iter(range(100))
+
+    def apply(operations: Any) -> Any:
+        if next(batches) == 4:
+            raise ExportQueueError("enough")
+        return step(operations)
+
+    sink.apply = apply  # type: ignore[method-assign]
+    with pytest.raises(ExportQueueError, match="enough"):
+        drain(orders, "orders", sink, sink_name="sink", chunk_rows=7)
+    left = waits(orders)
+    assert 0 < len(left) < len(before)
+    report = compact(orders.database, "orders", wanted=FEW)
+    assert report.read == report.written == len(left)
+    assert waits(orders) == left
+
+
+def test_a_compacted_queue_is_compacted_again(orders: Store) -> None:
+    fill(orders, seed=2)
+    compact(orders.database, "orders", wanted=FEW)
+    fill(orders, seed=3)
+    before = waits(orders)
+    compact(orders.database, "orders", wanted=FEW)
+    assert segments(orders) == 4
+    assert waits(orders) == before
+
+
+def test_later_tables_and_rows_of_one_transaction_still_count_behind_a_compaction(orders: Store) -> None:
+    with orders.transaction(long=True) as tx:
+        bulk.add(tx, orders, many(40, b"first"))
+        bulk.add(tx, orders, many(20, b"second"))
+        for key in many(10):
+            tx.queue("orders").add(key, b"row")
+    before = waits(orders)
+    assert len(before) == 40
+    report = compact(orders.database, "orders", wanted=FEW)
+    assert report.read == 70
+    assert report.superseded == 30
+    assert waits(orders) == before
+
+
+def test_units_that_are_worked_on_are_passed_over(orders: Store) -> None:
+    fill(orders, seed=4)
+    queue = orders.queue("orders")
+    claim(orders.database, queue, queue.units()[:1], owner=Owner("other", "1"), lease_seconds=60)
+    before = waits(orders)
+    report = compact(orders.database, "orders", wanted=FEW)
+    assert (report.units, report.passed_over, report.lost) == (3, 1, 0)
+    assert waits(orders) == before
+
+
+def test_a_compaction_whose_lock_is_revoked_loses_cleanly(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(orders, seed=5)
+    before, count = waits(orders), segments(orders)
+
+    def lose(step: str) -> None:
+        if step == "written":
+            with orders.database.begin() as work:
+                queries.locks.revoke(work, "compaction", {"1"})
+
+    monkeypatch.setattr(compaction, "reached", lose)
+    report = compact(orders.database, "orders", wanted=FEW, owner=Owner("compaction", "1"))
+    assert (report.units, report.lost) == (0, 4)
+    assert (waits(orders), segments(orders)) == (before, count)
+    assert vacuum_segments(orders.database).files == 1
+
+
+def test_a_dry_run_changes_nothing(orders: Store) -> None:
+    fill(orders, seed=6)
+    before, count = waits(orders), files(orders)
+    report = compact(orders.database, "orders", wanted=FEW, dry_run=True)
+    assert (report.units, report.inputs, report.rows, report.written) == (4, 32, 60, 0)
+    assert (waits(orders), files(orders)) == (before, count)
+
+
+def test_adds_and_loads_that_commit_meanwhile_stay(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(orders, seed=7)
+    expected = waits(orders)
+
+    def add(step: str) -> None:
+        if step in ("begun", "written"):
+            bulk.put(orders, [f"late-{step}"], b"row")
+            bulk.load(orders, {f"late-load-{step}": b"load"})
+
+    monkeypatch.setattr(compaction, "reached", add)
+    report = compact(orders.database, "orders", wanted=FEW)
+    assert report.units == 4
+    found = waits(orders)
+    assert len(found) == len(expected) + 4
+    assert set(expected) < set(found)
+
+
+def test_a_file_is_kept_for_a_while_and_goes_when_all_is_drained(orders: Store) -> None:
+    fill(orders, seed=8)
+    inputs = files(orders)
+    compact(orders.database, "orders", wanted=FEW)
+    assert vacuum_segments(orders.database).files == 0
+    assert files(orders) == inputs + 1
+    assert vacuum_segments(orders.database, hidden_seconds=-1).files == inputs
+    drained(orders)
+    assert vacuum_segments(orders.database).files == 1
+    assert files(orders) == 0
+
+
+@pytest.mark.parametrize("moment", STEPS)
+def test_a_compaction_that_is_killed_leaves_the_state_before_or_after(
+    orders: Store, open_store: Callable[[], Store], moment: str
+) -> None:
+    fill(orders, seed=9)
+    before, count = waits(orders), segments(orders)
+
+    def work() -> None:
+        def die(step: str) -> None:
+            if step == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        compaction.reached = die
+        with open_store() as mine:
+            mine.database.segments = orders.database.segments
+            compact(mine.database, "orders", wanted=FEW, owner=Owner("compaction"))
+
+    process = fork.Process(target=work)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert waits(orders) == before
+    assert segments(orders) == (4 if moment == "published" else count)
+    report = compact(orders.database, "orders", wanted=FEW, owner=Owner("compaction"))
+    assert report.units == (0 if moment == "published" else 4)
+    assert waits(orders) == before
+    with orders.database.begin() as work_of_clean_up:
+        queries.invalid.end_all(work_of_clean_up)
+    assert drained(orders)[1] == len(before)
