@@ -28,7 +28,7 @@ from export_queue.core.segments.merging import UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
 from export_queue.core.segments.writing import write_merged
 from export_queue.core.store import Database, identity_of, queries
-from export_queue.core.transactions import OpenTransaction, Snapshot, settled_snapshot, take_snapshot
+from export_queue.core.transactions import OpenTransaction, Snapshot, settled_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,13 +153,13 @@ def compact(
 
 
 def _plan(database: Database, queue: Queue, units: Sequence[Range], wanted: Candidates) -> list[UnitPlan]:
-    snapshot = take_snapshot(database)
+    # Every snapshot sees what is merged, also that of a fenced drain, which must take nothing that is not settled.
     settled = settled_snapshot(database, queue.number)
     if not units:
         return []
     within = Range(units[0].first, units[-1].end)
     with database.read() as work:
-        segments = waiting_segments(work, queue, snapshot, within)
+        segments = waiting_segments(work, queue, settled, within)
         if not segments:
             return []
         rows = {

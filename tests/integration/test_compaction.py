@@ -23,7 +23,7 @@ from export_queue.core.segments import Candidates, UnitReader, compact, compacti
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import Snapshot, queries
 from export_queue.core.store.schema import entry
-from export_queue.core.transactions import take_snapshot
+from export_queue.core.transactions import settled_snapshot, take_snapshot
 
 EVERY_WAY = True
 fork = multiprocessing.get_context("fork")
@@ -189,6 +189,35 @@ def test_adds_and_loads_that_commit_meanwhile_stay(orders: Store, monkeypatch: p
     found = waits(orders)
     assert len(found) == len(expected) + 4
     assert set(expected) < set(found)
+
+
+def test_what_is_not_settled_stays_out_of_a_compaction(orders: Store) -> None:
+    """Every snapshot sees a merged segment, also that of a drain that takes only settled entries."""
+    fill(orders, seed=11)
+    count = len(waits(orders))
+    with orders.transaction(long=True) as older:
+        _ = older.id
+        bulk.put(orders, list(many(40)), b"row")
+        bulk.load(orders, many(40, b"load"))
+        report = compact(orders.database, "orders", wanted=FEW)
+        assert report.read == count
+        settled = settled_snapshot(orders.database, orders.queue("orders").number)
+        assert len(waits(orders, settled)) == count
+        assert len(waits(orders)) == count + 80
+
+
+def test_fenced_drains_do_not_wait_for_a_compaction(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(orders, seed=12)
+    seen: list[bool] = []
+
+    def look(step: str) -> None:
+        if step == "written":
+            added = bulk.put(orders, ["late"], b"row")
+            seen.append(settled_snapshot(orders.database, orders.queue("orders").number).read_pointer >= added)
+
+    monkeypatch.setattr(compaction, "reached", look)
+    compact(orders.database, "orders", wanted=FEW)
+    assert seen == [True]
 
 
 def test_a_row_that_comes_back_among_merged_ones_is_not_lost(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
