@@ -1,38 +1,64 @@
-"""Locks on parts of a queue: attempts of tasks, claims, leases, fences, the critical section."""
+"""Locks on parts of a queue: who may hold what, attempts of tasks, claims, waiting, leases, the critical section."""
 
 from export_queue.core.locks.attempts import Owner, begin_attempt, check_attempt, end_attempt, revoke, serialise
+from export_queue.core.locks.lease import Lease, joined
 from export_queue.core.locks.lockbox import (
-    Holder,
-    Lease,
+    COMPACTION_PRIORITY,
+    DRAIN_PRIORITY,
+    LOAD_PRIORITY,
     check_leases,
-    choose,
     claim,
+    give_back,
     hold,
-    holders,
-    joined,
-    not_available,
     release,
     release_all,
     renew,
+    standing_locks,
 )
+from export_queue.core.locks.rules import ROWS, Area, Lock, member
+from export_queue.core.locks.showing import (
+    Holder,
+    LockView,
+    RequestView,
+    explained_locks,
+    explained_requests,
+    holders,
+    members_text,
+    not_available,
+)
+from export_queue.core.locks.waiting import acquire
 
 __all__ = [
+    "COMPACTION_PRIORITY",
+    "DRAIN_PRIORITY",
+    "LOAD_PRIORITY",
+    "ROWS",
+    "Area",
     "Holder",
     "Lease",
+    "Lock",
+    "LockView",
     "Owner",
+    "RequestView",
+    "acquire",
     "begin_attempt",
     "check_attempt",
     "check_leases",
-    "choose",
     "claim",
     "end_attempt",
+    "explained_locks",
+    "explained_requests",
+    "give_back",
     "hold",
     "holders",
     "joined",
+    "member",
+    "members_text",
     "not_available",
     "release",
     "release_all",
     "renew",
     "revoke",
     "serialise",
+    "standing_locks",
 ]

@@ -55,18 +55,20 @@ def begin_attempt(database: Database, queue: Queue, owner: Owner) -> None:
         queries.attempts.add(work, queue.number, owner.task, owner.attempt, submission=owner.submission)
 
 
-def take_over(work: Work, queue: Queue, owner: Owner) -> None:
-    """Revoke the other attempts of a task on a queue, and their locks.
+def take_over(work: Work, queue: Queue, owner: Owner) -> bool:
+    """Revoke the other attempts of a task on a queue, their locks and their requests for some.
 
+    :returns: whether anybody waits for locks of the queue.
     :raises LeaseLost: this attempt was revoked itself.
     """
     known = queries.attempts.of_task(work, owner.task, lock=True)
     _refuse_revoked(owner, {row["attempt"] for row in known if row["revoked"]})
     others = {row["attempt"] for row in known if row["queue_number"] == queue.number and not row["revoked"]}
-    others |= queries.locks.attempts_of(work, owner.task, queue=queue.number)
-    if others := others - owner.names:
+    holding, some_wait = queries.locks.attempts_and_waiting(work, owner.task, queue=queue.number)
+    if others := (others | holding) - owner.names:
         queries.attempts.revoke(work, owner.task, others)
         queries.locks.revoke(work, owner.task, others)
+    return some_wait
 
 
 def check_attempt(database: Database, owner: Owner) -> None:

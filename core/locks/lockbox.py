@@ -1,77 +1,42 @@
-"""Locks: each is the right to work on one unit of a queue.
+"""Locks: each is the right to work on a part of a queue.
 
 A lock lives in the store with a lease, which its holder renews, and a fence, drawn from the id source so
 that it grows over restarts. Changes under a lock are made in a critical section: the lock's
 row is locked and checked in the SQL transaction of the change itself (I10).
 
-Source: Druid's interval locks and critical actions.
+:mod:`rules` decides who may hold what, for one request of a queue at a time: the queue's row is locked meanwhile.
+
+Source: Druid's interval and segment locks, and its critical actions.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any
 
-from export_queue.core.errors import LeaseLost, LockNotAvailable
+from export_queue.core.errors import LeaseLost
 from export_queue.core.locks.attempts import Owner, take_over
-from export_queue.core.queue import Queue, Range, join_ranges
-from export_queue.core.store import Database, Reading, Work, queries
+from export_queue.core.locks.lease import Lease, places_of
+from export_queue.core.locks.records import lock_of, request_of, text_of
+from export_queue.core.locks.rules import (
+    ROWS,
+    Area,
+    Board,
+    Choice,
+    Granted,
+    Lock,
+    Mode,
+    Place,
+    Request,
+    choose,
+    member,
+)
+from export_queue.core.queue import Queue, Range
+from export_queue.core.store import Database, Reading, Work, identity_of, queries
 
 DRAIN_PRIORITY = 75
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A lock that was granted; a value that may travel to other processes."""
-
-    fence: int
-    """That of the claim: all locks of one claim have the same."""
-    queue: int
-    layout: int
-    range: Range
-    others: tuple[int, ...] = ()
-    """First buckets of the other units, where it stands for the locks of several."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; the fence is a string, since it exceeds 2⁵³."""
-        return {
-            "fence": str(self.fence),
-            "queue": self.queue,
-            "layout": self.layout,
-            "range": self.range.to_json(),
-            "others": list(self.others),
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Lease:
-        """Read what :meth:`to_json` gave."""
-        others = tuple(value.get("others", ()))
-        return cls(int(value["fence"]), value["queue"], value["layout"], Range(*value["range"]), others)
-
-
-def joined(leases: Sequence[Lease]) -> list[Lease]:
-    """Join the leases of one claim whose units are neighbours: all are held, renewed and given back together."""
-    found: list[Lease] = []
-    for lease in sorted(leases, key=lambda one: one.range.first):
-        if found and (last := found[-1]).range.end == lease.range.first:
-            others = (*last.others, lease.range.first, *lease.others)
-            found[-1] = replace(last, range=Range(last.range.first, lease.range.end), others=others)
-        else:
-            found.append(lease)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The holder of a lock, for messages."""
-
-    owner: Owner
-    range: Range
-    fence: int
-    lease_ms: int
+LOAD_PRIORITY = 50
+COMPACTION_PRIORITY = 25
 
 
 def claim(
@@ -82,6 +47,10 @@ def claim(
     owner: Owner,
     lease_seconds: float,
     priority: int = DRAIN_PRIORITY,
+    leaves_out: bool = False,
+    revokes: bool = False,
+    members: frozenset[str] | None = None,
+    brought: Mapping[Range, frozenset[str]] | None = None,
 ) -> list[Lease]:
     """Take exclusive locks on all units that are free now, in one SQL transaction; it never waits for a holder.
 
@@ -90,77 +59,138 @@ def claim(
     that of the units.
 
     :param ranges: units of the queue.
-    :param owner: the task that asks.
+    :param owner: the task that asks; what its attempt holds already is not free for it.
     :param lease_seconds: how long the locks last unless they are renewed.
+    :param leaves_out: whether it does without what locks of lower priority hold of a unit, and therefore names what
+        it takes: the row entries and all segments that are committed.
+    :param revokes: whether locks of lower priority are revoked where all that is in the way of a unit has one.
+    :param members: what is wanted of each unit; by default all there is, by an interval lock.
+    :param brought: what is not wanted of units, since it was brought while the rest was left out.
     :returns: one lease for each unit that was granted.
     :raises LeaseLost: the attempt was revoked, a newer one has taken over, or the queue's units were altered.
     """
     units = list(ranges)
     if not units:
         return []
+    within = Range(min(unit.first for unit in units), max(unit.end for unit in units))
     with database.begin() as work:
-        stored = queries.locks.serialise_requests(work, queue.number, queue_id=queue.id)
-        if stored != queue.buckets_per_range:
-            # a sink with the guard fence knows units by their first bucket: claims of both kinds would miss each other
-            raise LeaseLost(
-                f"the units of queue {queue.id!r} were altered: expected {queue.buckets_per_range} buckets a unit, "
-                f"as at the start, found {stored}",
-                hint="start again: the ranges of the new units are read then",
-            )
-        take_over(work, queue, owner)
-        first, end = min(unit.first for unit in units), max(unit.end for unit in units)
-        found = queries.locks.overlapping(work, queue.number, queue.layout, first=first, end=end)
-        free, worthless = choose(units, found, now=work.now())
-        if not free:
+        board = open_board(work, queue, owner, within)
+        there = _committed(work, queue, within) if leaves_out and members is None else {}
+        found: list[Choice] = []
+        for unit in units:
+            names = there.get(unit.first, frozenset({ROWS})) if leaves_out and members is None else members
+            if names is not None:
+                names -= (brought or {}).get(unit, frozenset())
+            if names is None or names:
+                request = owner_request(owner, [Area(unit.first, unit.end, names)], priority=priority)
+                choice = choose(board, request, revokes=revokes, leaves_out=leaves_out)
+                found += [] if choice is None else [choice]
+        if not found:
             return []
-        queries.locks.delete(work, [(row["fence"], row["first_bucket"]) for row in worthless])
-        # After the rows: a critical section draws an id under the row of its lock.
-        fence = database.dialect.draw(work.connection)
-        lock = {
-            "fence": fence,
-            "queue_number": queue.number,
-            "layout": queue.layout,
-            "segment": None,
-            "mode": "exclusive",
-            "priority": priority,
-            "task": owner.task,
-            "attempt": owner.attempt,
-            "lease_ms": work.now() + int(lease_seconds * 1000),
-            "revoked": False,
-        }
-        queries.locks.insert(work, [{**lock, "first_bucket": unit.first, "end_bucket": unit.end} for unit in free])
-    return [Lease(fence, queue.number, queue.layout, unit) for unit in free]
+        ended = Granted(
+            tuple(lock for choice in found for lock in choice.ends.worthless),
+            tuple(lock for choice in found for lock in choice.ends.revoked),
+        )
+        request = owner_request(owner, [choice.area for choice in found], priority=priority)
+        leases = grant(work, queue, request, board, ended, lease_seconds=lease_seconds)
+    return [
+        Lease(lease.fence, lease.queue, lease.layout, lease.range, (), lease.members, choice.is_whole)
+        for lease, choice in zip(leases, found, strict=True)
+    ]
 
 
-def choose(
-    units: Sequence[Range], locks: Sequence[Mapping[str, Any]], *, now: int
-) -> tuple[list[Range], list[Mapping[str, Any]]]:
-    """Decide a request; pure.
+def _committed(work: Work, queue: Queue, within: Range) -> dict[int, frozenset[str]]:
+    """Name what there is in units that have segments, by their first buckets: row entries, and what is to be read."""
+    found: defaultdict[int, set[str]] = defaultdict(lambda: {ROWS})
+    size = queue.buckets_per_range
+    names = queries.segments.names(work, queue.number, queue.layout, first=within.first, end=within.end)
+    for first, end, transaction, number in names:
+        for unit in range(first // size, (end - 1) // size + 1):
+            found[unit * size].add(member(transaction, number))
+    return {first: frozenset(members) for first, members in found.items()}
 
-    :param units: units that are asked for.
-    :param locks: locks near them.
-    :param now: the store's clock, in milliseconds.
-    :returns: the units that are free, and the worthless locks that are in their way.
+
+def owner_request(
+    owner: Owner,
+    areas: Iterable[Area],
+    *,
+    priority: int,
+    mode: Mode = "exclusive",
+    number: int | None = None,
+) -> Request:
+    """Make the request of an owner."""
+    return Request(
+        areas=tuple(areas),
+        mode=mode,
+        priority=priority,
+        task=owner.task,
+        attempt=owner.attempt,
+        spared=frozenset(owner.names - {owner.attempt}),
+        number=number,
+    )
+
+
+def open_board(work: Work, queue: Queue, owner: Owner, within: Range) -> Board:
+    """Keep out other requests, take over from older attempts, and read what is on record near an interval.
+
+    :raises LeaseLost: the attempt was revoked, a newer one has taken over, or the queue's units were altered.
     """
-    standing = [row for row in locks if not row["revoked"] and row["lease_ms"] > now]
-    held = _Cover((row["first_bucket"], row["end_bucket"]) for row in standing)
-    free = [unit for unit in units if not held.meets(unit.first, unit.end)]
-    granted = _Cover((unit.first, unit.end) for unit in free)
-    worthless = [row for row in locks if granted.meets(row["first_bucket"], row["end_bucket"])]
-    return free, worthless
+    stored = queries.locks.serialise_requests(work, queue.number, queue_id=queue.id)
+    if stored != queue.buckets_per_range:
+        # a sink with the guard fence knows units by their first bucket: claims of both kinds would miss each other
+        raise LeaseLost(
+            f"the units of queue {queue.id!r} were altered: expected {queue.buckets_per_range} buckets a unit, "
+            f"as at the start, found {stored}",
+            hint="start again: the ranges of the new units are read then",
+        )
+    some_wait = take_over(work, queue, owner)
+    return read_board(work, queue, within, some_wait=some_wait, lock=True)
 
 
-class _Cover:
-    """Intervals that are asked many times whether they meet another one."""
+def read_board(work: Reading, queue: Queue, within: Range, *, some_wait: bool, lock: bool) -> Board:
+    """Read the locks near an interval, and the requests that wait if there are any."""
+    bounds = {"first": within.first, "end": within.end}
+    locks = queries.locks.overlapping(work, queue.number, queue.layout, **bounds, lock=lock)
+    waiting = queries.locks.requests(work, queue.number, queue.layout) if some_wait else []
+    return Board(map(lock_of, locks), map(request_of, waiting), now=work.now())
 
-    def __init__(self, intervals: Iterable[tuple[int, int]]) -> None:
-        ordered = sorted(intervals)
-        self._firsts = [first for first, _ in ordered]
-        self._highest_ends = list(accumulate((end for _, end in ordered), max))
 
-    def meets(self, first: int, end: int) -> bool:
-        before_end = bisect_left(self._firsts, end)
-        return before_end > 0 and self._highest_ends[before_end - 1] > first
+def grant(
+    work: Work, queue: Queue, request: Request, board: Board, ended: Granted, *, lease_seconds: float
+) -> list[Lease]:
+    """Write down what was decided.
+
+    :returns: a lease for each area of the request, in their order.
+    """
+    queries.locks.delete(work, {lock.place for lock in (*ended.worthless, *board.gone)})
+    queries.locks.revoke_at(work, {lock.place for lock in ended.revoked})
+    # After the rows: a critical section draws an id under the row of its lock.
+    fence = work.database.dialect.draw(work.connection)
+    lock = {
+        "fence": fence,
+        "queue_number": queue.number,
+        "layout": queue.layout,
+        "mode": request.mode,
+        "priority": request.priority,
+        "task": request.task,
+        "attempt": request.attempt,
+        "lease_ms": board.now + int(lease_seconds * 1000),
+        "revoked": False,
+    }
+    rows = [
+        {**lock, "first_bucket": area.first, "end_bucket": area.end, "segment": text_of(area.members)}
+        for area in request.areas
+    ]
+    queries.locks.insert(work, rows)
+    return leases_of(queue, request, fence)
+
+
+def leases_of(queue: Queue, request: Request, fence: int) -> list[Lease]:
+    """Make the leases of a request that was granted."""
+    return [
+        Lease(fence, queue.number, queue.layout, Range(area.first, area.end), members=area.members)
+        for area in request.areas
+    ]
 
 
 def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) -> None:
@@ -173,17 +203,18 @@ def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) 
     with database.begin() as work:
         now = work.now()  # once: a holder that is stopped between the look and the extension gains nothing by it
         _require(work, leases, now=now, shared=False)
-        queries.locks.extend(work, _places(leases), lease_ms=now + int(lease_seconds * 1000))
+        queries.locks.extend(work, places_of(leases), lease_ms=now + int(lease_seconds * 1000))
 
 
-def hold(work: Work, lease: Lease) -> int:
-    """Enter a critical section: the lock cannot be taken over until this SQL transaction ends.
+def hold(work: Work, *leases: Lease) -> int:
+    """Enter a critical section: none of the locks can be taken over until this SQL transaction ends.
 
+    :param leases: all that the change relies on.
     :returns: the store's clock, in milliseconds.
-    :raises LeaseLost: it has expired, was revoked or taken over: change nothing.
+    :raises LeaseLost: one has expired, was revoked or taken over: change nothing.
     """
     now = work.now()
-    _require(work, [lease], now=now, shared=True)
+    _require(work, leases, now=now, shared=True)
     return now
 
 
@@ -195,35 +226,41 @@ def check_leases(database: Database, leases: Sequence[Lease]) -> int:
     """
     with database.read() as work:
         now = work.now()
-        held = {
-            (row["fence"], row["first_bucket"])
-            for number in {lease.queue for lease in leases}
-            for row in queries.locks.of_queue(work, number, now=now)
-        }
+        held = {lock.place for number in {lease.queue for lease in leases} for lock in _standing(work, number, now)}
     _refuse_lost(leases, held)
     return now
 
 
 def _require(work: Work, leases: Sequence[Lease], *, now: int, shared: bool) -> None:
-    held = queries.locks.select_held(work, _places(leases), now=now, shared=shared)
+    held = queries.locks.select_held(work, places_of(leases), now=now, shared=shared)
     _refuse_lost(leases, held)
 
 
-def _places(leases: Sequence[Lease]) -> list[queries.locks.Place]:
-    return [(lease.fence, first) for lease in leases for first in (lease.range.first, *lease.others)]
-
-
-def _refuse_lost(leases: Sequence[Lease], held: Set[queries.locks.Place]) -> None:
+def _refuse_lost(leases: Sequence[Lease], held: Set[Place]) -> None:
     for lease in leases:
-        if not held >= set(_places([lease])):
-            raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired or was taken over")
+        if not held >= set(places_of([lease])):
+            raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired, was revoked or taken over")
+
+
+def give_back(work: Work, leases: Sequence[Lease]) -> None:
+    """Give locks back in the SQL transaction of the change that was made under them; those that wait look for it."""
+    queries.locks.delete(work, places_of(leases))
 
 
 def release(database: Database, leases: Sequence[Lease]) -> None:
-    """Give locks back; locks that are gone already are passed over."""
-    if leases:
-        with database.begin() as work:
-            queries.locks.delete(work, _places(leases))
+    """Give locks back, and wake those that wait for them; locks that are gone already are passed over."""
+    if not leases:
+        return
+    of_queues = sorted({lease.queue for lease in leases})
+    with database.connect() as connection:
+        some_wait = database.dialect.release_locks(connection, places_of(leases), of_queues)
+    if some_wait:
+        database.hint(identity_of(database).store_id, [waiters_of(number) for number in of_queues])
+
+
+def waiters_of(queue: int) -> int:
+    """Return the number by which hints for those that wait for locks of a queue are sent; no queue has it."""
+    return -queue
 
 
 def release_all(work: Work, queue: Queue, units: Iterable[Range], owner: Owner) -> None:
@@ -234,24 +271,10 @@ def release_all(work: Work, queue: Queue, units: Iterable[Range], owner: Owner) 
     )
 
 
-def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
-    """Read the holders of units, for messages."""
-    wanted = set(ranges)
-    found = [
-        Holder(
-            Owner(row["task"], row["attempt"]),
-            Range(row["first_bucket"], row["end_bucket"]),
-            row["fence"],
-            row["lease_ms"],
-        )
-        for row in queries.locks.of_queue(work, queue.number, now=work.now())
-    ]
-    return [holder for holder in found if holder.range in wanted]
+def standing_locks(work: Reading, queue: Queue) -> list[Lock]:
+    """Read the locks of a queue whose holders may work, by their intervals."""
+    return _standing(work, queue.number, work.now())
 
 
-def not_available(work: Reading, queue: Queue, units: Iterable[Range]) -> LockNotAvailable:
-    """Say who holds units."""
-    units = list(units)
-    held = [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, units)]
-    shown = " ".join(str(part) for part in join_ranges(units))
-    return LockNotAvailable(f"others work on {queue.id} {shown}; held: {', '.join(held) or 'free by now'}")
+def _standing(work: Reading, number: int, now: int) -> list[Lock]:
+    return [lock_of(row) for row in queries.locks.of_queue(work, number, now=now)]

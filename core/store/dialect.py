@@ -129,6 +129,25 @@ class Outcome:
     id: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockCall:
+    """A request for locks of a queue."""
+
+    queue: int
+    layout: int
+    buckets_per_range: int
+    """Buckets of one unit, as the requester knows the queue."""
+    areas: Sequence[tuple[int, int, str | None]]
+    """First bucket, end, and what is asked for there as locks have it."""
+    mode: str
+    priority: int
+    task: str
+    attempts: Sequence[str]
+    """The requester's own, and others of its task that it does not take over."""
+    lease_ms: int
+    """How long the locks last."""
+
+
 @dataclass(frozen=True, slots=True)
 class Swept:
     """What one sweep over transactions has done."""
@@ -245,6 +264,15 @@ class StoreDialect(Protocol):
 
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source, greater than all before it (I5)."""
+
+    def lock_at_once(self, connection: Handle, call: LockCall) -> int | None:
+        """Grant locks in one call, where nothing that needs a decision is in their way.
+
+        :returns: their fence; None where the request is to be decided step by step.
+        """
+
+    def release_locks(self, connection: Handle, places: Sequence[tuple[int, int]], queues: Sequence[int]) -> bool:
+        """Remove locks, by fence and first bucket; tell whether anybody waits for locks of one of the queues."""
 
     def check_bound(self, raw: object) -> None:
         """Check that a driver's own connection can carry a transaction of this store and has a SQL transaction open.

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 SCHEMA_VERSION = 5
 """Version of the schema that this code creates."""
-OLDEST_SCHEMA = 4
+OLDEST_SCHEMA = 5
 """Oldest schema that this code can work with."""
 OLDEST_CODE = 2
 """Oldest code, by its schema, that may open a store, until a queue has subscriptions."""
@@ -315,8 +315,9 @@ lock = _table(
     _id("queue_number"),
     _int("layout"),
     _int("end_bucket"),
+    # A JSON list of what it covers in its interval, 'rows' or names of segments; null for all, as schema 4 has it.
     _text("segment", nullable=True),
-    _text("mode"),
+    _text("mode"),  # 'exclusive' or 'shared'
     _int("priority"),
     _text("task"),
     _text("attempt"),
@@ -324,6 +325,21 @@ lock = _table(
     sa.Column("revoked", sa.Boolean, nullable=False),
     sa.Index("xq_lock_queue", "queue_number", "layout", "first_bucket"),
     sa.Index("xq_lock_task", "task"),
+)
+# Who waits for locks; one that its waiter has not refreshed for a while counts no more.
+lock_request = _table(
+    "xq_lock_request",
+    _id("number", primary_key=True),  # from the id source: of two that are equal, the lower one is served first
+    _id("queue_number"),
+    _int("layout"),
+    _text("areas"),  # a JSON list: first bucket, end, and what is asked for there, as in a lock
+    _text("mode"),
+    _int("priority"),
+    _text("task"),
+    _text("attempt"),
+    _id("asked_ms"),
+    _id("until_ms"),
+    sa.Index("xq_lock_request_queue", "queue_number", "layout"),
 )
 attempt = _table(
     "xq_attempt",

@@ -34,6 +34,7 @@ from export_queue.core.store.dialect import (
     Committed,
     EntryKey,
     Handle,
+    LockCall,
     Outcome,
     Span,
     Swept,
@@ -218,7 +219,7 @@ class PostgresDialect:
                 if not calls.one(connection, sql.HAS_WRITER.format(**named).encode())[0]:
                     calls.run(connection, sql.ADD_WRITER.format(**named).encode())
         ids = ("ids_by_clock.sql",) if source == "clock" else ("ids_by_locks.sql", "servers.sql")
-        for name in (*ids, "transactions.sql", "for_schema_2.sql"):
+        for name in (*ids, "transactions.sql", "for_schema_2.sql", "locks.sql"):
             self._run_file(connection, name, mask)
 
     def migrate(self, connection: Handle, *, to_schema: int) -> None:
@@ -339,6 +340,19 @@ class PostgresDialect:
     def draw(self, connection: Handle) -> int:
         """Draw a number from the id source; nothing stays registered after the SQL transaction."""
         return int(calls.one(connection, self._sql(sql.DRAW))[0])
+
+    def lock_at_once(self, connection: Handle, call: LockCall) -> int | None:
+        """Call the function that decides the plain cases."""
+        firsts, ends, members = ([area[i] for area in call.areas] for i in range(3))
+        of_queue = (call.queue, call.layout, call.buckets_per_range)
+        of_task = (call.mode, call.priority, call.task, list(call.attempts), call.lease_ms)
+        (fence,) = calls.one(connection, self._sql(sql.LOCK_AT_ONCE), (*of_queue, firsts, ends, members, *of_task))
+        return None if fence is None else int(fence)
+
+    def release_locks(self, connection: Handle, places: Sequence[tuple[int, int]], queues: Sequence[int]) -> bool:
+        """Call the function that locks the rows in their order."""
+        fences, firsts = ([place[i] for place in places] for i in range(2))
+        return bool(calls.one(connection, self._sql(sql.RELEASE_LOCKS), (fences, firsts, list(queues)))[0])
 
     def check_bound(self, raw: object) -> None:
         """Check a driver's own connection."""

@@ -39,6 +39,11 @@ HAS_WRITER = """
 ADD_WRITER = "alter table {s}.{table} alter column xid set default pg_catalog.pg_current_xact_id()::text::bigint"
 """The top-level SQL transaction that writes a row: right below savepoints of the user's, as ``xmin`` is not."""
 DRAW = "select id from {s}.xq_draw_v2(true, false)"
+LOCK_AT_ONCE = """
+    select {s}.xq_lock_at_once_v5(%s::bigint, %s::int, %s::int, %s::int[], %s::int[], %s::text[], %s, %s::int, %s,
+      %s::text[], %s::bigint)
+"""
+RELEASE_LOCKS = "select {s}.xq_release_v5(%s::bigint[], %s::int[], %s::bigint[])"
 START = """
     select id, excluded, deadline_ms, found_version, found_value
     from {s}.xq_start_v2(%s, %s, %b, %b, %b, %s, %b, %b, %b)

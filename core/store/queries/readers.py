@@ -16,6 +16,7 @@ from export_queue.core.store.schema import (
     entry,
     hidden_segment,
     lock,
+    lock_request,
     partition,
     removed_queue,
     segment_done,
@@ -25,7 +26,7 @@ from export_queue.core.store.schema import (
 )
 from export_queue.core.store.schema import queue as q
 
-_OF_A_QUEUE = (entry, segment_done, segment_reader, hidden_segment, partition, dead_letter, lock)
+_OF_A_QUEUE = (entry, segment_done, segment_reader, hidden_segment, partition, dead_letter, lock, lock_request)
 """Tables with rows of queues, by the queue's number."""
 
 
@@ -112,7 +113,8 @@ def hold_locks(work: Work, number: int) -> None:
 
 def remove(work: Work, number: int, queue_id: str) -> None:
     """Remove a subscription and its locks, as their holders learn at once; what else it has is left to clean-up."""
-    work.connection.execute(lock.delete().where(lock.c.queue_number == number))
+    for table in (lock, lock_request):
+        work.connection.execute(table.delete().where(table.c.queue_number == number))
     work.connection.execute(q.delete().where(q.c.number == number))
     work.connection.execute(sink_fence.delete().where(sink_fence.c.queue == queue_id))
     work.connection.execute(removed_queue.insert().values(number=number))

@@ -119,6 +119,19 @@ def waiting(
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 
 
+def names(work: Reading, queue: int, layout: int, *, first: int, end: int) -> list[tuple[int, int, int, int]]:
+    """Read which segments a reader has still to read that meet a bucket interval: first, end, transaction, number.
+
+    Who reads a segment is written by the commit, so that those of transactions in progress are not among them.
+    """
+    statement = (
+        sa.select(g.c.first_bucket, g.c.end_bucket, g.c.transaction_id, g.c.number)
+        .select_from(_read)
+        .where(r.c.queue_number == queue, g.c.layout == layout, g.c.first_bucket < end, g.c.end_bucket > first)
+    )
+    return [tuple(row) for row in work.connection.execute(statement)]
+
+
 def done(work: Reading, queue: int, *, first: int, end: int) -> dict[Key, list[tuple[EntryKey, EntryKey]]]:
     """Read which parts of segments a reader has drained, first and last entry of each, ascending.
 

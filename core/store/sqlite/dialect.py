@@ -31,6 +31,7 @@ from export_queue.core.store.dialect import (
     Committed,
     EntryKey,
     Handle,
+    LockCall,
     Outcome,
     Span,
     Swept,
@@ -210,6 +211,15 @@ class SqliteDialect:
             return self._draw(raw)
         with self.transaction(connection, durable=False):
             return self._draw(raw)
+
+    def lock_at_once(self, connection: Handle, call: LockCall) -> None:
+        """Nothing: there are no round trips to spare."""
+
+    def release_locks(self, connection: Handle, places: Sequence[tuple[int, int]], queues: Sequence[int]) -> bool:
+        """Delete their rows; nobody is waked."""
+        with self.transaction(connection):
+            _raw_of(connection).executemany(sql.RELEASE_LOCK, places)
+        return False
 
     def check_bound(self, raw: object) -> None:
         """Check a driver's own connection."""

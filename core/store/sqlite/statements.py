@@ -32,6 +32,7 @@ SNAPSHOT = """
     select c.last_id, s.lists, (select group_concat(id) from xq_active where kind <> 'long')
     from xq_last_id c, xq_store s
 """
+RELEASE_LOCK = "delete from xq_lock where fence = ? and first_bucket = ?"
 LAST_ID = "select last_id from xq_last_id"
 EXCLUDED_FOR_LONG = "select id from xq_active where kind = 'long' union select id from xq_invalid order by 1"
 # No counter: a store that is restored from a copy may come to a number again, with other ids.

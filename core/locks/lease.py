@@ -1,0 +1,93 @@
+"""Leases: locks that were granted, as values that travel to those who work under them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from export_queue.core.locks.rules import ROWS, Place
+from export_queue.core.queue import Range
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lock that was granted; a value that may travel to other processes."""
+
+    fence: int
+    """That of the claim: all locks of one claim have the same."""
+    queue: int
+    layout: int
+    range: Range
+    others: tuple[int, ...] = ()
+    """First buckets of the other units, where it stands for the locks of several."""
+    members: frozenset[str] | None = None
+    """What it covers in its range: row entries and segments, by their names; None for all."""
+    is_whole: bool = True
+    """Whether that is all that was asked for, and nobody else holds some of it."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it covers the row entries."""
+        return self.covers(ROWS)
+
+    def covers(self, name: str) -> bool:
+        """Tell whether it covers a member of its range."""
+        return self.members is None or name in self.members
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; the fence is a string, since it exceeds 2⁵³."""
+        return {
+            "fence": str(self.fence),
+            "queue": self.queue,
+            "layout": self.layout,
+            "range": self.range.to_json(),
+            "others": list(self.others),
+            "members": None if self.members is None else sorted(self.members),
+            "is_whole": self.is_whole,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Lease:
+        """Read what :meth:`to_json` gave."""
+        members = value.get("members")
+        return cls(
+            int(value["fence"]),
+            value["queue"],
+            value["layout"],
+            Range(*value["range"]),
+            tuple(value.get("others", ())),
+            None if members is None else frozenset(members),
+            value.get("is_whole", True),
+        )
+
+
+def joined(leases: Sequence[Lease]) -> list[Lease]:
+    """Join the leases of one claim whose units are neighbours: all are held, renewed and given back together.
+
+    A segment lies in one unit, so that its name says enough; those that cover the row entries and those that do not
+    stay apart.
+    """
+    found: list[Lease] = []
+    for lease in sorted(leases, key=lambda one: one.range.first):
+        if found and _may_join(last := found[-1], lease):
+            found[-1] = replace(
+                last,
+                range=Range(last.range.first, lease.range.end),
+                others=(*last.others, lease.range.first, *lease.others),
+                members=None if last.members is None or lease.members is None else last.members | lease.members,
+                is_whole=last.is_whole and lease.is_whole,
+            )
+        else:
+            found.append(lease)
+    return found
+
+
+def _may_join(one: Lease, next_one: Lease) -> bool:
+    is_alike = (one.members is None) == (next_one.members is None) and one.has_rows == next_one.has_rows
+    return is_alike and one.range.end == next_one.range.first
+
+
+def places_of(leases: Iterable[Lease]) -> list[Place]:
+    """List the locks for which leases stand."""
+    return [(lease.fence, first) for lease in leases for first in (lease.range.first, *lease.others)]

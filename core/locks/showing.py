@@ -1,0 +1,193 @@
+"""Who holds locks and who waits for some, for messages and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from export_queue.core.errors import LockNotAvailable
+from export_queue.core.locks.attempts import Owner
+from export_queue.core.locks.intervals import Intervals
+from export_queue.core.locks.records import lock_of, request_of
+from export_queue.core.locks.rules import Area, Board, Lock, Mode, Request, Waits
+from export_queue.core.queue import Queue, Range, join_ranges
+from export_queue.core.store import Reading, queries
+
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The holder of a lock on a unit or on some of it, for messages."""
+
+    owner: Owner
+    range: Range
+    """The unit."""
+    fence: int
+    lease_ms: int
+    priority: int
+
+
+def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
+    """Read the holders of units, for messages."""
+    units = Intervals((unit.first, unit.end, unit) for unit in ranges)
+    return [
+        Holder(Owner(lock.task, lock.attempt), unit, lock.place[0], lock.lease_ms, lock.priority)
+        for lock in map(lock_of, queries.locks.of_queue(work, queue.number, now=work.now()))
+        for unit in units.overlapping(lock.area.first, lock.area.end)
+    ]
+
+
+def not_available(work: Reading, queue: Queue, units: Iterable[Range]) -> LockNotAvailable:
+    """Say who holds units."""
+    units = list(units)
+    held = [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, units)]
+    shown = " ".join(str(part) for part in join_ranges(units))
+    return LockNotAvailable(f"others work on {queue.id} {shown}; held: {', '.join(held) or 'free by now'}")
+
+
+def in_the_way(waits: Waits) -> str:
+    """Say what a request waits for, in words."""
+    held = [f"{_range(lock.area)} is held by {lock.task}" for lock in waits.locks]
+    first = [f"{request.task} comes first" for request in waits.requests]
+    named = [*held, *first]
+    more = f", and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return (", ".join(named[:_NAMED]) or "free by now") + more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockView:
+    """A lock on record, as people are shown it."""
+
+    area: Area
+    mode: Mode
+    priority: int
+    task: str
+    attempt: str
+    fence: int
+    lease_ms: int
+    state: Literal["held", "revoked", "expired"]
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    """A request that waits, as people are shown it."""
+
+    areas: tuple[Area, ...]
+    mode: Mode
+    priority: int
+    task: str
+    attempt: str
+    number: int
+    asked_ms: int
+    is_gone: bool
+    """Whether its waiter has not refreshed it in time, so that it keeps nobody."""
+    waits_for: tuple[str, ...]
+    """The tasks that it waits for."""
+    explanation: str
+
+
+def explained_locks(work: Reading, queue: Queue) -> list[LockView]:
+    """Read the locks of a queue that are on record, with a sentence about each that is worthless."""
+    now = work.now()
+    return [_view(lock_of(row), now) for row in queries.locks.on_record(work, queue.number)]
+
+
+def _view(lock: Lock, now: int) -> LockView:
+    state: Literal["held", "revoked", "expired"]
+    if lock.revoked:
+        state = "revoked"
+        explanation = f"{lock.task} was revoked or taken over; it changes nothing any more, and ends at its next step"
+    elif lock.lease_ms <= now:
+        state = "expired"
+        explanation = (
+            f"{lock.task} has not renewed it for {_duration(now - lock.lease_ms)} since its lease ended: it died, or "
+            "cannot reach the store; the lock keeps nobody, and goes with the next one in its place"
+        )
+    else:
+        state = "held"
+        explanation = f"{lock.task} holds it; its lease ends in {_duration(lock.lease_ms - now)} unless it is renewed"
+    return LockView(
+        area=lock.area,
+        mode=lock.mode,
+        priority=lock.priority,
+        task=lock.task,
+        attempt=lock.attempt,
+        fence=lock.place[0],
+        lease_ms=lock.lease_ms,
+        state=state,
+        explanation=explanation,
+    )
+
+
+def explained_requests(work: Reading, queue: Queue) -> list[RequestView]:
+    """Read the requests that wait for locks of a queue, the oldest first, with whom each of them waits for."""
+    rows = queries.locks.requests(work, queue.number)
+    if not rows:
+        return []
+    locks = [(row["layout"], lock_of(row)) for row in queries.locks.on_record(work, queue.number)]
+    now = work.now()
+    found = []
+    for layout in {row["layout"] for row in rows}:
+        of_layout = [row for row in rows if row["layout"] == layout]
+        requests = [request_of(row) for row in of_layout]
+        board = Board([lock for at, lock in locks if at == layout], requests, now=now)
+        found += [
+            _view_of_request(request, row["asked_ms"], board, now)
+            for request, row in zip(requests, of_layout, strict=True)
+        ]
+    return sorted(found, key=lambda view: view.number)
+
+
+def _view_of_request(request: Request, asked_ms: int, board: Board, now: int) -> RequestView:
+    assert request.number is not None
+    is_gone = request.until_ms <= now
+    decided = board.decide(request, revokes=False)
+    waits = decided if isinstance(decided, Waits) else Waits()
+    tasks = dict.fromkeys([*(lock.task for lock in waits.locks), *(other.task for other in waits.requests)])
+    if is_gone:
+        explanation = (
+            f"{request.task} has not asked again for {_duration(now - request.until_ms)} since it had to: it died, or "
+            "cannot reach the store; its request keeps nobody"
+        )
+    else:
+        explanation = f"{request.task} has waited for {_duration(now - asked_ms)}: {in_the_way(waits)}"
+    return RequestView(
+        areas=request.areas,
+        mode=request.mode,
+        priority=request.priority,
+        task=request.task,
+        attempt=request.attempt,
+        number=request.number,
+        asked_ms=asked_ms,
+        is_gone=is_gone,
+        waits_for=tuple(tasks),
+        explanation=explanation,
+    )
+
+
+def _range(area: Area) -> str:
+    shown = str(Range(area.first, area.end))
+    return shown if area.members is None else f"{members_text(area.members)} of {shown}"
+
+
+def members_text(members: frozenset[str] | None, most: int = 3) -> str:
+    """Write what a lock covers in its interval, for people."""
+    if members is None:
+        return "all"
+    return _listed(sorted(members, key=lambda name: (name.count("."), name)), most)
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return " ".join(names[:most]) + more
+
+
+def _duration(milliseconds: int) -> str:
+    seconds = max(milliseconds, 0) / 1000
+    for limit, size, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds / 86_400:.0f} days"
