@@ -24,7 +24,6 @@ from export_queue.core.drain.admission import StoreHandle, admit, note_fence, wa
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.fenced import in_progress, not_settled_error, refuse_dead_letters
-from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.progress import Left, OnLeft, ProgressLog
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, grouped, total
 from export_queue.core.drain.request import DrainRequest
@@ -40,6 +39,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.locks import (
     Lease,
+    LeaseKeeper,
     begin_attempt,
     check_attempt,
     claim,

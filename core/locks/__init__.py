@@ -1,6 +1,7 @@
 """Locks on parts of a queue: who may hold what, attempts of tasks, claims, waiting, leases, the critical section."""
 
 from export_queue.core.locks.attempts import Owner, begin_attempt, check_attempt, end_attempt, revoke, serialise
+from export_queue.core.locks.keeping import LeaseKeeper
 from export_queue.core.locks.lease import Lease, joined
 from export_queue.core.locks.lockbox import (
     COMPACTION_PRIORITY,
@@ -36,6 +37,7 @@ __all__ = [
     "Area",
     "Holder",
     "Lease",
+    "LeaseKeeper",
     "Lock",
     "LockView",
     "Owner",
