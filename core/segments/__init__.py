@@ -15,7 +15,7 @@ from export_queue.core.segments.catalogue import (
     stage_segments,
     waiting_segments,
 )
-from export_queue.core.segments.compaction import CompactionReport, compact
+from export_queue.core.segments.compaction import CompactionProgress, CompactionReport, UnitCompacted, compact
 from export_queue.core.segments.files import check_base
 from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
@@ -29,6 +29,7 @@ __all__ = [
     "BulkWriter",
     "Candidates",
     "Chunk",
+    "CompactionProgress",
     "CompactionReport",
     "FileReport",
     "OnDuplicate",
@@ -36,6 +37,7 @@ __all__ = [
     "Run",
     "Segment",
     "Slice",
+    "UnitCompacted",
     "UnitPlan",
     "UnitReader",
     "Vacuumed",

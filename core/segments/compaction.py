@@ -1,31 +1,45 @@
 """Compaction: many small segments of a unit, and rows, become one segment of their reader.
 
-1. Look what waits, and choose what is worth it.
-2. Lock the units that nobody works on; the others are passed over.
+1. Look what waits and what others work on, and choose what is worth it.
+2. Lock what was chosen: segments by name, and the rows. Units in which another one was quicker are passed over.
 3. Look again under the locks, begin a long transaction, and write what its reader has not drained into a file.
 4. Publish in one SQL transaction, in the critical section of the locks: merged segments are there, their inputs are
-   hidden, merged rows are gone, and the long transaction has ended.
+   hidden, merged rows are gone, and the long transaction and the locks have ended.
 
 What dies before the publication has left a file of a transaction that expires: clean-up deletes it. Appends and loads
 are not held back: rows that are not settled, and all that commits meanwhile, stay where they are.
+
+In one unit one compaction works at a time, though locks on other segments would be free: of entries at one place, which
+one transaction has added twice, another compaction could put the earlier one into a segment that counts as later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from export_queue.core.errors import LeaseLost, StoreError
-from export_queue.core.locks import Lease, Owner, claim, hold, release, renew
-from export_queue.core.queue import Entries, Position, Queue, Range, find_reader, remove_span
+from export_queue.core.errors import ExportQueueError, LeaseLost, LockNotAvailable, StoreError
+from export_queue.core.locks import (
+    COMPACTION_PRIORITY,
+    Area,
+    Lease,
+    LeaseKeeper,
+    Lock,
+    Owner,
+    acquire,
+    standing_locks,
+)
+from export_queue.core.queue import Queue, Range, find_reader
 from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_candidates
 from export_queue.core.segments.catalogue import begin_load, waiting_segments
-from export_queue.core.segments.files import check_base, load_pyarrow
-from export_queue.core.segments.merging import UnitReader
-from export_queue.core.segments.model import FileReport, Segment, Slice
+from export_queue.core.segments.files import check_base, delete_file, load_pyarrow
+from export_queue.core.segments.gathering import merged, read_files, read_rows
+from export_queue.core.segments.model import FileReport
+from export_queue.core.segments.replacing import MergedUnit, is_published, publish
 from export_queue.core.segments.writing import write_merged
 from export_queue.core.store import Database, identity_of, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot, settled_snapshot
@@ -33,86 +47,122 @@ from export_queue.core.transactions import OpenTransaction, Snapshot, settled_sn
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COMPACTION_PRIORITY = 25
 LEASE_SECONDS = 60.0
-UNITS_AT_ONCE = 64
-"""Units that one publication merges."""
-_CHUNK_ROWS = 8192
-_CHUNK_BYTES = 4 << 20
+UNITS_AT_ONCE = 256
+"""Most units that one publication merges."""
 _NO_READER = 0
 """As for a first load of nobody: fenced drains and sweeps do not wait for a transaction that adds no entries."""
-_NOTHING = Snapshot(0, ())
-"""Sees no rows."""
 
 log = logging.getLogger("export_queue.segments")
 
 
+@dataclass(frozen=True, slots=True)
+class UnitCompacted:
+    """What was merged in one unit, or would be."""
+
+    range: Range
+    inputs: int
+    """Segments."""
+    rows: int
+    read: int
+    """Entries of both; of a dry run about."""
+    written: int
+    superseded: int
+    """Entries of one key and one transaction in whose place a later one of the same transaction counts."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return asdict(self) | {"range": self.range.to_json()}
+
+    def line(self, *, dry_run: bool) -> str:
+        """Say it in one line."""
+        what = f"{self.range}: {self.inputs} segments and {self.rows} rows"
+        if dry_run:
+            return f"{what}, about {self.read} entries"
+        return f"{what}: {self.read} read = {self.written} written + {self.superseded} superseded"
+
+
 @dataclass(slots=True)
 class CompactionReport:
-    """What one compaction did for one reader, or would do."""
+    """What one compaction did for one reader, or would do: read = written + superseded, in sum and in each unit."""
 
     queue: str
     dry_run: bool = False
-    units: int = 0
-    """Units in which something was merged."""
-    inputs: int = 0
-    """Segments that were merged."""
-    outputs: int = 0
-    read: int = 0
-    """Entries of segments and rows that were merged; of a dry run about."""
-    rows: int = 0
-    """How many of them were rows."""
-    written: int = 0
-    superseded: int = 0
-    """Entries of one key and one transaction in whose place a later one of the same transaction counts."""
+    units: list[UnitCompacted] = field(default_factory=list)
+    """Those in which something was merged."""
     passed_over: int = 0
     """Units that somebody worked on."""
     lost: int = 0
     """Units whose locks were revoked, or whose rows changed, before the publication: all is as it was."""
     files: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def inputs(self) -> int:
+        """Segments that were merged."""
+        return sum(unit.inputs for unit in self.units)
+
+    @property
+    def outputs(self) -> int:
+        """Segments that were made of them."""
+        return sum(unit.written > 0 for unit in self.units)
+
+    @property
+    def rows(self) -> int:
+        """Rows that were merged."""
+        return sum(unit.rows for unit in self.units)
+
+    @property
+    def read(self) -> int:
+        """Entries of segments and rows."""
+        return sum(unit.read for unit in self.units)
+
+    @property
+    def written(self) -> int:
+        """Entries of the merged segments."""
+        return sum(unit.written for unit in self.units)
+
+    @property
+    def superseded(self) -> int:
+        """Entries in whose place later ones count."""
+        return sum(unit.superseded for unit in self.units)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return asdict(self)
+        sums = ("inputs", "outputs", "rows", "read", "written", "superseded")
+        return {
+            "queue": self.queue,
+            "dry_run": self.dry_run,
+            **{name: getattr(self, name) for name in sums},
+            "passed_over": self.passed_over,
+            "lost": self.lost,
+            "files": self.files,
+            "seconds": self.seconds,
+            "units": [unit.to_json() for unit in self.units],
+        }
 
     def line(self) -> str:
         """Say it in one line."""
+        units = f"{len(self.units)} units"
         if self.dry_run:
             return (
-                f"{self.queue}: would merge {self.inputs} segments and {self.rows} rows in {self.units} units, about "
+                f"{self.queue}: would merge {self.inputs} segments and {self.rows} rows in {units}, about "
                 f"{self.read} entries; {self.passed_over} units are worked on"
             )
         return (
-            f"{self.queue}: {self.inputs} segments and {self.rows} rows merged into {self.outputs} segments in "
-            f"{self.units} units: {self.read} read = {self.written} written + {self.superseded} superseded; "
-            f"{self.passed_over} units passed over, {self.lost} lost"
+            f"{self.queue}: {self.inputs} segments and {self.rows} rows merged into {self.outputs} segments "
+            f"in {units}: {self.read} read = {self.written} written + {self.superseded} superseded; "
+            f"{self.passed_over} units passed over, {self.lost} lost; {self.seconds:.1f} s"
         )
 
 
-@dataclass(slots=True)
-class _Merged:
-    """What was written of one unit."""
+@dataclass(frozen=True, slots=True)
+class CompactionProgress:
+    """How far a compaction has come."""
 
-    plan: UnitPlan
-    read: int = 0
-    rows: int = 0
-    written: int = 0
-    lowest_seq: int = 0
-    highest_seq: int = 0
-    first: Position | None = None
-    last: Position | None = None
-
-    def count(self, entries: Entries, *, read: int, rows: int) -> None:
-        self.read += read
-        self.rows += rows
-        if not entries:
-            return
-        lowest, highest = min(entries.seqs), max(entries.seqs)
-        self.lowest_seq = min(self.lowest_seq, lowest) if self.written else lowest
-        self.highest_seq = max(self.highest_seq, highest)
-        self.written += len(entries)
-        self.first = self.first or entries.position(0)
-        self.last = entries.position(len(entries) - 1)
+    done: int
+    """Entries that were merged, about."""
+    total: int
 
 
 def compact(
@@ -123,6 +173,8 @@ def compact(
     owner: Owner | None = None,
     dry_run: bool = False,
     lease_seconds: float = LEASE_SECONDS,
+    on_progress: Callable[[CompactionProgress], None] | None = None,
+    stops: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
 ) -> CompactionReport:
     """Merge small segments and settled rows of one reader, unit by unit; safe beside everything, and to interrupt.
@@ -132,39 +184,76 @@ def compact(
     :param owner: the task; a newer attempt of it takes over from an older one. By default one that nobody shares.
     :param dry_run: only say what would be merged.
     :param lease_seconds: how long locks last unless they are renewed.
+    :param on_progress: called after each publication.
+    :param stops: asked between two publications whether to end early.
     :param clock: tells seconds; only differences count.
     :raises SegmentLost: a file is missing or damaged.
     :raises SegmentUnavailable: a filesystem does not answer.
     """
+    begun = clock()
     wanted = wanted or Candidates()
     with database.read() as work:
         queue = find_reader(work, queue_id)
     report = CompactionReport(queue.id, dry_run=dry_run)
-    plans = _plan(database, queue, queue.units(), wanted)
+    owner = owner or Owner.unique()
+    found = _plan(database, queue, queue.units(), wanted, owner)
+    report.passed_over = found.worked_on
     if dry_run:
-        _foretell(database, queue, plans, report)
+        report.units = [
+            UnitCompacted(plan.unit, len(plan.segments), plan.row_entries, plan.entries, 0, 0) for plan in found.plans
+        ]
         return report
     check_base(database.segments)
     load_pyarrow()
-    worker = _Worker(database, queue, wanted, owner or Owner.unique(), lease_seconds, clock, report)
-    for start in range(0, len(plans), UNITS_AT_ONCE):
-        worker.merge([plan.unit for plan in plans[start : start + UNITS_AT_ONCE]])
+    worker = _Worker(database, queue, wanted, owner, lease_seconds, clock, report)
+    total, done = sum(plan.entries for plan in found.plans), 0
+    for batch in _batches(found.plans, wanted.most_bytes):
+        if stops():
+            break
+        worker.merge(batch)
+        done += sum(plan.entries for plan in batch)
+        if on_progress is not None:
+            on_progress(CompactionProgress(done, total))
+    report.seconds = clock() - begun
     return report
 
 
-def _plan(database: Database, queue: Queue, units: Sequence[Range], wanted: Candidates) -> list[UnitPlan]:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is worth a compaction."""
+
+    settled: Snapshot
+    plans: list[UnitPlan]
+    worked_on: int = 0
+    """Units with segments of which others hold so much that nothing is left to do."""
+
+
+def _plan(
+    database: Database,
+    queue: Queue,
+    units: Sequence[Range],
+    wanted: Candidates,
+    owner: Owner,
+    leases: Sequence[Lease] = (),
+) -> _Found:
+    """Choose what is merged.
+
+    :param owner: what older attempts of it hold is in nobody's way.
+    :param leases: what is held for it already: nothing else is chosen then.
+    """
     # Every snapshot sees what is merged, also that of a fenced drain, which must take nothing that is not settled.
     settled = settled_snapshot(database, queue.number)
     if not units:
-        return []
-    within = Range(units[0].first, units[-1].end)
+        return _Found(settled, [])
+    within = Range(min(unit.first for unit in units), max(unit.end for unit in units))
     with database.read() as work:
+        locks = standing_locks(work, queue)
         segments = waiting_segments(work, queue, settled, within)
         if not segments:
-            return []
+            return _Found(settled, [])
         rows = {
-            unit: (entries, size)
-            for unit, entries, size, _ in queries.entries.count_by_unit(
+            number: (entries, size)
+            for number, entries, size, _ in queries.entries.count_by_unit(
                 work,
                 queue.number,
                 queue.layout,
@@ -175,31 +264,59 @@ def _plan(database: Database, queue: Queue, units: Sequence[Range], wanted: Cand
             )
         }
         now_ms = work.now()
-    by_unit: dict[int, list[Segment]] = {}
+    by_unit: dict[int, list[Any]] = {}
     for segment in segments:
         by_unit.setdefault(segment.first, []).append(segment)
-    plans = []
+    plans, worked_on = [], 0
+    held_by_us = {lease.range: lease for lease in leases}
     for unit in units:
         entries, size = rows.get(unit.first // queue.buckets_per_range, (0, 0))
-        plan = choose_candidates(
-            unit, by_unit.get(unit.first, ()), row_entries=entries, row_bytes=size, wanted=wanted, now_ms=now_ms
-        )
+        others = [lock for lock in locks if lock.task != owner.task and _meets(lock, unit)]
+        lease = held_by_us.get(unit)
+        is_free = _free_beside(others) if lease is None else lease.covers
+        plan = None
+        if not any(_bars(lock) for lock in others):
+            plan = choose_candidates(
+                unit,
+                by_unit.get(unit.first, ()),
+                row_entries=entries,
+                row_bytes=size,
+                wanted=wanted,
+                now_ms=now_ms,
+                is_free=is_free,
+            )
         if plan is not None:
             plans.append(plan)
-    return plans
+        elif others and len(by_unit.get(unit.first, ())) >= wanted.least:
+            worked_on += 1
+    return _Found(settled, plans, worked_on)
 
 
-def _foretell(database: Database, queue: Queue, plans: Sequence[UnitPlan], report: CompactionReport) -> None:
-    with database.read() as work:
-        locks = queries.locks.of_queue(work, queue.number, now=work.now())
+def _meets(lock: Lock, unit: Range) -> bool:
+    return lock.area.first < unit.end and lock.area.end > unit.first
+
+
+def _bars(lock: Lock) -> bool:
+    return lock.area.members is None or lock.priority == COMPACTION_PRIORITY
+
+
+def _free_beside(others: Sequence[Lock]) -> Callable[[str], bool]:
+    held: frozenset[str] = frozenset().union(*(lock.area.members or () for lock in others))
+    return lambda name: name not in held
+
+
+def _batches(plans: Sequence[UnitPlan], most_bytes: int) -> Iterator[list[UnitPlan]]:
+    """Put units together that are read and published at once: about so many bytes, or one unit."""
+    batch: list[UnitPlan] = []
+    size = 0
     for plan in plans:
-        if any(row["first_bucket"] < plan.unit.end and row["end_bucket"] > plan.unit.first for row in locks):
-            report.passed_over += 1
-            continue
-        report.units += 1
-        report.inputs += len(plan.segments)
-        report.rows += plan.row_entries
-        report.read += plan.entries
+        if batch and (size + plan.bytes > most_bytes or len(batch) == UNITS_AT_ONCE):
+            yield batch
+            batch, size = [], 0
+        batch.append(plan)
+        size += plan.bytes
+    if batch:
+        yield batch
 
 
 @dataclass(slots=True)
@@ -211,196 +328,128 @@ class _Worker:
     lease_seconds: float
     clock: Callable[[], float]
     report: CompactionReport
-    renewed_at: float = 0.0
 
-    def merge(self, units: Sequence[Range]) -> None:
+    def merge(self, plans: Sequence[UnitPlan]) -> None:
         """Merge what is worth it in some units; what cannot be locked is passed over."""
         claimed_at = self.clock()
-        leases = claim(
+        leases = self._lock(plans)
+        self.report.passed_over += len(plans) - len(leases)
+        if not leases:
+            return
+        reached("locked")
+        with LeaseKeeper(
+            self.database, leases, lease_seconds=self.lease_seconds, claimed_at=claimed_at, clock=self.clock
+        ) as keeper:
+            try:
+                found = _plan(
+                    self.database, self.queue, [lease.range for lease in leases], self.wanted, self.owner, leases
+                )
+                needed = {plan.unit for plan in found.plans}
+                self.report.passed_over += found.worked_on
+                if found.plans:
+                    self._merge(found, [lease for lease in leases if lease.range in needed], keeper.check)
+            except LeaseLost as error:
+                log.warning("a compaction of %s has lost its locks: %s", self.queue.id, error.message)
+                self.report.lost += len(leases)
+
+    def _lock(self, plans: Sequence[UnitPlan]) -> list[Lease]:
+        try:
+            return self._acquire(plans)
+        except LockNotAvailable:
+            if len(plans) == 1:
+                return []
+        # Somebody has come between the look and the question; as a rule, in few of the units.
+        leases = []
+        for plan in plans:
+            with contextlib.suppress(LockNotAvailable):
+                leases += self._acquire([plan])
+        return leases
+
+    def _acquire(self, plans: Sequence[UnitPlan]) -> list[Lease]:
+        areas = [Area(plan.unit.first, plan.unit.end, plan.members) for plan in plans]
+        return acquire(
             self.database,
             self.queue,
-            units,
+            areas,
             owner=self.owner,
-            lease_seconds=self.lease_seconds,
             priority=COMPACTION_PRIORITY,
+            lease_seconds=self.lease_seconds,
         )
-        self.renewed_at = claimed_at
-        self.report.passed_over += len(units) - len(leases)
-        reached("locked")
-        try:
-            plans = _plan(self.database, self.queue, [lease.range for lease in leases], self.wanted)
-            by_unit = {lease.range: lease for lease in leases}
-            needed = [by_unit[plan.unit] for plan in plans]
-            if plans:
-                self._merge(plans, needed)
-        except LeaseLost as error:
-            log.warning("a compaction of %s has lost its locks: %s", self.queue.id, error.message)
-            self.report.lost += len(leases)
-        finally:
-            release(self.database, leases)
 
-    def _merge(self, plans: Sequence[UnitPlan], leases: Sequence[Lease]) -> None:
+    def _merge(self, found: _Found, leases: Sequence[Lease], check: Callable[[], None]) -> None:
         database = self.database
-        settled = settled_snapshot(database, self.queue.number)
         with database.begin() as work:
             queries.segments.admit(work)
             queries.compactions.admit(work)
         opened = OpenTransaction(database, kind="long", load=_NO_READER)
+        reports: list[FileReport] = []
         try:
             base = begin_load(database, opened)
             reached("begun")
-            merged = [_Merged(plan) for plan in plans]
+            units: list[MergedUnit] = []
             reports = write_merged(
-                self._batches(merged, settled, leases),
+                self._tables(found, units, check),
                 base=base,
                 store_id=identity_of(database).store_id,
                 transaction=opened.id,
                 name="compaction",
             )
             reached("written")
-            self._publish(opened.id, leases, settled, merged, reports)
+            self._publish(opened.id, found, leases, units, reports)
         except BaseException as error:
             opened.abort(error)  # after a publication there is nothing left to abort
+            if isinstance(error, LeaseLost):
+                _delete(reports)  # clean-up would do so some time
             raise
         reached("published")
-        self._count(merged, reports)
-
-    def _batches(
-        self, merged: Sequence[_Merged], settled: Snapshot, leases: Sequence[Lease]
-    ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        import pyarrow as pa
-
-        bpr = self.queue.buckets_per_range
-        for one in merged:
-            reader = UnitReader(
-                self.queue,
-                settled if one.plan.rows else _NOTHING,
-                one.plan.unit,
-                one.plan.segments,
-                rows=_CHUNK_ROWS,
-                size=_CHUNK_BYTES,
+        self.report.files += [one.file for one in reports]
+        self.report.units += [
+            UnitCompacted(
+                one.plan.unit, len(one.plan.segments), one.rows, one.read, one.written, one.read - one.written
             )
-            try:
-                while True:
-                    with self.database.read() as work:
-                        chunk = reader.read(work)
-                    entries = chunk.entries
-                    rows = chunk.rows
-                    one.count(entries, read=sum(len(run.rows) for run in chunk.runs) + rows, rows=rows)
-                    if entries:
-                        first = one.plan.unit.first // bpr * bpr
-                        yield (
-                            first,
-                            first + bpr,
-                            pa.RecordBatch.from_arrays(
-                                [
-                                    pa.array(entries.buckets, pa.int32()),
-                                    pa.array(entries.keys, pa.binary()),
-                                    pa.array(entries.seqs, pa.int64()),
-                                    pa.array(entries.values, pa.binary()),
-                                ],
-                                names=["bucket", "key", "seq", "value"],
-                            ),
-                        )
-                    self._renew(leases)
-                    if entries.is_last or not (entries or chunk.runs):
-                        break
-            finally:
-                reader.close()
+            for one in units
+        ]
 
-    def _renew(self, leases: Sequence[Lease]) -> None:
-        if self.clock() - self.renewed_at > self.lease_seconds / 3:
-            at = self.clock()
-            renew(self.database, leases, lease_seconds=self.lease_seconds)
-            self.renewed_at = at
+    def _tables(
+        self, found: _Found, units: list[MergedUnit], check: Callable[[], None]
+    ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """Yield the entries of each unit; what they were made of is appended to ``units``."""
+        size = self.queue.buckets_per_range
+        tables = read_files((segment for plan in found.plans for segment in plan.segments), check=check)
+        for plan in found.plans:
+            sources = [tables[one.transaction, one.number] for one in plan.segments]
+            stored = read_rows(self.database, self.queue, found.settled, plan.unit) if plan.rows else None
+            check()
+            if stored is not None:
+                sources.append(stored.table)
+            table = merged(sources)
+            units.append(MergedUnit.of(plan, sum(source.num_rows for source in sources), stored, table))
+            for batch in table.to_batches():
+                yield plan.unit.first // size * size, plan.unit.first // size * size + size, batch
 
     def _publish(
         self,
         transaction: int,
+        found: _Found,
         leases: Sequence[Lease],
-        settled: Snapshot,
-        merged: Sequence[_Merged],
+        units: Sequence[MergedUnit],
         reports: Sequence[FileReport],
     ) -> None:
         """Publish; an answer that was lost is looked up."""
         try:
             with self.database.begin() as work:
-                self.database.dialect.hold_long(
-                    work.connection, transaction, (), store_id=identity_of(self.database).store_id
-                )
-                now_ms = 0
-                for lease in leases:
-                    now_ms = hold(work, lease)
-                slices = {part.first: (report, part) for report in reports for part in report.slices}
-                for number, one in enumerate(merged, 1):
-                    self._replace(work, (transaction, number), one, slices.get(one.plan.unit.first), settled, now_ms)
-                self.database.dialect.end_long(work.connection, transaction)
+                publish(work, self.queue, transaction, found.settled, leases, units, reports)
                 reached("publishing")
         except (StoreError, OSError):
             with self.database.read() as work:
-                if not queries.compactions.is_published(work, transaction):
+                if not is_published(work, transaction):
                     raise
 
-    def _replace(
-        self,
-        work: Any,
-        output: tuple[int, int],
-        one: _Merged,
-        written: tuple[FileReport, Slice] | None,
-        settled: Snapshot,
-        now_ms: int,
-    ) -> None:
-        """Let the merged segment of a unit stand for its inputs, in the critical section."""
-        queue, plan = self.queue, one.plan
-        if one.rows and one.first is not None and one.last is not None:
-            removed = remove_span(work, queue, settled, one.first, one.last)
-            # A dead letter that was retried meanwhile has come back as a row, below what is settled.
-            if removed != one.rows:
-                raise LeaseLost(f"{plan.unit}: expected {one.rows} rows under the lock, found {removed}")
-        if written is None:
-            return  # all of it was drained
-        report, part = written
-        if part.entries != one.written:
-            raise LeaseLost(f"{plan.unit}: expected {one.written} entries in the file, found {part.entries}")
-        known = queries.compactions.partitions_of(work, queue.number)
-        keys = [(segment.transaction, segment.number) for segment in plan.segments]
-        new = [key for key in keys if key not in known]
-        given = queries.compactions.give_partitions(work, queue.number, queue.layout, plan.unit.first, len(new) + 1)
-        inputs = {key: known[key] for key in keys if key in known}
-        inputs |= {key: given + i for i, key in enumerate(new)}
-        row = {
-            "transaction_id": output[0],
-            "number": output[1],
-            "queue_number": queue.number,
-            "layout": queue.layout,
-            "first_bucket": plan.unit.first,
-            "end_bucket": plan.unit.end,
-            "file": report.file,
-            "file_bytes": report.bytes,
-            "checksum": report.checksum,
-            "row_group_first": part.row_group_first,
-            "row_group_end": part.row_group_end,
-            "entries": part.entries,
-            "bytes": part.bytes,
-            "lowest_seq": one.lowest_seq,
-            "highest_seq": one.highest_seq,
-        }
-        queries.compactions.insert(work, queue.number, row, partition=given + len(new))
-        hidden = queries.compactions.hide(work, queue.number, inputs, by=output, now_ms=now_ms)
-        if hidden != len(inputs):
-            raise LeaseLost(f"{plan.unit}: expected {len(inputs)} segments that wait, found {hidden}")
 
-    def _count(self, merged: Sequence[_Merged], reports: Sequence[FileReport]) -> None:
-        report = self.report
-        report.files += [one.file for one in reports]
-        for one in merged:
-            report.units += 1
-            report.inputs += len(one.plan.segments)
-            report.outputs += bool(one.written)
-            report.read += one.read
-            report.rows += one.rows
-            report.written += one.written
-            report.superseded += one.read - one.written
+def _delete(reports: Sequence[FileReport]) -> None:
+    for report in reports:
+        with contextlib.suppress(ExportQueueError):
+            delete_file(report.file)
 
 
 def reached(step: str) -> None:

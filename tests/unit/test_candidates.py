@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from export_queue.core.errors import InvalidArgument
+from export_queue.core.locks import ROWS
 from export_queue.core.queue import Range
 from export_queue.core.segments import Candidates, Segment, choose_candidates
 
@@ -64,7 +65,8 @@ def test_too_many_bytes_of_rows_are_left_alone() -> None:
 
 
 def test_held_and_young_segments_are_left_alone() -> None:
-    assert chosen([segment(1), segment(2), segment(3)], held={(2, 1)}) == [(1, 1), (3, 1)]
+    assert chosen([segment(1), segment(2), segment(3)], is_free=lambda name: name != "2.1") == [(1, 1), (3, 1)]
+    assert chosen([segment(1)], rows=9, is_free=lambda name: name != ROWS) == []
     young = [segment(SECOND), segment(2 * SECOND), segment(9 * SECOND)]
     assert chosen(young, wanted={"age_seconds": 5.0}) == [(SECOND, 1), (2 * SECOND, 1)]
 
@@ -87,7 +89,13 @@ def test_the_newest_segments_are_merged_up_to_the_size_of_an_output() -> None:
     assert chosen(many, wanted={"most_bytes": 300}) == [(17, 1), (18, 1), (19, 1)]
 
 
-@pytest.mark.parametrize("wrong", [{"least": 1}, {"small_bytes": 0}, {"most_bytes": 0}, {"age_seconds": -1}])
+def test_the_newest_segments_are_merged_up_to_a_number() -> None:
+    assert chosen([segment(i) for i in range(1, 9)], wanted={"most_inputs": 3}) == [(6, 1), (7, 1), (8, 1)]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"least": 1}, {"most_inputs": 1}, {"small_bytes": 0}, {"most_bytes": 0}, {"age_seconds": -1}]
+)
 def test_numbers_out_of_bounds_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))}: expected at least"):
         Candidates(**wrong)
