@@ -21,6 +21,7 @@ from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
 from export_queue.core.segments.peek import peek
 from export_queue.core.segments.reading import RowGroup, row_groups
+from export_queue.core.segments.stored_timeline import StoredSegment, count_states, stored_timeline
 from export_queue.core.segments.vacuum import Vacuumed, vacuum_segments
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
 
@@ -37,6 +38,7 @@ __all__ = [
     "Run",
     "Segment",
     "Slice",
+    "StoredSegment",
     "UnitCompacted",
     "UnitPlan",
     "UnitReader",
@@ -46,12 +48,14 @@ __all__ = [
     "check_base",
     "choose_candidates",
     "compact",
+    "count_states",
     "give_up_file",
     "leave_out_drained",
     "mark_done",
     "peek",
     "row_groups",
     "stage_segments",
+    "stored_timeline",
     "vacuum_segments",
     "waiting_segments",
     "write_segments",

@@ -54,6 +54,20 @@ def partitions_of(work: Reading, queue: int) -> dict[Key, int]:
     return {(int(one), int(number)): int(given) for one, number, given in work.connection.execute(statement)}
 
 
+def outputs(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
+    """Read a reader's merged segments, drained ones too until clean-up forgets them: columns, partition, ``waits``."""
+    waits = sa.exists().where(
+        r.c.queue_number == queue, r.c.transaction_id == g.c.transaction_id, r.c.number == g.c.number
+    )
+    statement = (
+        sa.select(g, c.c.partition, waits.label("waits"))
+        .select_from(c.join(g, sa.and_(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)))
+        .where(c.c.queue_number == queue, g.c.layout == layout)
+        .order_by(c.c.partition)
+    )
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
 def insert(work: Work, queue: int, row: Mapping[str, Any], *, partition: int) -> None:
     """Publish a merged segment to its reader.
 

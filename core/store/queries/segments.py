@@ -245,6 +245,18 @@ def count_by_unit(
     return [(int(u), int(n), int(b), int(seq)) for u, n, b, seq in work.connection.execute(statement)]
 
 
+def of_reader(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
+    """Read the segments that a reader has still to read, committed by now, each with the entries that are ``left``."""
+    joined, entries, _ = left()
+    statement = (
+        sa.select(g, entries.label("left"))
+        .select_from(joined)
+        .where(r.c.queue_number == queue, g.c.layout == layout)
+        .order_by(g.c.first_bucket, g.c.transaction_id, g.c.number)
+    )
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
 def count_left(work: Reading, queue: int) -> int:
     """Count the entries that wait for a reader in files."""
     joined, entries, _ = left()
