@@ -8,7 +8,7 @@ from collections.abc import Callable
 from export_queue.core.drain.one_drain import POLL_SECONDS
 from export_queue.core.drain.request import LEASE_SECONDS
 from export_queue.core.errors import LockNotAvailable
-from export_queue.core.locks import Owner, claim, hold, holders, release
+from export_queue.core.locks import ROWS, Owner, claim, hold, holders, release
 from export_queue.core.queue import DeadLetterFilter, Position, Queue, Range, list_dead_letters, requeue
 from export_queue.core.store import Database
 
@@ -26,13 +26,13 @@ def retry_dead_letters(
 ) -> int:
     """Make entries of dead letters again, each with its own sequence, so that a newer one in the sink still wins.
 
-    Each letter goes back under the lock on its unit. A drain that is at work there has taken its snapshot already: its
-    next removal would take the entry along, although no sink has seen it (I7).
+    Each letter goes back under the lock on the row entries of its unit. A drain that is at work there has taken its
+    snapshot already: its next removal would take the entry along, although no sink has seen it (I7).
 
     :param which: letters to retry, oldest first.
     :param who: name for the audit, which the store keeps.
     :param limit: most letters.
-    :param lock_timeout: seconds to wait for drains of their units.
+    :param lock_timeout: seconds to wait for drains of their units, after which compactions there are revoked.
     :returns: how many went back.
     :raises LockNotAvailable: drains were at work all the time; letters that went back before stay in the queue.
     """
@@ -45,7 +45,16 @@ def retry_dead_letters(
         waiting.setdefault(unit, []).append(letter.position)
     owner, moved, since = Owner.unique(), 0, clock()
     while waiting:
-        leases = claim(database, queue, sorted(waiting), owner=owner, lease_seconds=LEASE_SECONDS)
+        is_late = clock() - since >= lock_timeout
+        leases = claim(
+            database,
+            queue,
+            sorted(waiting),
+            owner=owner,
+            lease_seconds=LEASE_SECONDS,
+            members=frozenset({ROWS}),
+            revokes=is_late,
+        )
         try:
             for lease in leases:
                 with database.begin() as work:
@@ -57,7 +66,7 @@ def retry_dead_letters(
             release(database, leases)
         if leases or not waiting:
             continue
-        if clock() - since >= lock_timeout:
+        if is_late:
             raise _not_available(database, queue, waiting, moved)
         sleep(POLL_SECONDS)
     return moved

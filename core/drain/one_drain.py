@@ -43,6 +43,7 @@ from export_queue.core.locks import (
     begin_attempt,
     check_attempt,
     claim,
+    claimable,
     end_attempt,
     holders,
     joined,
@@ -234,6 +235,8 @@ class Course:
     """The number of the report; 0 before it is drawn."""
     done: set[Range] = field(default_factory=set)
     """Units for which the promise is kept."""
+    shared: set[Range] = field(default_factory=set)
+    """Units that were drained but for what others hold of them."""
     parts: list[Counts] = field(default_factory=list)
     """What was done: as the engine has reported it, or once all of it is counted by tallies, their sum."""
     is_tallied: bool = False
@@ -255,8 +258,10 @@ class Course:
         while waiting:
             self.deadline.check()
             ready = self._settled(queue, waiting) if engine.is_fenced else waiting
+            is_late = self.clock() - waits_since >= self.request.lock_timeout
+            revokes = is_late and self.request.if_locked == "wait"
             claimed_at = self.clock()
-            if leases := self._claim(queue, ready):  # 4
+            if leases := self._claim(engine, queue, ready, promised, revokes=revokes):  # 4
                 progress.draining()
                 self._drain(engine, queue, leases, claimed_at)  # 5
                 waiting = self._with_work(queue, promised, waiting) if engine.is_fenced else self._not_done(waiting)
@@ -266,7 +271,7 @@ class Course:
                 waiting, ready = [unit for unit in waiting if unit not in ready], []
                 if not waiting:
                     return
-            if self.clock() - waits_since >= self.request.lock_timeout:
+            if is_late:
                 if not ready:
                     raise not_settled_error(self.database, queue, promised, _shown(waiting))
                 raise self._not_available(queue, ready)
@@ -283,16 +288,18 @@ class Course:
         return queue
 
     def bring_free(self, engine: Engine) -> bool:
-        """Bring the entries that wait now in units that nobody holds; tell whether there were any."""
+        """Bring the entries that wait now and that nobody holds; tell whether there were any."""
         queue = self.queue
         assert queue is not None
-        waiting = self._with_work(queue, take_snapshot(self.database), self.wanted)
+        snapshot = take_snapshot(self.database)
+        waiting = self._with_work(queue, snapshot, self.wanted)
         claimed_at = self.clock()
-        leases = self._claim(queue, self._settled(queue, waiting) if engine.is_fenced else waiting)
-        if leases:
-            # A fenced sink knows claims of single units. For all others few entries of many units are one small chunk.
-            self._drain(engine, queue, leases if engine.is_fenced else joined(leases), claimed_at)
-        return bool(leases)
+        leases = self._claim(engine, queue, self._settled(queue, waiting) if engine.is_fenced else waiting, snapshot)
+        if not leases:
+            return False
+        # A fenced sink knows claims of single units. For all others few entries of many units are one small chunk.
+        read = self._drain(engine, queue, leases if engine.is_fenced else joined(leases), claimed_at)
+        return read > 0 or any(lease.is_whole for lease in leases)
 
     @contextlib.contextmanager
     def shown_again(self, engine: Engine) -> Iterator[None]:
@@ -396,21 +403,50 @@ class Course:
     def _not_done(self, units: Sequence[Range]) -> list[Range]:
         return [unit for unit in units if unit not in self.done]
 
-    def _claim(self, queue: Queue, units: Sequence[Range]) -> list[Lease]:
-        """Claim the units that are free now."""
+    def _claim(
+        self, engine: Engine, queue: Queue, units: Sequence[Range], snapshot: Snapshot, *, revokes: bool = False
+    ) -> list[Lease]:
+        """Claim the units that are free now, or what is free of them.
+
+        A sink with ranks takes entries in any order, so that what a compaction holds of a unit may come later. Into a
+        fenced sink a unit goes whole: an interval lock covers also what is published before the snapshot is taken.
+
+        :param snapshot: decides which entries count.
+        :param revokes: whether locks of lower priority are revoked that are in the way.
+        """
+        request = self.request
+        units = units if revokes else self._with_some_free(queue, units, snapshot)
         if not units:
             return []
-        request = self.request
-        leases = claim(self.database, queue, units, owner=request.owner, lease_seconds=request.lease_seconds)
-        if request.if_locked == "fail" and len(leases) < len(units):
+        leases = claim(
+            self.database,
+            queue,
+            units,
+            owner=request.owner,
+            lease_seconds=request.lease_seconds,
+            leaves_out=not engine.is_fenced,
+            revokes=revokes,
+        )
+        whole = {lease.range for lease in leases if lease.is_whole}
+        if request.if_locked == "fail" and len(whole) < len(units):
             release(self.database, leases)
-            claimed = {lease.range for lease in leases}
-            raise self._not_available(queue, [unit for unit in units if unit not in claimed])
+            raise self._not_available(queue, [unit for unit in units if unit not in whole])
+        self.shared = (self.shared - whole) | {lease.range for lease in leases if not lease.is_whole}
         return leases
 
-    def _drain(self, engine: Engine, queue: Queue, leases: Sequence[Lease], claimed_at: float) -> None:
+    def _with_some_free(self, queue: Queue, units: Sequence[Range], snapshot: Snapshot) -> Sequence[Range]:
+        """Leave out the units of which nothing is left but what others hold."""
+        known = self.shared.intersection(units)
+        if not known:
+            return units
+        with self.database.read() as work:
+            again = claimable(work, queue, sorted(known), snapshot, owner=self.request.owner)
+        return [unit for unit in units if unit not in known or unit in again]
+
+    def _drain(self, engine: Engine, queue: Queue, leases: Sequence[Lease], claimed_at: float) -> int:
         """Drain claimed units by a snapshot that is taken under the claim.
 
+        :returns: how many entries were read.
         :raises ExportQueueError: a unit was not done; the others are.
         """
         self.is_tallied = engine.is_tallied
@@ -439,10 +475,12 @@ class Course:
             raise
         call_again(replace(DRAIN_RETRY, sleep=self.sleep, clock=self.clock), self._count_tallied)
         if not engine.is_fenced:  # a fenced drain may have left entries that are not settled yet
-            self.done |= {part.range for part in parts if part.problem is None}
+            whole = {lease.range for lease in leases if lease.is_whole}
+            self.done |= {part.range for part in parts if part.problem is None and part.range in whole}
         for part in parts:
             if part.problem is not None:
                 raise part.cause or part.problem.to_error()
+        return sum(part.read for part in parts)
 
     def _count_tallied(self) -> None:
         if self.is_tallied:

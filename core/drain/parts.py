@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from export_queue.core.locks import Lease
+from export_queue.core.locks import Lease, member
 from export_queue.core.queue import Entries, Position, Range
+from export_queue.core.segments import Segment, by_range
 
 _HIGHEST_SEQ = (1 << 63) - 1
 _BYTES_OF_ENTRY = 200
@@ -67,6 +68,16 @@ class Part:
         return Entries(
             entries.buckets[:end], entries.keys[:end], entries.seqs[:end], entries.values[:end], is_last=True
         )
+
+
+def locked(segments: Sequence[Segment], lease: Lease, within: Range) -> list[Segment]:
+    """Choose what may be read: the segments of some buckets that are locked, not all that a snapshot sees.
+
+    A compaction may hold others, and those that were published behind the claim may be anybody's.
+
+    :param within: buckets of the lease.
+    """
+    return [one for one in by_range(segments, within) if lease.covers(member(one.transaction, one.number))]
 
 
 def weight(entries: int, size: int) -> int:

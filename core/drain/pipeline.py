@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from export_queue.core.drain.chunk import Applied, ChunkWriter, too_many
 from export_queue.core.drain.exporters import Exporter
 from export_queue.core.drain.fenced import sink_of_unit
-from export_queue.core.drain.parts import Part
+from export_queue.core.drain.parts import Part, locked
 from export_queue.core.drain.report import Counts, Problem, RangeReport, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.sending import Sender
@@ -40,7 +40,6 @@ from export_queue.core.segments import (
     Run,
     Segment,
     UnitReader,
-    by_range,
     leave_out_drained,
     mark_done,
     waiting_segments,
@@ -209,7 +208,8 @@ class _Pipeline:
 
     def _read_once(self, at: int, after: Position | None) -> Chunk:
         request, part = self.request, self.parts[at]
-        if at not in self.readers and (found := by_range(self.segments or (), part.buckets)):
+        found = [] if at in self.readers else locked(self.segments or (), part.lease, part.buckets)
+        if found or not (at in self.readers or part.lease.has_rows):
             self.readers[at] = UnitReader(
                 self.queue,
                 self.snapshot,
@@ -220,6 +220,7 @@ class _Pipeline:
                 rows=request.chunk_rows,
                 size=request.chunk_bytes,
                 whole_keys=self.whole_keys,
+                has_rows=part.lease.has_rows,
             )
         if at in self.readers:
             return self._read_merged(self.readers[at])

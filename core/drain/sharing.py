@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from export_queue.core.drain.parts import LEAST_WEIGHT, Block, Part, cut, spread, weight
+from export_queue.core.drain.parts import LEAST_WEIGHT, Block, Part, cut, locked, spread, weight
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Backlog, Queue, Range, backlog_by_bucket, every_nth_key
-from export_queue.core.segments import RowGroup, Segment, by_range, row_groups, waiting_segments
+from export_queue.core.segments import RowGroup, Segment, row_groups, waiting_segments
 from export_queue.core.store import Database, Reading
 from export_queue.core.transactions import Snapshot
 
@@ -33,17 +33,14 @@ def share_out(
         within = Range(min(lease.range.first for lease in leases), max(lease.range.end for lease in leases))
         rows = backlog_by_bucket(work, queue, snapshot, within)
         segments = waiting_segments(work, queue, snapshot, within)
+        units = {lease.range: locked(segments, lease, lease.range) for lease in leases}
+        held = {number for lease in leases if lease.has_rows for number in range(lease.range.first, lease.range.end)}
+        rows = [bucket for bucket in rows if bucket.range.first in held]
         total = sum(weight(bucket.entries, bucket.bytes) for bucket in rows)
-        total += _weight(segments)
+        total += sum(map(_weight, units.values()))
         share = max(LEAST_WEIGHT, total / (tasks * _PARTS_PER_TASK))
-        held = {number for lease in leases for number in range(lease.range.first, lease.range.end)}
-        blocks = {
-            bucket.range.first: _of_rows(work, queue, snapshot, bucket, share)
-            for bucket in rows
-            if bucket.range.first in held
-        }
+        blocks = {bucket.range.first: _of_rows(work, queue, snapshot, bucket, share) for bucket in rows}
     # Behind the SQL transaction: a filesystem may take its time.
-    units = {lease.range: by_range(segments, lease.range) for lease in leases}
     large = [segment for unit, found in units.items() if _weight(found) > share for segment in found]
     groups = dict(zip(map(_key, large), row_groups(large) if large else [], strict=True))
     parts: list[tuple[int, Part]] = []

@@ -1,6 +1,7 @@
 """Locks on parts of a queue: who may hold what, attempts of tasks, claims, waiting, leases, the critical section."""
 
 from export_queue.core.locks.attempts import Owner, begin_attempt, check_attempt, end_attempt, revoke, serialise
+from export_queue.core.locks.claiming import claim, claimable
 from export_queue.core.locks.keeping import LeaseKeeper
 from export_queue.core.locks.lease import Lease, joined
 from export_queue.core.locks.lockbox import (
@@ -8,7 +9,6 @@ from export_queue.core.locks.lockbox import (
     DRAIN_PRIORITY,
     LOAD_PRIORITY,
     check_leases,
-    claim,
     give_back,
     hold,
     release,
@@ -47,6 +47,7 @@ __all__ = [
     "check_attempt",
     "check_leases",
     "claim",
+    "claimable",
     "end_attempt",
     "explained_locks",
     "explained_requests",

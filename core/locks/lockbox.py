@@ -11,103 +11,19 @@ Source: Druid's interval and segment locks, and its critical actions.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 
 from export_queue.core.errors import LeaseLost
 from export_queue.core.locks.attempts import Owner, take_over
 from export_queue.core.locks.lease import Lease, places_of
 from export_queue.core.locks.records import lock_of, request_of, text_of
-from export_queue.core.locks.rules import (
-    ROWS,
-    Area,
-    Board,
-    Choice,
-    Granted,
-    Lock,
-    Mode,
-    Place,
-    Request,
-    choose,
-    member,
-)
+from export_queue.core.locks.rules import Area, Board, Granted, Lock, Mode, Place, Request
 from export_queue.core.queue import Queue, Range
 from export_queue.core.store import Database, Reading, Work, identity_of, queries
 
 DRAIN_PRIORITY = 75
 LOAD_PRIORITY = 50
 COMPACTION_PRIORITY = 25
-
-
-def claim(
-    database: Database,
-    queue: Queue,
-    ranges: Iterable[Range],
-    *,
-    owner: Owner,
-    lease_seconds: float,
-    priority: int = DRAIN_PRIORITY,
-    leaves_out: bool = False,
-    revokes: bool = False,
-    members: frozenset[str] | None = None,
-    brought: Mapping[Range, frozenset[str]] | None = None,
-) -> list[Lease]:
-    """Take exclusive locks on all units that are free now, in one SQL transaction; it never waits for a holder.
-
-    A unit is free if nobody holds it, its lease has expired, it was revoked, or an older attempt of the
-    same task holds it: that attempt's fence is worthless from then on. The number of statements does not depend on
-    that of the units.
-
-    :param ranges: units of the queue.
-    :param owner: the task that asks; what its attempt holds already is not free for it.
-    :param lease_seconds: how long the locks last unless they are renewed.
-    :param leaves_out: whether it does without what locks of lower priority hold of a unit, and therefore names what
-        it takes: the row entries and all segments that are committed.
-    :param revokes: whether locks of lower priority are revoked where all that is in the way of a unit has one.
-    :param members: what is wanted of each unit; by default all there is, by an interval lock.
-    :param brought: what is not wanted of units, since it was brought while the rest was left out.
-    :returns: one lease for each unit that was granted.
-    :raises LeaseLost: the attempt was revoked, a newer one has taken over, or the queue's units were altered.
-    """
-    units = list(ranges)
-    if not units:
-        return []
-    within = Range(min(unit.first for unit in units), max(unit.end for unit in units))
-    with database.begin() as work:
-        board = open_board(work, queue, owner, within)
-        there = _committed(work, queue, within) if leaves_out and members is None else {}
-        found: list[Choice] = []
-        for unit in units:
-            names = there.get(unit.first, frozenset({ROWS})) if leaves_out and members is None else members
-            if names is not None:
-                names -= (brought or {}).get(unit, frozenset())
-            if names is None or names:
-                request = owner_request(owner, [Area(unit.first, unit.end, names)], priority=priority)
-                choice = choose(board, request, revokes=revokes, leaves_out=leaves_out)
-                found += [] if choice is None else [choice]
-        if not found:
-            return []
-        ended = Granted(
-            tuple(lock for choice in found for lock in choice.ends.worthless),
-            tuple(lock for choice in found for lock in choice.ends.revoked),
-        )
-        request = owner_request(owner, [choice.area for choice in found], priority=priority)
-        leases = grant(work, queue, request, board, ended, lease_seconds=lease_seconds)
-    return [
-        Lease(lease.fence, lease.queue, lease.layout, lease.range, (), lease.members, choice.is_whole)
-        for lease, choice in zip(leases, found, strict=True)
-    ]
-
-
-def _committed(work: Work, queue: Queue, within: Range) -> dict[int, frozenset[str]]:
-    """Name what there is in units that have segments, by their first buckets: row entries, and what is to be read."""
-    found: defaultdict[int, set[str]] = defaultdict(lambda: {ROWS})
-    size = queue.buckets_per_range
-    names = queries.segments.names(work, queue.number, queue.layout, first=within.first, end=within.end)
-    for first, end, transaction, number in names:
-        for unit in range(first // size, (end - 1) // size + 1):
-            found[unit * size].add(member(transaction, number))
-    return {first: frozenset(members) for first, members in found.items()}
 
 
 def owner_request(

@@ -35,6 +35,7 @@ from export_queue.core.queue.read import (
     read_entries,
     remove_entries,
     remove_span,
+    waiting_in_rows,
     waiting_ranges,
 )
 from export_queue.core.queue.subscriptions import (
@@ -90,6 +91,7 @@ __all__ = [
     "subscribe",
     "subscriptions",
     "unsubscribe",
+    "waiting_in_rows",
     "waiting_ranges",
     "waive_first_load",
 ]

@@ -226,7 +226,7 @@ def waiting_ranges(
     """Find the units that have work, at the cost of one index probe each and one look at what waits in files."""
     units = queue.units() if within is None else sorted(within)
     in_files = waiting_in_files(work, queue, snapshot, units)
-    return sorted({*_waiting_in_rows(work, queue, snapshot, units), *in_files})
+    return sorted({*waiting_in_rows(work, queue, snapshot, units), *in_files})
 
 
 def waiting_in_files(
@@ -240,7 +240,11 @@ def waiting_in_files(
     return [unit for unit in units if any(first < unit.end and end > unit.first for first, end in waiting)]
 
 
-def _waiting_in_rows(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range]) -> list[Range]:
+def waiting_in_rows(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range]) -> list[Range]:
+    """Find the units in which rows wait, at the cost of one index probe each.
+
+    :param units: in their order.
+    """
     found: list[Range] = []
     at = 0
     while at < len(units):

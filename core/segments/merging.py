@@ -62,6 +62,7 @@ class UnitReader:
     :param rows: most entries of a chunk; some more where whole keys are asked for.
     :param size: about how many bytes of keys and values a chunk has at most.
     :param whole_keys: whether all entries of a key belong into one chunk.
+    :param has_rows: whether rows are read beside the segments.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class UnitReader:
         rows: int,
         size: int,
         whole_keys: bool = False,
+        has_rows: bool = True,
     ) -> None:
         self._queue, self._snapshot, self._within = queue, snapshot, within
         self._limit, self._size, self._whole_keys = rows, size, whole_keys
@@ -89,7 +91,7 @@ class UnitReader:
         """By source, the place of the last entry that a chunk had."""
         self._stored: list[Row] = []
         self._stored_at = after
-        self._stored_is_read = False
+        self._stored_is_read = not has_rows
         self._pending: list[Row] = []
         """In order, and complete up to the last one."""
         self._pending_of: dict[int, list[Row]] = {}

@@ -119,15 +119,23 @@ def waiting(
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 
 
-def names(work: Reading, queue: int, layout: int, *, first: int, end: int) -> list[tuple[int, int, int, int]]:
+def names(
+    work: Reading, queue: int, layout: int, snapshot: Snapshot | None, *, first: int, end: int
+) -> list[tuple[int, int, int, int]]:
     """Read which segments a reader has still to read that meet a bucket interval: first, end, transaction, number.
 
     Who reads a segment is written by the commit, so that those of transactions in progress are not among them.
+
+    :param snapshot: only segments that it sees; None for all.
     """
+    if snapshot is None:
+        counts = sa.and_(r.c.queue_number == queue, g.c.layout == layout)
+    else:
+        counts = _visible(work, queue, layout, snapshot)
     statement = (
         sa.select(g.c.first_bucket, g.c.end_bucket, g.c.transaction_id, g.c.number)
         .select_from(_read)
-        .where(r.c.queue_number == queue, g.c.layout == layout, g.c.first_bucket < end, g.c.end_bucket > first)
+        .where(counts, g.c.first_bucket < end, g.c.end_bucket > first)
     )
     return [tuple(row) for row in work.connection.execute(statement)]
 
