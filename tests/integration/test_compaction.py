@@ -203,6 +203,66 @@ def test_a_drain_that_comes_between_the_look_and_the_lock_takes_its_unit_alone(
     assert waits(orders) == before
 
 
+def test_a_drain_leaves_a_compaction_alone_and_revokes_it_once_it_has_waited(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(orders, seed=18)
+    everything, late = len(waits(orders)), 5
+    sink, reports = MemorySink(), list[Any]()
+
+    def drain_twice(step: str) -> None:
+        if step == "written":
+            bulk.load(orders, {f"late-{i}": b"late" for i in range(late)})
+            reports.append(drain(orders, "orders", sink, sink_name="sink", if_locked="skip"))
+            reports.append(drain(orders, "orders", sink, sink_name="sink", lock_timeout=0.1))
+
+    monkeypatch.setattr(compaction, "reached", drain_twice)
+    report = compact(orders.database, "orders", wanted=FEW)
+    assert [one.read for one in reports] == [late, everything]
+    assert (report.units, report.lost) == ([], 4)
+    assert waits(orders) == []
+    assert vacuum_segments(orders.database).files > 0
+    assert files(orders) == 0
+
+
+@pytest.mark.full("seven seconds: processes are started and killed while loads go on")
+def test_compactions_that_are_killed_while_loads_and_drains_go_on_lose_and_double_nothing(
+    orders: Store, open_store: Callable[[], Store]
+) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    sink, expected = MemorySink(), dict[str, bytes]()
+
+    def work() -> None:
+        with open_store() as mine:
+            mine.database.segments = orders.database.segments
+            while True:
+                compact(mine.database, "orders", wanted=FEW, owner=Owner("compaction"), lease_seconds=2.0)
+
+    read = loaded = 0
+    for round_ in range(6):
+        process = fork.Process(target=work)
+        process.start()
+        for number in range(chance.randrange(4, 12)):
+            value = f"{round_}-{number}".encode()
+            keys = chance.sample(sorted(many(60)), 20)
+            if chance.random() < 0.7:
+                bulk.load(orders, dict.fromkeys(keys, value))
+            else:
+                bulk.put(orders, keys, value)
+            expected |= dict.fromkeys(keys, value)
+            loaded += len(keys)
+        process.kill()
+        process.join(60)
+        if round_ % 2:
+            read += drain(orders, "orders", sink, sink_name="sink").acknowledged
+    read += drain(orders, "orders", sink, sink_name="sink").acknowledged
+    assert read == loaded
+    assert {key[1]: value for key, value in sink.records().items()} == {k.encode(): v for k, v in expected.items()}
+    assert waits(orders) == []
+
+
 def test_units_are_published_in_batches_of_bounded_size(orders: Store) -> None:
     fill(orders, seed=16)
     before = waits(orders)
