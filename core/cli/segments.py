@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -118,6 +119,26 @@ def _shown(queue_id: str, *, is_quiet: bool) -> Iterator[Callable[[CompactionPro
             return
         with ProgressBar(console, f"compact {queue_id}") as bar:
             yield lambda progress: bar.show(done=progress.done, left=progress.total - progress.done)
+
+
+@app.command("fall-back")
+def fall_back(
+    queue_id: QueueId,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="the lost file, as the error names it")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    who: Annotated[str | None, typer.Option(help="name for the audit; by default user and host")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the inputs of a compaction count again whose output is lost: files are kept for that until the vacuum."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        report = opened.dead_letters.fall_back(queue_id, file, who=who)
+    if as_json:
+        print_json(asdict(report))
+        return
+    say(report.line())
 
 
 @app.command()

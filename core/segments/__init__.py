@@ -16,6 +16,7 @@ from export_queue.core.segments.catalogue import (
     waiting_segments,
 )
 from export_queue.core.segments.compaction import CompactionProgress, CompactionReport, UnitCompacted, compact
+from export_queue.core.segments.falling_back import FellBack, fall_back
 from export_queue.core.segments.files import check_base
 from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
@@ -32,6 +33,7 @@ __all__ = [
     "Chunk",
     "CompactionProgress",
     "CompactionReport",
+    "FellBack",
     "FileReport",
     "OnDuplicate",
     "RowGroup",
@@ -49,6 +51,7 @@ __all__ = [
     "choose_candidates",
     "compact",
     "count_states",
+    "fall_back",
     "give_up_file",
     "leave_out_drained",
     "mark_done",

@@ -16,10 +16,17 @@ from tests.support.bulk import many
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
-from export_queue.core.errors import ExportQueueError, SegmentLost
+from export_queue.core.errors import ExportQueueError, InvalidArgument, SegmentLost
 from export_queue.core.locks import COMPACTION_PRIORITY, ROWS, Area, Owner, acquire, claim, member, release
 from export_queue.core.queue import Range
-from export_queue.core.segments import Candidates, UnitReader, compact, compaction, vacuum_segments, waiting_segments
+from export_queue.core.segments import (
+    Candidates,
+    UnitReader,
+    compact,
+    compaction,
+    vacuum_segments,
+    waiting_segments,
+)
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import Snapshot, queries
 from export_queue.core.store.schema import entry
@@ -72,8 +79,8 @@ def fill(store: Store, *, seed: int) -> None:
             bulk.load(store, dict.fromkeys(keys, value), tasks=2)
 
 
-def drained(store: Store) -> tuple[dict[bytes, Any], int]:
-    sink = MemorySink()
+def drained(store: Store, sink: MemorySink | None = None) -> tuple[dict[bytes, Any], int]:
+    sink = sink or MemorySink()
     report = drain(store, "orders", sink, sink_name="sink")
     return {key[1]: value for key, value in sink.records().items()}, report.read
 
@@ -382,6 +389,79 @@ def test_a_row_that_comes_back_among_merged_ones_is_not_lost(orders: Store, monk
     report = compact(orders.database, "orders", wanted=FEW)
     assert (len(report.units), report.lost) == (0, 4)
     assert waits(orders) == before
+
+
+def lose_output(store: Store) -> str:
+    """Delete the file of the merged segments; returns its name."""
+    (path,) = Path(str(store.database.segments)).rglob("compaction-*.parquet")
+    path.unlink()
+    return str(path)
+
+
+def test_a_lost_output_falls_back_on_its_inputs_and_its_rows_are_given_up(orders: Store) -> None:
+    fill(orders, seed=20)
+    before, count = waits(orders), segments(orders)
+    compact(orders.database, "orders", wanted=FEW)
+    file = lose_output(orders)
+    sink = MemorySink()
+    with pytest.raises(SegmentLost, match="export-queue fall-back"):
+        drained(orders, sink)
+    found = orders.dead_letters.fall_back("orders", file, who="anna")
+    assert (found.outputs, found.inputs, found.given_up) == (4, count, 60)
+    assert waits(orders) == [row for row in before if row[3] not in (b"2", b"5")]
+    assert orders.dead_letters.audit("orders")[-1].letters == 60
+    compact(orders.database, "orders", wanted=FEW)
+    assert drained(orders, sink)[1] == len(before) - 60
+    vacuum_segments(orders.database)
+    assert files(orders) == 0
+
+
+def test_what_was_drained_of_a_lost_output_does_not_come_back(orders: Store) -> None:
+    for number in range(4):
+        bulk.load(orders, many(60, f"{number}".encode()))
+    compact(orders.database, "orders", wanted=FEW)
+    sink = MemorySink()
+    step, batches = sink.apply, iter(range(100))
+
+    def apply(operations: Any) -> Any:
+        if next(batches) == 5:
+            raise ExportQueueError("enough")
+        return step(operations)
+
+    sink.apply = apply  # type: ignore[method-assign]
+    with pytest.raises(ExportQueueError, match="enough"):
+        drain(orders, "orders", sink, sink_name="sink", chunk_rows=7)
+    left = waits(orders)
+    assert 0 < len(left) < 240
+    found = orders.dead_letters.fall_back("orders", lose_output(orders))
+    assert found.given_up == 0
+    assert waits(orders) == left
+    sink.apply = step  # type: ignore[method-assign]
+    assert drained(orders, sink)[1] == len(left)
+    assert segments(orders) == 0
+
+
+def test_a_fall_back_goes_hop_by_hop(orders: Store) -> None:
+    fill(orders, seed=21)
+    compact(orders.database, "orders", wanted=FEW)
+    bulk.load(orders, many(60, b"later"))
+    first = str(next(Path(str(orders.database.segments)).rglob("compaction-*.parquet")))
+    before = waits(orders)
+    compact(orders.database, "orders", wanted=FEW)
+    (second,) = {str(path) for path in Path(str(orders.database.segments)).rglob("compaction-*.parquet")} - {first}
+    orders.dead_letters.fall_back("orders", second)
+    assert waits(orders) == before
+    assert orders.dead_letters.fall_back("orders", first).given_up == 60
+
+
+def test_there_is_no_fall_back_behind_the_vacuum_of_the_inputs(orders: Store) -> None:
+    fill(orders, seed=22)
+    compact(orders.database, "orders", wanted=FEW)
+    vacuum_segments(orders.database, hidden_seconds=-1)
+    with pytest.raises(InvalidArgument, match="vacuumed by now"):
+        orders.dead_letters.fall_back("orders", lose_output(orders))
+    with pytest.raises(InvalidArgument, match="no merged segment waits"):
+        orders.dead_letters.fall_back("orders", "/else")
 
 
 def test_a_file_is_kept_for_a_while_and_goes_when_all_is_drained(orders: Store) -> None:

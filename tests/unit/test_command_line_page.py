@@ -121,6 +121,10 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
             tx.queue("orders").add_batch(pa.table({"key": ["ben"], "value": ['"2"']}))
         run("segments", "orders")
         run("compact", "orders", "--dry-run")
+        for _ in range(2):
+            with store.transaction(long=True) as tx:
+                tx.queue("orders").add_batch(pa.table({"key": ["ben"], "value": ['"2"']}))
+        run("fall-back", "orders", *run("compact", "orders", "--least", "2")["files"])
         run("vacuum", "--dry-run")
         run("ddl", "orders", "--sink", copies)
         run("drain", "orders", "--sink", copies)
