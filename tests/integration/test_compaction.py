@@ -341,6 +341,29 @@ def test_adds_and_loads_that_commit_meanwhile_stay(orders: Store, monkeypatch: p
     assert set(expected) < set(found)
 
 
+def test_late_data_and_drains_of_it_do_not_keep_a_compaction_from_its_end(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under locks on whole intervals, each arrival of late data would take the compaction's away, again and again."""
+    fill(orders, seed=19)
+    everything, sink, late = len(waits(orders)), MemorySink(), iter(range(1000))
+
+    def arrive(step: str) -> None:
+        if step in ("locked", "begun", "written"):
+            for _ in range(3):
+                number = next(late)
+                bulk.load(orders, {f"late-{number}-{i}": b"late" for i in range(8)})
+                report = drain(orders, "orders", sink, sink_name="sink", if_locked="skip")
+                assert report.read == 8
+
+    monkeypatch.setattr(compaction, "reached", arrive)
+    report = compact(orders.database, "orders", wanted=FEW)
+    assert (len(report.units), report.lost, report.read) == (4, 0, everything)
+    monkeypatch.undo()
+    assert drained(orders, sink)[1] == everything
+    assert sum(value == b"late" for value in sink.records().values()) == next(late) * 8
+
+
 def test_what_is_not_settled_stays_out_of_a_compaction(orders: Store) -> None:
     """Every snapshot sees a merged segment, also that of a drain that takes only settled entries."""
     fill(orders, seed=11)
