@@ -15,7 +15,8 @@ from export_queue.core.segments.catalogue import (
     stage_segments,
     waiting_segments,
 )
-from export_queue.core.segments.compaction import CompactionProgress, CompactionReport, UnitCompacted, compact
+from export_queue.core.segments.compaction import compact
+from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.falling_back import FellBack, fall_back
 from export_queue.core.segments.files import check_base
 from export_queue.core.segments.merging import Chunk, Run, UnitReader

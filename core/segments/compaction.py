@@ -19,7 +19,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from export_queue.core.errors import ExportQueueError, LeaseLost, LockNotAvailable, StoreError
@@ -36,6 +36,7 @@ from export_queue.core.locks import (
 from export_queue.core.queue import Queue, Range, find_reader
 from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_candidates
 from export_queue.core.segments.catalogue import begin_load, waiting_segments
+from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.files import check_base, delete_file, load_pyarrow
 from export_queue.core.segments.gathering import merged, read_files, read_rows
 from export_queue.core.segments.model import FileReport
@@ -54,115 +55,6 @@ _NO_READER = 0
 """As for a first load of nobody: fenced drains and sweeps do not wait for a transaction that adds no entries."""
 
 log = logging.getLogger("export_queue.segments")
-
-
-@dataclass(frozen=True, slots=True)
-class UnitCompacted:
-    """What was merged in one unit, or would be."""
-
-    range: Range
-    inputs: int
-    """Segments."""
-    rows: int
-    read: int
-    """Entries of both; of a dry run about."""
-    written: int
-    superseded: int
-    """Entries of one key and one transaction in whose place a later one of the same transaction counts."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return asdict(self) | {"range": self.range.to_json()}
-
-    def line(self, *, dry_run: bool) -> str:
-        """Say it in one line."""
-        what = f"{self.range}: {self.inputs} segments and {self.rows} rows"
-        if dry_run:
-            return f"{what}, about {self.read} entries"
-        return f"{what}: {self.read} read = {self.written} written + {self.superseded} superseded"
-
-
-@dataclass(slots=True)
-class CompactionReport:
-    """What one compaction did for one reader, or would do: read = written + superseded, in sum and in each unit."""
-
-    queue: str
-    dry_run: bool = False
-    units: list[UnitCompacted] = field(default_factory=list)
-    """Those in which something was merged."""
-    passed_over: int = 0
-    """Units that somebody worked on."""
-    lost: int = 0
-    """Units whose locks were revoked, or whose rows changed, before the publication: all is as it was."""
-    files: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def inputs(self) -> int:
-        """Segments that were merged."""
-        return sum(unit.inputs for unit in self.units)
-
-    @property
-    def outputs(self) -> int:
-        """Segments that were made of them."""
-        return sum(unit.written > 0 for unit in self.units)
-
-    @property
-    def rows(self) -> int:
-        """Rows that were merged."""
-        return sum(unit.rows for unit in self.units)
-
-    @property
-    def read(self) -> int:
-        """Entries of segments and rows."""
-        return sum(unit.read for unit in self.units)
-
-    @property
-    def written(self) -> int:
-        """Entries of the merged segments."""
-        return sum(unit.written for unit in self.units)
-
-    @property
-    def superseded(self) -> int:
-        """Entries in whose place later ones count."""
-        return sum(unit.superseded for unit in self.units)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        sums = ("inputs", "outputs", "rows", "read", "written", "superseded")
-        return {
-            "queue": self.queue,
-            "dry_run": self.dry_run,
-            **{name: getattr(self, name) for name in sums},
-            "passed_over": self.passed_over,
-            "lost": self.lost,
-            "files": self.files,
-            "seconds": self.seconds,
-            "units": [unit.to_json() for unit in self.units],
-        }
-
-    def line(self) -> str:
-        """Say it in one line."""
-        units = f"{len(self.units)} units"
-        if self.dry_run:
-            return (
-                f"{self.queue}: would merge {self.inputs} segments and {self.rows} rows in {units}, about "
-                f"{self.read} entries; {self.passed_over} units are worked on"
-            )
-        return (
-            f"{self.queue}: {self.inputs} segments and {self.rows} rows merged into {self.outputs} segments "
-            f"in {units}: {self.read} read = {self.written} written + {self.superseded} superseded; "
-            f"{self.passed_over} units passed over, {self.lost} lost; {self.seconds:.1f} s"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionProgress:
-    """How far a compaction has come."""
-
-    done: int
-    """Entries that were merged, about."""
-    total: int
 
 
 def compact(
