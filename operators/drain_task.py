@@ -38,7 +38,7 @@ class DrainTask(BaseOperator):
     :param exporter: import path ``module:name`` of the function that turns entries into puts and deletes; by default
         the key is the record's id and the value its document. (templated)
     :param ranges: ranges of buckets, ``[[0, 101], …]``; None for all that have work. (templated)
-    :param if_locked: what to do about a range that another drain works on: ``wait`` for it, ``skip`` it, or
+    :param if_locked: what to do about a range that others hold, whole or in part: ``wait`` for it, ``skip`` it, or
         ``fail``. (templated)
     :param lock_timeout: seconds to wait for such ranges.
     :param time_limit: seconds after which the drain ends in order, with an error for which Airflow retries the task;

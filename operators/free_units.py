@@ -45,6 +45,10 @@ class OpenUnits:
     asked: Sequence[Range]
     left: list[Range] = field(default_factory=list)
     """Units for which the promise is not kept yet."""
+    submissions: int = 0
+    """How many this drain has made."""
+    to_revoke: list[Range] = field(default_factory=list)
+    """Units that holders of lower priority have kept for too long: the next submission revokes their locks."""
 
     @classmethod
     def of(cls, store: Store, request: DrainRequest) -> Self:
@@ -105,6 +109,9 @@ class OpenUnits:
             if not self.left or request.if_locked == "skip":
                 return False
             if request.if_locked == "fail" or time.monotonic() - begun >= request.lock_timeout:
+                if request.if_locked == "wait" and (lower := self._held_by_lower_ones()):
+                    self.to_revoke = lower
+                    return True
                 with self.store.database.read() as work:
                     raise not_available(work, self.queue, sorted(held))
             if time.monotonic() - told >= TELL_SECONDS:
@@ -116,31 +123,58 @@ class OpenUnits:
             check_attempt(self.store.database, request.owner)
             held = self._look()
 
-    def request_of(self, number: int) -> DrainRequest:
-        """Make the request of a submission, which leaves alone what others hold.
+    def next_request(self) -> DrainRequest:
+        """Make the request of the next submission, which leaves alone what others hold.
 
-        :param number: how many submissions this drain has made.
         :raises DrainTimedOut: the time limit of the drain has passed.
         """
         request = self.request
         if request.time_limit is not None:
             self.deadline.check()
             request = replace(request, time_limit=self.deadline.left())
-        if request.if_locked == "wait":
+        if self.submissions:
+            request = replace(request, drain_id=f"{request.drain_id}.{self.submissions}", ranges=self.left)
+        if self.to_revoke:
+            request = replace(request, lock_timeout=0.0, ranges=self.to_revoke)
+        elif request.if_locked == "wait":
             request = replace(request, if_locked="skip")
-        return replace(request, drain_id=f"{request.drain_id}.{number}", ranges=self.left) if number else request
+        self.submissions, self.to_revoke = self.submissions + 1, []
+        return request
 
     def _look(self) -> dict[Range, str]:
-        """Find what is left, and which of it others hold; an older try of this task does not stand against it."""
-        from export_queue.core.locks import holders
+        """Find what is left, and which of it others hold; an older try of this task does not stand against it.
+
+        A unit of which a compaction holds some is submitted once, for the rest of it; then it is held like others.
+        """
+        from export_queue.core.locks import claimable
         from export_queue.core.queue import waiting_ranges
 
         if not self.left:
             return {}
         with self.store.database.read() as work:
             self.left = waiting_ranges(work, self.queue, self.promised, self.left)
+        held = {unit: task for unit, task, _ in self._holders()}
+        if self.submissions or self.request.if_locked == "fail":
+            return held
+        with self.store.database.read() as work:
+            free = claimable(work, self.queue, sorted(held), self.promised, owner=self.request.owner)
+        return {unit: task for unit, task in held.items() if unit not in free}
+
+    def _held_by_lower_ones(self) -> list[Range]:
+        """Find the units all of whose holders have a lower priority than drains."""
+        from export_queue.core.locks import DRAIN_PRIORITY
+
+        found = self._holders()
+        kept = {unit for unit, _, priority in found if priority >= DRAIN_PRIORITY}
+        return sorted({unit for unit, _, _ in found} - kept)
+
+    def _holders(self) -> list[tuple[Range, str, int]]:
+        """Read which of the units that are left others hold, with task and priority."""
+        from export_queue.core.locks import holders
+
+        with self.store.database.read() as work:
             found = holders(work, self.queue, self.left)
-        return {holder.range: holder.owner.task for holder in found if holder.owner.task != self.request.owner.task}
+        return [(one.range, one.owner.task, one.priority) for one in found if one.owner.task != self.request.owner.task]
 
     def report(self, parts: Sequence[DrainReport]) -> DrainReport:
         """Put the report of the whole drain together.

@@ -112,7 +112,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                 arguments = DrainArguments(
                     store=store_spec,
                     sink=spec,
-                    request=units.request_of(len(reports)),
+                    request=units.next_request(),
                     max_parallel=max_parallel,
                     start_timeout=start_timeout,
                     submitter=submitter,

@@ -2,6 +2,8 @@
 
 Only order is left to keep a record from going back, so the drain has to bring it about:
 
+* It locks whole intervals, so that it reads all that its snapshot sees: what a compaction holds, or is published behind
+  the claim, may be older than the rest.
 * It claims its units in the sink *before* it takes its snapshot. What an older drain wrote until then is of
   an older snapshot, and afterwards it writes nothing.
 * It takes only settled entries: no entry that commits later can be older.

@@ -3,7 +3,7 @@
 1. Take a snapshot: the drain promises to bring every entry that is committed by now.
 2. Show the sink a fence that is younger than all it has seen, and bind the queue to it.
 3. Find the units that have work.
-4. Claim those that are free; where all are held, wait for their holders.
+4. Claim what is free of them; where all is held, wait for the holders.
 5. Have the engine drain the claimed units, and go on with 3 until nothing is left.
 6. Show the sink a fence once more, so that a later loss of what this drain brought is noticed.
 7. Look at what still waits, and store the report, also when the drain fails.
@@ -295,11 +295,10 @@ class Course:
         waiting = self._with_work(queue, snapshot, self.wanted)
         claimed_at = self.clock()
         leases = self._claim(engine, queue, self._settled(queue, waiting) if engine.is_fenced else waiting, snapshot)
-        if not leases:
-            return False
-        # A fenced sink knows claims of single units. For all others few entries of many units are one small chunk.
-        read = self._drain(engine, queue, leases if engine.is_fenced else joined(leases), claimed_at)
-        return read > 0 or any(lease.is_whole for lease in leases)
+        if leases:
+            # A fenced sink knows claims of single units. For all others few entries of many units are one small chunk.
+            self._drain(engine, queue, leases if engine.is_fenced else joined(leases), claimed_at)
+        return bool(leases)
 
     @contextlib.contextmanager
     def shown_again(self, engine: Engine) -> Iterator[None]:
@@ -408,8 +407,7 @@ class Course:
     ) -> list[Lease]:
         """Claim the units that are free now, or what is free of them.
 
-        A sink with ranks takes entries in any order, so that what a compaction holds of a unit may come later. Into a
-        fenced sink a unit goes whole: an interval lock covers also what is published before the snapshot is taken.
+        A sink with ranks takes entries in any order, so that what a compaction holds of a unit may come later.
 
         :param snapshot: decides which entries count.
         :param revokes: whether locks of lower priority are revoked that are in the way.
@@ -443,10 +441,9 @@ class Course:
             again = claimable(work, queue, sorted(known), snapshot, owner=self.request.owner)
         return [unit for unit in units if unit not in known or unit in again]
 
-    def _drain(self, engine: Engine, queue: Queue, leases: Sequence[Lease], claimed_at: float) -> int:
+    def _drain(self, engine: Engine, queue: Queue, leases: Sequence[Lease], claimed_at: float) -> None:
         """Drain claimed units by a snapshot that is taken under the claim.
 
-        :returns: how many entries were read.
         :raises ExportQueueError: a unit was not done; the others are.
         """
         self.is_tallied = engine.is_tallied
@@ -480,7 +477,6 @@ class Course:
         for part in parts:
             if part.problem is not None:
                 raise part.cause or part.problem.to_error()
-        return sum(part.read for part in parts)
 
     def _count_tallied(self) -> None:
         if self.is_tallied:

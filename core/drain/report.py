@@ -139,7 +139,8 @@ class DrainReport(Counts):
     ranges: tuple[Range, ...] = ()
     """Ranges that were asked for and are drained; neighbours are joined."""
     skipped: tuple[Range, ...] = ()
-    """Ranges that were left to other holders (``if_locked="skip"``), or not reached because of the problem."""
+    """Ranges that were left to other holders, whole or in part (``if_locked="skip"``), or not reached because of the
+    problem."""
     oldest_left_seconds: float = 0.0
     """Age of the oldest waiting entry of the ranges that were asked for."""
     seconds: float = 0.0

@@ -56,9 +56,9 @@ class DrainRequest:
     :param exporter: an import path ``"module:name"``, a function of one :class:`Entry`, or an object with ``export``,
         ``open`` and ``close``; None copies key and value. Other processes need an import path.
     :param ranges: ranges of whole units as ``[first, end)``; None means all.
-    :param if_locked: what to do about ranges that others hold: ``"wait"`` for them, ``"skip"`` them, or
-        ``"fail"`` before anything is done.
-    :param lock_timeout: seconds to wait for others.
+    :param if_locked: what to do about ranges that others hold, whole or in part: ``"wait"`` for them, ``"skip"`` them,
+        or ``"fail"`` before anything is done.
+    :param lock_timeout: seconds to wait for others; then locks of lower priority, as of compactions, are revoked.
     :param time_limit: seconds after which the drain brings nothing more and ends with ``DrainTimedOut``; None for any
         time.
     :param on_error: ``"dead_letter"`` sets rejected entries aside, ``"fail"`` stops at the first.

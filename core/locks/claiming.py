@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from export_queue.core.locks.attempts import Owner
 from export_queue.core.locks.lease import Lease
-from export_queue.core.locks.lockbox import DRAIN_PRIORITY, grant, open_board, owner_request, read_board
-from export_queue.core.locks.rules import ROWS, Area, Choice, Granted, choose, member
+from export_queue.core.locks.lockbox import (
+    DRAIN_PRIORITY,
+    grant,
+    grant_at_once,
+    open_board,
+    owner_request,
+    read_board,
+    release,
+)
+from export_queue.core.locks.rules import ROWS, Area, Granted, Request, choose, member
 from export_queue.core.queue import Queue, Range, waiting_in_rows
 from export_queue.core.store import Database, Reading, queries
 from export_queue.core.transactions import Snapshot
@@ -43,29 +51,66 @@ def claim(
     :returns: one lease for each unit that was granted; one that is not whole does without what others hold.
     :raises LeaseLost: the attempt was revoked, a newer one has taken over, or the queue's units were altered.
     """
-    units = list(ranges)
-    if not units:
+    wish = _Wish(queue, tuple(ranges), owner, priority, members, is_named=leaves_out and members is None)
+    if not wish.units:
         return []
-    within = _hull(units)
+    leases = _claim_at_once(database, wish, lease_seconds)
+    if leases is not None:
+        return leases
     with database.begin() as work:
-        board = open_board(work, queue, owner, within)
+        board = open_board(work, queue, owner, _hull(wish.units))
         # Behind the locks: a compaction gives its locks back with its publication, so that either is found here.
-        there = _committed(work, queue, within) if leaves_out and members is None else {}
-        found: list[Choice] = []
-        for unit in units:
-            names = there.get(unit.first, _ROWS_ALONE) if leaves_out and members is None else members
-            request = owner_request(owner, [Area(unit.first, unit.end, names)], priority=priority)
-            choice = choose(board, request, revokes=revokes, leaves_out=leaves_out)
-            found += [] if choice is None else [choice]
+        areas = wish.areas(work)
+        chosen = (choose(board, wish.request([one]), revokes=revokes, leaves_out=leaves_out) for one in areas)
+        found = [choice for choice in chosen if choice is not None]
         if not found:
             return []
         ended = Granted(
             tuple(lock for choice in found for lock in choice.ends.worthless),
             tuple(lock for choice in found for lock in choice.ends.revoked),
         )
-        request = owner_request(owner, [choice.area for choice in found], priority=priority)
+        request = wish.request([choice.area for choice in found])
         leases = grant(work, queue, request, board, ended, lease_seconds=lease_seconds)
     return [replace(lease, is_whole=choice.is_whole) for lease, choice in zip(leases, found, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What is wanted of units."""
+
+    queue: Queue
+    units: tuple[Range, ...]
+    owner: Owner
+    priority: int
+    members: frozenset[str] | None
+    is_named: bool
+    """Whether all that there is in each unit is wanted by its name."""
+
+    def areas(self, work: Reading) -> list[Area]:
+        """Say what that is now, for each unit."""
+        there = _committed(work, self.queue, _hull(self.units)) if self.is_named else {}
+        other = _ROWS_ALONE if self.is_named else self.members
+        return [Area(unit.first, unit.end, there.get(unit.first, other)) for unit in self.units]
+
+    def request(self, areas: Sequence[Area]) -> Request:
+        """Ask for areas."""
+        return owner_request(self.owner, areas, priority=self.priority)
+
+
+def _claim_at_once(database: Database, wish: _Wish, lease_seconds: float) -> list[Lease] | None:
+    """Claim all units where nothing is in the way of any, in three round trips instead of ten; else None."""
+    with database.read() as work:
+        asked = wish.areas(work)
+    leases = grant_at_once(database, wish.queue, wish.request(asked), lease_seconds=lease_seconds)
+    if leases is None or not wish.is_named:
+        return leases
+    with database.read() as work:
+        there = wish.areas(work)
+    if all(area.covers(one) for area, one in zip(asked, there, strict=True)):
+        return leases
+    # Something was published before the grant; a compaction may have made it of segments that were asked for.
+    release(database, leases)
+    return None
 
 
 def claimable(work: Reading, queue: Queue, units: Sequence[Range], snapshot: Snapshot, *, owner: Owner) -> list[Range]:

@@ -19,18 +19,18 @@ from export_queue.core.locks.attempts import Owner
 from export_queue.core.locks.lease import Lease
 from export_queue.core.locks.lockbox import (
     grant,
-    leases_of,
+    grant_at_once,
     open_board,
     owner_request,
     read_board,
     waiters_of,
 )
-from export_queue.core.locks.records import areas_text, text_of
+from export_queue.core.locks.records import areas_text
 from export_queue.core.locks.rules import Area, Granted, Mode, Request, Waits
 from export_queue.core.locks.showing import in_the_way
 from export_queue.core.queue import Queue, Range
 from export_queue.core.retry import Retry
-from export_queue.core.store import Database, Listener, LockCall, Work, identity_of, queries
+from export_queue.core.store import Database, Listener, Work, identity_of, queries
 
 REQUEST_MS = 15_000
 """How long a request counts that its waiter does not refresh."""
@@ -151,22 +151,7 @@ class Asking:
 
     def at_once(self) -> list[Lease] | None:
         """Take the locks in one round trip, where the database can and nothing is in the way; else None."""
-        call = LockCall(
-            queue=self.queue.number,
-            layout=self.queue.layout,
-            buckets_per_range=self.queue.buckets_per_range,
-            areas=[(area.first, area.end, text_of(area.members)) for area in self._areas],
-            mode=self._mode,
-            priority=self._priority,
-            task=self._owner.task,
-            attempts=[self._owner.attempt, *sorted(self._owner.names - {self._owner.attempt})],
-            lease_ms=int(self._lease_seconds * 1000),
-        )
-        with self.database.connect() as connection:
-            fence = self.database.dialect.lock_at_once(connection, call)
-        if fence is None:
-            return None
-        return leases_of(self.queue, self._request(), fence)
+        return grant_at_once(self.database, self.queue, self._request(), lease_seconds=self._lease_seconds)
 
     def ask(self, *, revokes: bool, stays: bool) -> list[Lease] | None:
         """Ask once, in one SQL transaction.

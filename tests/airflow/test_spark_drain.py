@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from tests.support import bulk
 from tests.support.fake_spark import FakeSpark
 from tests.support.waiting import wait_until
 
@@ -27,9 +29,24 @@ from export_queue.core.errors import (
     SinkBindingError,
     UnknownQueue,
 )
-from export_queue.core.locks import Owner, claim, holders, release
+from export_queue.core.locks import (
+    COMPACTION_PRIORITY,
+    ROWS,
+    Area,
+    Lease,
+    Owner,
+    acquire,
+    claim,
+    holders,
+    member,
+    release,
+    renew,
+)
+from export_queue.core.queue import Range, bucket
+from export_queue.core.segments import waiting_segments
 from export_queue.core.sinks import MemorySink
 from export_queue.core.spark import DrainArguments, Submitter
+from export_queue.core.transactions import take_snapshot
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.connections import MissingConnection
 from export_queue.operators import ExportQueueSparkDrainOperator, free_units
@@ -448,6 +465,72 @@ def test_a_drain_that_waits_for_others_submits_nothing_before(
     assert [request["ranges"] for request in given] == [None, [unit.range.to_json() for unit in leases[5:]]]
     assert {request["if_locked"] for request in given} == {"skip"}
     assert given[0]["drain_id"] != given[1]["drain_id"]
+
+
+def compaction(store: Any, *members: str) -> list[Lease]:
+    """Hold some of the first unit, as a compaction does."""
+    queue = store.queue("orders")
+    unit = queue.units()[0]
+    areas = [Area(unit.first, unit.end, frozenset(members))]
+    owner = Owner("compaction", "1")
+    return acquire(store.database, queue, areas, owner=owner, priority=COMPACTION_PRIORITY, lease_seconds=600)
+
+
+@pytest.mark.full("two submissions, whose programs read files; what is revoked is submitted twice in a cheaper test")
+def test_what_a_compaction_does_not_hold_is_submitted_at_once_and_the_rest_behind_it(
+    airflow_store: Any, run_drain: Any, spark: FakeSpark, copies: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One submission for each: while the compaction goes on there is nothing to submit."""
+    looks: list[int] = []
+
+    def look(seconds: float) -> None:
+        looks.append(len(spark.calls()))
+        if len(looks) == 3:
+            release(airflow_store.database, leases)
+
+    monkeypatch.setattr(free_units, "sleep", look)
+    add(airflow_store, 1000)
+    airflow_store.database.segments = str(spark.folder / "segments")
+    unit = airflow_store.queue("orders").units()[0]
+    (name,) = loaded(airflow_store, unit)
+    leases = compaction(airflow_store, name)
+    report = run_drain()
+    assert looks == [1, 1, 1]
+    assert (report["acknowledged"], report["skipped"]) == (1010, [])
+    given = [json.loads(call["arguments"][-1])["request"] for call in spark.calls()]
+    assert [(request["if_locked"], request["ranges"]) for request in given] == [
+        ("skip", None),
+        ("skip", [unit.to_json()]),
+    ]
+
+
+def test_a_compaction_is_revoked_by_a_submission_behind_the_lock_timeout(
+    airflow_store: Any, run_drain: Any, spark: FakeSpark, copies: None
+) -> None:
+    add(airflow_store, 1000)
+    unit = airflow_store.queue("orders").units()[0]
+    leases = compaction(airflow_store, ROWS)
+    report = run_drain(lock_timeout=0)
+    assert (report["acknowledged"], report["skipped"]) == (1000, [])
+    given = [json.loads(call["arguments"][-1])["request"] for call in spark.calls()]
+    assert [(request["if_locked"], request["ranges"]) for request in given] == [
+        ("skip", None),
+        ("wait", [unit.to_json()]),
+    ]
+    with pytest.raises(LeaseLost):
+        renew(airflow_store.database, leases, lease_seconds=600)
+
+
+def loaded(store: Any, unit: Range) -> list[str]:
+    """Load ten entries of a unit as a file; returns the names of its segments."""
+    queue = store.queue("orders")
+    keys = (f"bulk-{i}" for i in itertools.count())
+    chosen = itertools.islice((key for key in keys if bucket(key.encode(), queue.buckets) < unit.end), 10)
+    with store.transaction(long=True) as tx:
+        bulk.add(tx, store, dict.fromkeys(chosen, b"1"))
+    with store.database.read() as work:
+        found = waiting_segments(work, queue, take_snapshot(store.database), unit)
+    return [member(one.transaction, one.number) for one in found]
 
 
 def test_a_drain_does_not_wait_longer_than_it_may(

@@ -15,14 +15,28 @@ import orjson
 import pytest
 import sqlalchemy as sa
 from tests.spark.conftest import Submission, Submit, children, is_driver, is_running
+from tests.support import bulk
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, drain
-from export_queue.core.locks import Owner, claim, holders, revoke
+from export_queue.core.locks import (
+    COMPACTION_PRIORITY,
+    Area,
+    Owner,
+    acquire,
+    claim,
+    holders,
+    member,
+    release,
+    revoke,
+)
+from export_queue.core.queue import Range
+from export_queue.core.segments import waiting_segments
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark import drain_job
 from export_queue.core.store import StoreSpec
+from export_queue.core.transactions import take_snapshot
 
 MODULES = {"PYTHONPATH": str(Path(__file__).parent)}
 
@@ -107,6 +121,44 @@ def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_
     assert "drain" in shown
     for password in passwords.values():
         assert password not in shown
+
+
+@pytest.mark.full("two submissions of Spark; drains in one process are tested with every kind of holder")
+def test_a_job_leaves_what_a_compaction_holds_to_the_next_one(
+    store: Store,
+    store_url: str,
+    redis_spec: SinkSpec,
+    redis_client: Any,
+    passwords: dict[str, str],
+    submit: Submit,
+    tmp_path: Path,
+) -> None:
+    store.database.segments = str(tmp_path / "segments")
+    queue = store.configure_queue("orders", buckets=10, buckets_per_range=10)
+    for start in (0, 10, 20):
+        with store.transaction(long=True) as tx:
+            bulk.add(tx, store, bulk.many(10, b"1", start=start))
+    add(store, {"row": 1})
+    with store.database.read() as work:
+        found = waiting_segments(work, queue, take_snapshot(store.database), Range(0, 10))
+    held = frozenset(member(one.transaction, one.number) for one in found[:2])
+    leases = acquire(
+        store.database,
+        queue,
+        [Area(0, 10, held)],
+        owner=Owner("compaction", "1"),
+        priority=COMPACTION_PRIORITY,
+        lease_seconds=600,
+    )
+    for read, left in ((11, 20), (20, 0)):
+        job = job_for(store_url, redis_spec, if_locked="skip", max_parallel=2)
+        submission = submit(job, variables={**MODULES, **passwords})
+        assert submission.wait() == 0, submission.output()
+        report = report_of(store, job.drain_id)
+        assert (report.read, report.acknowledged, bool(report.skipped)) == (read, read, bool(left))
+        assert waiting(store) == left
+        release(store.database, leases)
+    assert len(list(redis_client.scan_iter("orders:*"))) == 31
 
 
 @pytest.mark.full("a submission of Spark; tasks find codecs without Spark, too")
