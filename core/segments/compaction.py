@@ -309,7 +309,7 @@ class _Worker:
         size = self.queue.buckets_per_range
         tables = read_files((segment for plan in found.plans for segment in plan.segments), check=check)
         for plan in found.plans:
-            sources = [tables[one.transaction, one.number] for one in plan.segments]
+            sources = list(tables[plan.unit.first])
             stored = read_rows(self.database, self.queue, found.settled, plan.unit) if plan.rows else None
             check()
             if stored is not None:

@@ -97,14 +97,11 @@ def _replace(database: Database, queue: Queue, file: str, leases: Sequence[Lease
         hold(work, *leases)
         for one in outputs:
             key = (one.transaction, one.number)
-            left = one.entries - sum(
-                entries for _, entries, _ in queries.segments.parts_done(work, queue.number, key).values()
-            )
+            given_up += _count_lost(work, queue, one, parts[one])
             queries.compactions.bring_back(work, queue.number, key)
             for part in parts[one]:
                 _note(work, queue, part)
             inputs += len(parts[one])
-            given_up += max(0, left - sum(part.left for part in parts[one]))
         if given_up:
             queries.dead_letters.record_audit(
                 work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file}
@@ -117,8 +114,18 @@ class _Part:
     """An input, and what of it the reader has drained by its output."""
 
     segment: Segment
-    runs: tuple[list[Row], ...]
-    left: int
+    runs: tuple[list[Row], ...] = ()
+    left: frozenset[EntryKey] | None = None
+    """Places of the entries that count again; None for all, where nothing of the output is drained."""
+
+
+def _count_lost(work: Work, queue: Queue, output: Segment, parts: Sequence[_Part]) -> int:
+    """Count the entries of an output that were not drained, and that no input has."""
+    if not output.done:
+        return queries.compactions.row_entries(work, (output.transaction, output.number))
+    done = queries.segments.parts_done(work, queue.number, (output.transaction, output.number))
+    places = frozenset[EntryKey]().union(*(part.left or () for part in parts))
+    return output.entries - sum(entries for _, entries, _ in done.values()) - len(places)
 
 
 def _hidden_by(database: Database, queue: Queue) -> dict[tuple[int, int], list[Segment]]:
@@ -140,13 +147,14 @@ def _parts(output: Segment, inputs: Sequence[Segment]) -> list[_Part]:
     """Say what is drained of inputs; where nothing is of their output, none is read."""
     found = []
     for segment in inputs:
-        if not output.done and not segment.done:
-            found.append(_Part(segment, (), segment.entries))
+        if not output.done:
+            found.append(_Part(segment))
             continue
         (table,) = read_slices([segment])
         rows: list[Row] = list(zip(*(table[name].to_pylist() for name in table.column_names), strict=True))
         runs = tuple(run for part in output.done if (run := _within(rows, *part)))
-        found.append(_Part(segment, runs, len(rows) - sum(map(len, runs))))
+        drained = {place_of(row) for run in runs for row in run}
+        found.append(_Part(segment, runs, frozenset(map(place_of, rows)) - drained))
     return found
 
 
@@ -156,7 +164,7 @@ def _within(rows: list[Row], first: EntryKey, last: EntryKey) -> list[Row]:
 
 def _note(work: Work, queue: Queue, part: _Part) -> None:
     key = (part.segment.transaction, part.segment.number)
-    if not part.left:
+    if part.left is not None and not part.left:
         queries.segments.end_reading(work, queue.number, key)
         return
     for run in part.runs:

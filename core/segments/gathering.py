@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _READERS = 8
 """Files that are read at once: an object store takes its time with each."""
+_TABLES = 256
+"""So many tables of a unit are kept apart."""
 _CHUNK_ROWS = 8192
 _CHUNK_BYTES = 4 << 20
 
@@ -37,8 +39,8 @@ class StoredRows:
     last: Position
 
 
-def read_files(segments: Iterable[Segment], *, check: Callable[[], None]) -> Mapping[tuple[int, int], pa.Table]:
-    """Read what is left of segments, file by file; by transaction and number.
+def read_files(segments: Iterable[Segment], *, check: Callable[[], None]) -> Mapping[int, list[pa.Table]]:
+    """Read what is left of segments, file by file; by the first bucket of their unit, in the order of their ids.
 
     :param check: raises where it is no use to go on; called after each file.
     :raises SegmentLost: a file is missing or damaged.
@@ -47,16 +49,32 @@ def read_files(segments: Iterable[Segment], *, check: Callable[[], None]) -> Map
     by_file: defaultdict[str, list[Segment]] = defaultdict(list)
     for segment in segments:
         by_file[segment.file].append(segment)
-    found: dict[tuple[int, int], pa.Table] = {}
+    # A file has one slice of a unit, and numbers of its own among those of its transaction.
+    files = sorted(by_file.values(), key=lambda of_file: min((one.transaction, one.number) for one in of_file))
+    found: defaultdict[int, list[pa.Table]] = defaultdict(list)
     with ThreadPoolExecutor(_READERS, thread_name_prefix="export-queue-files") as pool:
         try:
-            for of_file, tables in zip(by_file.values(), pool.map(read_slices, by_file.values()), strict=True):
-                found |= {(one.transaction, one.number): table for one, table in zip(of_file, tables, strict=True)}
+            for of_file, tables in zip(files, pool.map(read_slices, files), strict=True):
+                for segment, table in zip(of_file, tables, strict=True):
+                    _append(found[segment.first], table)
                 check()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return found
+
+
+def _append(sources: list[pa.Table], table: pa.Table) -> None:
+    """Add a table to those of its unit; many small ones become one, since each takes kilobytes beside its entries."""
+    sources.append(table)
+    if len(sources) > _TABLES:
+        sources[:] = [_joined(sources)]
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.concat_tables([table.replace_schema_metadata(None) for table in tables]).combine_chunks()
 
 
 def read_rows(database: Database, queue: Queue, settled: Snapshot, unit: Range) -> StoredRows | None:
@@ -83,7 +101,7 @@ def merged(sources: Sequence[pa.Table]) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    table = pa.concat_tables([source.replace_schema_metadata(None) for source in sources]).combine_chunks()
+    table = _joined(sources)
     # Stable, so that of several entries at one place the last source's is the last one.
     order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in ("bucket", "key", "seq")])
     table = table.take(order).combine_chunks()

@@ -135,7 +135,7 @@ def _replace(
         "lowest_seq": unit.lowest_seq,
         "highest_seq": unit.highest_seq,
     }
-    queries.compactions.insert(work, queue.number, row, partition=given + len(new))
+    queries.compactions.insert(work, queue.number, row, partition=given + len(new), row_entries=unit.rows)
     hidden = queries.compactions.hide(work, queue.number, inputs, by=output, now_ms=now_ms)
     if hidden != len(inputs):
         raise LeaseLost(f"{plan.unit}: expected {len(inputs)} segments that wait, found {hidden}")

@@ -58,7 +58,8 @@ def stored_timeline(work: Reading, queue: Queue) -> tuple[Timeline, list[StoredS
     waiting = {_id(row): row for row in queries.segments.of_reader(work, *place)}
     merged = {_id(row): row for row in queries.compactions.outputs(work, *place)}
     hidden = {_id(row): row for row in queries.compactions.hidden(work, *place)}
-    rows = waiting | merged | hidden
+    # Units are altered once all is exported: what is left of the old ones only waits for clean-up.
+    rows = {one: row for one, row in (waiting | merged | hidden).items() if _is_unit(queue, row)}
     given = queries.compactions.partitions_given(work, *place)
     partitions: dict[SegmentId, int] = {}
     for one in sorted(rows):
@@ -70,6 +71,8 @@ def stored_timeline(work: Reading, queue: Queue) -> tuple[Timeline, list[StoredS
         partitions[one] = number
     inputs: defaultdict[SegmentId, list[int]] = defaultdict(list)
     for one, row in hidden.items():
+        if one not in rows:
+            continue
         inputs[SegmentId(row["by_transaction"], row["by_number"])].append(partitions[one])
     timeline = Timeline(
         TimelineSegment(
@@ -84,6 +87,11 @@ def stored_timeline(work: Reading, queue: Queue) -> tuple[Timeline, list[StoredS
     ordered = sorted(rows, key=lambda one: (rows[one]["first_bucket"], -partitions[one]))
     states = {part.segment.id: part.state for part in timeline.parts()}
     return timeline, [_stored(one, rows, states[one], waiting, hidden) for one in ordered]
+
+
+def _is_unit(queue: Queue, row: Mapping[str, Any]) -> bool:
+    first, size = row["first_bucket"], queue.buckets_per_range
+    return bool(first % size == 0 and row["end_bucket"] == min(first + size, queue.buckets))
 
 
 def _stored(

@@ -264,6 +264,7 @@ compacted = _table(
     _int("number", primary_key=True),
     _id("queue_number"),  # of the reader
     _id("partition"),
+    _int("row_entries"),  # how many of its entries were rows, which are in no other file
 )
 # Segments that a reader has not drained and that a merged one stands for; their rows among the readers are gone.
 hidden_segment = _table(

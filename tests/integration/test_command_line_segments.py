@@ -73,6 +73,15 @@ def test_a_drained_output_is_retired_until_the_vacuum(url: str) -> None:
     assert json.loads(run_cli("segments", "orders", "--json", url=url)) == []
 
 
+def test_drained_segments_of_units_that_were_altered_are_not_shown(url: str) -> None:
+    run_cli("compact", "orders", "--least", "2", url=url)
+    with Store.open(url) as store:
+        drain(store, "orders", MemorySink(), sink_name="sink")
+        store.alter_queue("orders", buckets_per_range=2)
+        bulk.load(store, many(20, b"load"))
+    assert "5 segments: 5 visible" in run_cli("segments", "orders", url=url)
+
+
 def test_a_dry_run_of_the_vacuum_names_the_files_that_the_next_one_deletes(url: str) -> None:
     run_cli("compact", "orders", "--least", "2", url=url)
     assert json.loads(run_cli("vacuum", "--dry-run", "--json", url=url))["files"] == []

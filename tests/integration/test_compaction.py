@@ -464,6 +464,35 @@ def test_what_was_drained_of_a_lost_output_does_not_come_back(orders: Store) -> 
     assert segments(orders) == 0
 
 
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_a_fall_back_counts_what_it_gives_up_though_entries_were_superseded(orders: Store, is_drained: bool) -> None:
+    with orders.transaction(long=True) as tx:
+        bulk.add(tx, orders, many(40, b"first"))
+        bulk.add(tx, orders, many(40, b"second"))
+    bulk.put(orders, list(many(15)), b"row")
+    report = compact(orders.database, "orders", wanted=FEW)
+    assert (report.rows, report.superseded) == (15, 40)
+    sink = MemorySink()
+    if is_drained:
+        step = sink.apply
+
+        def apply(operations: Any) -> Any:
+            if orders.backlog("orders")[0].entries < 10:
+                raise ExportQueueError("enough")
+            return step(operations)
+
+        sink.apply = apply  # type: ignore[method-assign]
+        with pytest.raises(ExportQueueError, match="enough"):
+            drain(orders, "orders", sink, sink_name="sink", chunk_rows=3)
+        sink.apply = step  # type: ignore[method-assign]
+    left = waits(orders)
+    assert (0 < len(left) < 55) if is_drained else (len(left) == 55)
+    lost = sum(row[3] == b"row" for row in left)
+    assert orders.dead_letters.fall_back("orders", lose_output(orders)).given_up == lost
+    assert waits(orders) == [row for row in left if row[3] != b"row"]
+    assert drained(orders, sink)[1] >= len(left) - lost
+
+
 def test_a_fall_back_goes_hop_by_hop(orders: Store) -> None:
     fill(orders, seed=21)
     compact(orders.database, "orders", wanted=FEW)

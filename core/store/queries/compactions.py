@@ -68,14 +68,23 @@ def outputs(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 
 
-def insert(work: Work, queue: int, row: Mapping[str, Any], *, partition: int) -> None:
+def row_entries(work: Reading, segment: Key) -> int:
+    """Read how many entries of a merged segment were rows."""
+    statement = sa.select(c.c.row_entries).where(c.c.transaction_id == segment[0], c.c.number == segment[1])
+    return int(work.connection.scalar(statement) or 0)
+
+
+def insert(work: Work, queue: int, row: Mapping[str, Any], *, partition: int, row_entries: int) -> None:
     """Publish a merged segment to its reader.
 
     :param row: its columns, its transaction and number included.
+    :param row_entries: how many of its entries were rows.
     """
     key = {"transaction_id": row["transaction_id"], "number": row["number"]}
     work.connection.execute(g.insert(), dict(row))
-    work.connection.execute(c.insert(), {**key, "queue_number": queue, "partition": partition})
+    work.connection.execute(
+        c.insert(), {**key, "queue_number": queue, "partition": partition, "row_entries": row_entries}
+    )
     work.connection.execute(r.insert(), {**key, "queue_number": queue})
     counted = load.update().where(load.c.transaction_id == row["transaction_id"])
     work.connection.execute(counted.values(segments=row["number"]))
