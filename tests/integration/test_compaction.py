@@ -24,6 +24,7 @@ from export_queue.core.segments import (
     UnitReader,
     compact,
     compaction,
+    gathering,
     vacuum_segments,
     waiting_segments,
 )
@@ -133,7 +134,11 @@ def test_a_compacted_queue_is_compacted_again(orders: Store) -> None:
     assert waits(orders) == before
 
 
-def test_later_tables_and_rows_of_one_transaction_still_count_behind_a_compaction(orders: Store) -> None:
+@pytest.mark.parametrize("tables", [1, 256])
+def test_later_tables_and_rows_of_one_transaction_still_count_behind_a_compaction(
+    orders: Store, monkeypatch: pytest.MonkeyPatch, tables: int
+) -> None:
+    monkeypatch.setattr(gathering, "_TABLES", tables)
     with orders.transaction(long=True) as tx:
         bulk.add(tx, orders, many(40, b"first"))
         bulk.add(tx, orders, many(20, b"second"))
