@@ -17,7 +17,7 @@ from benchmarks.measuring import Figure, Outcome
 from benchmarks.page import PAGE, fill
 
 HARNESS = {"__main__", "clients", "machine", "measuring", "outbox", "page", "processor", "recording"}
-IN_SPARK = {"spark_load", "spark_segment_reads"}
+IN_SPARK = {"spark_compaction", "spark_load", "spark_segment_reads"}
 """Halves of benchmarks, which run in Spark's environment."""
 
 

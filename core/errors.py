@@ -189,7 +189,8 @@ class SegmentLost(StoreError):
     """A file of entries is missing or damaged."""
 
     default_hint = (
-        "the entries stay queued: bring the file back from a copy of the folder, then drain again; if there is none, "
+        "the entries stay queued: bring the file back from a copy of the folder, then drain again; one that a "
+        "compaction wrote falls back on its inputs: export-queue fall-back QUEUE FILE; else "
         "store.dead_letters.give_up_file(queue_id, file) lets drains pass over it (docs/segments.md)"
     )
 

@@ -1,11 +1,13 @@
 """Airflow operators."""
 
+from export_queue.operators.compact import ExportQueueCompactOperator
 from export_queue.operators.configure import ExportQueueConfigureOperator
 from export_queue.operators.drain import ExportQueueDrainOperator
 from export_queue.operators.spark_drain import ExportQueueSparkDrainOperator
 from export_queue.operators.spark_load import ExportQueueSparkLoadOperator
 
 __all__ = [
+    "ExportQueueCompactOperator",
     "ExportQueueConfigureOperator",
     "ExportQueueDrainOperator",
     "ExportQueueSparkDrainOperator",

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from export_queue.core.observers import WaitingRows
     from export_queue.core.queue import DeadLetter, DeadLetterFilter, QueuedEntry, Range, bucket
     from export_queue.core.retry import Retry
+    from export_queue.core.segments import Candidates, CompactionReport
     from export_queue.core.sinks import (
         ApplyResult,
         Capabilities,
@@ -122,6 +123,7 @@ __all__ = [
     "AlreadyCommitted",
     "AmbiguousRecord",
     "ApplyResult",
+    "Candidates",
     "Capabilities",
     "ChangeSetTooLarge",
     "Claim",
@@ -129,6 +131,7 @@ __all__ = [
     "ColumnNotObserved",
     "CommitOutcomeUnknown",
     "CommitRefused",
+    "CompactionReport",
     "ConfigurationError",
     "ConflictError",
     "ControlRecord",
@@ -235,6 +238,7 @@ _ROOMS = {
     "locks": "Owner",
     "observers": "WaitingRows",
     "queue": "DeadLetter DeadLetterFilter QueuedEntry Range bucket",
+    "segments": "Candidates CompactionReport",
     "sinks": (
         "ApplyResult Capabilities Claim ControlRecord Delete ElasticsearchSink ErrorRow ErrorTable Fate FencedSink "
         "FloorRecord MemorySink Operations Put RedisSink Rejection Sink SinkSpec SqlSink SweepableSink apply_batch "

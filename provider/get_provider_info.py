@@ -41,7 +41,7 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": INTEGRATION,
-                "python-modules": _modules("operators", "configure", "drain", "spark_drain", "spark_load"),
+                "python-modules": _modules("operators", "compact", "configure", "drain", "spark_drain", "spark_load"),
             }
         ],
         "sensors": [

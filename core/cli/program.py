@@ -8,6 +8,7 @@ from export_queue.core.cli import entries as _entries  # noqa: F401
 from export_queue.core.cli import idempotency as _idempotency  # noqa: F401
 from export_queue.core.cli import observers as _observers  # noqa: F401
 from export_queue.core.cli import dead_letters as _dead_letters  # noqa: F401
+from export_queue.core.cli import segments as _segments  # noqa: F401
 from export_queue.core.cli import maintenance as _maintenance  # noqa: F401
 from export_queue.core.cli import sinks as _sinks  # noqa: F401
 from export_queue.core.cli.console import app, main

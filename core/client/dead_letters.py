@@ -19,7 +19,7 @@ from export_queue.core.queue import (
     drop_dead_letters,
     list_dead_letters,
 )
-from export_queue.core.segments import give_up_file
+from export_queue.core.segments import FellBack, fall_back, give_up_file
 from export_queue.core.store import Database
 
 log = logging.getLogger("export_queue.dead_letters")
@@ -141,6 +141,21 @@ class DeadLetters:
             given_up = give_up_file(work, queue, file, who=who)
         log.warning("%s gave up %d entries of %s in the file %s", who, given_up, queue_id, file)
         return given_up
+
+    def fall_back(self, queue_id: str, file: str, *, who: str | None = None) -> FellBack:
+        """Let the segments count again that a lost file of merged ones was made of; they are kept until the vacuum.
+
+        Rows that were merged are in no other file: they are given up, which stays in the store (:meth:`audit`).
+
+        :param queue_id: the queue, or the subscription.
+        :param file: the file's name, as ``SegmentLost`` shows it.
+        :param who: name for the audit; by default user and host of this process.
+        :raises InvalidArgument: nothing that waits in the file was merged, or its inputs have been vacuumed.
+        :raises LockNotAvailable: others work in its units.
+        """
+        found = fall_back(self._database, self._find_queue(queue_id), file, who=who or user_at_host())
+        log.warning("%s", found.line())
+        return found
 
     def audit(self, queue_id: str, *, limit: int = 100) -> Audit:
         """Read the retries and drops of a queue's dead letters, newest first, and what else was given up.

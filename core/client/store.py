@@ -45,7 +45,7 @@ from export_queue.core.queue import (
     waive_first_load,
 )
 from export_queue.core.retry import Retry
-from export_queue.core.segments import peek
+from export_queue.core.segments import Candidates, CompactionReport, compact, peek
 from export_queue.core.sinks import Sink, SinkSpec
 from export_queue.core.store import (
     Clock,
@@ -638,6 +638,17 @@ class Store:
         """Name the files with committed bulk entries that somebody has still to drain; a backup needs them, too."""
         with self.database.read() as work:
             return queries.segments.waiting_files(work)
+
+    def compact(self, queue_id: str, *, wanted: Candidates | None = None, dry_run: bool = False) -> CompactionReport:
+        """Merge small segments and settled rows of a queue or subscription; safe beside everything, and to interrupt.
+
+        See :func:`export_queue.core.segments.compact` for the errors.
+
+        :param wanted: what is worth it.
+        :param dry_run: only say what would be merged.
+        """
+        _ = self.identity
+        return compact(self.database, queue_id, wanted=wanted, dry_run=dry_run)
 
     def maintain(self, *, limit: int = 100_000) -> MaintenanceReport:
         """Delete data that nobody can read or ask for any more; safe beside everything, and to interrupt.

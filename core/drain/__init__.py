@@ -14,7 +14,6 @@ from export_queue.core.drain.follow import (
     follow_as_requested,
     follower_options,
 )
-from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.local import LocalEngine, drain, drain_as_requested
 from export_queue.core.drain.one_drain import run_drain
 from export_queue.core.drain.parts import LEAST_WEIGHT, Part
@@ -44,7 +43,6 @@ __all__ = [
     "Follower",
     "KeyStory",
     "LastCommit",
-    "LeaseKeeper",
     "Left",
     "LocalEngine",
     "OnLeft",

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.report import RangeReport
-from export_queue.core.locks import Lease
+from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
 from export_queue.core.transactions import Snapshot
 

@@ -12,13 +12,12 @@ from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, OnProgress, Progress
 from export_queue.core.drain.exporters import Exporter, load_exporter, opened_exporter
 from export_queue.core.drain.fenced import claim_units
-from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.one_drain import run_drain
 from export_queue.core.drain.parts import Part
 from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, DrainReport, RangeReport
 from export_queue.core.drain.request import DrainOptions, DrainRequest
-from export_queue.core.locks import Lease
+from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
 from export_queue.core.store import Database

@@ -29,7 +29,6 @@ from export_queue.core.drain.fenced import (
     refuse_dead_letters,
     refuse_older_layouts,
 )
-from export_queue.core.drain.leases import LeaseKeeper
 from export_queue.core.drain.progress import Left, OnLeft, ProgressLog
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, grouped, total
 from export_queue.core.drain.request import DrainRequest
@@ -45,6 +44,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.locks import (
     Lease,
+    LeaseKeeper,
     begin_attempt,
     check_attempt,
     claim,

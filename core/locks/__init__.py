@@ -2,6 +2,7 @@
 
 from export_queue.core.locks.attempts import Owner, begin_attempt, check_attempt, end_attempt, revoke, serialise
 from export_queue.core.locks.claiming import claim, claimable
+from export_queue.core.locks.keeping import LeaseKeeper
 from export_queue.core.locks.lease import Lease, joined
 from export_queue.core.locks.lockbox import (
     COMPACTION_PRIORITY,
@@ -36,6 +37,7 @@ __all__ = [
     "Area",
     "Holder",
     "Lease",
+    "LeaseKeeper",
     "Lock",
     "LockView",
     "Owner",

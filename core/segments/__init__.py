@@ -5,6 +5,7 @@ Nothing of it counts before the transaction commits (I3); nobody lists a folder 
 """
 
 from export_queue.core.segments.adding import BulkWriter
+from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_candidates
 from export_queue.core.segments.catalogue import (
     begin_load,
     by_range,
@@ -14,35 +15,51 @@ from export_queue.core.segments.catalogue import (
     stage_segments,
     waiting_segments,
 )
+from export_queue.core.segments.compaction import compact
+from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
+from export_queue.core.segments.falling_back import FellBack, fall_back
 from export_queue.core.segments.files import check_base
 from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
 from export_queue.core.segments.peek import peek
 from export_queue.core.segments.reading import RowGroup, row_groups
+from export_queue.core.segments.stored_timeline import StoredSegment, count_states, stored_timeline
 from export_queue.core.segments.vacuum import Vacuumed, vacuum_segments
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
 
 __all__ = [
     "TARGET_BYTES",
     "BulkWriter",
+    "Candidates",
     "Chunk",
+    "CompactionProgress",
+    "CompactionReport",
+    "FellBack",
     "FileReport",
     "OnDuplicate",
     "RowGroup",
     "Run",
     "Segment",
     "Slice",
+    "StoredSegment",
+    "UnitCompacted",
+    "UnitPlan",
     "UnitReader",
     "Vacuumed",
     "begin_load",
     "by_range",
     "check_base",
+    "choose_candidates",
+    "compact",
+    "count_states",
+    "fall_back",
     "give_up_file",
     "leave_out_drained",
     "mark_done",
     "peek",
     "row_groups",
     "stage_segments",
+    "stored_timeline",
     "vacuum_segments",
     "waiting_segments",
     "write_segments",

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from export_queue.core.errors import SegmentLost
 from export_queue.core.queue import Position
@@ -15,9 +15,13 @@ from export_queue.core.segments.model import Segment
 from export_queue.core.segments.writing import TRANSACTION
 from export_queue.core.store import EntryKey
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Row = tuple[int, bytes, int, bytes | None]
 BATCH_ROWS = 4096
 _BUFFER_BYTES = 1 << 16
+_AT_ONCE_BYTES = 1 << 20
 _COLUMNS = ["bucket", "key", "seq", "value"]
 
 
@@ -101,7 +105,7 @@ class SegmentReader:
         self._batch_rows = batch_rows
         self._after: EntryKey | None = None if after is None else (after.bucket, after.key, after.seq)
         """What was read last: the file is opened again behind it."""
-        self._batches: Iterator[list[Row]] | None = None
+        self._batches: Iterator[tuple[list[Row], bool]] | None = None
         self._close: Callable[[], None] = _nothing
 
     def fill(self) -> None:
@@ -115,17 +119,17 @@ class SegmentReader:
         while not self.rows and not self.is_read:
             try:
                 self._batches = self._batches or self._open()
-                found = next(self._batches, None)
+                found, is_last = next(self._batches, ([], True))
             except BaseException as error:
                 self.close()
-                self._explain(error)
+                _explain(self.segment, error)
                 raise
-            if found is None:
-                self.is_read = True
-                self.close()
-            elif found:
+            if found:
                 self.rows = found
                 self._after = place_of(found[-1])
+            if is_last:  # known before it is asked for: of thousands of small files none stays open
+                self.is_read = True
+                self.close()
 
     def take(self, until: EntryKey | None) -> list[Row]:
         """Take the entries that were read up to a place, or all of them."""
@@ -143,7 +147,7 @@ class SegmentReader:
         self._close()
         self._batches, self._close = None, _nothing
 
-    def _open(self) -> Iterator[list[Row]]:
+    def _open(self) -> Iterator[tuple[list[Row], bool]]:
         import pyarrow.parquet as pq
 
         load_pyarrow()
@@ -152,21 +156,11 @@ class SegmentReader:
         self._close = source.close
         with translated(segment.file):
             file = pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
-        self._check(file.metadata)
+        _check(segment, file.metadata)
         return self._read(file)
 
-    def _check(self, metadata: Any) -> None:
-        """Compare what the file says of itself with the store's row."""
-        segment = self.segment
-        found = (metadata.metadata or {}).get(TRANSACTION, b"none").decode()
-        if found != str(segment.transaction):
-            raise SegmentLost(f"file {segment.file}: expected one of transaction {segment.transaction}, found {found}")
-        groups = range(segment.row_group_first, segment.row_group_end)
-        entries = sum(metadata.row_group(i).num_rows for i in groups if i < metadata.num_row_groups)
-        if entries != segment.entries:
-            raise SegmentLost(f"file {segment.file}: expected {segment.entries} entries in a unit, found {entries}")
-
-    def _read(self, file: Any) -> Iterator[list[Row]]:
+    def _read(self, file: Any) -> Iterator[tuple[list[Row], bool]]:
+        """Yield batches, each with whether it is the last one."""
         segment = self.segment
         groups = [
             i
@@ -175,9 +169,11 @@ class SegmentReader:
         ]
         if not groups:
             return
+        left = sum(file.metadata.row_group(i).num_rows for i in groups)
         for batch in file.iter_batches(batch_size=self._batch_rows, row_groups=groups, columns=_COLUMNS):
             columns = (batch.column(name).to_pylist() for name in _COLUMNS)
-            yield self._wanted(list(zip(*columns, strict=True)))
+            left -= batch.num_rows
+            yield self._wanted(list(zip(*columns, strict=True))), left == 0
 
     def _may_have_more(self, group: Any) -> bool:
         """Tell by its statistics whether a row group has entries that are wanted."""
@@ -194,28 +190,78 @@ class SegmentReader:
             start = max(start, bisect_right(rows, self._after, key=place_of))
         return without(rows[start : bisect_left(rows, self._end, key=_bucket_of)], self.segment.done)
 
-    def _explain(self, error: BaseException) -> None:
-        """Say what is wrong with the file, where the error is about what it holds.
 
-        :raises SegmentLost: its content is another one than was written.
-        """
-        import pyarrow as pa
+def read_slices(segments: Sequence[Segment]) -> list[pa.Table]:
+    """Read slices of one file, each whole but for what is drained; the file is opened once.
 
-        if isinstance(error, OSError | pa.ArrowException):
-            segment = self.segment
-            found = checksum_of(segment.file)
-            if found != segment.checksum:
-                raise SegmentLost(
-                    f"file {segment.file}: expected checksum {segment.checksum}, found {found}"
-                ) from error
-            with translated(segment.file):
-                raise error
+    :param segments: segments that lie in the same file.
+    :returns: columns ``bucket``, ``key``, ``seq`` and ``value`` of each.
+    :raises SegmentLost: the file is missing or damaged.
+    :raises SegmentUnavailable: it cannot be read now.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    load_pyarrow()
+    segment = segments[0]
+    source = open_file(segment.file, size=segment.file_bytes)
+    found = []
+    try:
+        with translated(segment.file):
+            # A small file comes in one request, which an object store answers sooner than several.
+            content = pa.BufferReader(source.read_buffer()) if segment.file_bytes <= _AT_ONCE_BYTES else source
+            file = pq.ParquetFile(content, page_checksum_verification=True)
+        for segment in segments:
+            _check(segment, file.metadata)
+            groups = range(segment.row_group_first, segment.row_group_end)
+            table = file.read_row_groups(list(groups), columns=_COLUMNS, use_threads=False)
+            found.append(_left_of(segment, table))
+    except (OSError, pa.ArrowException) as error:
+        _explain(segment, error)
+        raise
+    finally:
+        source.close()
+    return found
 
 
-def without(rows: Sequence[Row], parts: Iterable[tuple[EntryKey, EntryKey]]) -> list[Row]:
+def _left_of(segment: Segment, table: pa.Table) -> pa.Table:
+    if not segment.done:
+        return table
+    places = zip(*(table[name].to_pylist() for name in _COLUMNS[:3]), strict=True)
+    numbered = [(*place, number) for number, place in enumerate(places)]
+    return table.take([number for *_, number in without(numbered, segment.done)])
+
+
+def _check(segment: Segment, metadata: Any) -> None:
+    """Compare what a file says of itself with the store's row."""
+    found = (metadata.metadata or {}).get(TRANSACTION, b"none").decode()
+    if found != str(segment.transaction):
+        raise SegmentLost(f"file {segment.file}: expected one of transaction {segment.transaction}, found {found}")
+    groups = range(segment.row_group_first, segment.row_group_end)
+    entries = sum(metadata.row_group(i).num_rows for i in groups if i < metadata.num_row_groups)
+    if entries != segment.entries:
+        raise SegmentLost(f"file {segment.file}: expected {segment.entries} entries in a unit, found {entries}")
+
+
+def _explain(segment: Segment, error: BaseException) -> None:
+    """Say what is wrong with the file, where the error is about what it holds.
+
+    :raises SegmentLost: its content is another one than was written.
+    """
+    import pyarrow as pa
+
+    if isinstance(error, OSError | pa.ArrowException):
+        found = checksum_of(segment.file)
+        if found != segment.checksum:
+            raise SegmentLost(f"file {segment.file}: expected checksum {segment.checksum}, found {found}") from error
+        with translated(segment.file):
+            raise error
+
+
+def without(rows: Sequence[Any], parts: Iterable[tuple[EntryKey, EntryKey]]) -> list[Any]:
     """Leave out what lies in some parts of a segment.
 
-    :param rows: entries in their order.
+    :param rows: entries in their order, each with its place in front.
     :param parts: first and last entry of each.
     """
     left = list(rows)

@@ -65,6 +65,27 @@ def write_segments(
         return files.end()
 
 
+def write_merged(
+    batches: Iterable[tuple[int, int, pa.RecordBatch]],
+    *,
+    base: str,
+    store_id: str,
+    transaction: int,
+    name: str,
+) -> list[FileReport]:
+    """Write entries that were checked when they were added, with sequences of their own; each unit into one file.
+
+    :param batches: first bucket and end of a unit, and entries: columns ``bucket``, ``key``, ``value`` and ``seq``, in
+        the order of bucket, key and seq; the units ascend.
+    :param transaction: id of the long transaction in whose folder the file is.
+    """
+    load_pyarrow()
+    with _Files(folder_of(base, store_id, transaction), name, transaction, None) as files:
+        for first, end, batch in batches:
+            files.add(first, end, batch)
+        return files.end()
+
+
 def folder_of(base: str, store_id: str, transaction: int) -> str:
     """Name the folder of a long transaction's files."""
     return joined(check_base(base), store_id, str(transaction))
@@ -163,7 +184,7 @@ def _by_unit(batch: pa.RecordBatch, buckets_per_range: int) -> Iterator[tuple[in
 class _Files:
     """The files of one call, written one after the other."""
 
-    def __init__(self, folder: str, name: str, transaction: int, target_bytes: int) -> None:
+    def __init__(self, folder: str, name: str, transaction: int, target_bytes: int | None) -> None:
         self._folder, self._name, self._transaction = folder, name, transaction
         self._target_bytes = target_bytes
         self._reports: list[FileReport] = []
@@ -213,8 +234,9 @@ class _Files:
         import pyarrow.compute as pc
 
         table = pa.Table.from_batches(self._parts)
-        seq = pa.repeat(pa.scalar(self._transaction, pa.int64()), table.num_rows)
-        table = table.add_column(2, "seq", seq)
+        if "seq" not in table.schema.names:
+            seq = pa.repeat(pa.scalar(self._transaction, pa.int64()), table.num_rows)
+            table = table.add_column(2, "seq", seq)
         with translated(self._url or self._folder):
             if self._writer is None:
                 self._begin_file(table.schema)
@@ -223,7 +245,7 @@ class _Files:
         self._extend(table.num_rows, size)
         self._parts, self._rows, self._bytes = [], 0, 0
         assert self._output is not None
-        if self._output.bytes >= self._target_bytes:
+        if self._target_bytes is not None and self._output.bytes >= self._target_bytes:
             self._end_file()
 
     def _extend(self, rows: int, size: int) -> None:

@@ -16,7 +16,6 @@ from pyspark import SparkContext, TaskContext
 from export_queue.core.drain import (
     Deadline,
     DrainRequest,
-    LeaseKeeper,
     Part,
     RangeReport,
     ask_sink,
@@ -25,7 +24,7 @@ from export_queue.core.drain import (
     share_out,
 )
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
-from export_queue.core.locks import Lease
+from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import SinkSpec, opened_sink
 from export_queue.core.spark.carried_secrets import CarriedSecrets

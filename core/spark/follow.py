@@ -20,14 +20,13 @@ from export_queue.core.drain import (
     DrainRequest,
     EngineOf,
     Follower,
-    LeaseKeeper,
     RangeReport,
     RoundOver,
     by_range,
     share_out,
 )
 from export_queue.core.errors import ExportQueueError, SparkJobFailed
-from export_queue.core.locks import Lease
+from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
 from export_queue.core.spark.engine import SparkEngine
 from export_queue.core.spark.start import cause_of

@@ -421,6 +421,12 @@ class StoreDialect(Protocol):
         :raises StoreReplaced: this store is another one, or does not have these numbers any more.
         """
 
+    def end_long(self, connection: Handle, transaction: int) -> None:
+        """End a long transaction that stays without an outcome, in the SQL transaction that publishes its work.
+
+        :raises RegistrationLost: it has ended.
+        """
+
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish in one SQL transaction (I2, I3).
 

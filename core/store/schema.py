@@ -18,6 +18,8 @@ SEGMENTS_CODE = 4
 """Oldest code that may open a store once segments are staged: older code would pass over them."""
 LAYOUTS_CODE = 5
 """Oldest code that may open a store once a queue has had another layout: older code would leave what waits there."""
+COMPACTION_CODE = 5
+"""Oldest code that may open a store once segments were merged: older code would pass over some, in older snapshots."""
 
 metadata = sa.MetaData()
 
@@ -267,6 +269,35 @@ segment_done = _table(
     _id("last_seq"),
     _id("entries"),
     _id("bytes"),
+)
+# Segments that a compaction has made of others, for one reader: every snapshot sees them.
+compacted = _table(
+    "xq_compacted",
+    _id("transaction_id", primary_key=True),
+    _int("number", primary_key=True),
+    _id("queue_number"),  # of the reader
+    _id("partition"),
+    _int("row_entries"),  # how many of its entries were rows, which are in no other file
+)
+# Segments that a reader has not drained and that a merged one stands for; their rows among the readers are gone.
+hidden_segment = _table(
+    "xq_hidden_segment",
+    _id("queue_number", primary_key=True),
+    _id("transaction_id", primary_key=True),
+    _int("number", primary_key=True),
+    _id("partition"),
+    _id("by_transaction"),  # the segment that stands for it
+    _int("by_number"),
+    _id("hidden_ms"),
+    sa.Index("xq_hidden_segment_segment", "transaction_id", "number"),
+)
+# The partition numbers of a unit that were given to segments; none is given twice.
+partition = _table(
+    "xq_partition",
+    _id("queue_number", primary_key=True),
+    _int("layout", primary_key=True),
+    _int("first_bucket", primary_key=True),
+    _id("given"),
 )
 dead_letter = _table(
     "xq_dead_letter",

@@ -85,6 +85,7 @@ def test_its_dags_about_notifications_work_off_what_has_changed(
 @pytest.mark.parametrize(
     "operator",
     [
+        "ExportQueueCompactOperator",
         "ExportQueueDrainOperator",
         "ExportQueueSparkDrainOperator",
         "ExportQueueSensor",
@@ -103,6 +104,7 @@ def test_every_argument_in_its_tables_exists(operator: str) -> None:
     shared = {"queue_id", "sink_conn_id", "sink_options", "sink", "exporter", "ranges", "if_locked", "lock_timeout"}
     drains = shared | {"time_limit", "on_error", "max_dead"}
     expected = {
+        "ExportQueueCompactOperator": {"queue_id", "dry_run", "small_bytes", "least", "age_seconds"},
         "ExportQueueDrainOperator": drains,
         "ExportQueueSparkDrainOperator": drains
         | {

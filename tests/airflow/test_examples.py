@@ -72,6 +72,18 @@ def test_local_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Pat
     run_local_drain(run_dag, connect, tmp_path)
 
 
+def test_compact_and_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+    run = run_dag(example("compact_and_drain", "compact_and_drain"))
+    assert run.state == "success"
+    report = run.result("compact")
+    assert (report["inputs"], report["outputs"], report["units"]) == (24, 2, 2)
+    assert report["read"] == report["written"] == 240
+    assert run.result("drain")["acknowledged"] == 240
+    rows = sqlite3.connect(tmp_path / "reports.db").execute("SELECT document FROM readings_live").fetchall()
+    assert [json.loads(document) for (document,) in rows] == [{"reading": 11}] * 20
+
+
 def test_react_to_changes(store_path: Path, run_dag: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from export_queue import Store, polling
 
@@ -143,6 +155,7 @@ def test_all_examples_run_together_on_one_store(
         "__init__",
         "airports",  # runs in test_airports, with all of its stores
         "bulk_load",  # has a queue of its own
+        "compact_and_drain",  # so has this one
         "exporters",
         "frames",
         "set_up_orders",

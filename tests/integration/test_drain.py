@@ -211,7 +211,7 @@ def test_a_range_that_one_chunk_holds_is_read_once(orders: Store, monkeypatch: p
 def test_a_range_that_is_done_is_free_while_the_next_chunk_takes_its_time(
     orders: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("export_queue.core.drain.leases.GROUP_SECONDS", 0.02)
+    monkeypatch.setattr("export_queue.core.locks.keeping.GROUP_SECONDS", 0.02)
     add(orders, {f"k{i}": i for i in range(200)})
     whole = {unit.range for unit in orders.backlog("orders")}
     chunks: list[Operations] = []

@@ -19,7 +19,6 @@ from export_queue.core.drain import (
     DrainReport,
     DrainRequest,
     Follower,
-    LeaseKeeper,
     LocalEngine,
     Part,
     RangeReport,
@@ -33,7 +32,7 @@ from export_queue.core.drain import (
 )
 from export_queue.core.drain.one_drain import Course
 from export_queue.core.errors import LeaseLost, SparkJobFailed, StoreUnavailable
-from export_queue.core.locks import Lease, Owner, begin_attempt, claim, revoke
+from export_queue.core.locks import Lease, LeaseKeeper, Owner, begin_attempt, claim, revoke
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations
 from export_queue.core.transactions import Snapshot, take_snapshot

@@ -19,7 +19,6 @@ from export_queue.core.drain import (
     DrainReport,
     DrainRequest,
     Engine,
-    LeaseKeeper,
     LocalEngine,
     Part,
     RangeReport,
@@ -32,7 +31,7 @@ from export_queue.core.drain import (
     run_drain,
 )
 from export_queue.core.errors import SinkLostData, UnknownQueue
-from export_queue.core.locks import Lease
+from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations, RedisSink, SinkSpec
 from export_queue.core.transactions import Snapshot

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.support.command_line import run_cli
 from typer.main import get_command
@@ -116,6 +117,15 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
         run("dead show", "orders", "--key", "anna", "--value")
         run("dead retry", "orders")
         run("rebind", "orders", copies)
+        with store.transaction(long=True) as tx:
+            tx.queue("orders").add_batch(pa.table({"key": ["ben"], "value": ['"2"']}))
+        run("segments", "orders")
+        run("compact", "orders", "--dry-run")
+        for _ in range(2):
+            with store.transaction(long=True) as tx:
+                tx.queue("orders").add_batch(pa.table({"key": ["ben"], "value": ['"2"']}))
+        run("fall-back", "orders", *run("compact", "orders", "--least", "2")["files"])
+        run("vacuum", "--dry-run")
         run("ddl", "orders", "--sink", copies)
         run("drain", "orders", "--sink", copies)
         run("sweep", copies)

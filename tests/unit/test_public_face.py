@@ -17,7 +17,8 @@ from export_queue.core import errors
 from export_queue.core.spark.archive import package_archive
 
 NAMES = """
-    ApplyResult Capabilities Claim ControlRecord DeadLetter DeadLetterFilter Delete DrainJob DrainReport
+    ApplyResult Candidates Capabilities Claim CompactionReport ControlRecord DeadLetter DeadLetterFilter Delete DrainJob
+    DrainReport
     ElasticsearchSink Entry ErrorRow ErrorTable Fate FencedSink FirstLoad FloorRecord KeyStory Level Limits LoadReport
     MemorySink Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry Sink SinkSpec
     SqlSink Store StoreSpec Submitter SweepableSink Transaction TransactionContext WaitingRows __version__ apply_batch

@@ -1,4 +1,4 @@
-"""Pictures of timelines, and those of the page."""
+"""Pictures of timelines, and those of the pages."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tests.support.timelines import DOCS, ident, levels_example, pictures, seed_example, segment
+from tests.support.timelines import DOCS, ident, levels_example, pictures, seed_example, segment, stored_example
 
 from export_queue.core.timeline import Timeline, draw, draw_svg
 
-PAGE = (DOCS / "timeline.md").read_text("utf-8")
+PAGE, SEGMENTS = ((DOCS / f"{name}.md").read_text("utf-8") for name in ("timeline", "segments"))
 
 
 @pytest.mark.parametrize("path", pictures(), ids=lambda path: path.name)
 def test_a_picture_of_the_page_is_as_the_code_draws_it(path: Path) -> None:
     assert path.read_text("utf-8") == pictures()[path], "python -m tests.support.timelines draws it anew"
-    assert f"]({path.name})" in PAGE
+    assert f"]({path.name})" in PAGE + SEGMENTS
 
 
-def test_the_text_of_the_page_is_as_the_code_draws_it() -> None:
+def test_the_texts_of_the_pages_are_as_the_code_draws_them() -> None:
     timeline = Timeline(seed_example().values())
     timeline.withdraw(ident(6))
     assert f"```text\n{draw(timeline, width=40)}\n```" in PAGE
+    assert f"```text\n{draw(Timeline(stored_example()), width=40)}\n```" in SEGMENTS
 
 
 def test_each_segment_has_a_row_and_each_state_a_mark() -> None:

@@ -600,6 +600,11 @@ class PostgresDialect:
         """Lock the active row, shared, and the readers."""
         calls.one(connection, self._sql(sql.HOLD_LONG), (store_id, transaction, BigintArray.of(queues)))
 
+    def end_long(self, connection: Handle, transaction: int) -> None:
+        """Take the active rows away, as a commit does."""
+        if calls.one(connection, self._sql(sql.END_LONG), (transaction,))[0] is None:
+            raise RegistrationLost(f"transaction {transaction} has ended")
+
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""
         registration = self._registration(connection, call.kind, has_id=call.transaction is not None)

@@ -3,6 +3,7 @@
 from export_queue.core.store.queries import (
     attempts,
     cleanup,
+    compactions,
     conflict_keys,
     dead_letters,
     entries,
@@ -26,6 +27,7 @@ from export_queue.core.store.queries import (
 __all__ = [
     "attempts",
     "cleanup",
+    "compactions",
     "conflict_keys",
     "dead_letters",
     "entries",

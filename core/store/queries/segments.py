@@ -17,6 +17,8 @@ from export_queue.core.store.dialect import EntryKey
 from export_queue.core.store.queries.id_lists import visible_ids
 from export_queue.core.store.queries.inserts import insert_for, insert_into
 from export_queue.core.store.schema import SEGMENTS_CODE, active, invalid, store
+from export_queue.core.store.schema import compacted as c
+from export_queue.core.store.schema import hidden_segment as h
 from export_queue.core.store.schema import load as ld
 from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_done as d
@@ -98,7 +100,10 @@ def stage(work: Work, transaction: int, rows: Sequence[Mapping[str, Any]]) -> in
 
 
 def _visible(work: Reading, queue: int, layout: int, snapshot: Snapshot) -> sa.ColumnElement[bool]:
-    return sa.and_(r.c.queue_number == queue, g.c.layout == layout, visible_ids(work, r.c.transaction_id, snapshot))
+    # What a compaction has merged was settled before: a snapshot that saw the inputs must not miss the output.
+    merged = r.c.transaction_id.in_(sa.select(c.c.transaction_id))
+    seen = sa.or_(visible_ids(work, r.c.transaction_id, snapshot), merged)
+    return sa.and_(r.c.queue_number == queue, g.c.layout == layout, seen)
 
 
 def waiting(
@@ -248,6 +253,18 @@ def count_by_unit(
     return [(int(u), int(n), int(b), int(seq)) for u, n, b, seq in work.connection.execute(statement)]
 
 
+def of_reader(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
+    """Read the segments that a reader has still to read, committed by now, each with the entries that are ``left``."""
+    joined, entries, _ = left()
+    statement = (
+        sa.select(g, entries.label("left"))
+        .select_from(joined)
+        .where(r.c.queue_number == queue, g.c.layout == layout)
+        .order_by(g.c.first_bucket, g.c.transaction_id, g.c.number)
+    )
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
 def count_left(work: Reading, queue: int) -> int:
     """Count the entries that wait for a reader in files."""
     joined, entries, _ = left()
@@ -293,6 +310,9 @@ def intervals(
     )
     if since is not None:
         statement = statement.where(sa.not_(visible_ids(work, r.c.transaction_id, since)))
+        if not since.excluded:  # else a merged segment may have entries that were in progress then
+            merged = r.c.transaction_id.in_(sa.select(c.c.transaction_id))
+            statement = statement.where(sa.or_(sa.not_(merged), g.c.highest_seq > since.read_pointer))
     return [(int(first), int(end)) for first, end in work.connection.execute(statement)]
 
 
@@ -333,9 +353,11 @@ def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, A
 
 
 def delete_unread(work: Work, transaction: int) -> None:
-    """Delete the segments of a transaction that has ended which nobody reads, or reads any more."""
-    has_reader = sa.exists().where(r.c.transaction_id == g.c.transaction_id, r.c.number == g.c.number)
-    work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(has_reader)))
+    """Delete the segments of a transaction that has ended which nobody reads, or reads any more, nor are hidden."""
+    needed = (sa.exists().where(t.c.transaction_id == g.c.transaction_id, t.c.number == g.c.number) for t in (r, h))
+    work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(sa.or_(*needed))))
+    is_there = sa.exists().where(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)
+    work.connection.execute(c.delete().where(c.c.transaction_id == transaction, sa.not_(is_there)))
 
 
 def files(work: Reading, transaction: int) -> set[str]:

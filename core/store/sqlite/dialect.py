@@ -434,6 +434,11 @@ class SqliteDialect:
             raise RegistrationLost(f"transaction {transaction} has ended")
         _prove_store(raw, store_id, Writes(entries=[(queue, 0, b"", None) for queue in queues]), load[0])
 
+    def end_long(self, connection: Handle, transaction: int) -> None:
+        """Take the active rows away, as a commit does."""
+        if not self._forget(_raw_of(connection), transaction):
+            raise RegistrationLost(f"transaction {transaction} has ended")
+
     def _write_cells(self, raw: sqlite3.Connection, pointer: int, writes: Writes) -> None:
         if writes.cells:
             raw.executemany(sql.PUT_CELL, [(t, r, c, pointer, v) for t, r, c, v in writes.cells])

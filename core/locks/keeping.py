@@ -1,4 +1,4 @@
-"""Keeping leases alive while a drain works, and noticing when they are lost."""
+"""Keeping leases alive while their holder works, and noticing when they are lost."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from types import TracebackType
 from typing import Self
 
 from export_queue.core.errors import ExportQueueError, LeaseLost
-from export_queue.core.locks import Lease, release, renew
+from export_queue.core.locks.lease import Lease
+from export_queue.core.locks.lockbox import release, renew
 from export_queue.core.store import Database
 
 GROUP_SECONDS = 1.0
 """How long leases whose ranges are done wait for others to be given back with: each time is a transaction."""
 
-log = logging.getLogger("export_queue.drain")
+log = logging.getLogger("export_queue.locks")
 
 
 class LeaseKeeper:
@@ -68,7 +69,7 @@ class LeaseKeeper:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        # The end of the drain gives back what is left here, or it ends by itself; the work's own error matters more.
+        # What is left here ends by itself; the work's own error matters more.
         with contextlib.suppress(ExportQueueError):
             release(self._database, list(dict.fromkeys(self._leases + self._done)))
 
@@ -80,12 +81,10 @@ class LeaseKeeper:
         if self._lost is not None:
             raise LeaseLost(self._lost.message) from self._lost
         if self._clock() >= self._valid_until:
-            raise LeaseLost(
-                f"the leases of this drain were not renewed for {self._lease_seconds:g} seconds"
-            ) from self._trouble
+            raise LeaseLost(f"its leases were not renewed for {self._lease_seconds:g} seconds") from self._trouble
 
     def give_back(self, leases: Sequence[Lease]) -> None:
-        """Free ranges early: others may have them about a second later, whatever the rest of the drain waits for."""
+        """Free ranges early: others may have them about a second later, whatever the rest of the work waits for."""
         with self._mutex:
             self._done += leases
 

@@ -1,0 +1,165 @@
+"""``export-queue segments``, ``compact`` and ``vacuum``: files with bulk entries are looked at, merged and deleted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from export_queue.core.cli.console import (
+    AsJson,
+    BehindPooler,
+    Password,
+    Schema,
+    Url,
+    app,
+    open_store,
+    print_json,
+    say,
+    show,
+)
+from export_queue.core.cli.progress import shown_lines
+from export_queue.core.cli.queues import QueueId
+from export_queue.core.cli.stopping import StopSignals
+from export_queue.core.progress_bar import ProgressBar
+from export_queue.core.queue import find_reader
+from export_queue.core.segments import (
+    Candidates,
+    CompactionProgress,
+    count_states,
+    stored_timeline,
+    vacuum_segments,
+)
+from export_queue.core.segments import compact as merge
+from export_queue.core.timeline import draw
+
+HOUR = 3600.0
+_DEFAULT = Candidates()
+
+
+@app.command()
+def segments(
+    queue_id: QueueId,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    limit: Annotated[int, typer.Option(min=1, help="segments that are shown; JSON has all")] = 40,
+    width: Annotated[int, typer.Option(min=10, help="characters of the drawing for all buckets")] = 60,
+    as_json: AsJson = False,
+) -> None:
+    """Show the segments of a queue or subscription: which count, which are hidden, drawn over their buckets."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened, opened.database.read() as work:
+        timeline, found = stored_timeline(work, find_reader(work, queue_id))
+    if as_json or not found:
+        show([one.to_json() for one in found], as_json=as_json)
+        return
+    rows = [{**one.to_json(), "range": str(one.range)} for one in found[:limit]]
+    show(rows, as_json=False, hide=("file",))
+    lines = draw(timeline, width=width).splitlines()
+    bars, legend = lines[:-2], lines[-1]
+    print("\n".join(bars[: limit + 1]))
+    if len(found) > limit:
+        print(f"… and {len(found) - limit} more (--limit)")
+    states = ", ".join(f"{count} {state}" for state, count in count_states(found).items())
+    print(f"\n{legend}\n{len(found)} segments: {states}")
+
+
+@app.command()
+def compact(
+    queue_id: QueueId,
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be merged")] = False,
+    small: Annotated[
+        float, typer.Option(help="megabytes; a segment with less is small, and others stay as they are")
+    ] = _DEFAULT.small_bytes / (1 << 20),
+    least: Annotated[
+        int, typer.Option(min=2, help="sources that make a unit worth it; all its rows are one")
+    ] = _DEFAULT.least,
+    age: Annotated[float, typer.Option(min=0, help="seconds; younger segments are left alone")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Merge small segments and settled rows of a queue or subscription; safe beside everything, and to interrupt."""
+    wanted = Candidates(small_bytes=int(small * (1 << 20)), least=least, age_seconds=age)
+    with (
+        open_store(store, password, schema, behind_pooler=behind_pooler) as opened,
+        StopSignals() as signals,
+        _shown(queue_id, is_quiet=dry_run) as on_progress,
+    ):
+        report = merge(
+            opened.database,
+            queue_id,
+            wanted=wanted,
+            dry_run=dry_run,
+            on_progress=on_progress,
+            stops=signals.requested,
+        )
+    if as_json:
+        print_json(report.to_json())
+        return
+    for unit in report.units:
+        say(unit.line(dry_run=dry_run))
+    say(report.line())
+
+
+@contextlib.contextmanager
+def _shown(queue_id: str, *, is_quiet: bool) -> Iterator[Callable[[CompactionProgress], None] | None]:
+    """Show how far a compaction has come: on a terminal by a bar."""
+    console = Console(stderr=True)
+    with shown_lines():
+        if is_quiet or not console.is_terminal:
+            yield None
+            return
+        with ProgressBar(console, f"compact {queue_id}") as bar:
+            yield lambda progress: bar.show(done=progress.done, left=progress.total - progress.done)
+
+
+@app.command("fall-back")
+def fall_back(
+    queue_id: QueueId,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="the lost file, as the error names it")],
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    who: Annotated[str | None, typer.Option(help="name for the audit; by default user and host")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the inputs of a compaction count again whose output is lost: files are kept for that until the vacuum."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        report = opened.dead_letters.fall_back(queue_id, file, who=who)
+    if as_json:
+        print_json(asdict(report))
+        return
+    say(report.line())
+
+
+@app.command()
+def vacuum(
+    store: Url,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say which files would be deleted")] = False,
+    keep_hidden: Annotated[
+        float, typer.Option(min=0, help="hours for which the inputs of a compaction are kept, to fall back on")
+    ] = 24,
+    as_json: AsJson = False,
+) -> None:
+    """Delete files of bulk entries that nothing refers to; never one of a transaction that may still commit."""
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        _ = opened.identity
+        report = vacuum_segments(opened.database, hidden_seconds=keep_hidden * HOUR, dry_run=dry_run)
+    if as_json:
+        print_json({"dry_run": dry_run, "files": list(report.deleted), "more": report.more})
+        return
+    for file in report.deleted:
+        say(file)
+    say(f"{report.files} files {'would be' if dry_run else 'were'} deleted{', more are left' if report.more else ''}")

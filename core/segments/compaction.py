@@ -1,0 +1,348 @@
+"""Compaction: many small segments of a unit, and rows, become one segment of their reader.
+
+1. Look what waits and what others work on, and choose what is worth it.
+2. Lock what was chosen: segments by name, and the rows. Units in which another one was quicker are passed over.
+3. Look again under the locks, begin a long transaction, and write what its reader has not drained into a file.
+4. Publish in one SQL transaction, in the critical section of the locks: merged segments are there, their inputs are
+   hidden, merged rows are gone, and the long transaction and the locks have ended.
+
+What dies before the publication has left a file of a transaction that expires: clean-up deletes it. Appends and loads
+are not held back: rows that are not settled, and all that commits meanwhile, stay where they are.
+
+In one unit one compaction works at a time, though locks on other segments would be free: of entries at one place, which
+one transaction has added twice, another compaction could put the earlier one into a segment that counts as later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from export_queue.core.errors import ExportQueueError, LeaseLost, LockNotAvailable, StoreError
+from export_queue.core.locks import (
+    COMPACTION_PRIORITY,
+    Area,
+    Lease,
+    LeaseKeeper,
+    Lock,
+    Owner,
+    acquire,
+    standing_locks,
+)
+from export_queue.core.queue import Queue, Range, find_reader
+from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_candidates
+from export_queue.core.segments.catalogue import begin_load, waiting_segments
+from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
+from export_queue.core.segments.files import check_base, delete_file, load_pyarrow
+from export_queue.core.segments.gathering import merged, read_files, read_rows
+from export_queue.core.segments.model import FileReport
+from export_queue.core.segments.replacing import MergedUnit, is_published, publish
+from export_queue.core.segments.writing import write_merged
+from export_queue.core.store import Database, identity_of, queries
+from export_queue.core.transactions import OpenTransaction, Snapshot, settled_snapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LEASE_SECONDS = 60.0
+UNITS_AT_ONCE = 256
+"""Most units that one publication merges."""
+_NO_READER = 0
+"""As for a first load of nobody: fenced drains and sweeps do not wait for a transaction that adds no entries."""
+
+log = logging.getLogger("export_queue.segments")
+
+
+def compact(
+    database: Database,
+    queue_id: str,
+    *,
+    wanted: Candidates | None = None,
+    owner: Owner | None = None,
+    dry_run: bool = False,
+    lease_seconds: float = LEASE_SECONDS,
+    on_progress: Callable[[CompactionProgress], None] | None = None,
+    stops: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
+) -> CompactionReport:
+    """Merge small segments and settled rows of one reader, unit by unit; safe beside everything, and to interrupt.
+
+    :param queue_id: a queue without subscriptions, or a subscription.
+    :param wanted: what is worth it.
+    :param owner: the task; a newer attempt of it takes over from an older one. By default one that nobody shares.
+    :param dry_run: only say what would be merged.
+    :param lease_seconds: how long locks last unless they are renewed.
+    :param on_progress: called after each publication.
+    :param stops: asked between two publications whether to end early.
+    :param clock: tells seconds; only differences count.
+    :raises SegmentLost: a file is missing or damaged.
+    :raises SegmentUnavailable: a filesystem does not answer.
+    """
+    begun = clock()
+    wanted = wanted or Candidates()
+    with database.read() as work:
+        queue = find_reader(work, queue_id)
+    report = CompactionReport(queue.id, dry_run=dry_run)
+    owner = owner or Owner.unique()
+    found = _plan(database, queue, queue.units(), wanted, owner)
+    report.passed_over = found.worked_on
+    if dry_run:
+        report.units = [
+            UnitCompacted(plan.unit, len(plan.segments), plan.row_entries, plan.entries, 0, 0) for plan in found.plans
+        ]
+        return report
+    check_base(database.segments)
+    load_pyarrow()
+    worker = _Worker(database, queue, wanted, owner, lease_seconds, clock, report)
+    total, done = sum(plan.entries for plan in found.plans), 0
+    for batch in _batches(found.plans, wanted.most_bytes):
+        if stops():
+            break
+        worker.merge(batch)
+        done += sum(plan.entries for plan in batch)
+        if on_progress is not None:
+            on_progress(CompactionProgress(done, total))
+    report.seconds = clock() - begun
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is worth a compaction."""
+
+    settled: Snapshot
+    plans: list[UnitPlan]
+    worked_on: int = 0
+    """Units with segments of which others hold so much that nothing is left to do."""
+
+
+def _plan(
+    database: Database,
+    queue: Queue,
+    units: Sequence[Range],
+    wanted: Candidates,
+    owner: Owner,
+    leases: Sequence[Lease] = (),
+) -> _Found:
+    """Choose what is merged.
+
+    :param owner: what older attempts of it hold is in nobody's way.
+    :param leases: what is held for it already: nothing else is chosen then.
+    """
+    # Every snapshot sees what is merged, also that of a fenced drain, which must take nothing that is not settled.
+    settled = settled_snapshot(database, queue.number)
+    if not units:
+        return _Found(settled, [])
+    within = Range(min(unit.first for unit in units), max(unit.end for unit in units))
+    with database.read() as work:
+        locks = standing_locks(work, queue)
+        segments = waiting_segments(work, queue, settled, within)
+        if not segments:
+            return _Found(settled, [])
+        rows = {
+            number: (entries, size)
+            for number, entries, size, _ in queries.entries.count_by_unit(
+                work,
+                queue.number,
+                queue.layout,
+                settled,
+                first=within.first,
+                end=within.end,
+                buckets_per_range=queue.buckets_per_range,
+            )
+        }
+        now_ms = work.now()
+    by_unit: dict[int, list[Any]] = {}
+    for segment in segments:
+        by_unit.setdefault(segment.first, []).append(segment)
+    plans, worked_on = [], 0
+    held_by_us = {lease.range: lease for lease in leases}
+    for unit in units:
+        entries, size = rows.get(unit.first // queue.buckets_per_range, (0, 0))
+        others = [lock for lock in locks if lock.task != owner.task and _meets(lock, unit)]
+        lease = held_by_us.get(unit)
+        is_free = _free_beside(others) if lease is None else lease.covers
+        plan = None
+        if not any(_bars(lock) for lock in others):
+            plan = choose_candidates(
+                unit,
+                by_unit.get(unit.first, ()),
+                row_entries=entries,
+                row_bytes=size,
+                wanted=wanted,
+                now_ms=now_ms,
+                is_free=is_free,
+            )
+        if plan is not None:
+            plans.append(plan)
+        elif others and len(by_unit.get(unit.first, ())) >= wanted.least:
+            worked_on += 1
+    return _Found(settled, plans, worked_on)
+
+
+def _meets(lock: Lock, unit: Range) -> bool:
+    return lock.area.first < unit.end and lock.area.end > unit.first
+
+
+def _bars(lock: Lock) -> bool:
+    return lock.area.members is None or lock.priority == COMPACTION_PRIORITY
+
+
+def _free_beside(others: Sequence[Lock]) -> Callable[[str], bool]:
+    held: frozenset[str] = frozenset().union(*(lock.area.members or () for lock in others))
+    return lambda name: name not in held
+
+
+def _batches(plans: Sequence[UnitPlan], most_bytes: int) -> Iterator[list[UnitPlan]]:
+    """Put units together that are read and published at once: about so many bytes, or one unit."""
+    batch: list[UnitPlan] = []
+    size = 0
+    for plan in plans:
+        if batch and (size + plan.bytes > most_bytes or len(batch) == UNITS_AT_ONCE):
+            yield batch
+            batch, size = [], 0
+        batch.append(plan)
+        size += plan.bytes
+    if batch:
+        yield batch
+
+
+@dataclass(slots=True)
+class _Worker:
+    database: Database
+    queue: Queue
+    wanted: Candidates
+    owner: Owner
+    lease_seconds: float
+    clock: Callable[[], float]
+    report: CompactionReport
+
+    def merge(self, plans: Sequence[UnitPlan]) -> None:
+        """Merge what is worth it in some units; what cannot be locked is passed over."""
+        claimed_at = self.clock()
+        leases = self._lock(plans)
+        self.report.passed_over += len(plans) - len(leases)
+        if not leases:
+            return
+        reached("locked")
+        with LeaseKeeper(
+            self.database, leases, lease_seconds=self.lease_seconds, claimed_at=claimed_at, clock=self.clock
+        ) as keeper:
+            try:
+                found = _plan(
+                    self.database, self.queue, [lease.range for lease in leases], self.wanted, self.owner, leases
+                )
+                needed = {plan.unit for plan in found.plans}
+                self.report.passed_over += found.worked_on
+                if found.plans:
+                    self._merge(found, [lease for lease in leases if lease.range in needed], keeper.check)
+            except LeaseLost as error:
+                log.warning("a compaction of %s has lost its locks: %s", self.queue.id, error.message)
+                self.report.lost += len(leases)
+
+    def _lock(self, plans: Sequence[UnitPlan]) -> list[Lease]:
+        try:
+            return self._acquire(plans)
+        except LockNotAvailable:
+            if len(plans) == 1:
+                return []
+        # Somebody has come between the look and the question; as a rule, in few of the units.
+        leases = []
+        for plan in plans:
+            with contextlib.suppress(LockNotAvailable):
+                leases += self._acquire([plan])
+        return leases
+
+    def _acquire(self, plans: Sequence[UnitPlan]) -> list[Lease]:
+        areas = [Area(plan.unit.first, plan.unit.end, plan.members) for plan in plans]
+        return acquire(
+            self.database,
+            self.queue,
+            areas,
+            owner=self.owner,
+            priority=COMPACTION_PRIORITY,
+            lease_seconds=self.lease_seconds,
+        )
+
+    def _merge(self, found: _Found, leases: Sequence[Lease], check: Callable[[], None]) -> None:
+        database = self.database
+        with database.begin() as work:
+            queries.segments.admit(work)
+            queries.compactions.admit(work)
+        opened = OpenTransaction(database, kind="long", load=_NO_READER)
+        reports: list[FileReport] = []
+        try:
+            base = begin_load(database, opened)
+            reached("begun")
+            units: list[MergedUnit] = []
+            reports = write_merged(
+                self._tables(found, units, check),
+                base=base,
+                store_id=identity_of(database).store_id,
+                transaction=opened.id,
+                name="compaction",
+            )
+            reached("written")
+            self._publish(opened.id, found, leases, units, reports)
+        except BaseException as error:
+            opened.abort(error)  # after a publication there is nothing left to abort
+            if isinstance(error, LeaseLost):
+                _delete(reports)  # clean-up would do so some time
+            raise
+        reached("published")
+        self.report.files += [one.file for one in reports]
+        self.report.units += [
+            UnitCompacted(
+                one.plan.unit, len(one.plan.segments), one.rows, one.read, one.written, one.read - one.written
+            )
+            for one in units
+        ]
+
+    def _tables(
+        self, found: _Found, units: list[MergedUnit], check: Callable[[], None]
+    ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """Yield the entries of each unit; what they were made of is appended to ``units``."""
+        size = self.queue.buckets_per_range
+        tables = read_files((segment for plan in found.plans for segment in plan.segments), check=check)
+        for plan in found.plans:
+            sources = list(tables[plan.unit.first])
+            stored = read_rows(self.database, self.queue, found.settled, plan.unit) if plan.rows else None
+            check()
+            if stored is not None:
+                sources.append(stored.table)
+            table = merged(sources)
+            units.append(MergedUnit.of(plan, sum(source.num_rows for source in sources), stored, table))
+            for batch in table.to_batches():
+                yield plan.unit.first // size * size, plan.unit.first // size * size + size, batch
+
+    def _publish(
+        self,
+        transaction: int,
+        found: _Found,
+        leases: Sequence[Lease],
+        units: Sequence[MergedUnit],
+        reports: Sequence[FileReport],
+    ) -> None:
+        """Publish; an answer that was lost is looked up."""
+        try:
+            with self.database.begin() as work:
+                publish(work, self.queue, transaction, found.settled, leases, units, reports)
+                reached("publishing")
+        except (StoreError, OSError):
+            with self.database.read() as work:
+                if not is_published(work, transaction):
+                    raise
+
+
+def _delete(reports: Sequence[FileReport]) -> None:
+    for report in reports:
+        with contextlib.suppress(ExportQueueError):
+            delete_file(report.file)
+
+
+def reached(step: str) -> None:
+    """Come to a step: tests stop here."""

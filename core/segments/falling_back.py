@@ -1,0 +1,179 @@
+"""Falling back: a merged segment whose file is lost gives way to what it was merged of.
+
+What the reader has drained of it is drained of its inputs, too, which are read for that. Rows that were merged are in
+no other file: they are given up, and counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.locks import DRAIN_PRIORITY, Area, Lease, Owner, acquire, hold, release
+from export_queue.core.queue import Queue, Range
+from export_queue.core.segments.catalogue import waiting_segments
+from export_queue.core.segments.merging import bytes_of_all
+from export_queue.core.segments.model import Segment
+from export_queue.core.segments.reading import Row, place_of, read_slices
+from export_queue.core.store import Database, EntryKey, Work, queries
+from export_queue.core.transactions import take_snapshot
+
+LEASE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FellBack:
+    """What became of a lost file of merged segments."""
+
+    file: str
+    outputs: int
+    """Merged segments that were in it."""
+    inputs: int
+    """Segments that count again."""
+    given_up: int
+    """Entries that are nowhere else: rows that were merged."""
+
+    def line(self) -> str:
+        """Say it in one line."""
+        return (
+            f"{self.file}: {self.inputs} segments count again in place of {self.outputs} merged ones; "
+            f"{self.given_up} entries, which were rows, are given up"
+        )
+
+
+def fall_back(database: Database, queue: Queue, file: str, *, who: str, wait_seconds: float = 60.0) -> FellBack:
+    """Let the segments count again that merged ones in a file stand for, and forget these.
+
+    :param queue: the reader.
+    :param file: the name of the lost file, as the error of a drain shows it.
+    :param who: name for the audit, in which a loss of rows is recorded.
+    :param wait_seconds: how long to wait for those that work in the units.
+    :raises InvalidArgument: nothing that waits in the file was merged, or its inputs have been vacuumed.
+    :raises SegmentLost: a file of the inputs is missing, too, of which a part was drained.
+    :raises LockNotAvailable: others work in the units.
+    """
+    areas = [Area(one.first, one.end) for one in _outputs(database, queue, file)]
+    owner = Owner.unique()
+    leases = acquire(
+        database,
+        queue,
+        areas,
+        owner=owner,
+        priority=DRAIN_PRIORITY,
+        lease_seconds=LEASE_SECONDS,
+        wait_seconds=wait_seconds,
+    )
+    try:
+        return _replace(database, queue, file, leases, who)
+    finally:
+        release(database, leases)
+
+
+def _outputs(database: Database, queue: Queue, file: str) -> list[Segment]:
+    snapshot = take_snapshot(database)
+    with database.read() as work:
+        found = waiting_segments(work, queue, snapshot, Range(0, queue.buckets))
+        known = queries.compactions.partitions_of(work, queue.number)
+    outputs = [one for one in found if one.file == file and (one.transaction, one.number) in known]
+    if not outputs:
+        raise InvalidArgument(f"queue {queue.id!r}: no merged segment waits in a file {file}")
+    return outputs
+
+
+def _replace(database: Database, queue: Queue, file: str, leases: Sequence[Lease], who: str) -> FellBack:
+    inputs = given_up = 0
+    outputs = _outputs(database, queue, file)  # again: what was drained before the locks is known now
+    hidden = _hidden_by(database, queue)
+    parts = {one: _parts(one, hidden.get((one.transaction, one.number), ())) for one in outputs}
+    for one in outputs:
+        if not parts[one]:
+            raise InvalidArgument(
+                f"file {file}: expected segments that it was merged of, which have been vacuumed by now",
+                hint="store.dead_letters.give_up_file(queue_id, file) lets drains pass over what is lost",
+            )
+    with database.begin() as work:
+        hold(work, *leases)
+        for one in outputs:
+            key = (one.transaction, one.number)
+            given_up += _count_lost(work, queue, one, parts[one])
+            queries.compactions.bring_back(work, queue.number, key)
+            for part in parts[one]:
+                _note(work, queue, part)
+            inputs += len(parts[one])
+        if given_up:
+            queries.dead_letters.record_audit(
+                work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file}
+            )
+    return FellBack(file=file, outputs=len(outputs), inputs=inputs, given_up=given_up)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """An input, and what of it the reader has drained by its output."""
+
+    segment: Segment
+    runs: tuple[list[Row], ...] = ()
+    left: frozenset[EntryKey] | None = None
+    """Places of the entries that count again; None for all, where nothing of the output is drained."""
+
+
+def _count_lost(work: Work, queue: Queue, output: Segment, parts: Sequence[_Part]) -> int:
+    """Count the entries of an output that were not drained, and that no input has."""
+    if not output.done:
+        return queries.compactions.row_entries(work, (output.transaction, output.number))
+    done = queries.segments.parts_done(work, queue.number, (output.transaction, output.number))
+    places = frozenset[EntryKey]().union(*(part.left or () for part in parts))
+    return output.entries - sum(entries for _, entries, _ in done.values()) - len(places)
+
+
+def _hidden_by(database: Database, queue: Queue) -> dict[tuple[int, int], list[Segment]]:
+    found: dict[tuple[int, int], list[Segment]] = {}
+    with database.read() as work:
+        rows = queries.compactions.hidden(work, queue.number, queue.layout)
+        done = queries.segments.done(work, queue.number, first=0, end=queue.buckets)
+    for row in rows:
+        columns = dict(row)
+        by = columns.pop("by_transaction"), columns.pop("by_number")
+        for name in ("partition", "hidden_ms"):
+            del columns[name]
+        key = (columns["transaction_id"], columns["number"])
+        found.setdefault(by, []).append(Segment.from_row(columns, tuple(done.get(key, ()))))
+    return found
+
+
+def _parts(output: Segment, inputs: Sequence[Segment]) -> list[_Part]:
+    """Say what is drained of inputs; where nothing is of their output, none is read."""
+    found = []
+    for segment in inputs:
+        if not output.done:
+            found.append(_Part(segment))
+            continue
+        (table,) = read_slices([segment])
+        rows: list[Row] = list(zip(*(table[name].to_pylist() for name in table.column_names), strict=True))
+        runs = tuple(run for part in output.done if (run := _within(rows, *part)))
+        drained = {place_of(row) for run in runs for row in run}
+        found.append(_Part(segment, runs, frozenset(map(place_of, rows)) - drained))
+    return found
+
+
+def _within(rows: list[Row], first: EntryKey, last: EntryKey) -> list[Row]:
+    return rows[bisect_left(rows, first, key=place_of) : bisect_right(rows, last, key=place_of)]
+
+
+def _note(work: Work, queue: Queue, part: _Part) -> None:
+    key = (part.segment.transaction, part.segment.number)
+    if part.left is not None and not part.left:
+        queries.segments.end_reading(work, queue.number, key)
+        return
+    for run in part.runs:
+        queries.segments.note_done(
+            work,
+            queue.number,
+            key,
+            first=place_of(run[0]),
+            last=place_of(run[-1]),
+            entries=len(run),
+            size=bytes_of_all(run),
+        )

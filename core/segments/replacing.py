@@ -1,0 +1,141 @@
+"""Replacing segments and rows by one that was merged of them: the publication of a compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from export_queue.core.errors import LeaseLost
+from export_queue.core.locks import Lease, give_back, hold
+from export_queue.core.queue import Position, Queue, remove_span
+from export_queue.core.segments.candidates import UnitPlan
+from export_queue.core.segments.gathering import StoredRows
+from export_queue.core.segments.model import FileReport, Slice
+from export_queue.core.store import Reading, Work, identity_of, queries
+from export_queue.core.transactions import Snapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedUnit:
+    """What was merged in one unit."""
+
+    plan: UnitPlan
+    read: int
+    """Entries of its segments that were not drained, and rows."""
+    rows: int
+    written: int
+    lowest_seq: int
+    highest_seq: int
+    first_row: Position | None
+    last_row: Position | None
+
+    @classmethod
+    def of(cls, plan: UnitPlan, read: int, stored: StoredRows | None, table: pa.Table) -> MergedUnit:
+        """Count what a unit was made of.
+
+        :param read: entries of all its sources.
+        :param stored: the rows among them.
+        :param table: what is left of all sources.
+        """
+        import pyarrow.compute as pc
+
+        seqs = pc.min_max(table["seq"]).as_py()
+        return cls(
+            plan=plan,
+            read=read,
+            rows=0 if stored is None else stored.table.num_rows,
+            written=table.num_rows,
+            lowest_seq=seqs["min"] or 0,
+            highest_seq=seqs["max"] or 0,
+            first_row=None if stored is None else stored.first,
+            last_row=None if stored is None else stored.last,
+        )
+
+
+def is_published(work: Reading, transaction: int) -> bool:
+    """Tell whether a compaction has taken effect: it leaves merged segments, until these are drained and vacuumed."""
+    return queries.compactions.is_published(work, transaction)
+
+
+def publish(
+    work: Work,
+    queue: Queue,
+    transaction: int,
+    settled: Snapshot,
+    leases: Sequence[Lease],
+    units: Sequence[MergedUnit],
+    reports: Sequence[FileReport],
+) -> None:
+    """Let merged segments stand for their inputs, and end their transaction and its locks.
+
+    :param transaction: the long one that has written the files.
+    :param settled: what rows were read by.
+    :param leases: locks on all that was merged.
+    :raises LeaseLost: a lock is not held any more, or rows have come back among the merged ones.
+    """
+    dialect = work.database.dialect
+    dialect.hold_long(work.connection, transaction, (), store_id=identity_of(work.database).store_id)
+    now_ms = hold(work, *leases)
+    written = {part.first: (report, part) for report in reports for part in report.slices}
+    known = queries.compactions.partitions_of(work, queue.number)
+    for number, unit in enumerate(units, 1):
+        _remove_rows(work, queue, settled, unit)
+        if (found := written.get(unit.plan.unit.first)) is not None:
+            _replace(work, queue, (transaction, number), unit, *found, known=known, now_ms=now_ms)
+    dialect.end_long(work.connection, transaction)
+    give_back(work, leases)
+
+
+def _remove_rows(work: Work, queue: Queue, settled: Snapshot, unit: MergedUnit) -> None:
+    if unit.first_row is None or unit.last_row is None:
+        return
+    removed = remove_span(work, queue, settled, unit.first_row, unit.last_row)
+    # A dead letter that was retried meanwhile has come back as a row, below what is settled.
+    if removed != unit.rows:
+        raise LeaseLost(f"{unit.plan.unit}: expected {unit.rows} rows under the lock, found {removed}")
+
+
+def _replace(
+    work: Work,
+    queue: Queue,
+    output: tuple[int, int],
+    unit: MergedUnit,
+    report: FileReport,
+    part: Slice,
+    *,
+    known: dict[tuple[int, int], int],
+    now_ms: int,
+) -> None:
+    plan = unit.plan
+    if part.entries != unit.written:
+        raise LeaseLost(f"{plan.unit}: expected {unit.written} entries in the file, found {part.entries}")
+    keys = [(segment.transaction, segment.number) for segment in plan.segments]
+    new = [key for key in keys if key not in known]
+    given = queries.compactions.give_partitions(work, queue.number, queue.layout, plan.unit.first, len(new) + 1)
+    inputs = {key: known[key] for key in keys if key in known}
+    inputs |= {key: given + i for i, key in enumerate(new)}
+    row = {
+        "transaction_id": output[0],
+        "number": output[1],
+        "queue_number": queue.number,
+        "layout": queue.layout,
+        "first_bucket": plan.unit.first,
+        "end_bucket": plan.unit.end,
+        "file": report.file,
+        "file_bytes": report.bytes,
+        "checksum": report.checksum,
+        "row_group_first": part.row_group_first,
+        "row_group_end": part.row_group_end,
+        "entries": part.entries,
+        "bytes": part.bytes,
+        "lowest_seq": unit.lowest_seq,
+        "highest_seq": unit.highest_seq,
+    }
+    queries.compactions.insert(work, queue.number, row, partition=given + len(new), row_entries=unit.rows)
+    hidden = queries.compactions.hide(work, queue.number, inputs, by=output, now_ms=now_ms)
+    if hidden != len(inputs):
+        raise LeaseLost(f"{plan.unit}: expected {len(inputs)} segments that wait, found {hidden}")

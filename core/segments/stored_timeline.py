@@ -1,0 +1,127 @@
+"""The timeline of a reader's segments, as the store has them: what counts, what is hidden by what, what is exported.
+
+A segment has a partition number of its unit once a compaction has named it. Those that came later and were never
+merged follow in the order of their ids, as they would be numbered if they were merged now.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from export_queue.core.queue import Queue, Range
+from export_queue.core.store import Reading, queries
+from export_queue.core.timeline import AtomicGroup, Generation, SegmentId, State, Timeline, TimelineSegment
+
+_VERSION = 0
+"""Nothing replaces segments of other intervals so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSegment:
+    """A segment of a reader, and what has become of it."""
+
+    segment: str
+    """Its transaction and number: the name that locks have of it."""
+    range: Range
+    state: State
+    entries: int
+    left: int
+    """Entries that its reader has not drained; 0 of a hidden one, since another one stands for it."""
+    bytes: int
+    hidden_by: str | None
+    file: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "segment": self.segment,
+            "range": self.range.to_json(),
+            "state": self.state,
+            "entries": self.entries,
+            "left": self.left,
+            "bytes": self.bytes,
+            "hidden_by": self.hidden_by,
+            "file": self.file,
+        }
+
+
+def stored_timeline(work: Reading, queue: Queue) -> tuple[Timeline, list[StoredSegment]]:
+    """Read the segments of a reader, and arrange them.
+
+    :param queue: the reader.
+    :returns: the timeline, and the segments in its order: from the first buckets on, in a unit the newest first.
+    """
+    place = (queue.number, queue.layout)
+    waiting = {_id(row): row for row in queries.segments.of_reader(work, *place)}
+    merged = {_id(row): row for row in queries.compactions.outputs(work, *place)}
+    hidden = {_id(row): row for row in queries.compactions.hidden(work, *place)}
+    # Units are altered once all is exported: what is left of the old ones only waits for clean-up.
+    rows = {one: row for one, row in (waiting | merged | hidden).items() if _is_unit(queue, row)}
+    given = queries.compactions.partitions_given(work, *place)
+    partitions: dict[SegmentId, int] = {}
+    for one in sorted(rows):
+        number = rows[one].get("partition")
+        if number is None:
+            first = rows[one]["first_bucket"]
+            number = given.get(first, 0)
+            given[first] = number + 1
+        partitions[one] = number
+    inputs: defaultdict[SegmentId, list[int]] = defaultdict(list)
+    for one, row in hidden.items():
+        if one not in rows:
+            continue
+        inputs[SegmentId(row["by_transaction"], row["by_number"])].append(partitions[one])
+    timeline = Timeline(
+        TimelineSegment(
+            id=one,
+            generation=Generation(row["first_bucket"], row["end_bucket"], _VERSION),
+            partition=partitions[one],
+            group=AtomicGroup.of(partitions[one], overshadows=frozenset(inputs[one])),
+            retired=one in merged and not merged[one]["waits"] and one not in hidden,
+        )
+        for one, row in rows.items()
+    )
+    ordered = sorted(rows, key=lambda one: (rows[one]["first_bucket"], -partitions[one]))
+    states = {part.segment.id: part.state for part in timeline.parts()}
+    return timeline, [_stored(one, rows, states[one], waiting, hidden) for one in ordered]
+
+
+def _is_unit(queue: Queue, row: Mapping[str, Any]) -> bool:
+    first, size = row["first_bucket"], queue.buckets_per_range
+    return bool(first % size == 0 and row["end_bucket"] == min(first + size, queue.buckets))
+
+
+def _stored(
+    one: SegmentId,
+    rows: Mapping[SegmentId, Mapping[str, Any]],
+    state: State,
+    waiting: Mapping[SegmentId, Mapping[str, Any]],
+    hidden: Mapping[SegmentId, Mapping[str, Any]],
+) -> StoredSegment:
+    row = rows[one]
+    by = hidden.get(one)
+    return StoredSegment(
+        segment=str(one),
+        range=Range(row["first_bucket"], row["end_bucket"]),
+        state=state,
+        entries=row["entries"],
+        left=int(waiting[one]["left"]) if one in waiting else 0,
+        bytes=row["bytes"],
+        hidden_by=None if by is None else str(SegmentId(by["by_transaction"], by["by_number"])),
+        file=row["file"],
+    )
+
+
+def count_states(segments: Sequence[StoredSegment]) -> dict[State, int]:
+    """Count segments by what has become of them."""
+    found: defaultdict[State, int] = defaultdict(int)
+    for one in segments:
+        found[one.state] += 1
+    return dict(found)
+
+
+def _id(row: Mapping[str, Any]) -> SegmentId:
+    return SegmentId(row["transaction_id"], row["number"])

@@ -1,0 +1,181 @@
+"""SQL about compactions: segments that stand for others, which they hide from one reader."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.queries.inserts import insert_into
+from export_queue.core.store.queries.segments import Key
+from export_queue.core.store.schema import COMPACTION_CODE, load, store
+from export_queue.core.store.schema import compacted as c
+from export_queue.core.store.schema import hidden_segment as h
+from export_queue.core.store.schema import partition as p
+from export_queue.core.store.schema import segment as g
+from export_queue.core.store.schema import segment_done as d
+from export_queue.core.store.schema import segment_reader as r
+
+_KEYS_AT_ONCE = 300
+"""Segments that one statement names: two parameters each."""
+
+
+def admit(work: Work) -> None:
+    """Let the store have merged segments; from now on no older code opens it."""
+    work.connection.execute(
+        store.update().where(store.c.oldest_code < COMPACTION_CODE).values(oldest_code=COMPACTION_CODE)
+    )
+
+
+def is_published(work: Reading, transaction: int) -> bool:
+    """Tell whether a compaction has taken effect: it leaves merged segments, until these are drained."""
+    return bool(work.connection.scalar(sa.select(sa.exists().where(c.c.transaction_id == transaction))))
+
+
+def give_partitions(work: Work, queue: int, layout: int, first_bucket: int, count: int) -> int:
+    """Draw partition numbers of a unit, which nobody has been given; returns the first of them."""
+    place = {"queue_number": queue, "layout": layout, "first_bucket": first_bucket}
+    put = insert_into(work, p).values(**place, given=count)
+    put = put.on_conflict_do_update(index_elements=list(p.primary_key.columns), set_={"given": p.c.given + count})
+    return int(work.connection.execute(put.returning(p.c.given)).scalar_one()) - count
+
+
+def partitions_given(work: Reading, queue: int, layout: int) -> dict[int, int]:
+    """Read how many partition numbers each unit has given, by its first bucket."""
+    statement = sa.select(p.c.first_bucket, p.c.given).where(p.c.queue_number == queue, p.c.layout == layout)
+    return {int(first): int(given) for first, given in work.connection.execute(statement)}
+
+
+def partitions_of(work: Reading, queue: int) -> dict[Key, int]:
+    """Read the partition numbers of a reader's merged segments."""
+    statement = sa.select(c.c.transaction_id, c.c.number, c.c.partition).where(c.c.queue_number == queue)
+    return {(int(one), int(number)): int(given) for one, number, given in work.connection.execute(statement)}
+
+
+def outputs(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
+    """Read a reader's merged segments, drained ones too until clean-up forgets them: columns, partition, ``waits``."""
+    waits = sa.exists().where(
+        r.c.queue_number == queue, r.c.transaction_id == g.c.transaction_id, r.c.number == g.c.number
+    )
+    statement = (
+        sa.select(g, c.c.partition, waits.label("waits"))
+        .select_from(c.join(g, sa.and_(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)))
+        .where(c.c.queue_number == queue, g.c.layout == layout)
+        .order_by(c.c.partition)
+    )
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def row_entries(work: Reading, segment: Key) -> int:
+    """Read how many entries of a merged segment were rows."""
+    statement = sa.select(c.c.row_entries).where(c.c.transaction_id == segment[0], c.c.number == segment[1])
+    return int(work.connection.scalar(statement) or 0)
+
+
+def insert(work: Work, queue: int, row: Mapping[str, Any], *, partition: int, row_entries: int) -> None:
+    """Publish a merged segment to its reader.
+
+    :param row: its columns, its transaction and number included.
+    :param row_entries: how many of its entries were rows.
+    """
+    key = {"transaction_id": row["transaction_id"], "number": row["number"]}
+    work.connection.execute(g.insert(), dict(row))
+    work.connection.execute(
+        c.insert(), {**key, "queue_number": queue, "partition": partition, "row_entries": row_entries}
+    )
+    work.connection.execute(r.insert(), {**key, "queue_number": queue})
+    counted = load.update().where(load.c.transaction_id == row["transaction_id"])
+    work.connection.execute(counted.values(segments=row["number"]))
+
+
+def hide(work: Work, queue: int, inputs: Mapping[Key, int], *, by: Key, now_ms: int) -> int:
+    """Let a merged segment stand for others; returns how many of these the reader had still to read.
+
+    :param inputs: the partition number of each.
+    """
+    rows = [
+        {
+            "queue_number": queue,
+            "transaction_id": transaction,
+            "number": number,
+            "partition": partition,
+            "by_transaction": by[0],
+            "by_number": by[1],
+            "hidden_ms": now_ms,
+        }
+        for (transaction, number), partition in sorted(inputs.items())
+    ]
+    work.connection.execute(h.insert(), rows)
+    keys = sorted(inputs)
+    return sum(
+        work.connection.execute(
+            r.delete().where(r.c.queue_number == queue, _key(r).in_(keys[start : start + _KEYS_AT_ONCE]))
+        ).rowcount
+        for start in range(0, len(keys), _KEYS_AT_ONCE)
+    )
+
+
+def bring_back(work: Work, queue: int, by: Key) -> None:
+    """Let the segments wait again for which a merged one stands, and forget that one."""
+    of_output = (h.c.queue_number == queue, h.c.by_transaction == by[0], h.c.by_number == by[1])
+    inputs = sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(*of_output)
+    work.connection.execute(r.insert().from_select(["queue_number", "transaction_id", "number"], inputs))
+    work.connection.execute(h.delete().where(*of_output))
+    for table in (r, d):
+        gone = (table.c.queue_number == queue, table.c.transaction_id == by[0], table.c.number == by[1])
+        work.connection.execute(table.delete().where(*gone))
+    for table in (c, g):
+        work.connection.execute(table.delete().where(table.c.transaction_id == by[0], table.c.number == by[1]))
+
+
+def hidden(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
+    """Read the segments that merged ones hide from a reader: the segment's columns, its partition, and by which."""
+    statement = (
+        sa.select(g, h.c.partition, h.c.by_transaction, h.c.by_number, h.c.hidden_ms)
+        .select_from(h.join(g, sa.and_(g.c.transaction_id == h.c.transaction_id, g.c.number == h.c.number)))
+        .where(h.c.queue_number == queue, g.c.layout == layout)
+        .order_by(h.c.partition)
+    )
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def forget_hidden(work: Work, *, before_ms: int) -> int:
+    """Forget what has been hidden for long, and what a segment stood for that is drained: the deepest first.
+
+    :param before_ms: what was hidden before this time is old.
+    :returns: how many segments no reader can get back any more.
+    """
+    forgotten = 0
+    while True:
+        above = h.alias()
+        stands = sa.or_(
+            sa.exists().where(
+                r.c.queue_number == h.c.queue_number,
+                r.c.transaction_id == h.c.by_transaction,
+                r.c.number == h.c.by_number,
+            ),
+            sa.exists().where(
+                above.c.queue_number == h.c.queue_number,
+                above.c.transaction_id == h.c.by_transaction,
+                above.c.number == h.c.by_number,
+            ),
+        )
+        gone = sa.or_(h.c.hidden_ms < before_ms, sa.not_(stands))
+        keys: Collection[tuple[int, int, int]] = [
+            (int(queue), int(transaction), int(number))
+            for queue, transaction, number in work.connection.execute(
+                sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(gone).limit(_KEYS_AT_ONCE)
+            )
+        ]
+        if not keys:
+            return forgotten
+        for table in (h, d):
+            place = sa.tuple_(table.c.queue_number, table.c.transaction_id, table.c.number)
+            work.connection.execute(table.delete().where(place.in_(list(keys))))
+        forgotten += len(keys)
+
+
+def _key(table: sa.Table) -> Any:
+    return sa.tuple_(table.c.transaction_id, table.c.number)

@@ -1,0 +1,86 @@
+"""The operator that merges segments in the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated
+from tests.support import bulk
+from tests.support.bulk import many
+
+from export_queue.core.client import Store
+from export_queue.core.errors import InvalidArgument, UnknownQueue
+from export_queue.core.segments import compaction
+from export_queue.operators import ExportQueueCompactOperator
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def compact(run_dag: Any) -> Run:
+    """Run the operator in a DAG of its own; returns its result, or raises its error."""
+
+    def run(**arguments: Any) -> Any:
+        with DAG("one_task", schedule=None, render_template_as_native_obj=False) as dag:
+            ExportQueueCompactOperator(task_id="it", **arguments)
+        finished = run_dag(dag)
+        if finished.errors:
+            raise finished.errors["it"]
+        return finished.result("it")
+
+    return run
+
+
+@pytest.fixture
+def orders(store_path: Path) -> Any:
+    with Store.open(f"sqlite:///{store_path}") as store:
+        store.create()
+        store.configure_queue("orders", buckets=10, buckets_per_range=5, value="bytes")
+        for _ in range(5):
+            bulk.load(store, many(20, b"load"))
+        yield store
+
+
+def test_a_dry_run_says_what_the_task_then_does(orders: Store, compact: Run) -> None:
+    arguments = {"queue_id": "orders", "least": "{{ 2 }}"}
+    foretold = compact(**arguments, dry_run=True)
+    assert (foretold["dry_run"], foretold["inputs"], foretold["units"], foretold["files"]) == (True, 10, 2, [])
+    done = compact(**arguments)
+    assert (done["inputs"], done["outputs"], done["units"], done["read"], done["written"]) == (10, 2, 2, 100, 100)
+    assert compact(**arguments)["inputs"] == 0
+
+
+def test_few_segments_are_left_alone_by_default(orders: Store, compact: Run) -> None:
+    assert compact(queue_id="orders")["inputs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [({"queue_id": "nobodys"}, UnknownQueue), ({"queue_id": "orders", "least": "many"}, InvalidArgument)],
+)
+def test_a_wrong_set_up_fails_at_once(orders: Store, compact: Run, arguments: Any, error: Any) -> None:
+    with pytest.raises(error) as raised:
+        compact(**arguments)
+    assert isinstance(raised.value, AirflowFailException)
+
+
+def test_a_task_that_is_killed_gives_its_locks_back(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow's signal handler calls ``on_kill`` in the thread that merges."""
+    operator = ExportQueueCompactOperator(task_id="it", queue_id="orders", least=2)
+
+    def kill(step: str) -> None:
+        if step == "written":
+            operator.on_kill()
+
+    monkeypatch.setattr(compaction, "reached", kill)
+    monkeypatch.setattr("export_queue.operators.compact.task_name", lambda context: "task")
+    with pytest.raises(AirflowTaskTerminated):
+        operator.execute({})
+    monkeypatch.setattr(compaction, "reached", lambda step: None)
+    assert operator.execute({})["inputs"] == 0, "a task that was told to stop begins nothing new"
+    again = ExportQueueCompactOperator(task_id="it", queue_id="orders", least=2)
+    assert again.execute({})["inputs"] == 10
