@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -30,12 +30,13 @@ from export_queue.core.queue import find_reader
 from export_queue.core.segments import (
     Candidates,
     CompactionProgress,
+    StoredSegment,
     count_states,
     stored_timeline,
     vacuum_segments,
 )
 from export_queue.core.segments import compact as merge
-from export_queue.core.timeline import draw
+from export_queue.core.timeline import Timeline, draw
 
 HOUR = 3600.0
 _DEFAULT = Candidates()
@@ -54,14 +55,24 @@ def segments(
 ) -> None:
     """Show the segments of a queue or subscription: which count, which are hidden, drawn over their buckets."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened, opened.database.read() as work:
-        timeline, found = stored_timeline(work, find_reader(work, queue_id))
+        queue = find_reader(work, queue_id)
+        timelines = [stored_timeline(work, queue.laid_out_as(layout)) for layout in queue.layouts()]
+    found = [one for _, of_layout in timelines for one in of_layout]
     if as_json or not found:
         show([one.to_json() for one in found], as_json=as_json)
         return
     rows = [{**one.to_json(), "range": str(one.range)} for one in found[:limit]]
     show(rows, as_json=False, hide=("file",))
+    for layout, (timeline, of_layout) in zip(queue.layouts(), timelines, strict=True):
+        if of_layout:
+            _draw(timeline, of_layout, limit=limit, width=width, layout=layout.number if queue.older else None)
+
+
+def _draw(timeline: Timeline, found: Sequence[StoredSegment], *, limit: int, width: int, layout: int | None) -> None:
     lines = draw(timeline, width=width).splitlines()
     bars, legend = lines[:-2], lines[-1]
+    if layout is not None:
+        print(f"\nlayout {layout}")
     print("\n".join(bars[: limit + 1]))
     if len(found) > limit:
         print(f"… and {len(found) - limit} more (--limit)")

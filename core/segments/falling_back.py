@@ -54,7 +54,8 @@ def fall_back(database: Database, queue: Queue, file: str, *, who: str, wait_sec
     :raises SegmentLost: a file of the inputs is missing, too, of which a part was drained.
     :raises LockNotAvailable: others work in the units.
     """
-    areas = [Area(one.first, one.end) for one in _outputs(database, queue, file)]
+    outputs, queue = _found(database, queue, file)
+    areas = [Area(one.first, one.end) for one in outputs]
     owner = Owner.unique()
     leases = acquire(
         database,
@@ -71,20 +72,32 @@ def fall_back(database: Database, queue: Queue, file: str, *, who: str, wait_sec
         release(database, leases)
 
 
+def _found(database: Database, queue: Queue, file: str) -> tuple[list[Segment], Queue]:
+    """Find the merged segments of a file, and the queue in the layout that they lie in."""
+    for layout in queue.layouts():
+        in_layout = queue.laid_out_as(layout)
+        if outputs := _outputs(database, in_layout, file):
+            return outputs, in_layout
+    raise _nothing_waits(queue, file)
+
+
+def _nothing_waits(queue: Queue, file: str) -> InvalidArgument:
+    return InvalidArgument(f"queue {queue.id!r}: no merged segment waits in a file {file}")
+
+
 def _outputs(database: Database, queue: Queue, file: str) -> list[Segment]:
     snapshot = take_snapshot(database)
     with database.read() as work:
         found = waiting_segments(work, queue, snapshot, Range(0, queue.buckets))
         known = queries.compactions.partitions_of(work, queue.number)
-    outputs = [one for one in found if one.file == file and (one.transaction, one.number) in known]
-    if not outputs:
-        raise InvalidArgument(f"queue {queue.id!r}: no merged segment waits in a file {file}")
-    return outputs
+    return [one for one in found if one.file == file and (one.transaction, one.number) in known]
 
 
 def _replace(database: Database, queue: Queue, file: str, leases: Sequence[Lease], who: str) -> FellBack:
     inputs = given_up = 0
     outputs = _outputs(database, queue, file)  # again: what was drained before the locks is known now
+    if not outputs:
+        raise _nothing_waits(queue, file)
     hidden = _hidden_by(database, queue)
     parts = {one: _parts(one, hidden.get((one.transaction, one.number), ())) for one in outputs}
     for one in outputs:

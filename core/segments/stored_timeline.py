@@ -49,9 +49,9 @@ class StoredSegment:
 
 
 def stored_timeline(work: Reading, queue: Queue) -> tuple[Timeline, list[StoredSegment]]:
-    """Read the segments of a reader, and arrange them.
+    """Read the segments of a reader in one of its layouts, and arrange them.
 
-    :param queue: the reader.
+    :param queue: the reader, in that layout.
     :returns: the timeline, and the segments in its order: from the first buckets on, in a unit the newest first.
     """
     place = (queue.number, queue.layout)
@@ -105,7 +105,7 @@ def _stored(
     by = hidden.get(one)
     return StoredSegment(
         segment=str(one),
-        range=Range(row["first_bucket"], row["end_bucket"]),
+        range=Range(row["first_bucket"], row["end_bucket"], row["layout"]),
         state=state,
         entries=row["entries"],
         left=int(waiting[one]["left"]) if one in waiting else 0,

@@ -18,13 +18,14 @@ from export_queue.core.client import Store
 from export_queue.core.drain import drain
 from export_queue.core.errors import ExportQueueError, InvalidArgument, SegmentLost
 from export_queue.core.locks import COMPACTION_PRIORITY, ROWS, Area, Owner, acquire, claim, member, release
-from export_queue.core.queue import Range
+from export_queue.core.queue import Range, find_queue
 from export_queue.core.segments import (
     Candidates,
     UnitReader,
     compact,
     compaction,
     gathering,
+    stored_timeline,
     vacuum_segments,
     waiting_segments,
 )
@@ -509,6 +510,26 @@ def test_a_fall_back_goes_hop_by_hop(orders: Store) -> None:
     orders.dead_letters.fall_back("orders", second)
     assert waits(orders) == before
     assert orders.dead_letters.fall_back("orders", first).given_up == 60
+
+
+def test_each_layout_of_an_altered_queue_keeps_what_was_merged_in_it(orders: Store) -> None:
+    fill(orders, seed=23)
+    added = len(waits(orders))
+    compact(orders.database, "orders", wanted=FEW)
+    file = lose_output(orders)
+    orders.alter_queue("orders", buckets=16, buckets_per_range=4, guard="seq")
+    fill(orders, seed=24)
+    report = compact(orders.database, "orders", wanted=FEW)
+    assert {unit.range.layout for unit in report.units} == {2}
+    assert report.read == report.written == added
+    with orders.database.read() as work:
+        queue = find_queue(work, "orders")
+        shown = [len(stored_timeline(work, queue.laid_out_as(layout))[1]) for layout in queue.layouts()]
+    assert min(shown) >= 8
+    found = orders.dead_letters.fall_back("orders", file)
+    sink = MemorySink()
+    assert drained(orders, sink)[1] == 2 * added - found.given_up
+    assert orders.queue("orders").older == ()
 
 
 def test_there_is_no_fall_back_behind_the_vacuum_of_the_inputs(orders: Store) -> None:
