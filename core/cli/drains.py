@@ -1,4 +1,4 @@
-"""``export-queue drain`` and ``locks``: draining a queue in this process, and the drains that are at work."""
+"""``export-queue drain``: draining a queue in this process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from export_queue.core.cli.console import (
     open_store,
     print_json,
     say,
-    show,
-    utc_time,
 )
 from export_queue.core.cli.loading import search_current_folder
 from export_queue.core.cli.naming import named_sink
@@ -29,7 +27,6 @@ from export_queue.core.cli.stopping import StopSignals, sigterm_interrupts, stat
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainOptions, DrainReport, DrainRequest, drain_as_requested, follow
 from export_queue.core.errors import ExportQueueError
-from export_queue.core.locks import holders
 from export_queue.core.printable import printable
 from export_queue.core.sinks import SinkSpec
 
@@ -135,30 +132,3 @@ def _range(text: str) -> list[int]:
     if not colon or not first.isdecimal() or not end.isdecimal() or int(first) >= int(end):
         raise typer.BadParameter(f"expected two rising numbers such as 0:101, found {text!r}", param_hint="--range")
     return [int(first), int(end)]
-
-
-@app.command()
-def locks(
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show which task works on which range of which queue."""
-    rows = []
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        for queue in opened.queues():
-            with opened.database.read() as work:
-                found = holders(work, queue, queue.units())
-            rows += [
-                {
-                    "queue": queue.id,
-                    "range": holder.range.to_json(),
-                    "task": holder.owner.task,
-                    "fence": str(holder.fence),
-                    "until": utc_time(holder.lease_ms),
-                }
-                for holder in found
-            ]
-    show(rows, as_json=as_json)

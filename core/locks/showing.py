@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,14 +66,16 @@ class LockView:
     task: str
     attempt: str
     fence: int
-    lease_ms: int
+    """It was drawn when the lock was granted, and tells that time as every id does."""
+    until_ms: int
+    """When the lease ends, by the store's clock."""
     state: Literal["held", "revoked", "expired"]
     explanation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
-    """A request that waits, as people are shown it."""
+    """A request on record, as people are shown it."""
 
     areas: tuple[Area, ...]
     mode: Mode
@@ -82,15 +84,16 @@ class RequestView:
     attempt: str
     number: int
     asked_ms: int
-    is_gone: bool
-    """Whether its waiter has not refreshed it in time, so that it keeps nobody."""
+    until_ms: int
+    """When it counts no more, unless its waiter moves that on."""
+    state: Literal["waits", "gone"]
     waits_for: tuple[str, ...]
     """The tasks that it waits for."""
     explanation: str
 
 
 def explained_locks(work: Reading, queue: Queue) -> list[LockView]:
-    """Read the locks of a queue that are on record, with a sentence about each that is worthless."""
+    """Read the locks of a queue that are on record, worthless ones too, with what becomes of each."""
     now = work.now()
     return [_view(lock_of(row), now) for row in queries.locks.on_record(work, queue.number)]
 
@@ -99,16 +102,23 @@ def _view(lock: Lock, now: int) -> LockView:
     state: Literal["held", "revoked", "expired"]
     if lock.revoked:
         state = "revoked"
-        explanation = f"{lock.task} was revoked or taken over; it changes nothing any more, and ends at its next step"
+        explanation = (
+            "it was revoked, or a newer attempt has taken over: its holder changes nothing any more, and ends at its "
+            "next step; nothing is to be done"
+        )
     elif lock.lease_ms <= now:
         state = "expired"
         explanation = (
-            f"{lock.task} has not renewed it for {_duration(now - lock.lease_ms)} since its lease ended: it died, or "
-            "cannot reach the store; the lock keeps nobody, and goes with the next one in its place"
+            f"its holder has not renewed it, and its lease ended {_duration(now - lock.lease_ms)} ago: it died, or "
+            "cannot reach the store; the lock keeps nobody out and goes with the next one in its place; start the task "
+            "again if nothing else does"
         )
     else:
         state = "held"
-        explanation = f"{lock.task} holds it; its lease ends in {_duration(lock.lease_ms - now)} unless it is renewed"
+        explanation = (
+            f"its lease ends in {_duration(lock.lease_ms - now)} unless its holder renews it; if that has died, others "
+            "get it then, and a new attempt of the same task at once"
+        )
     return LockView(
         area=lock.area,
         mode=lock.mode,
@@ -116,14 +126,14 @@ def _view(lock: Lock, now: int) -> LockView:
         task=lock.task,
         attempt=lock.attempt,
         fence=lock.place[0],
-        lease_ms=lock.lease_ms,
+        until_ms=lock.lease_ms,
         state=state,
         explanation=explanation,
     )
 
 
 def explained_requests(work: Reading, queue: Queue) -> list[RequestView]:
-    """Read the requests that wait for locks of a queue, the oldest first, with whom each of them waits for."""
+    """Read the requests for locks of a queue that are on record, the oldest first, with whom each of them waits for."""
     rows = queries.locks.requests(work, queue.number)
     if not rows:
         return []
@@ -135,25 +145,28 @@ def explained_requests(work: Reading, queue: Queue) -> list[RequestView]:
         requests = [request_of(row) for row in of_layout]
         board = Board([lock for at, lock in locks if at == layout], requests, now=now)
         found += [
-            _view_of_request(request, row["asked_ms"], board, now)
-            for request, row in zip(requests, of_layout, strict=True)
+            _view_of_request(request, row["asked_ms"], board) for request, row in zip(requests, of_layout, strict=True)
         ]
     return sorted(found, key=lambda view: view.number)
 
 
-def _view_of_request(request: Request, asked_ms: int, board: Board, now: int) -> RequestView:
+def _view_of_request(request: Request, asked_ms: int, board: Board) -> RequestView:
     assert request.number is not None
-    is_gone = request.until_ms <= now
-    decided = board.decide(request, revokes=False)
-    waits = decided if isinstance(decided, Waits) else Waits()
-    tasks = dict.fromkeys([*(lock.task for lock in waits.locks), *(other.task for other in waits.requests)])
-    if is_gone:
+    state: Literal["waits", "gone"]
+    waits = Waits()
+    if request.until_ms <= board.now:
+        state = "gone"
         explanation = (
-            f"{request.task} has not asked again for {_duration(now - request.until_ms)} since it had to: it died, or "
-            "cannot reach the store; its request keeps nobody"
+            f"its waiter has not asked again, and it counts no more since {_duration(board.now - request.until_ms)}: "
+            "it died, or cannot reach the store; the request keeps nobody out and goes with the next one that is "
+            "decided; start the task again if nothing else does"
         )
     else:
-        explanation = f"{request.task} has waited for {_duration(now - asked_ms)}: {in_the_way(waits)}"
+        state = "waits"
+        decided = board.decide(request, revokes=False)
+        waits = decided if isinstance(decided, Waits) else waits
+        explanation = f"it has waited for {_duration(board.now - asked_ms)}: {in_the_way(waits)}"
+    tasks = dict.fromkeys([*(lock.task for lock in waits.locks), *(other.task for other in waits.requests)])
     return RequestView(
         areas=request.areas,
         mode=request.mode,
@@ -162,7 +175,8 @@ def _view_of_request(request: Request, asked_ms: int, board: Board, now: int) ->
         attempt=request.attempt,
         number=request.number,
         asked_ms=asked_ms,
-        is_gone=is_gone,
+        until_ms=request.until_ms,
+        state=state,
         waits_for=tuple(tasks),
         explanation=explanation,
     )
@@ -173,7 +187,7 @@ def _range(area: Area) -> str:
     return shown if area.members is None else f"{members_text(area.members)} of {shown}"
 
 
-def members_text(members: frozenset[str] | None, most: int = 3) -> str:
+def members_text(members: Collection[str] | None, most: int = 3) -> str:
     """Write what a lock covers in its interval, for people."""
     if members is None:
         return "all"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -98,6 +99,19 @@ def test_nobody_waits_while_it_holds(store: Store, queue: Queue) -> None:
     with pytest.raises(LockNotAvailable, match="holds locks and would wait"):
         take(store, queue, BERT, "1.1", wait_seconds=PATIENCE)
     assert requests(store) == 0
+
+
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+def test_a_request_does_not_read_all_locks_of_its_queue(store: Store, queue: Queue) -> None:
+    seen: list[tuple[str, Any]] = []
+    sa.event.listen(store.database.engine, "before_cursor_execute", lambda *call: seen.append((call[2], call[3])))
+    take(store, queue, ANNA, "1.1")
+    asked = [(text, values) for text, values in seen if text.startswith("SELECT") and "xq_lock " in text]
+    assert asked
+    with store.database.read() as work:
+        for text, values in asked:
+            plan = [row.detail for row in work.connection.exec_driver_sql(f"explain query plan {text}", values)]
+            assert not [step for step in plan if "xq_lock " in step and step.endswith("(queue_number=?)")], plan
 
 
 def requests(store: Store) -> int:

@@ -23,6 +23,7 @@ from export_queue.core.store import queries
 from export_queue.core.store.creation import create
 
 TESTS = Path(__file__).parents[1]
+pytestmark = pytest.mark.full("stores of schema 3; those of the last one are brought on in ten minutes, too")
 
 
 @pytest.fixture(autouse=True)

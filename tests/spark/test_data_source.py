@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from tests.spark.loading import files, segments, values
-from tests.spark.test_load import EXPECTED, ROWS
+from tests.spark.test_load import EXPECTED, ROWS, lose_answers
 
 from export_queue.core.client import Store
-from export_queue.core.errors import SparkJobFailed
+from export_queue.core.errors import CommitOutcomeUnknown, SparkJobFailed
 from export_queue.core.spark import register_data_source
 
 
@@ -190,6 +190,29 @@ def test_a_commit_needs_the_outcome_of_each_task_once(orders: Store, begun: Any,
     assert segments(orders) == []
     with pytest.raises(Exception, match="has ended|expired|refused|lost"):
         writer.commit([message])
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_an_outcome_that_stays_unknown_is_settled_by_the_write_that_is_repeated(
+    orders: Store, rows: Any, begun: Any, store_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    writer, message = begun
+    with monkeypatch.context() as patch:
+        lose_answers(type(orders.database.dialect), patch, arrives=arrives, mute=True)  # the commit opens its own store
+        with pytest.raises(CommitOutcomeUnknown):
+            writer.commit([message])
+    assert bool(segments(orders)) == arrives
+    writer.abort([message])  # as Spark does behind a commit that failed
+    write(rows, store_url, idempotency_key="night")
+    assert len(values(orders)) == (50 if arrives else ROWS)
+    assert {one.file for one in segments(orders)} <= files(folder)
+
+
+def test_a_commit_whose_answer_is_lost_is_asked_for(orders: Store, begun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, message = begun
+    lose_answers(type(orders.database.dialect), monkeypatch, arrives=True)
+    writer.commit([message])
+    assert len(values(orders)) == 50
 
 
 def test_a_commit_that_is_repeated_counts_once(orders: Store, begun: Any) -> None:

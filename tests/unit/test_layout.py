@@ -19,6 +19,7 @@ EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "
 ROOMS = {path.parent.name for path in (ROOT / "core").glob("*/__init__.py")}
 PAST_THE_DOOR = {
     ("benchmarks/elasticsearch.py", "sinks.elasticsearch.indices"): "creates the index that the sink would create",
+    ("benchmarks/locks.py", "locks.rules"): "searches among locks in memory, which every request does inside",
     ("benchmarks/peers/ours.py", "drain.fenced"): "notes the claims of a drain, whose task comes late afterwards",
     ("benchmarks/peers/ours.py", "spark.carried_secrets"): "has an engine of its own, for a session that runs already",
     ("benchmarks/peers/ours.py", "spark.engine"): "has an engine of its own, for a session that runs already",

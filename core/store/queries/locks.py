@@ -94,7 +94,8 @@ def attempts_of(work: Reading, task: str) -> set[str]:
 
 def attempts_and_waiting(work: Reading, task: str, *, queue: int) -> tuple[set[str], bool]:
     """Read which attempts of a task have locks of a queue or wait for some, and whether anybody waits for any."""
-    holding = sa.select(lk.c.attempt, sa.literal(0)).where(lk.c.task == task, lk.c.queue_number == queue)
+    # By a sum, for which there is no index: SQLite would read all locks of the queue, of which a task has few.
+    holding = sa.select(lk.c.attempt, sa.literal(0)).where(lk.c.task == task, lk.c.queue_number + 0 == queue)
     waiting = sa.select(sa.case((rq.c.task == task, rq.c.attempt)), sa.literal(1)).where(rq.c.queue_number == queue)
     found = list(work.connection.execute(sa.union(holding, waiting)))
     return {attempt for attempt, _ in found if attempt is not None}, any(waits for _, waits in found)
