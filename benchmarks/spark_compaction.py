@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from benchmarks.compaction import LOAD_ENTRIES
+from benchmarks.compaction import LOAD_ENTRIES, MORE
 from benchmarks.measuring import Watch, alternate
 from benchmarks.processor import of_descendants
 from export_queue import Candidates, MemorySink, Store, drain
@@ -39,11 +39,13 @@ def main() -> None:
                 frame.sortWithinPartitions("bucket", "key", "seq").write.mode("overwrite").parquet(f"{folder}/sorted")
 
         taken = alternate({"compaction": bench.compact, "spark": plain}, repeats=repeats, server=of_descendants)
-        drains = {name: bench.draining(name) for name in ("before", "after", "one load")}
-        drained = alternate(drains, repeats=repeats, warm_up=False)
+        long = alternate({name: bench.draining(name) for name in ("before", "after")}, repeats=repeats, warm_up=False)
+        alike = {"merged": bench.draining("after"), "one load": bench.draining("one load")}
+        short = alternate(alike, repeats=repeats * MORE)
     spark.stop()
-    for name in drains:
-        taken.add(name, drained.watches[name])
+    for measured in (long, short):
+        for name, watches in measured.watches.items():
+            taken.add(name, watches)
     print(f"TAKEN {json.dumps(taken.to_json())}")
 
 
