@@ -367,7 +367,7 @@ def test_what_a_killed_drain_has_drained_stays_drained(
                 return step(operations)
 
             sink.apply = apply  # type: ignore[method-assign]
-            drain(mine, "orders", sink, sink_name="copies", chunk_rows=3, lease_seconds=1.0)
+            drain(mine, "orders", sink, sink_name="copies", chunk_rows=3, owner=Owner("night", "1"))
 
     process = fork.Process(target=work)
     process.start()
@@ -375,7 +375,7 @@ def test_what_a_killed_drain_has_drained_stays_drained(
     assert process.exitcode == -signal.SIGKILL
     left = waiting(orders)
     assert 102 - 5 * 3 <= left <= 102 - 3 * 3  # in the middle of a unit
-    report = drain(orders, "orders", copies, chunk_rows=9)
+    report = drain(orders, "orders", copies, chunk_rows=9, owner=Owner("night", "2"))  # takes over at once
     assert report.read == left
     assert waiting(orders) == 0
     assert _rows(orders) == (0, 0)
