@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,15 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.locks import ROWS, Area, Lease, Lock, Owner, release, revoke
+from export_queue.core.locks.lockbox import grant, open_board, owner_request
 from export_queue.core.locks.records import areas_text, text_of
 from export_queue.core.locks.rules import Granted, Request, decide
 from export_queue.core.locks.waiting import Asking
-from export_queue.core.queue import Queue
+from export_queue.core.queue import Queue, Range
 from export_queue.core.store import schema
 
 pytestmark = pytest.mark.parametrize(
@@ -147,3 +150,31 @@ def test_nobody_is_granted_at_once_what_somebody_waits_for(store: Store, queue: 
         release(database, held)
         assert Asking(database, queue, [area], owner=Owner("carl", "1"), lease_seconds=60).at_once() is None
         assert waiter.ask(revokes=False, stays=True) is not None
+
+
+def test_a_server_that_sees_no_later_grants_decides_nothing_at_once(store: Store, store_url: str, queue: Queue) -> None:
+    """A request that waits for its turn would not see the lock that was granted meanwhile."""
+    area, found = Area(0, 2), list[list[Lease] | None]()
+    with store.database.connect() as connection:
+        name = connection.scalar(sa.text("select current_database()"))
+        connection.execute(sa.text(f"alter database \"{name}\" set default_transaction_isolation = 'repeatable read'"))
+    with Store.open(store_url) as strict:
+        asking = Asking(strict.database, queue, [area], owner=Owner("bert", "1"), lease_seconds=60)
+        thread = threading.Thread(target=lambda: found.append(asking.at_once()))
+        with store.database.begin() as work:
+            board = open_board(work, queue, Owner("anna", "1"), Range(0, 2))
+            thread.start()
+            wait_until(lambda: not thread.is_alive() or waits_for_a_row(store), "bert neither waits nor ends")
+            request = owner_request(Owner("anna", "1"), [area], priority=75)
+            grant(work, queue, request, board, Granted(), lease_seconds=60)
+        thread.join(PATIENCE)
+        assert found == [None], "anna has it"
+
+
+def waits_for_a_row(store: Store) -> bool:
+    with store.database.connect() as connection:
+        waiting = sa.text(
+            "select exists (select 1 from pg_stat_activity where datname = current_database() "
+            "and wait_event_type = 'Lock')"
+        )
+        return bool(connection.scalar(waiting))

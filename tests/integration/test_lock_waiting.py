@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,8 +15,9 @@ from tests.support.waiting import PATIENCE, wait_until
 from export_queue.core.client import Store
 from export_queue.core.errors import LeaseLost
 from export_queue.core.locks import ROWS, Area, Lease, Owner, acquire, hold, release, renew, revoke
-from export_queue.core.queue import Queue
-from export_queue.core.store import schema
+from export_queue.core.locks.lockbox import open_board
+from export_queue.core.queue import Queue, Range
+from export_queue.core.store import queries, schema
 
 fork = multiprocessing.get_context("fork")
 UNIT = Area(0, 2, frozenset({ROWS, "7.1"}))
@@ -177,3 +179,30 @@ def test_processes_that_compete_hold_one_at_a_time_and_all_get_their_turn(store:
                 one.gives_back()
                 left.remove(one)
     assert waiting(store) == []
+
+
+@pytest.mark.parametrize("store_url", [pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True)
+def test_a_revocation_and_a_request_that_meet_do_not_wait_for_each_other(store: Store, queue: Queue) -> None:
+    """Both take the lock's row and the row of a request whose waiter is gone."""
+    gone = Owner("gone", "1")
+    take(store, gone)
+    row = {"number": 1, "queue_number": queue.number, "layout": queue.layout, "areas": "[]", "mode": "exclusive"}
+    with store.database.begin() as work:
+        queries.locks.insert_request(
+            work, {**row, "priority": 25, "task": "gone", "attempt": "1", "asked_ms": 0, "until_ms": 1}
+        )
+    revoked: list[int] = []
+    thread = threading.Thread(target=lambda: revoked.append(revoke(store.database, "gone")))
+    with store.database.begin() as work:
+        board = open_board(work, queue, Owner("bert", "1"), Range(0, 2))
+        thread.start()
+        wait_until(lambda: waits_for_a_row(store), "the revocation does not wait")
+        queries.locks.delete_requests(work, board.gone_requests)
+    thread.join(PATIENCE)
+    assert revoked == [1]
+
+
+def waits_for_a_row(store: Store) -> bool:
+    with store.database.connect() as connection:
+        of_database = "datname = current_database() and wait_event_type = 'Lock'"
+        return bool(connection.scalar(sa.text(f"select count(*) from pg_stat_activity where {of_database}")))

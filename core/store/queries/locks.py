@@ -109,10 +109,11 @@ def holds_any(work: Reading, task: str, attempt: str, *, now: int) -> bool:
 
 def revoke(work: Work, task: str, attempts: Collection[str]) -> int:
     """Mark all locks of attempts as revoked, and forget their requests; returns how many were not."""
-    wait = sa.and_(rq.c.task == task, rq.c.attempt.in_(sorted(attempts)))
-    work.connection.execute(rq.delete().where(wait))
     chosen = sa.and_(lk.c.task == task, lk.c.attempt.in_(sorted(attempts)), lk.c.revoked.is_(False))
     work.connection.execute(sa.select(*_in_order).where(chosen).order_by(*_in_order).with_for_update())
+    # Behind the locks' rows, as requests do that forget those whose waiters are gone.
+    wait = sa.and_(rq.c.task == task, rq.c.attempt.in_(sorted(attempts)))
+    work.connection.execute(rq.delete().where(wait))
     return work.connection.execute(lk.update().where(chosen).values(revoked=True)).rowcount
 
 
