@@ -17,9 +17,9 @@ FRESH_SECONDS = 60.0
 class Catalogue:
     """The options of a store's queues and tables, each read once, and its observed columns.
 
-    Codecs, buckets and layout of a stored queue never change, so that a transaction need not read them again; its other
-    options may be altered, and are read again after a minute. Where another store is found in the place of the one that
-    was known, all is read anew.
+    Codecs of a stored queue never change, so that a transaction need not read them again; its other options may be
+    altered, and are read again after a minute. Where its entries go, the store says at each commit. Where another store
+    is found in the place of the one that was known, all is read anew.
 
     :param clock: tells seconds.
     """
