@@ -532,6 +532,30 @@ def test_each_layout_of_an_altered_queue_keeps_what_was_merged_in_it(orders: Sto
     assert orders.queue("orders").older == ()
 
 
+@pytest.mark.parametrize("moment", ["locked", "begun", "written", "published"])
+def test_a_compaction_ends_in_its_layout_though_the_queue_is_altered(
+    orders: Store, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    fill(orders, seed=25)
+    added = len(waits(orders))
+    sink, brought = MemorySink(), []
+
+    def alter(step: str) -> None:
+        if step == moment and orders.queue("orders").layout == 1:
+            orders.alter_queue("orders", buckets=16, buckets_per_range=4, guard="seq")
+            fill(orders, seed=26)
+            report = drain(orders, "orders", sink, sink_name="sink", if_locked="skip")
+            brought.append(report.read)
+            assert (len(orders.queue("orders").older) == 1) == (moment != "published")
+
+    monkeypatch.setattr(compaction, "reached", alter)
+    assert compact(orders.database, "orders", wanted=FEW).read == added
+    brought.append(drained(orders, sink)[1])
+    assert sum(brought) == 2 * added
+    assert brought[0] >= added
+    assert orders.queue("orders").older == ()
+
+
 def test_there_is_no_fall_back_behind_the_vacuum_of_the_inputs(orders: Store) -> None:
     fill(orders, seed=22)
     compact(orders.database, "orders", wanted=FEW)
