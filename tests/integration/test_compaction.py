@@ -26,6 +26,7 @@ from export_queue.core.segments import (
     compaction,
     gathering,
     stored_timeline,
+    vacuum,
     vacuum_segments,
     waiting_segments,
 )
@@ -575,6 +576,52 @@ def test_a_file_is_kept_for_a_while_and_goes_when_all_is_drained(orders: Store) 
     assert vacuum_segments(orders.database, hidden_seconds=-1).files == inputs
     drained(orders)
     assert vacuum_segments(orders.database).files == 1
+    assert files(orders) == 0
+
+
+def test_a_vacuum_that_is_killed_at_any_step_is_finished_by_the_next(
+    orders: Store, open_store: Callable[[], Store]
+) -> None:
+    steps = [(vacuum, name) for name in ("list_files", "delete_file", "delete_folder")]
+    steps += [(queries.segments, name) for name in ("ended_loads", "delete_unread", "note_end", "files", "forget")]
+    steps.append((queries.compactions, "forget_hidden"))
+    fill(orders, seed=27)
+    inputs = files(orders)
+    compact(orders.database, "orders", wanted=FEW)
+    fill(orders, seed=28)
+    before, there = waits(orders), files(orders)
+
+    def work(last: int) -> None:
+        left = iter(range(last))
+
+        def dies_behind(step: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                found = step(*arguments, **options)
+                if next(left, None) is None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return found
+
+            return call
+
+        for module, name in steps:
+            setattr(module, name, dies_behind(getattr(module, name)))
+        with open_store() as mine:
+            mine.database.segments = orders.database.segments
+            vacuum_segments(mine.database, hidden_seconds=-1, zombie_seconds=0.0)
+
+    last, ended = 0, None
+    while ended != 0:
+        process = fork.Process(target=work, args=(last,))
+        process.start()
+        process.join(60)
+        ended = process.exitcode
+        assert ended in (0, -signal.SIGKILL)
+        assert waits(orders) == before
+        last = last + 1 if ended else last
+    assert last > 2 * len(steps)
+    assert files(orders) == there - inputs
+    drained(orders)
+    vacuum_segments(orders.database, zombie_seconds=0.0)
     assert files(orders) == 0
 
 
