@@ -19,6 +19,7 @@ from export_queue.core.segments.compaction import compact
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.falling_back import FellBack, fall_back
 from export_queue.core.segments.files import check_base
+from export_queue.core.segments.mergers import Merge, Merged, Merger
 from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
 from export_queue.core.segments.peek import peek
@@ -36,6 +37,9 @@ __all__ = [
     "CompactionReport",
     "FellBack",
     "FileReport",
+    "Merge",
+    "Merged",
+    "Merger",
     "OnDuplicate",
     "RowGroup",
     "Run",

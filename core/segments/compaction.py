@@ -20,7 +20,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from export_queue.core.errors import ExportQueueError, LeaseLost, LockNotAvailable, StoreError
 from export_queue.core.locks import (
@@ -38,15 +38,11 @@ from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_c
 from export_queue.core.segments.catalogue import begin_load, waiting_segments
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.files import check_base, delete_file, load_pyarrow
-from export_queue.core.segments.gathering import merged, read_files, read_rows
+from export_queue.core.segments.mergers import LocalMerger, Merge, Merger
 from export_queue.core.segments.model import FileReport
 from export_queue.core.segments.replacing import MergedUnit, is_published, publish
-from export_queue.core.segments.writing import write_merged
 from export_queue.core.store import Database, identity_of, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot, settled_snapshot
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 LEASE_SECONDS = 60.0
 UNITS_AT_ONCE = 256
@@ -67,6 +63,7 @@ def compact(
     lease_seconds: float = LEASE_SECONDS,
     on_progress: Callable[[CompactionProgress], None] | None = None,
     stops: Callable[[], bool] = lambda: False,
+    merger: Merger | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> CompactionReport:
     """Merge small segments and settled rows of one reader, unit by unit; safe beside everything, and to interrupt.
@@ -78,6 +75,7 @@ def compact(
     :param lease_seconds: how long locks last unless they are renewed.
     :param on_progress: called after each publication.
     :param stops: asked between two publications whether to end early.
+    :param merger: reads what is merged, and writes it; by default this process.
     :param clock: tells seconds; only differences count.
     :raises SegmentLost: a file is missing or damaged.
     :raises SegmentUnavailable: a filesystem does not answer.
@@ -97,9 +95,10 @@ def compact(
         return report
     check_base(database.segments)
     load_pyarrow()
-    worker = _Worker(database, queue, wanted, owner, lease_seconds, clock, report)
+    merger = merger or LocalMerger(database)
+    worker = _Worker(database, queue, wanted, owner, merger, lease_seconds, clock, report)
     total, done = sum(plan.entries for plan in found.plans), 0
-    for batch in _batches(found.plans, wanted.most_bytes):
+    for batch in _batches(found.plans, wanted.most_bytes * merger.shares):
         if stops():
             break
         worker.merge(batch)
@@ -198,7 +197,7 @@ def _free_beside(others: Sequence[Lock]) -> Callable[[str], bool]:
 
 
 def _batches(plans: Sequence[UnitPlan], most_bytes: int) -> Iterator[list[UnitPlan]]:
-    """Put units together that are read and published at once: about so many bytes, or one unit."""
+    """Put units together that are merged at once: about so many bytes, or one unit."""
     batch: list[UnitPlan] = []
     size = 0
     for plan in plans:
@@ -217,6 +216,7 @@ class _Worker:
     queue: Queue
     wanted: Candidates
     owner: Owner
+    merger: Merger
     lease_seconds: float
     clock: Callable[[], float]
     report: CompactionReport
@@ -278,14 +278,17 @@ class _Worker:
         try:
             base = begin_load(database, opened)
             reached("begun")
-            units: list[MergedUnit] = []
-            reports = write_merged(
-                self._tables(found, units, check),
+            merge = Merge(
+                queue=self.queue,
+                settled=found.settled,
                 base=base,
                 store_id=identity_of(database).store_id,
                 transaction=opened.id,
-                name="compaction",
             )
+            done = self.merger.merge(merge, self._shares(found.plans), check=check)
+            # in the order of the plans, whoever has come first
+            units = sorted((unit for one in done for unit in one.units), key=lambda unit: unit.plan.unit.first)
+            reports = [file for one in done for file in one.files]
             reached("written")
             self._publish(opened.id, found, leases, units, reports)
         except BaseException as error:
@@ -302,22 +305,9 @@ class _Worker:
             for one in units
         ]
 
-    def _tables(
-        self, found: _Found, units: list[MergedUnit], check: Callable[[], None]
-    ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """Yield the entries of each unit; what they were made of is appended to ``units``."""
-        size = self.queue.buckets_per_range
-        tables = read_files((segment for plan in found.plans for segment in plan.segments), check=check)
-        for plan in found.plans:
-            sources = list(tables[plan.unit.first])
-            stored = read_rows(self.database, self.queue, found.settled, plan.unit) if plan.rows else None
-            check()
-            if stored is not None:
-                sources.append(stored.table)
-            table = merged(sources)
-            units.append(MergedUnit.of(plan, sum(source.num_rows for source in sources), stored, table))
-            for batch in table.to_batches():
-                yield plan.unit.first // size * size, plan.unit.first // size * size + size, batch
+    def _shares(self, plans: Sequence[UnitPlan]) -> list[list[UnitPlan]]:
+        """Cut the units of one publication into shares of about as many bytes."""
+        return list(_batches(plans, -(-sum(plan.bytes for plan in plans) // self.merger.shares)))
 
     def _publish(
         self,

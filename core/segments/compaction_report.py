@@ -93,6 +93,10 @@ class CompactionReport:
             "units": [unit.to_json() for unit in self.units],
         }
 
+    def summary(self) -> dict[str, Any]:
+        """Return the same with the number of units in the place of each."""
+        return {**self.to_json(), "units": len(self.units)}
+
     def line(self) -> str:
         """Say it in one line."""
         units = f"{len(self.units)} units"

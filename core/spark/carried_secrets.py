@@ -36,9 +36,10 @@ class CarriedSecrets:
             os.environ.setdefault(name, value)
 
 
-def references(store: StoreSpec, sink: SinkSpec) -> list[str]:
+def references(store: StoreSpec, sink: SinkSpec | None = None) -> list[str]:
     """List the references to secrets that a task follows."""
-    found = {text for part in sink.leaves() for text in part.secrets.values()}
+    leaves = () if sink is None else sink.leaves()
+    found = {text for part in leaves for text in part.secrets.values()}
     return sorted(found | ({store.secret} if store.secret else set()))
 
 

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import sys
 from collections.abc import Iterator, Sequence
 
 from export_queue.core.client import Store
 from export_queue.core.drain import Deadline, DrainReport, DrainRequest, run_drain
-from export_queue.core.errors import ExportQueueError, SparkJobFailed
-from export_queue.core.retry import is_transient
+from export_queue.core.errors import SparkJobFailed
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.arguments import DrainArguments
-from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references
-from export_queue.core.spark.engine import SparkEngine, ask_executors, check_driver
+from export_queue.core.spark.connecting import connect
+from export_queue.core.spark.engine import SparkEngine, check_driver
 from export_queue.core.spark.follow import LATE_SECONDS, ROUND_SECONDS, follow_with
-from export_queue.core.spark.masters import is_local, refuse_remote_sqlite
-from export_queue.core.spark.start import start_deadline, start_spark
+from export_queue.core.spark.program import run_program
 from export_queue.core.spark.terminal import shown_bar
-from export_queue.core.spark.watchdog import STOPPED, DriverStopped, note_stops, stop_when_orphaned
+from export_queue.core.spark.watchdog import note_stops, stop_when_orphaned
 from export_queue.core.store import Database
 
-FAILED = 1
-TRY_AGAIN = 75
-"""Exit status where trying again may help; sysexits.h calls it a temporary failure."""
 _LAST_SECONDS = 5.0
 """For the reports and leases of a follower whose jobs have ended."""
-
-_FORKABLE = {"psycopg", "redis"}
 
 log = logging.getLogger("export_queue.drain")
 
@@ -39,23 +30,13 @@ def main(arguments: Sequence[str]) -> None:
 
     :param arguments: one text, of :meth:`DrainArguments.to_json`.
     """
-    logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(message)s")
-    log.setLevel(logging.INFO)
-    try:
-        if len(arguments) != 1:
-            sys.exit(f"expected one argument, found {len(arguments)}")
-        parsed = DrainArguments.from_json(arguments[0])
-        stop_when_orphaned(parsed.submitter)
-        report = follow_on_spark(parsed) if parsed.follow else drain_on_spark(parsed)
-    except DriverStopped as stopped:
-        log.error("drain stopped: %s", stopped)
-        # At once: the ordinary end of Python waits for Java, which may be gone.
-        os._exit(STOPPED)
-    except ExportQueueError as error:
-        log.error("drain failed: %s: %s", type(error).__name__, error)
-        for note in getattr(error, "__notes__", ()):
-            log.error("%s", note)
-        sys.exit(TRY_AGAIN if is_transient(error) else FAILED)
+    run_program("drain", arguments, _run, log=log)
+
+
+def _run(text: str) -> None:
+    parsed = DrainArguments.from_json(text)
+    stop_when_orphaned(parsed.submitter)
+    report = follow_on_spark(parsed) if parsed.follow else drain_on_spark(parsed)
     log.info("%s", report.line())
 
 
@@ -95,20 +76,18 @@ def _spark_engine(
 ) -> Iterator[SparkEngine]:
     store, sink, modules = arguments.store, arguments.sink, _modules(arguments)
     check_driver(modules)
-    wanted = references(store, sink)
     ends_ms = _on_the_clock_of(database, deadline)
     try:
-        with start_deadline(min(arguments.start_timeout, deadline.left())):
-            context = start_spark(f"export queue: drain {request.queue_id}", preloaded=_preloaded(modules))
-            refuse_remote_sqlite(context.master, store, sink)
-            lacking = ask_executors(context, modules, wanted)
+        context, secrets = connect(
+            f"export queue: drain {request.queue_id}",
+            store=store,
+            sink=sink,
+            modules=modules,
+            seconds=min(arguments.start_timeout, deadline.left()),
+        )
     except SparkJobFailed:
         deadline.check()
         raise
-    if is_local(context.master):
-        secrets = CarriedSecrets()  # executors have the driver's environment
-    else:
-        secrets = carried_secrets(dict(context.getConf().getAll()), wanted, lacking)
     yield SparkEngine(context, database, store, sink, request, arguments.max_parallel, secrets, deadline, ends_ms)
     context.stop()  # after an error the end of the process does it
 
@@ -120,11 +99,6 @@ def _on_the_clock_of(database: Database, deadline: Deadline) -> int | None:
         return None
     with database.read() as work:
         return work.now() + int(deadline.left() * 1000)
-
-
-def _preloaded(modules: Sequence[str]) -> list[str]:
-    """Choose what workers may have from the process that they are forked from: users' modules may start threads."""
-    return ["pyspark.worker", *(name for name in modules if name.startswith("export_queue.") or name in _FORKABLE)]
 
 
 def _modules(arguments: DrainArguments) -> list[str]:

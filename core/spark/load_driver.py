@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
 import runpy
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from export_queue.core.errors import ConfigurationError, ExportQueueError, InvalidArgument
+from export_queue.core.errors import ConfigurationError, InvalidArgument
 from export_queue.core.references import import_object
-from export_queue.core.retry import is_transient
 from export_queue.core.spark.load_job import LoadArguments
 from export_queue.core.spark.load_report import LoadReport
+from export_queue.core.spark.program import run_program
 from export_queue.core.spark.start import start_deadline, start_spark
-from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_when_orphaned
+from export_queue.core.spark.watchdog import stop_when_orphaned
 from export_queue.core.spark.write import write_transactional
-
-FAILED = 1
-TRY_AGAIN = 75
-"""Exit status where trying again may help; sysexits.h calls it a temporary failure."""
-
-log = logging.getLogger("export_queue.load")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -32,23 +24,13 @@ def main(arguments: Sequence[str]) -> None:
 
     :param arguments: one text, of :meth:`LoadArguments.to_json`.
     """
-    logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(message)s")
-    logging.getLogger("export_queue").setLevel(logging.INFO)
-    try:
-        if len(arguments) != 1:
-            sys.exit(f"expected one argument, found {len(arguments)}")
-        parsed = LoadArguments.from_json(arguments[0])
-        stop_when_orphaned(parsed.submitter)
-        load(parsed)
-    except DriverStopped as stopped:
-        log.error("load stopped: %s", stopped)
-        # At once: the ordinary end of Python waits for Java, which may be gone.
-        os._exit(STOPPED)
-    except ExportQueueError as error:
-        log.error("load failed: %s: %s", type(error).__name__, error)
-        for note in getattr(error, "__notes__", ()):
-            log.error("%s", note)
-        sys.exit(TRY_AGAIN if is_transient(error) else FAILED)
+    run_program("load", arguments, _run, log=logging.getLogger("export_queue"))
+
+
+def _run(text: str) -> None:
+    parsed = LoadArguments.from_json(text)
+    stop_when_orphaned(parsed.submitter)
+    load(parsed)
 
 
 def load(arguments: LoadArguments) -> LoadReport:

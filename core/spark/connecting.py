@@ -1,0 +1,45 @@
+"""How a driver whose tasks open the store comes to Spark: what they lack is said before any of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark import SparkContext
+
+from export_queue.core.sinks import SinkSpec
+from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references
+from export_queue.core.spark.engine import ask_executors
+from export_queue.core.spark.masters import is_local, refuse_remote_sqlite
+from export_queue.core.spark.start import start_deadline, start_spark
+from export_queue.core.store import StoreSpec
+
+_FORKABLE = {"psycopg", "redis"}
+
+
+def connect(
+    name: str, *, store: StoreSpec, sink: SinkSpec | None = None, modules: Sequence[str], seconds: float
+) -> tuple[SparkContext, CarriedSecrets]:
+    """Connect to the Spark that this program was submitted to.
+
+    :param name: name of the application.
+    :param store: what tasks open.
+    :param sink: what they open beside it.
+    :param modules: what they import.
+    :param seconds: how long Spark may take to start, and to find an executor.
+    :returns: the connection, and the secrets that executors of another machine cannot look up.
+    :raises ConfigurationError: executors lack a module or a secret.
+    :raises SparkJobFailed: Spark did not start in time.
+    """
+    wanted = references(store, sink)
+    with start_deadline(seconds):
+        context = start_spark(name, preloaded=_preloaded(modules))
+        refuse_remote_sqlite(context.master, store, sink)
+        lacking = ask_executors(context, modules, wanted)
+    if is_local(context.master):
+        return context, CarriedSecrets()  # executors have the driver's environment
+    return context, carried_secrets(dict(context.getConf().getAll()), wanted, lacking)
+
+
+def _preloaded(modules: Sequence[str]) -> list[str]:
+    """Choose what workers may have from the process that they are forked from: users' modules may start threads."""
+    return ["pyspark.worker", *(name for name in modules if name.startswith("export_queue.") or name in _FORKABLE)]
