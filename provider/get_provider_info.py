@@ -41,7 +41,9 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": INTEGRATION,
-                "python-modules": _modules("operators", "compact", "configure", "drain", "spark_drain", "spark_load"),
+                "python-modules": _modules(
+                    "operators", "compact", "configure", "drain", "spark_compact", "spark_drain", "spark_load"
+                ),
             }
         ],
         "sensors": [

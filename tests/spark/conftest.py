@@ -48,7 +48,7 @@ def is_running(pid: int) -> bool:
 def is_driver(command: str) -> bool:
     """Tell by its command line whether a process is the driver's Python."""
     program, _, arguments = command.partition(" ")
-    return "python" in program and "drain_main.py" in arguments
+    return "python" in program and "_main.py" in arguments
 
 
 class Submission:

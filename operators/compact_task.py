@@ -1,0 +1,74 @@
+"""The common part of the operators that merge small segments: their arguments, and what these make worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from export_queue.core.arguments import whole_number
+from export_queue.hooks import ExportQueueHook
+
+if TYPE_CHECKING:
+    from export_queue.core.segments import Candidates, CompactionReport
+
+
+class CompactTask(BaseOperator):
+    """A task that merges small segments and settled rows of a queue, while others add, load and drain.
+
+    It takes what nobody works on, never waits, and gives way to drains: units that it had to leave are merged by the
+    next run. Success does not say that anything was merged; the report does.
+
+    :param queue_id: the queue, or a subscription. (templated)
+    :param dry_run: only say what would be merged.
+    :param small_bytes: a segment with fewer bytes of keys and values is small; others stay as they are. (templated)
+    :param least: so many small segments of a unit, its rows counting as one, are worth it. (templated)
+    :param age_seconds: younger segments are left alone. (templated)
+    :param export_queue_conn_id: connection of the store. (templated)
+    """
+
+    template_fields: Collection[str] = ("queue_id", "small_bytes", "least", "age_seconds", "export_queue_conn_id")
+
+    def __init__(
+        self,
+        *,
+        queue_id: str,
+        dry_run: bool = False,
+        small_bytes: int | str = 8 << 20,
+        least: int | str = 8,
+        age_seconds: int | str = 0,
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.queue_id = queue_id
+        # not ``dry_run``, which is a method of every operator
+        self.only_say = dry_run
+        self.small_bytes = small_bytes
+        self.least = least
+        self.age_seconds = age_seconds
+        self.export_queue_conn_id = export_queue_conn_id
+
+    def wanted(self) -> Candidates:
+        """Read from the rendered arguments what is worth it.
+
+        :raises InvalidArgument: an argument is not allowed.
+        """
+        from export_queue.core.segments import Candidates
+
+        return Candidates(
+            small_bytes=whole_number(self.small_bytes, what="small_bytes"),
+            least=whole_number(self.least, what="least"),
+            age_seconds=whole_number(self.age_seconds, what="age_seconds"),
+        )
+
+    def told(self, report: CompactionReport) -> dict[str, Any]:
+        """Log a report.
+
+        :returns: its figures, as plain values.
+        """
+        for unit in report.units:
+            self.log.info("%s", unit.line(dry_run=report.dry_run))
+        self.log.info("%s", report.line())
+        return report.summary()

@@ -1,0 +1,87 @@
+"""The operator that merges small segments of a queue on Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from export_queue.core.arguments import number
+from export_queue.core.errors import SparkJobFailed
+from export_queue.hooks import Described, ExportQueueHook, environment, open_store
+from export_queue.hooks.tasks import task_name
+from export_queue.operators.compact_task import CompactTask
+from export_queue.operators.spark_submission import SparkSubmission
+from export_queue.operators.terminal import terminal_errors_fail_at_once
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from export_queue.core.client import Store
+    from export_queue.core.locks import Owner
+    from export_queue.core.segments import Candidates
+    from export_queue.core.store import StoreSpec
+
+
+class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
+    """Merge small segments and settled rows of a queue on Spark: its tasks read and write, the driver publishes.
+
+    The worker looks first: where nothing is worth it, nothing is submitted.
+    :class:`~export_queue.operators.compact_task.CompactTask` has its arguments, and the meaning of success.
+
+    :param kwargs: arguments of :class:`~export_queue.operators.spark_submission.SparkSubmission`, which says where and
+        how Spark is started, and of ``SparkSubmitOperator``.
+    """
+
+    template_fields: Collection[str] = (*SparkSubmission.template_fields, *CompactTask.template_fields)
+    ui_color = "#e7dcf3"
+
+    def __init__(self, *, name: str = "export-queue-compact", durable: bool = False, **kwargs: Any) -> None:
+        # durable=True would take up an earlier submission, whose locks a new attempt takes over.
+        super().__init__(name=name, durable=durable, **kwargs)
+
+    def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Submit the compaction and wait for its report.
+
+        :returns: the report without its units, as plain values.
+        """
+        from export_queue.core.locks import Owner
+        from export_queue.core.segments import compact
+
+        with terminal_errors_fail_at_once():
+            wanted = self.wanted()
+            owner = Owner(task_name(context))
+            described = ExportQueueHook(self.export_queue_conn_id).describe()
+            with open_store(described) as store:
+                planned = compact(store.database, self.queue_id, wanted=wanted, owner=owner, dry_run=True)
+                if self.only_say or not planned.units:
+                    planned.dry_run = self.only_say
+                    return self.told(planned)
+                return self._submit(context, store, described, owner, wanted)
+
+    def _submit(
+        self, context: Context, store: Store, described: Described[StoreSpec], owner: Owner, wanted: Candidates
+    ) -> dict[str, Any]:
+        from export_queue.core.spark import CompactArguments, describe_compaction
+
+        passwords = described.variables if self.store_secret is None else {}
+        spec = dataclasses.replace(described.spec, secret=self.store_secret or described.spec.secret)
+        variables, submitter = self._prepare_spark(spec, has_passwords=bool(passwords))
+        arguments = CompactArguments(
+            store=spec,
+            queue_id=self.queue_id,
+            owner=owner,
+            wanted=wanted,
+            start_timeout=number(self.start_timeout, what="start_timeout"),
+            submitter=submitter,
+        )
+        job = describe_compaction(arguments)
+        self._take_job(job.application, job.py_files, job.arguments, job.conf)
+        with environment({**variables, **passwords}):
+            super().execute(context)
+        state = store.idempotency(arguments.report_key)
+        if not state.committed:
+            raise SparkJobFailed("the Spark driver ended without a report")
+        store.close_idempotency_key(arguments.report_key)  # nobody else asks for it
+        report: dict[str, Any] = state.result
+        return report
