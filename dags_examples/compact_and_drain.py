@@ -2,7 +2,8 @@
 
 Beforehand: the connections ``export_queue_default`` and ``reports_default``, and on PostgreSQL a place for segments.
 Merging needs no pause of the loads: what commits meanwhile is drained with the rest. A drain of thousands of small
-files takes many times as long as one of the merged file.
+files takes many times as long as one of the merged file. Where there is a Spark, ``ExportQueueSparkCompactOperator``
+merges there, with the same arguments.
 """
 
 from __future__ import annotations

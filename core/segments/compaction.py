@@ -210,6 +210,17 @@ def _batches(plans: Sequence[UnitPlan], most_bytes: int) -> Iterator[list[UnitPl
         yield batch
 
 
+def _shares(plans: Sequence[UnitPlan], most: int) -> list[list[UnitPlan]]:
+    """Cut the units of one publication into so many shares at most, of about as many bytes each."""
+    total, before = max(sum(plan.bytes for plan in plans), 1), 0
+    shares: list[list[UnitPlan]] = [[] for _ in range(most)]
+    for plan in plans:
+        # a unit belongs where its middle is
+        shares[min((2 * before + plan.bytes) * most // (2 * total), most - 1)].append(plan)
+        before += plan.bytes
+    return [share for share in shares if share]
+
+
 @dataclass(slots=True)
 class _Worker:
     database: Database
@@ -285,7 +296,7 @@ class _Worker:
                 store_id=identity_of(database).store_id,
                 transaction=opened.id,
             )
-            done = self.merger.merge(merge, self._shares(found.plans), check=check)
+            done = self.merger.merge(merge, _shares(found.plans, self.merger.shares), check=check)
             # in the order of the plans, whoever has come first
             units = sorted((unit for one in done for unit in one.units), key=lambda unit: unit.plan.unit.first)
             reports = [file for one in done for file in one.files]
@@ -304,10 +315,6 @@ class _Worker:
             )
             for one in units
         ]
-
-    def _shares(self, plans: Sequence[UnitPlan]) -> list[list[UnitPlan]]:
-        """Cut the units of one publication into shares of about as many bytes."""
-        return list(_batches(plans, -(-sum(plan.bytes for plan in plans) // self.merger.shares)))
 
     def _publish(
         self,

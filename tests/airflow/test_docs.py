@@ -87,6 +87,7 @@ def test_its_dags_about_notifications_work_off_what_has_changed(
     [
         "ExportQueueCompactOperator",
         "ExportQueueDrainOperator",
+        "ExportQueueSparkCompactOperator",
         "ExportQueueSparkDrainOperator",
         "ExportQueueSensor",
         "ExportQueueNotificationSensor",
@@ -106,6 +107,7 @@ def test_every_argument_in_its_tables_exists(operator: str) -> None:
     expected = {
         "ExportQueueCompactOperator": {"queue_id", "dry_run", "small_bytes", "least", "age_seconds"},
         "ExportQueueDrainOperator": drains,
+        "ExportQueueSparkCompactOperator": {"dry_run", "least", "spark_conn_id", "spark_home", "start_timeout"},
         "ExportQueueSparkDrainOperator": drains
         | {
             "spark_conn_id",

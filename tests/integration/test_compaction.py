@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support import bulk
-from tests.support.bulk import many
+from tests.support.bulk import many, waits
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
@@ -21,7 +21,6 @@ from export_queue.core.locks import COMPACTION_PRIORITY, ROWS, Area, Owner, acqu
 from export_queue.core.queue import Range, find_queue
 from export_queue.core.segments import (
     Candidates,
-    UnitReader,
     compact,
     compaction,
     gathering,
@@ -31,7 +30,7 @@ from export_queue.core.segments import (
     waiting_segments,
 )
 from export_queue.core.sinks import MemorySink
-from export_queue.core.store import Snapshot, queries
+from export_queue.core.store import queries
 from export_queue.core.store.schema import entry
 from export_queue.core.transactions import settled_snapshot, take_snapshot
 
@@ -47,19 +46,6 @@ def orders(store: Store, tmp_path: Path) -> Store:
     store.database.segments = str(tmp_path / "segments")
     store.configure_queue("orders", buckets=20, buckets_per_range=5, value="bytes")
     return store
-
-
-def waits(store: Store, snapshot: Snapshot | None = None) -> list[tuple[int, bytes, int, bytes | None]]:
-    """Read all that a drain would bring, in its order."""
-    queue, within = store.queue("orders"), Range(0, 20)
-    seen = snapshot or take_snapshot(store.database)
-    found: list[tuple[int, bytes, int, bytes | None]] = []
-    with store.database.read() as work:
-        reader = UnitReader(queue, seen, within, waiting_segments(work, queue, seen, within), rows=1000, size=1 << 20)
-        while chunk := reader.read(work).entries:
-            found += zip(chunk.buckets, chunk.keys, chunk.seqs, chunk.values, strict=True)
-    reader.close()
-    return found
 
 
 def segments(store: Store) -> int:

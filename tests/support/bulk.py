@@ -8,8 +8,17 @@ import pyarrow as pa
 
 from export_queue.core.client import Store
 from export_queue.core.client.context import TransactionContext
-from export_queue.core.queue import bucket
-from export_queue.core.segments import FileReport, begin_load, stage_segments, write_segments
+from export_queue.core.queue import Range, bucket
+from export_queue.core.segments import (
+    FileReport,
+    UnitReader,
+    begin_load,
+    stage_segments,
+    waiting_segments,
+    write_segments,
+)
+from export_queue.core.store import Snapshot
+from export_queue.core.transactions import take_snapshot
 
 
 def batch(entries: Mapping[str, bytes | None], buckets: int) -> pa.RecordBatch:
@@ -79,3 +88,17 @@ def put(store: Store, keys: Iterable[str], value: bytes | None, *, queue_id: str
         for key in keys:
             tx.queue(queue_id).add(key, value)
         return tx.id
+
+
+def waits(store: Store, snapshot: Snapshot | None = None) -> list[tuple[int, bytes, int, bytes | None]]:
+    """Read all that a drain would bring, in its order."""
+    queue = store.queue("orders")
+    within = Range(0, queue.buckets)
+    seen = snapshot or take_snapshot(store.database)
+    found: list[tuple[int, bytes, int, bytes | None]] = []
+    with store.database.read() as work:
+        reader = UnitReader(queue, seen, within, waiting_segments(work, queue, seen, within), rows=1000, size=1 << 20)
+        while chunk := reader.read(work).entries:
+            found += zip(chunk.buckets, chunk.keys, chunk.seqs, chunk.values, strict=True)
+    reader.close()
+    return found
