@@ -62,12 +62,12 @@ class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
     def _submit(
         self, context: Context, store: Store, described: Described[StoreSpec], owner: Owner, wanted: Candidates
     ) -> dict[str, Any]:
-        from export_queue.core.spark import CompactArguments, describe_compaction
+        from export_queue.core.spark import compact_job
 
         passwords = described.variables if self.store_secret is None else {}
         spec = dataclasses.replace(described.spec, secret=self.store_secret or described.spec.secret)
         variables, submitter = self._prepare_spark(spec, has_passwords=bool(passwords))
-        arguments = CompactArguments(
+        job = compact_job(
             store=spec,
             queue_id=self.queue_id,
             owner=owner,
@@ -75,13 +75,12 @@ class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
             start_timeout=number(self.start_timeout, what="start_timeout"),
             submitter=submitter,
         )
-        job = describe_compaction(arguments)
         self._take_job(job.application, job.py_files, job.arguments, job.conf)
         with environment({**variables, **passwords}):
             super().execute(context)
-        state = store.idempotency(arguments.report_key)
+        state = store.idempotency(job.report_key)
         if not state.committed:
             raise SparkJobFailed("the Spark driver ended without a report")
-        store.close_idempotency_key(arguments.report_key)  # nobody else asks for it
+        store.close_idempotency_key(job.report_key)  # nobody else asks for it
         report: dict[str, Any] = state.result
         return report

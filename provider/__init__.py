@@ -103,10 +103,12 @@ if TYPE_CHECKING:
         stale_rank,
     )
     from export_queue.core.spark import (
+        CompactJob,
         DrainJob,
         LoadReport,
         Submitter,
         bucket_column,
+        compact_job,
         drain_job,
         register_data_source,
         write_transactional,
@@ -131,6 +133,7 @@ __all__ = [
     "ColumnNotObserved",
     "CommitOutcomeUnknown",
     "CommitRefused",
+    "CompactJob",
     "CompactionReport",
     "ConfigurationError",
     "ConflictError",
@@ -220,6 +223,7 @@ __all__ = [
     "bucket",
     "bucket_column",
     "check_owner",
+    "compact_job",
     "drain",
     "drain_job",
     "follow",
@@ -244,7 +248,10 @@ _ROOMS = {
         "FloorRecord MemorySink Operations Put RedisSink Rejection Sink SinkSpec SqlSink SweepableSink apply_batch "
         "check_owner raise_floor refuse_seqs register_store stale_rank"
     ),
-    "spark": "DrainJob LoadReport Submitter bucket_column drain_job register_data_source write_transactional",
+    "spark": (
+        "CompactJob DrainJob LoadReport Submitter bucket_column compact_job drain_job register_data_source "
+        "write_transactional"
+    ),
     "store": "Limits Outcome StoreSpec",
     "retry": "Retry",
     "transactions": "Level Participant Transaction",

@@ -2,7 +2,7 @@
 
 from export_queue.core.spark.arguments import DrainArguments
 from export_queue.core.spark.bucket import bucket_column
-from export_queue.core.spark.compact_job import CompactArguments, CompactJob, describe_compaction
+from export_queue.core.spark.compact_job import CompactArguments, CompactJob, compact_job
 from export_queue.core.spark.drain_job import DrainJob, describe_job, drain_job
 from export_queue.core.spark.load_job import LoadArguments, LoadJob, describe_load
 from export_queue.core.spark.load_report import LoadReport
@@ -21,7 +21,7 @@ __all__ = [
     "Submitter",
     "bucket_column",
     "check_master",
-    "describe_compaction",
+    "compact_job",
     "describe_job",
     "describe_load",
     "drain_job",

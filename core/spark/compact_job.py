@@ -13,6 +13,7 @@ from export_queue.core.segments import Candidates
 from export_queue.core.spark.archive import package_archive
 from export_queue.core.spark.arguments import START_SECONDS
 from export_queue.core.spark.drain_job import CONF
+from export_queue.core.spark.masters import check_master, refuse_remote_sqlite
 from export_queue.core.spark.submitter import Submitter
 from export_queue.core.store import StoreSpec
 
@@ -33,8 +34,8 @@ class CompactArguments:
 
     store: StoreSpec
     queue_id: str
-    owner: Owner = field(default_factory=Owner.unique)
-    wanted: Candidates = field(default_factory=Candidates)
+    owner: Owner
+    wanted: Candidates
     start_timeout: float = START_SECONDS
     submitter: Submitter | None = None
 
@@ -44,7 +45,7 @@ class CompactArguments:
 
     @property
     def report_key(self) -> str:
-        """The idempotency key whose result is the report, as :meth:`CompactionReport.summary` gives it."""
+        """The idempotency key whose result is the report, as its ``summary()`` gives it."""
         return f"compaction/{self.owner.attempt}"
 
     def to_json(self) -> str:
@@ -84,11 +85,48 @@ class CompactJob:
     """A job as any submitter needs it: ``spark-submit --py-files … --conf … application arguments``."""
 
     application: str
+    """Path of the program."""
     py_files: str
+    """Path of the archive with the library."""
     arguments: list[str]
+    """Arguments of the program; they hold no secret."""
+    report_key: str
+    """The idempotency key whose result is the report, with the number of units in the place of each."""
     conf: dict[str, str] = field(default_factory=lambda: dict(CONF))
+    """Settings of Spark; a submitter may add to them."""
 
 
-def describe_compaction(arguments: CompactArguments) -> CompactJob:
-    """Describe the job of a compaction."""
-    return CompactJob(str(APPLICATION), str(package_archive()), [arguments.to_json()])
+def compact_job(
+    *,
+    queue_id: str,
+    store: StoreSpec,
+    wanted: Candidates | None = None,
+    owner: Owner | None = None,
+    master: str | None = None,
+    start_timeout: float = START_SECONDS,
+    submitter: Submitter | None = None,
+) -> CompactJob:
+    """Describe a compaction on Spark: its driver locks and publishes, its tasks read and write.
+
+    :param queue_id: a queue without subscriptions, or a subscription.
+    :param store: description of the store, with a reference in the place of its password.
+    :param wanted: what is worth it.
+    :param owner: the task; a newer attempt of it takes over from an older one. By default one that nobody shares.
+    :param master: Spark's master, where it is known, to refuse what cannot work.
+    :param start_timeout: seconds that Spark may take to start, and to find an executor.
+    :param submitter: ``Submitter.here()`` where the driver runs beside this process and shall end with it.
+    :returns: what to submit. The program ends with 0; with 75 where trying again may help; else with 1.
+    :raises ConfigurationError: the job could not work.
+    """
+    if master is not None:
+        check_master(master)
+        refuse_remote_sqlite(master, store)
+    arguments = CompactArguments(
+        store=store,
+        queue_id=queue_id,
+        owner=owner or Owner.unique(),
+        wanted=wanted or Candidates(),
+        start_timeout=start_timeout,
+        submitter=submitter,
+    )
+    return CompactJob(str(APPLICATION), str(package_archive()), [arguments.to_json()], arguments.report_key)

@@ -16,7 +16,7 @@ from tests.support.fake_spark import FakeSpark
 
 from export_queue.core.client import Store
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
-from export_queue.core.spark import CompactArguments
+from export_queue.core.spark import CompactArguments, compact_job
 from export_queue.operators import ExportQueueSparkCompactOperator
 
 SUBMIT = """#!{python}
@@ -117,7 +117,9 @@ def test_arguments_of_the_driver_survive_their_text_and_others_are_refused() -> 
     from export_queue.core.errors import InvalidArgument
     from export_queue.core.store import StoreSpec
 
-    given = CompactArguments(store=StoreSpec(url="sqlite:////store.db"), queue_id="orders")
+    job = compact_job(store=StoreSpec(url="sqlite:////store.db"), queue_id="orders")
+    given = CompactArguments.from_json(job.arguments[0])
+    assert (given.queue_id, given.report_key) == ("orders", job.report_key)
     assert CompactArguments.from_json(given.to_json()) == given
     for text in ("{}", "[]", json.dumps({**json.loads(given.to_json()), "start_timeout": 0})):
         with pytest.raises(InvalidArgument):

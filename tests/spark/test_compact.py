@@ -18,7 +18,7 @@ from export_queue.core.client import Store
 from export_queue.core.errors import SegmentLost, SparkJobFailed
 from export_queue.core.locks import Owner, standing_locks
 from export_queue.core.segments import Candidates, CompactionReport, compact, compaction, vacuum_segments
-from export_queue.core.spark import CompactArguments, describe_compaction
+from export_queue.core.spark import compact_job
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.store import StoreSpec, queries
 
@@ -119,8 +119,8 @@ def test_a_task_tells_what_it_lacks_and_nothing_has_changed(
     assert compact_by_tasks().inputs == 16
 
 
-def test_a_revoked_lock_ends_the_job_and_changes_nothing(
-    orders: Store, compact_by_tasks: Callable[[], CompactionReport], monkeypatch: pytest.MonkeyPatch
+def test_a_lock_that_is_revoked_behind_the_job_takes_its_files_away_and_changes_nothing(
+    orders: Store, tmp_path: Path, compact_by_tasks: Callable[[], CompactionReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(step: str) -> None:
         if step == "written":
@@ -132,9 +132,11 @@ def test_a_revoked_lock_ends_the_job_and_changes_nothing(
     monkeypatch.setattr(compaction, "reached", lose)
     report = compact_by_tasks()
     assert (report.inputs, report.lost) == (0, 4)
+    assert outputs(tmp_path) == set()
     assert waits(orders) == before
 
 
+@pytest.mark.full("Spark repeats the task, in vain")
 def test_a_failing_job_says_that_nothing_has_changed(
     orders: Store, compact_by_tasks: Callable[[], CompactionReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,8 +158,8 @@ def test_a_driver_that_is_killed_leaves_the_state_before_or_after(
     orders: Store, spec: StoreSpec, submit: Submit
 ) -> None:
     before = waits(orders)
-    first = CompactArguments(store=spec, queue_id="orders", owner=Owner("dag/run/task"), wanted=FEW)
-    submission = submit(describe_compaction(first))
+    first = compact_job(store=spec, queue_id="orders", owner=Owner("dag/run/task"), wanted=FEW)
+    submission = submit(first)
     driver = submission.driver()
 
     def has_begun() -> bool:
@@ -170,8 +172,8 @@ def test_a_driver_that_is_killed_leaves_the_state_before_or_after(
     assert waits(orders) == before
     assert not orders.idempotency(first.report_key).committed
 
-    again = CompactArguments(store=spec, queue_id="orders", owner=Owner("dag/run/task"), wanted=FEW)
-    submission = submit(describe_compaction(again))
+    again = compact_job(store=spec, queue_id="orders", owner=Owner("dag/run/task"), wanted=FEW)
+    submission = submit(again)
     assert submission.wait() == 0, submission.output()
     report = orders.idempotency(again.report_key).result
     assert (report["inputs"], report["units"], report["lost"], report["passed_over"]) in {(16, 4, 0, 0), (0, 0, 0, 0)}
