@@ -13,14 +13,12 @@ from airflow.sdk import dag
 
 from export_queue.operators import ExportQueueSparkCompactOperator
 
-WORTH_IT = {"queue_id": "orders", "least": 8, "small_bytes": 8 << 20}
-
 
 @dag(schedule="0 3 * * *", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
 def compact_on_spark():
-    foretell = ExportQueueSparkCompactOperator(task_id="foretell", dry_run=True, **WORTH_IT)
+    foretell = ExportQueueSparkCompactOperator(task_id="foretell", queue_id="orders", dry_run=True)
     compact = ExportQueueSparkCompactOperator(
-        task_id="compact", retries=2, retry_delay=timedelta(minutes=1), **WORTH_IT
+        task_id="compact", queue_id="orders", retries=2, retry_delay=timedelta(minutes=1)
     )
     foretell >> compact
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING
 
 from export_queue.hooks import Described, open_store
 
 if TYPE_CHECKING:
+    from airflow.sdk.types import Logger
+
     from export_queue.core.locks import Owner
     from export_queue.core.store import StoreSpec
 
@@ -16,7 +17,7 @@ _SECONDS = 2.0
 """Airflow kills a task for good 5 seconds after it has asked it to end."""
 
 
-def take_locks_away(store: Described[StoreSpec], owner: Owner, *, log: logging.Logger) -> None:
+def take_locks_away(store: Described[StoreSpec], owner: Owner, *, log: Logger) -> None:
     """Revoke an attempt and what it has submitted, so that others may have its ranges at once.
 
     It is called from a signal handler, which may have interrupted anything: a thread with a connection of its own
@@ -27,7 +28,7 @@ def take_locks_away(store: Described[StoreSpec], owner: Owner, *, log: logging.L
     thread.join(_SECONDS)
 
 
-def _revoke(described: Described[StoreSpec], owner: Owner, log: logging.Logger) -> None:
+def _revoke(described: Described[StoreSpec], owner: Owner, log: Logger) -> None:
     from export_queue.core.locks import revoke
 
     try:

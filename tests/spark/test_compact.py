@@ -131,13 +131,13 @@ def test_a_drain_that_revokes_the_locks_gets_all_and_the_files_of_the_tasks_go(
     orders: Store, tmp_path: Path, compact_by_tasks: Callable[[], CompactionReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything, late = len(waits(orders)), {"late-1": b"late", "late-2": b"late"}
-    reports: list[DrainReport] = []
+    sink, reports = MemorySink(), list[DrainReport]()
 
     def bring(step: str) -> None:
         if step == "written":
             bulk.load(orders, late)
-            reports.append(drain(orders, "orders", MemorySink(), sink_name="sink", if_locked="skip"))
-            reports.append(drain(orders, "orders", MemorySink(), sink_name="sink", lock_timeout=0.0))
+            reports.append(drain(orders, "orders", sink, sink_name="sink", if_locked="skip"))
+            reports.append(drain(orders, "orders", sink, sink_name="sink", lock_timeout=0.0))
 
     monkeypatch.setattr(compaction, "reached", bring)
     report = compact_by_tasks()
@@ -147,6 +147,7 @@ def test_a_drain_that_revokes_the_locks_gets_all_and_the_files_of_the_tasks_go(
     assert waits(orders) == []
 
 
+@pytest.mark.full("Spark takes seconds to end tasks that stand still")
 def test_locks_that_are_lost_while_tasks_work_end_their_job_and_the_next_one_merges(
     orders: Store, tmp_path: Path, merger: SparkMerger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +208,7 @@ def test_a_failing_job_says_that_nothing_has_changed(
 @pytest.fixture
 def job(spec: StoreSpec) -> CompactJob:
     """A compaction whose program does what the environment says."""
-    return replace(a_job(spec), application=str(HERE / "mortal_compaction.py"))
+    return replace(a_job(spec), application=str(HERE / "mortal_main.py"))
 
 
 def a_job(spec: StoreSpec) -> CompactJob:
