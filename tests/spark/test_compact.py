@@ -78,6 +78,7 @@ def figures(report: CompactionReport) -> dict[str, Any]:
     return {**report.to_json(), "seconds": 0, "files": 0}
 
 
+@pytest.mark.full("Spark starts a worker anew")
 def test_tasks_that_die_and_are_repeated_leave_what_one_process_leaves(
     orders: Store,
     tmp_path: Path,
