@@ -21,8 +21,7 @@ from benchmarks.processor import of_descendants
 from export_queue import Candidates, MemorySink, Store, StoreSpec, drain
 from export_queue.core.queue import Range
 from export_queue.core.segments import Merger, compact, waiting_segments
-from export_queue.core.spark.carried_secrets import CarriedSecrets
-from export_queue.core.spark.compact_merger import SparkMerger
+from export_queue.core.spark import merge_by_tasks
 from export_queue.core.transactions import take_snapshot
 
 VALUE = b"x" * 100
@@ -41,7 +40,7 @@ def main() -> None:
                 frame.sortWithinPartitions("bucket", "key", "seq").write.mode("overwrite").parquet(f"{folder}/sorted")
 
         def by_tasks(watch: Watch) -> None:
-            bench.compact(watch, SparkMerger(spark.sparkContext, bench.spec("run"), CarriedSecrets()))
+            bench.compact(watch, merge_by_tasks(spark.sparkContext, bench.spec("run")))
 
         contestants = {"compaction": bench.compact, "tasks": by_tasks, "spark": plain}
         taken = alternate(contestants, repeats=repeats, server=of_descendants)

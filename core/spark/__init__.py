@@ -7,6 +7,7 @@ from export_queue.core.spark.drain_job import DrainJob, describe_job, drain_job
 from export_queue.core.spark.load_job import LoadArguments, LoadJob, describe_load
 from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.masters import check_master, is_local, refuse_remote_sqlite
+from export_queue.core.spark.merging import merge_by_tasks
 from export_queue.core.spark.submitter import Submitter
 from export_queue.core.spark.write import register_data_source, write_transactional
 
@@ -26,6 +27,7 @@ __all__ = [
     "describe_load",
     "drain_job",
     "is_local",
+    "merge_by_tasks",
     "refuse_remote_sqlite",
     "register_data_source",
     "write_transactional",

@@ -23,8 +23,7 @@ from export_queue.core.errors import SegmentLost, SparkJobFailed
 from export_queue.core.locks import Owner, revoke, standing_locks
 from export_queue.core.segments import Candidates, CompactionReport, compact, compaction, vacuum_segments
 from export_queue.core.sinks import MemorySink
-from export_queue.core.spark import CompactJob, compact_job, compact_merger
-from export_queue.core.spark.carried_secrets import CarriedSecrets
+from export_queue.core.spark import CompactJob, compact_job, compact_merger, merge_by_tasks
 from export_queue.core.spark.compact_merger import SparkMerger
 from export_queue.core.spark.compact_tasks import merge_task
 from export_queue.core.spark.jobs import collect
@@ -55,7 +54,7 @@ def orders(store: Store) -> Store:
 @pytest.fixture
 def merger(spec: StoreSpec, spark: Any) -> SparkMerger:
     """The tasks of this process's Spark."""
-    return SparkMerger(spark.sparkContext, spec, CarriedSecrets())
+    return merge_by_tasks(spark.sparkContext, spec)
 
 
 @pytest.fixture
