@@ -22,12 +22,12 @@ _AT_ONCE = 300
 """Segments or files that one statement names: three parameters each at most."""
 
 
-def _key(table: Any) -> Any:
-    return sa.tuple_(table.c.transaction_id, table.c.number)
-
-
-def _of_reader(table: Any) -> Any:
+def _place(table: Any) -> Any:
     return sa.tuple_(table.c.queue_number, table.c.transaction_id, table.c.number)
+
+
+def _is(table: sa.Table) -> sa.ColumnElement[bool]:
+    return sa.exists().where(table.c.transaction_id == g.c.transaction_id, table.c.number == g.c.number)
 
 
 def _kept(before_ms: int) -> sa.CTE:
@@ -35,18 +35,26 @@ def _kept(before_ms: int) -> sa.CTE:
 
     :param before_ms: what was hidden before this time is old, and does not come back.
     """
-    by = sa.tuple_(h.c.queue_number, h.c.by_transaction, h.c.by_number)
     young = sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(h.c.hidden_ms >= before_ms)
-    kept = young.where(by.in_(sa.select(r.c.queue_number, r.c.transaction_id, r.c.number))).cte("kept", recursive=True)
-    return kept.union(young.join(kept, by == _of_reader(kept)))
+    kept = young.join(r, _is_by(r)).cte("kept", recursive=True)
+    return kept.union(young.join(kept, _is_by(kept)))
 
 
-def _is_needed(hidden: Any) -> sa.ColumnElement[bool]:
-    """Tell whether a segment of a transaction that has ended is needed: a reader waits for it, or it is hidden.
+def _is_by(above: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Tell whether a row of another table is the segment that stands for a hidden one."""
+    return sa.and_(
+        above.c.queue_number == h.c.queue_number,
+        above.c.transaction_id == h.c.by_transaction,
+        above.c.number == h.c.by_number,
+    )
 
-    :param hidden: the table of hidden segments, or what will be left of it.
+
+def _is_needed(is_hidden: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """Tell whether a segment of a transaction that has ended is needed: a reader waits for it, or may get it back.
+
+    :param is_hidden: whether it is hidden, or will be behind deletions to come.
     """
-    return sa.or_(*(_key(g).in_(sa.select(of.c.transaction_id, of.c.number)) for of in (r, hidden)))
+    return sa.or_(_is(r), is_hidden)
 
 
 def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, Any]]:
@@ -75,18 +83,18 @@ def forget_hidden(work: Work, *, before_ms: int) -> None:
     :param before_ms: what was hidden before this time does not come back.
     """
     kept = _kept(before_ms)
-    stays = _of_reader(h).in_(sa.select(kept.c.queue_number, kept.c.transaction_id, kept.c.number))
+    stays = _place(h).in_(sa.select(kept.c.queue_number, kept.c.transaction_id, kept.c.number))
     doomed = h.delete().where(sa.not_(stays))
     # What another one has deleted meanwhile is not among the returned: a fall-back needs to know what is drained of it.
     found = work.connection.execute(doomed.returning(h.c.queue_number, h.c.transaction_id, h.c.number))
     gone = [tuple(row) for row in found]
     for start in range(0, len(gone), _AT_ONCE):
-        work.connection.execute(d.delete().where(_of_reader(d).in_(gone[start : start + _AT_ONCE])))
+        work.connection.execute(d.delete().where(_place(d).in_(gone[start : start + _AT_ONCE])))
 
 
 def delete_unread(work: Work, transaction: int) -> None:
     """Delete the segments of a transaction that has ended which nobody reads, or reads any more, nor are hidden."""
-    work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(_is_needed(h))))
+    work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(_is_needed(_is(h)))))
     is_there = sa.exists().where(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)
     work.connection.execute(c.delete().where(c.c.transaction_id == transaction, sa.not_(is_there)))
 
@@ -101,8 +109,10 @@ def files_kept(work: Reading, transactions: Sequence[int], *, before_ms: int) ->
 
     :param before_ms: as of :func:`forget_hidden`.
     """
+    kept = _kept(before_ms)
+    is_kept = sa.tuple_(g.c.transaction_id, g.c.number).in_(sa.select(kept.c.transaction_id, kept.c.number))
     of_these = g.c.transaction_id.in_(transactions)
-    return set(work.connection.scalars(sa.select(g.c.file).where(of_these, _is_needed(_kept(before_ms))).distinct()))
+    return set(work.connection.scalars(sa.select(g.c.file).where(of_these, _is_needed(is_kept)).distinct()))
 
 
 def note_end(work: Work, transaction: int) -> None:
