@@ -193,12 +193,13 @@ def test_an_older_release_that_runs_its_init_changes_no_lock(store: Store, url: 
 
 
 def test_clean_up_by_a_client_of_schema_4_knows_no_grace_time_and_does_no_harm(store: Store, url: str) -> None:
+    sink = MemorySink()
     bulk.load(store, bulk.many(30), tasks=2)
-    assert drain(store, "orders", MemorySink(), sink_name="sink").acknowledged == 30
+    assert drain(store, "orders", sink, sink_name="sink").acknowledged == 30
     assert len(vacuum_segments(store.database).waiting) == 2
     _, needed = bulk.load(store, bulk.many(10))
     assert told_by(url, "clean-up") == "2\ndone\n"
     found = vacuum_segments(store.database)
     assert (found.deleted, found.waiting) == ((), ())
     assert all(Path(report.file).exists() for report in needed)
-    assert drain(store, "orders", MemorySink(), sink_name="sink").acknowledged == 10
+    assert drain(store, "orders", sink, sink_name="sink").acknowledged == 10

@@ -190,6 +190,7 @@ def test_a_dry_run_waits_for_no_writer(orders: Store, open_store: Callable[[], S
         assert len(vacuum_segments(other.database, dry_run=True).waiting) == 2
 
 
+@pytest.mark.full("seven seconds: fifty processes, of which nearly all are killed")
 def test_a_vacuum_that_is_killed_at_any_step_is_finished_by_the_next(
     orders: Store, open_store: Callable[[], Store]
 ) -> None:
