@@ -183,6 +183,22 @@ def test_a_dry_run_foretells_a_run_and_writes_nothing(orders: Store, hidden_seco
     assert files(orders) == there - set(found.deleted) >= set(orders.bulk_files())
 
 
+def test_what_lies_below_a_hidden_segment_is_kept_as_long_as_that_one(orders: Store) -> None:
+    """So that a fall-back may go from hop to hop."""
+    merged = []
+    for _ in range(2):
+        for _ in range(2):
+            bulk.load(orders, many(30))
+        merged += compact(orders.database, "orders", wanted=FEW).files
+    there = files(orders)
+    assert vacuum_segments(orders.database, grace_seconds=0).deleted == ()
+    for file in reversed(merged):
+        assert orders.dead_letters.fall_back("orders", file).given_up == 0
+    assert vacuum_segments(orders.database, grace_seconds=0).files == 2
+    assert files(orders) == there - set(merged) == set(orders.bulk_files())
+    assert drain_all(orders) == 4 * 30
+
+
 def test_a_dry_run_waits_for_no_writer(orders: Store, open_store: Callable[[], Store]) -> None:
     drained(orders)
     with open_store() as other, orders.database.begin() as work:
