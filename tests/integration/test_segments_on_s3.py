@@ -26,6 +26,7 @@ from export_queue.core.retry import Retry
 from export_queue.core.segments import begin_load, stage_segments, vacuum_segments, write_segments
 from export_queue.core.segments import writing as segment_writing
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations
+from export_queue.core.store import schema
 
 fork = multiprocessing.get_context("fork")
 Use = Callable[[Keys], None]
@@ -90,7 +91,12 @@ def test_bulk_entries_in_an_object_store_are_added_shown_drained_and_cleaned_up(
     assert len(orders.peek("orders", limit=100, values=True)) == 100
     assert orders.peek("orders", key="key-149", values=True)[0].value == b"bulk"
     assert drained(orders) == many(150)
-    assert vacuum_segments(orders.database, grace_seconds=0).files == 3
+    for _ in range(2):
+        assert [one.file for one in vacuum_segments(orders.database).waiting] == sorted(files)
+    with orders.database.begin() as work:  # an hour passes
+        since = schema.unused_file.c.since_ms
+        work.connection.execute(schema.unused_file.update().values(since_ms=since - 3_600_000))
+    assert vacuum_segments(orders.database).files == 3
     vacuum_segments(orders.database, grace_seconds=0, zombie_seconds=0.0)
     assert set(s3_server.objects(s3_bucket)) <= {f"queue/{orders.id}/"}, "Arrow's mark of a folder, one a store"
 
