@@ -59,19 +59,21 @@ class OpenUnits:
         :raises SinkBindingError: the queue drains into another sink.
         :raises InvalidArgument: the ranges are no units.
         """
-        from export_queue.core.drain import Deadline
-        from export_queue.core.queue import bind_sink, find_reader
+        from export_queue.core.drain import Deadline, warn_of_closed
+        from export_queue.core.queue import bind_sink, find_reader, units_asked_for
         from export_queue.core.transactions import take_snapshot
 
         deadline = Deadline.after(request.time_limit)
+        promised = take_snapshot(store.database)  # before the queue: what it sees lies in layouts that are known then
         with store.database.read() as work:
             queue = find_reader(work, request.queue_id)
+            left, closed = units_asked_for(work, queue, request.ranges)
+        warn_of_closed(queue, closed)
         if queue.sink is not None:
             # Another sink than the bound one is refused here, in a second, and not by the driver after many.
             with store.database.begin() as work:
                 bind_sink(work, queue, request.sink_name)
-        asked = queue.split(request.ranges)
-        return cls(store, queue, request, deadline, take_snapshot(store.database), asked, list(asked))
+        return cls(store, queue, request, deadline, promised, [*closed, *left], left)
 
     def __enter__(self) -> Self:
         return self

@@ -58,10 +58,10 @@ class QueueQuestion:
 
     def answer(self, work: Reading, snapshot: Snapshot) -> Sighting:
         """Look for entries."""
-        from export_queue.core.queue import find_reader, look
+        from export_queue.core.queue import find_reader, look, units_to_watch
 
         queue = find_reader(work, self.queue_id)
-        units = None if self.ranges is None else queue.split(self.ranges)
+        units = units_to_watch(work, queue, self.ranges)
         return look(work, queue, snapshot, units, since=self.since)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated
@@ -28,6 +29,7 @@ from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.progress_bar import ProgressBar
 from export_queue.core.queue import find_reader
 from export_queue.core.segments import (
+    GRACE_SECONDS,
     Candidates,
     CompactionProgress,
     StoredSegment,
@@ -158,7 +160,10 @@ def vacuum(
     password: Password = None,
     schema: Schema = "export_queue",
     behind_pooler: BehindPooler = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say which files would be deleted")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say which files would be deleted, and when")] = False,
+    grace: Annotated[
+        float, typer.Option(min=0, help="hours for which a file stays after a run has found that nothing refers to it")
+    ] = GRACE_SECONDS / HOUR,
     keep_hidden: Annotated[
         float, typer.Option(min=0, help="hours for which the inputs of a compaction are kept, to fall back on")
     ] = 24,
@@ -167,10 +172,19 @@ def vacuum(
     """Delete files of bulk entries that nothing refers to; never one of a transaction that may still commit."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         _ = opened.identity
-        report = vacuum_segments(opened.database, hidden_seconds=keep_hidden * HOUR, dry_run=dry_run)
+        report = vacuum_segments(
+            opened.database, grace_seconds=grace * HOUR, hidden_seconds=keep_hidden * HOUR, dry_run=dry_run
+        )
     if as_json:
-        print_json({"dry_run": dry_run, "files": list(report.deleted), "more": report.more})
+        waiting = [asdict(one) for one in report.waiting]
+        print_json({"dry_run": dry_run, "files": list(report.deleted), "waiting": waiting, "more": report.more})
         return
     for file in report.deleted:
         say(file)
-    say(f"{report.files} files {'would be' if dry_run else 'were'} deleted{', more are left' if report.more else ''}")
+    for one in report.waiting if dry_run else ():
+        say(f"{one.file} stays for {math.ceil(one.seconds / 60)} minutes")
+    say(
+        f"{report.files} files {'would be' if dry_run else 'were'} deleted"
+        + (f", {len(report.waiting)} are in their grace time" if report.waiting else "")
+        + (", more are left" if report.more else "")
+    )

@@ -40,6 +40,8 @@ from export_queue.core.queue import (
     missing_load,
     subscribe,
     subscriptions,
+    units_asked_for,
+    units_to_watch,
     unsubscribe,
     waiting_ranges,
     waive_first_load,
@@ -65,6 +67,7 @@ from export_queue.core.transactions import (
     IdempotencyState,
     OpenKind,
     OpenTransaction,
+    Snapshot,
     Transaction,
     idempotency_state,
     outcome,
@@ -574,6 +577,11 @@ class Store:
         with self.database.read() as work:
             return find_queue(work, queue_id)
 
+    def _snapshot(self) -> Snapshot:
+        """Take a snapshot before a queue is read: what it sees lies in layouts that the queue has by then."""
+        _ = self.identity
+        return take_snapshot(self.database)
+
     def _reader(self, queue_id: str) -> Queue:
         """Read the options of a queue, or of a subscription, in which entries wait."""
         _ = self.identity
@@ -596,20 +604,21 @@ class Store:
 
         :raises HasSubscriptions: they have its entries; the error names them.
         """
+        snapshot = self._snapshot()
         queue = self._reader(queue_id)
-        snapshot = take_snapshot(self.database)
         with self.database.read() as work:
-            return backlog(work, queue, snapshot, None if ranges is None else queue.split(ranges))
+            units, _ = units_asked_for(work, queue, ranges)
+            return backlog(work, queue, snapshot, units)
 
     def waiting_ranges(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Range]:
         """Return the units that have work; cheaper than counting it.
 
         :raises HasSubscriptions: they have its entries; the error names them.
         """
+        snapshot = self._snapshot()
         queue = self._reader(queue_id)
-        snapshot = take_snapshot(self.database)
         with self.database.read() as work:
-            return waiting_ranges(work, queue, snapshot, None if ranges is None else queue.split(ranges))
+            return waiting_ranges(work, queue, snapshot, units_to_watch(work, queue, ranges))
 
     def peek(self, queue_id: str, *, key: Any = None, limit: int = 10, values: bool = False) -> list[QueuedEntry]:
         """Look at the entries that wait, in the order in which a drain takes them; nothing is removed.
@@ -619,9 +628,9 @@ class Store:
         :param values: whether their values are read, too.
         :raises HasSubscriptions: they have its entries; the error names them.
         """
+        snapshot = self._snapshot()
         queue = self._reader(queue_id)
         encoded = None if key is None else queue.encode_key(key)
-        snapshot = take_snapshot(self.database)
         with self.database.read() as work:
             return peek(work, queue, snapshot, key=encoded, limit=limit, values=values)
 

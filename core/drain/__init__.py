@@ -1,6 +1,6 @@
 """Drains: from a claim on a queue's ranges to records in a sink and a report."""
 
-from export_queue.core.drain.admission import ask_sink, readmit
+from export_queue.core.drain.admission import ask_sink, readmit, warn_of_closed
 from export_queue.core.drain.dead_letters import retry_dead_letters
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, Progress
@@ -68,5 +68,6 @@ __all__ = [
     "run_drain",
     "share_out",
     "total",
+    "warn_of_closed",
     "why",
 ]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from export_queue.core.drain.fenced import check_request
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import SinkBelongsToAnother
-from export_queue.core.queue import Queue, find_reader
+from export_queue.core.queue import Queue, Range, find_reader, join_ranges
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
 from export_queue.core.store import Database, queries
 
@@ -71,6 +71,21 @@ def note_fence(database: Database, queue: Queue, sink_name: str, fence: int) -> 
     """Note in the store that a sink has kept a fence: a sink that shows a lower one later has lost data since."""
     with database.begin() as work:
         queries.sinks.note_fence(work, queue.number, sink_name, fence)
+
+
+def warn_of_closed(queue: Queue, closed: Sequence[Range]) -> None:
+    """Say in the log that units were asked for in which nothing waits any more: perhaps somebody has written them down.
+
+    :param closed: units of layouts that the queue had before it was altered.
+    """
+    if closed:
+        log.warning(
+            "%s: nothing waits in %s any more: the queue was altered, and entries come into layout %d; "
+            "list the ranges anew, or leave them out",
+            queue.id,
+            " ".join(str(part) for part in join_ranges(closed)),
+            queue.layout,
+        )
 
 
 def warn_of_namesake(database: Database, queue: Queue, sink_name: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from export_queue.core.drain.one_drain import POLL_SECONDS
 from export_queue.core.drain.request import LEASE_SECONDS
-from export_queue.core.errors import LockNotAvailable
+from export_queue.core.errors import LeaseLost, LockNotAvailable
 from export_queue.core.locks import ROWS, Lease, Owner, claim, hold, holders, release
 from export_queue.core.queue import (
     DeadLetterFilter,
@@ -68,10 +68,13 @@ def retry_dead_letters(
                     revokes=is_late,
                 )
             for lease in leases:
-                with database.begin() as work:
-                    hold(work, lease)
-                    of = queue.in_layout(lease.layout)
-                    count = requeue(work, of, waiting[lease.range], who=who, which=which)
+                try:
+                    with database.begin() as work:
+                        hold(work, lease)
+                        of = queue.in_layout(lease.layout)
+                        count = requeue(work, of, waiting[lease.range], who=who, which=which)
+                except LeaseLost:  # it ran out while others were worked on, or was revoked: it is claimed anew
+                    continue
                 moved += count
                 del waiting[lease.range]
         finally:

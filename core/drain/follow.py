@@ -27,7 +27,7 @@ from export_queue.core.drain.report import Counts, DrainReport, grouped, total
 from export_queue.core.drain.request import DrainOptions, DrainRequest
 from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost
 from export_queue.core.locks import begin_attempt, check_attempt, end_attempt, release_all
-from export_queue.core.queue import Range, find_queue, find_reader, join_ranges, waiting_ranges
+from export_queue.core.queue import Range, find_queue, find_reader, join_ranges, units_to_watch, waiting_ranges
 from export_queue.core.retry import Retry, is_transient
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
 from export_queue.core.store import Listener
@@ -211,7 +211,7 @@ class Follower:
         check_attempt(database, owner)
         with database.read() as work:
             queue = find_reader(work, self.request.queue_id)
-        units = queue.split(self.request.ranges)
+            units = units_to_watch(work, queue, self.request.ranges)
         self._wanted = join_ranges(units)
         if self.clock() - self._attempt_told_at >= ATTEMPT_SECONDS:
             begin_attempt(database, queue, owner)

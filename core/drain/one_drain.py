@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from export_queue.core.drain import tally
-from export_queue.core.drain.admission import StoreHandle, admit, note_fence, warn_of_namesake
+from export_queue.core.drain.admission import StoreHandle, admit, note_fence, warn_of_closed, warn_of_namesake
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.fenced import (
@@ -66,6 +66,7 @@ from export_queue.core.queue import (
     find_reader,
     join_ranges,
     list_dead_letters,
+    units_asked_for,
     waiting_ranges,
 )
 from export_queue.core.store import Database, Reading, Work, queries
@@ -315,10 +316,15 @@ class Course:
         return bool(leases)
 
     def has_moved(self) -> bool:
-        """Tell whether the queue has another layout than at the beginning."""
-        assert self.queue is not None
+        """Tell whether entries may wait in a layout that was not open at the beginning: a new, or a reopened one."""
+        queue = self.queue
+        assert queue is not None
+        known = {layout.number for layout in queue.layouts()}
         with self.database.read() as work:
-            return queries.queues.layout_of(work, self.queue.number) != self.queue.layout
+            if queries.queues.layout_of(work, queue.number) != queue.layout:
+                return True
+            older = queries.layouts.open_ones(work, queue.source_number, before=queue.layout)
+        return not known.issuperset(number for number, *_ in older)
 
     @contextlib.contextmanager
     def shown_again(self, engine: Engine) -> Iterator[None]:
@@ -348,7 +354,9 @@ class Course:
     def _find_queue(self) -> Queue:
         with self.database.read() as work:
             queue = self.queue = find_reader(work, self.request.queue_id)
-        self.wanted = queue.split(self.request.ranges)
+            self.wanted, closed = units_asked_for(work, queue, self.request.ranges)
+        warn_of_closed(queue, closed)
+        self.done |= set(closed)
         return queue
 
     def _admit_and_bind(self, engine: Engine, queue: Queue) -> None:

@@ -21,7 +21,7 @@ from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.core.maintenance import conflict_keys, idempotency_keys, invalid, outcomes, records, versions
 from export_queue.core.maintenance.horizon import raise_horizon, record_low_watermark
 from export_queue.core.maintenance.pages import CleanPage
-from export_queue.core.segments import vacuum_segments
+from export_queue.core.segments import GRACE_SECONDS, vacuum_segments
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import MAX_SHORT_SECONDS, expire
 
@@ -50,6 +50,8 @@ class Patience:
     between_calls: float = 600.0
     """Seconds of the store's clock. A thing is old if it was old at an earlier call, so many seconds before: a clock
     that steps forward for a moment makes nothing old."""
+    files: float = GRACE_SECONDS
+    """Seconds for which a file of bulk entries stays after a run has first found that nothing refers to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class MaintenanceReport:
     removed: int
     """Entries, dead letters and locks of subscriptions that were removed."""
     segment_files: int
-    """Files of bulk entries that everybody has read, or that no transaction has committed."""
+    """Files of bulk entries that everybody has read, or that no transaction has committed, behind their grace time."""
     more: bool
     """Whether a subject came to the limit, so that another run goes on with it."""
     busy: bool
@@ -146,7 +148,7 @@ def maintain(
         turn.repeat(partial(records.forget_reports, now_ms=settled_ms, keep_ms=int(keep_reports * 1000)))
         turn.repeat(partial(records.forget_acts, now_ms=settled_ms))
         turn.repeat(partial(records.forget_attempts, now_ms=settled_ms))
-    vacuumed = vacuum_segments(database, limit=limit)
+    vacuumed = vacuum_segments(database, limit=limit, grace_seconds=patience.files)
     turn.tidy()
     with database.read() as work:
         horizon = queries.cleanup.horizon(work)

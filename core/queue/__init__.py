@@ -25,7 +25,13 @@ from export_queue.core.queue.dead_letters import (
     list_dead_letters,
     requeue,
 )
-from export_queue.core.queue.layouts import close_layouts, in_all_layouts, queue_of
+from export_queue.core.queue.layouts import (
+    close_layouts,
+    in_all_layouts,
+    queue_of,
+    units_asked_for,
+    units_to_watch,
+)
 from export_queue.core.queue.options import (
     Queue,
     bind_sink,
@@ -105,6 +111,8 @@ __all__ = [
     "requeue",
     "subscribe",
     "subscriptions",
+    "units_asked_for",
+    "units_to_watch",
     "unsubscribe",
     "waiting_in_rows",
     "waiting_ranges",

@@ -94,8 +94,8 @@ def split(ranges: Iterable[Range | Sequence[int]], layouts: Sequence[Layout]) ->
     """Cut ranges into units.
 
     :param ranges: each a Range or its integers, a run of whole units.
-    :param layouts: the layouts of a queue in which entries may wait, the current one last.
-    :raises InvalidArgument: a range is not whole units, lies outside, or two overlap; or its layout is closed.
+    :param layouts: all layouts of a queue, the current one last.
+    :raises InvalidArgument: a range is not whole units, lies outside, or two overlap; or the queue had no such layout.
     """
     known = {layout.number: layout for layout in layouts}
     found: list[Range] = []
@@ -106,7 +106,7 @@ def split(ranges: Iterable[Range | Sequence[int]], layouts: Sequence[Layout]) ->
             current = layouts[-1]
             raise InvalidArgument(
                 f"range {part}: expected one of layout {' or '.join(map(str, known))}, found one of layout "
-                f"{part.layout}, in which nothing waits any more",
+                f"{part.layout}, which the queue never had",
                 hint=f"list the ranges anew: one of a later layout than the first names it, as in "
                 f"[0, {min(current.buckets_per_range, current.buckets)}, {current.number}]",
             )

@@ -9,9 +9,11 @@ An older layout is *closed* once it is empty and every transaction has ended tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout, Range, join_ranges, split
 from export_queue.core.queue.options import Queue, find_queue
 from export_queue.core.store import Database, Reading, queries
 from export_queue.core.transactions import take_snapshot
@@ -42,6 +44,39 @@ def former_layouts(work: Reading, queue: Queue) -> tuple[Layout, ...]:
 def in_all_layouts(work: Reading, queue: Queue) -> Queue:
     """Return a queue with all of its former layouts: places in closed ones, as dead letters have, are known to it."""
     return replace(queue, older=former_layouts(work, queue))
+
+
+def units_asked_for(
+    work: Reading, queue: Queue, ranges: Iterable[Range | Sequence[int]] | None
+) -> tuple[list[Range], list[Range]]:
+    """Cut ranges into units: those in which entries may wait, and those of closed layouts, in which nothing does.
+
+    :param ranges: ranges of any layout that the queue has had; None means all in which entries may wait.
+    :raises InvalidArgument: a range is not whole units, or the queue never had its layout.
+    """
+    if ranges is None:
+        return queue.open_units(), []
+    units = split(ranges, in_all_layouts(work, queue).layouts())
+    are_open = {layout.number for layout in queue.layouts()}
+    return [unit for unit in units if unit.layout in are_open], [unit for unit in units if unit.layout not in are_open]
+
+
+def units_to_watch(work: Reading, queue: Queue, ranges: Iterable[Range | Sequence[int]] | None) -> list[Range]:
+    """Cut ranges into the units of them in which entries may wait: who waits for some elsewhere would wait for ever.
+
+    :param ranges: as of :func:`units_asked_for`.
+    :raises InvalidArgument: nothing can wait in any of them; or as of :func:`units_asked_for`.
+    """
+    units, closed = units_asked_for(work, queue, ranges)
+    if closed and not units:
+        raise InvalidArgument(
+            f"range {join_ranges(closed)[0]}: expected one of layout "
+            f"{' or '.join(str(layout.number) for layout in queue.layouts())}, "
+            f"found one of layout {closed[0].layout}, in which nothing waits any more",
+            hint="list the ranges anew: one of a later layout than the first names it, as in "
+            f"{queue.units()[0].to_json()}",
+        )
+    return units
 
 
 def close_layouts(database: Database, queue: Queue) -> None:

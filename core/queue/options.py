@@ -16,7 +16,7 @@ from export_queue.core.errors import (
     SinkBindingError,
     UnknownQueue,
 )
-from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout, Range, split
+from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout, Range
 from export_queue.core.references import check_sink_name
 from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.tables import check_name
@@ -91,13 +91,6 @@ class Queue:
     def open_units(self) -> list[Range]:
         """List the units in which entries may wait, those of older layouts first."""
         return [unit for layout in self.layouts() for unit in layout.units()]
-
-    def split(self, ranges: Iterable[Range | Sequence[int]] | None) -> list[Range]:
-        """Cut ranges into units; None means all.
-
-        :raises InvalidArgument: a range is not whole units, or nothing can wait in its layout any more.
-        """
-        return self.open_units() if ranges is None else split(ranges, self.layouts())
 
     def in_layout(self, number: int) -> Queue:
         """Return the queue as it is to those who work in one of its layouts, which has no other one."""

@@ -25,10 +25,11 @@ from export_queue.core.segments.model import FileReport, Segment, Slice
 from export_queue.core.segments.peek import peek
 from export_queue.core.segments.reading import RowGroup, row_groups
 from export_queue.core.segments.stored_timeline import StoredSegment, count_states, stored_timeline
-from export_queue.core.segments.vacuum import Vacuumed, vacuum_segments
+from export_queue.core.segments.vacuum import GRACE_SECONDS, UnusedFile, Vacuumed, vacuum_segments
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
 
 __all__ = [
+    "GRACE_SECONDS",
     "TARGET_BYTES",
     "BulkWriter",
     "Candidates",
@@ -49,6 +50,7 @@ __all__ = [
     "UnitCompacted",
     "UnitPlan",
     "UnitReader",
+    "UnusedFile",
     "Vacuumed",
     "begin_load",
     "by_range",

@@ -1,15 +1,15 @@
 """Deleting files that no entry needs any more.
 
-A file goes when its transaction has ended, committed or not, and no segment refers to it: it was drained by
-all, or was never staged. Before its end a transaction may stage any of its files; after it, none. As long as the end is
-not known for good, that is while an active or an invalid id is there, no file of it is touched.
+A file goes when its transaction has ended, committed or not, no segment refers to it, and a grace time has passed since
+a run has first found it so: it was drained by all, or was never staged. Before its end a transaction may stage any of
+its files; after it, none. As long as the end is not known for good, that is while an active or an invalid id is there,
+no file of it is touched.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,11 @@ from export_queue.core.store import Database, queries
 
 log = logging.getLogger("export_queue.segments")
 
+GRACE_SECONDS = 3600.0
+"""How long a file stays to which nothing refers.
+
+Longer than a drain goes on with a plan that names it, or than the list of an object store lags behind; short enough for
+a queue of 100 GB an hour, which needs room for what was drained in this time and since the last clean-up."""
 ZOMBIE_SECONDS = 24 * 3600.0
 """How long after the end of a transaction an attempt of its tasks may still write files that nobody knows."""
 HIDDEN_SECONDS = 24 * 3600.0
@@ -28,11 +33,22 @@ _LOADS = 100
 
 
 @dataclass(frozen=True, slots=True)
+class UnusedFile:
+    """A file to which nothing refers, in its grace time."""
+
+    file: str
+    seconds: float
+    """How long it stays at least."""
+
+
+@dataclass(frozen=True, slots=True)
 class Vacuumed:
     """What one run did, or would do."""
 
     deleted: tuple[str, ...]
     """Files that were deleted; in a dry run those that would be."""
+    waiting: tuple[UnusedFile, ...]
+    """Files that go once their grace time is over."""
     more: bool
     """Whether it came to its limit."""
 
@@ -42,14 +58,11 @@ class Vacuumed:
         return len(self.deleted)
 
 
-class _Undo(Exception):
-    """Rolls back the SQL transaction of a dry run."""
-
-
 def vacuum_segments(
     database: Database,
     *,
     limit: int = 10_000,
+    grace_seconds: float = GRACE_SECONDS,
     zombie_seconds: float = ZOMBIE_SECONDS,
     hidden_seconds: float = HIDDEN_SECONDS,
     dry_run: bool = False,
@@ -59,60 +72,119 @@ def vacuum_segments(
     A filesystem that does not answer ends nothing: the next run looks at the same transactions again.
 
     :param limit: most transactions that are looked at.
+    :param grace_seconds: for so long a file stays after a run has first found that nothing refers to it.
     :param zombie_seconds: for so long after its end, by the store's clock, a transaction's folder is looked at.
     :param hidden_seconds: for so long a segment is kept for which a merged one stands.
-    :param dry_run: only say which files would be deleted.
+    :param dry_run: only say which files would be deleted; nothing is written, and nobody waits.
     """
-    if dry_run:
-        return _foretell(database, limit, hidden_seconds)
-    with database.begin() as work:
-        queries.compactions.forget_hidden(work, before_ms=work.now() - int(hidden_seconds * 1000))
-    deleted: list[str] = []
+    run = _Run(database, grace_seconds, zombie_seconds, hidden_seconds)
+    if not dry_run:
+        with database.begin() as work:
+            queries.vacuum.forget_hidden(work, before_ms=run.hidden_before(work.now()))
+            queries.vacuum.forget_strays(work)
     seen = after = 0
     while seen < limit:
         with database.read() as work:
-            loads = queries.segments.ended_loads(work, min(_LOADS, limit - seen), after=after)
+            loads = queries.vacuum.ended_loads(work, min(_LOADS, limit - seen), after=after)
         if not loads:
-            return Vacuumed(tuple(deleted), more=False)
-        for load in loads:
-            _vacuum(database, load, zombie_seconds, deleted)
+            return run.report(more=False)
+        if dry_run:
+            run.foretell(loads)
+        else:
+            for load in loads:
+                run.vacuum(load)
         seen, after = seen + len(loads), loads[-1]["transaction_id"]
-    return Vacuumed(tuple(deleted), more=True)
+    return run.report(more=True)
 
 
-def _vacuum(database: Database, load: Mapping[str, Any], zombie_seconds: float, deleted: list[str]) -> None:
-    transaction, folder = load["transaction_id"], load["folder"]
-    with database.begin() as work:
-        queries.segments.delete_unread(work, transaction)
-        queries.segments.note_end(work, transaction)
-        needed = queries.segments.files(work, transaction)
-        over = load["ended_ms"] is not None and work.now() - load["ended_ms"] >= zombie_seconds * 1000
-    try:
-        for file in list_files(folder):
-            if file not in needed:
-                delete_file(file)
-                deleted.append(file)
-        if over and not needed:
-            delete_folder(folder)
-            with database.begin() as work:
-                queries.segments.forget(work, transaction)
-    except ExportQueueError as error:
-        log.warning("files of transaction %s in %s were not deleted: %s", transaction, folder, error.message)
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """What to do with the files of a transaction to which nothing refers."""
+
+    since: Mapping[str, int]
+    """Each file, and since when nothing refers to it, in milliseconds of the store's clock."""
+    due: tuple[str, ...]
+    waiting: tuple[UnusedFile, ...]
 
 
-def _foretell(database: Database, limit: int, hidden_seconds: float) -> Vacuumed:
-    """Do what a run does to the store, take it back, and say which files nothing would refer to."""
-    needed: dict[str, set[str]] = {}
-    with contextlib.suppress(_Undo), database.begin() as work:
-        queries.compactions.forget_hidden(work, before_ms=work.now() - int(hidden_seconds * 1000))
-        for load in queries.segments.ended_loads(work, limit, after=0):
-            queries.segments.delete_unread(work, load["transaction_id"])
-            needed[load["folder"]] = queries.segments.files(work, load["transaction_id"])
-        raise _Undo
-    found: list[str] = []
-    for folder, kept in needed.items():
+def sort_unused(files: Collection[str], known: Mapping[str, int], *, now_ms: int, grace_seconds: float) -> Unused:
+    """Tell the files that go from those that are in their grace time.
+
+    :param files: files to which nothing refers.
+    :param known: since when, of those that an earlier run has found; what is to come, by a clock that has gone back,
+        becomes now.
+    """
+    since = {file: min(known.get(file, now_ms), now_ms) for file in files}
+    left = {file: grace_seconds - (now_ms - at) / 1000 for file, at in since.items()}
+    return Unused(
+        since=since,
+        due=tuple(file for file, seconds in left.items() if seconds <= 0),
+        waiting=tuple(UnusedFile(file, seconds) for file, seconds in left.items() if seconds > 0),
+    )
+
+
+class _Run:
+    def __init__(self, database: Database, grace_seconds: float, zombie_seconds: float, hidden_seconds: float) -> None:
+        self._database = database
+        self._grace_seconds = grace_seconds
+        self._zombie_seconds = zombie_seconds
+        self._hidden_seconds = hidden_seconds
+        self._deleted: list[str] = []
+        self._waiting: list[UnusedFile] = []
+
+    def hidden_before(self, now_ms: int) -> int:
+        return now_ms - int(self._hidden_seconds * 1000)
+
+    def report(self, *, more: bool) -> Vacuumed:
+        return Vacuumed(tuple(self._deleted), tuple(self._waiting), more)
+
+    def vacuum(self, load: Mapping[str, Any]) -> None:
+        transaction, folder = load["transaction_id"], load["folder"]
+        with self._database.begin() as work:
+            queries.vacuum.delete_unread(work, transaction)
+            queries.vacuum.note_end(work, transaction)
+            needed = queries.vacuum.files(work, transaction)
+            known = queries.vacuum.unused_since(work, [transaction])
+            now_ms = work.now()
         try:
-            found += [file for file in list_files(folder) if file not in kept]
+            unused = self._sorted(folder, needed, known, now_ms)
+            self._note(transaction, known, unused)
+            for file in unused.due:
+                delete_file(file)
+                self._deleted.append(file)
+            self._waiting += unused.waiting
+            over = load["ended_ms"] is not None and now_ms - load["ended_ms"] >= self._zombie_seconds * 1000
+            if over and not needed and not unused.waiting:
+                delete_folder(folder)
+                with self._database.begin() as work:
+                    queries.vacuum.forget(work, transaction)
         except ExportQueueError as error:
-            log.warning("files in %s cannot be listed: %s", folder, error.message)
-    return Vacuumed(tuple(found), more=len(needed) == limit)
+            log.warning("files of transaction %s in %s were not deleted: %s", transaction, folder, error.message)
+
+    def foretell(self, loads: list[Mapping[str, Any]]) -> None:
+        """Say what :meth:`vacuum` would do behind the deletions of a run, and write nothing."""
+        numbers = [load["transaction_id"] for load in loads]
+        with self._database.read() as work:
+            now_ms = work.now()
+            needed = queries.vacuum.files_kept(work, numbers, before_ms=self.hidden_before(now_ms))
+            known = queries.vacuum.unused_since(work, numbers)
+        for load in loads:
+            try:
+                unused = self._sorted(load["folder"], needed, known, now_ms)
+            except ExportQueueError as error:
+                log.warning("files in %s cannot be listed: %s", load["folder"], error.message)
+            else:
+                self._deleted += unused.due
+                self._waiting += unused.waiting
+
+    def _sorted(self, folder: str, needed: Collection[str], known: Mapping[str, int], now_ms: int) -> Unused:
+        files = [file for file in list_files(folder) if file not in needed]
+        return sort_unused(files, known, now_ms=now_ms, grace_seconds=self._grace_seconds)
+
+    def _note(self, transaction: int, known: Mapping[str, int], unused: Unused) -> None:
+        """Note what is new before anything is deleted: a run that is killed leaves to the next what it has found."""
+        since = {file: at for file, at in unused.since.items() if known.get(file) != at}
+        gone = known.keys() - unused.since.keys()
+        if since or gone:
+            with self._database.begin() as work:
+                queries.vacuum.note_unused(work, transaction, since=since, gone=gone)

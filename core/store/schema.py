@@ -291,6 +291,13 @@ hidden_segment = _table(
     _id("hidden_ms"),
     sa.Index("xq_hidden_segment_segment", "transaction_id", "number"),
 )
+# Files of ended transactions to which nothing refers: clean-up keeps them for a grace time.
+unused_file = _table(
+    "xq_unused_file",
+    _id("transaction_id", primary_key=True),
+    _text("file", primary_key=True),  # its URL
+    _id("since_ms"),  # when clean-up found first that nothing refers to it
+)
 # The partition numbers of a unit that were given to segments; none is given twice.
 partition = _table(
     "xq_partition",

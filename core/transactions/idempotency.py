@@ -20,13 +20,14 @@ def check_idempotency_key(key: str) -> None:
     :raises InvalidArgument: it is no text, empty, too long, or holds a NUL or half a character.
     """
     try:
-        size = len(key.encode())
-    except (AttributeError, UnicodeEncodeError):
+        size = len(key.encode()) if isinstance(key, str) else 0
+    except UnicodeEncodeError:
         size = 0
     if not 0 < size <= MAX_IDEMPOTENCY_KEY_BYTES or "\x00" in key:
+        # Of what is no text only the type: a number of thousands of digits cannot be shown.
+        shown = reprlib.repr(key) if isinstance(key, str) else f"a value of type {type(key).__name__}"
         raise InvalidArgument(
-            f"idempotency key: expected text of 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes without NUL, "
-            f"found {reprlib.repr(key)}"
+            f"idempotency key: expected text of 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes without NUL, found {shown}"
         )
 
 

@@ -19,7 +19,7 @@ from tests.support import bulk
 from tests.support.fake_spark import FakeSpark
 from tests.support.waiting import wait_until
 
-from export_queue.core.drain import drain_as_requested
+from export_queue.core.drain import DrainRequest, drain_as_requested
 from export_queue.core.errors import (
     ConfigurationError,
     DrainError,
@@ -67,7 +67,7 @@ if mode == "silent":
 if mode == "broken":
     print("the cluster is on fire"); sys.exit(3)
 from export_queue.core.client import Store
-from export_queue.core.drain import drain_as_requested
+from export_queue.core.drain import DrainRequest, drain_as_requested
 from export_queue.core.locks import begin_attempt, claim
 from export_queue.core.spark import DrainArguments
 job = DrainArguments.from_json(sys.argv[-1])
@@ -187,6 +187,32 @@ def test_nothing_is_submitted_where_nothing_waits(
     add(airflow_store, 1)
     assert run_drain(ranges=[])["ranges"] == []
     assert spark.calls() == []
+
+
+def test_nothing_is_submitted_for_ranges_of_a_layout_that_is_closed(
+    airflow_store: Any, run_drain: Any, spark: FakeSpark, copies: None
+) -> None:
+    """As a mapped task has them that is retried after the queue was altered."""
+    airflow_store.alter_queue("orders", buckets=7, buckets_per_range=7, guard="seq")
+    add(airflow_store, 1)
+    report = run_drain(ranges=[[0, 101]])
+    assert (report["read"], report["ranges"], report["skipped"]) == (0, [[0, 101]], [])
+    assert spark.calls() == []
+    report = run_drain(ranges=[[0, 101], [0, 7, 2]])
+    assert (report["read"], report["ranges"]) == (1, [[0, 101], [0, 7, 2]])
+
+
+def test_a_layout_that_comes_between_the_reads_of_a_drain_is_drained(
+    airflow_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*arguments: Any) -> Any:
+        airflow_store.alter_queue("orders", buckets=7, buckets_per_range=7, guard="seq")
+        add(airflow_store, 1)
+        return take_snapshot(*arguments)
+
+    monkeypatch.setattr("export_queue.core.transactions.take_snapshot", late)
+    left = free_units.OpenUnits.of(airflow_store, DrainRequest(queue_id="orders", sink_name="copies")).left
+    assert Range(0, 7, 2) in left
 
 
 def test_it_is_mapped_over_groups_of_ranges(airflow_store: Any, run_dag: Any, spark: FakeSpark, copies: None) -> None:

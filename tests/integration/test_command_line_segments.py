@@ -85,11 +85,18 @@ def test_drained_segments_of_units_that_were_altered_are_not_shown(url: str) -> 
 def test_a_dry_run_of_the_vacuum_names_the_files_that_the_next_one_deletes(url: str) -> None:
     run_cli("compact", "orders", "--least", "2", url=url)
     assert json.loads(run_cli("vacuum", "--dry-run", "--json", url=url))["files"] == []
-    foretold = json.loads(run_cli("vacuum", "--dry-run", "--keep-hidden", "0", "--json", url=url))["files"]
+    waiting = json.loads(run_cli("vacuum", "--dry-run", "--keep-hidden", "0", "--json", url=url))["waiting"]
+    assert [one["seconds"] for one in waiting] == [3600.0] * FIVE_LOADS
+    told = run_cli("vacuum", "--dry-run", "--keep-hidden", "0", url=url)
+    assert f"{waiting[0]['file']} stays for 60 minutes\n" in told
+    assert told.endswith(f"0 files would be deleted, {FIVE_LOADS} are in their grace time\n")
+    at_once = ("--grace", "0", "--keep-hidden", "0", "--json")
+    foretold = json.loads(run_cli("vacuum", "--dry-run", *at_once, url=url))["files"]
+    assert foretold == [one["file"] for one in waiting]
     assert len(foretold) == FIVE_LOADS
     assert all(Path(file).exists() for file in foretold)
     assert "10 hidden" in run_cli("segments", "orders", url=url)
-    deleted = json.loads(run_cli("vacuum", "--keep-hidden", "0", "--json", url=url))["files"]
+    deleted = json.loads(run_cli("vacuum", *at_once, url=url))["files"]
     assert deleted == foretold
     assert not any(Path(file).exists() for file in foretold)
 

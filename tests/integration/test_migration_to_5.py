@@ -19,7 +19,8 @@ from export_queue.core.drain import drain
 from export_queue.core.errors import LeaseLost, LockNotAvailable, SchemaVersionError
 from export_queue.core.locks import ROWS, Area, Lease, Owner, acquire, claim, hold, release
 from export_queue.core.queue import Queue
-from export_queue.core.sinks import SinkSpec
+from export_queue.core.segments import vacuum_segments
+from export_queue.core.sinks import MemorySink, SinkSpec
 from export_queue.core.store import schema
 from export_queue.core.store.creation import create
 
@@ -189,3 +190,16 @@ def test_an_older_release_that_runs_its_init_changes_no_lock(store: Store, url: 
             hold(work, *leases)
         with pytest.raises(LockNotAvailable, match="is held by newer"):
             acquire(again.database, queue, [PART], owner=Owner.unique(), lease_seconds=60)
+
+
+def test_clean_up_by_a_client_of_schema_4_knows_no_grace_time_and_does_no_harm(store: Store, url: str) -> None:
+    sink = MemorySink()
+    bulk.load(store, bulk.many(30), tasks=2)
+    assert drain(store, "orders", sink, sink_name="sink").acknowledged == 30
+    assert len(vacuum_segments(store.database).waiting) == 2
+    _, needed = bulk.load(store, bulk.many(10))
+    assert told_by(url, "clean-up") == "2\ndone\n"
+    found = vacuum_segments(store.database)
+    assert (found.deleted, found.waiting) == ((), ())
+    assert all(Path(report.file).exists() for report in needed)
+    assert drain(store, "orders", sink, sink_name="sink").acknowledged == 10

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,7 +49,8 @@ from export_queue.core.errors import (
     SinkUnavailable,
 )
 from export_queue.core.locks import Owner, claim
-from export_queue.core.maintenance import maintain, safe_floor
+from export_queue.core.maintenance import Patience, safe_floor
+from export_queue.core.maintenance import maintain as clean_up
 from export_queue.core.queue import DeadLetterFilter, Position, Range, Sighting, bucket, look, subscribe
 from export_queue.core.retry import Retry
 from export_queue.core.segments import (
@@ -72,6 +74,7 @@ EVERY_WAY = True
 fork = multiprocessing.get_context("fork")
 ONCE = Retry(attempts=1)
 READERS = ["search", "cache"]
+maintain = partial(clean_up, patience=Patience(files=0))
 
 
 @pytest.fixture
@@ -220,16 +223,18 @@ def test_a_process_that_dies_leaves_all_or_nothing(orders: Store, open_store: Ca
     assert len(files(orders)) == 1
     if moment != "after the commit":
         assert waiting(orders) == 0
-        assert vacuum_segments(orders.database).files == 0  # it may still be at work, as far as anybody knows
+        assert (
+            vacuum_segments(orders.database, grace_seconds=0).files == 0
+        )  # it may still be at work, as far as anybody knows
         assert orders.outcome(request).status == "refused"
         orders.database.dialect.abort(_connection(orders), kind="long", transaction=number)
-        assert vacuum_segments(orders.database).files == 1
+        assert vacuum_segments(orders.database, grace_seconds=0).files == 1
         assert waiting(orders) == 0
     else:
         assert orders.outcome(request).status == "committed"
-        assert vacuum_segments(orders.database).files == 0
+        assert vacuum_segments(orders.database, grace_seconds=0).files == 0
         assert len(drained(orders)) == 30
-        assert vacuum_segments(orders.database).files == 1
+        assert vacuum_segments(orders.database, grace_seconds=0).files == 1
 
 
 def _connection(store: Store) -> Any:
@@ -242,7 +247,7 @@ def test_an_expired_load_is_pruned_with_its_files(orders: Store) -> None:
         bulk.add(tx, orders, many(10))
     with orders.database.begin() as work:
         queries.invalid.end_all(work)
-    assert vacuum_segments(orders.database).files == 0  # its rows refer to them
+    assert vacuum_segments(orders.database, grace_seconds=0).files == 0  # its rows refer to them
     maintain(orders.database)
     assert not files(orders)
     assert waiting(orders) == 0
@@ -604,13 +609,13 @@ def test_an_object_store_needs_neither_a_rename_nor_a_folder(
     aside = here.rename(here.with_suffix(".aside"))
     with pytest.raises(SegmentLost, match="found no file"):
         drained(orders)
-    assert vacuum_segments(orders.database).files == 1  # the one that is aside
+    assert vacuum_segments(orders.database, grace_seconds=0).files == 1  # the one that is aside
     assert not aside.exists()
     with pytest.raises(SegmentLost):
         drained(orders)
     orders.dead_letters.give_up_file("orders", report.file)
     assert len(drained(orders)) == 30 - report.entries
-    assert vacuum_segments(orders.database).files == 1
+    assert vacuum_segments(orders.database, grace_seconds=0).files == 1
     assert not [path for path in (tmp_path / bucket).rglob("*") if path.is_file()]
 
 
@@ -770,7 +775,7 @@ def test_clean_up_deletes_no_file_that_somebody_needs(orders: Store) -> None:
 def test_files_of_a_late_attempt_go_until_the_folder_is_forgotten(orders: Store) -> None:
     number, _ = bulk.load(orders, many(10))
     drained(orders)
-    assert vacuum_segments(orders.database).files == 1
+    assert vacuum_segments(orders.database, grace_seconds=0).files == 1
     queue = orders.queue("orders")
     write_segments(
         [bulk.batch(many(5), queue.buckets)],
@@ -780,8 +785,8 @@ def test_files_of_a_late_attempt_go_until_the_folder_is_forgotten(orders: Store)
         name="zombie",
         buckets_per_range=5,
     )
-    assert vacuum_segments(orders.database).files == 1
-    vacuum_segments(orders.database, zombie_seconds=0.0)
+    assert vacuum_segments(orders.database, grace_seconds=0).files == 1
+    vacuum_segments(orders.database, grace_seconds=0, zombie_seconds=0.0)
     with orders.database.read() as work:
         assert queries.segments.folder_of(work, number) is None
     assert not list(Path(str(orders.database.segments)).rglob(str(number)))
@@ -900,7 +905,7 @@ def test_a_file_that_another_task_has_drained_and_clean_up_has_deleted_is_not_mi
         def apply(self, operations: Operations) -> ApplyResult:
             if not others:
                 others.extend(task(MemorySink(), 1))
-                assert vacuum_segments(orders.database).files == 1
+                assert vacuum_segments(orders.database, grace_seconds=0).files == 1
             return super().apply(operations)
 
     reports = task(Overtaken(), 0, 2)

@@ -26,6 +26,7 @@ from export_queue.core.retry import Retry
 from export_queue.core.segments import begin_load, stage_segments, vacuum_segments, write_segments
 from export_queue.core.segments import writing as segment_writing
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations
+from export_queue.core.store import schema
 
 fork = multiprocessing.get_context("fork")
 Use = Callable[[Keys], None]
@@ -90,8 +91,13 @@ def test_bulk_entries_in_an_object_store_are_added_shown_drained_and_cleaned_up(
     assert len(orders.peek("orders", limit=100, values=True)) == 100
     assert orders.peek("orders", key="key-149", values=True)[0].value == b"bulk"
     assert drained(orders) == many(150)
+    for _ in range(2):
+        assert [one.file for one in vacuum_segments(orders.database).waiting] == sorted(files)
+    with orders.database.begin() as work:  # an hour passes
+        since = schema.unused_file.c.since_ms
+        work.connection.execute(schema.unused_file.update().values(since_ms=since - 3_600_000))
     assert vacuum_segments(orders.database).files == 3
-    vacuum_segments(orders.database, zombie_seconds=0.0)
+    vacuum_segments(orders.database, grace_seconds=0, zombie_seconds=0.0)
     assert set(s3_server.objects(s3_bucket)) <= {f"queue/{orders.id}/"}, "Arrow's mark of a folder, one a store"
 
 
@@ -108,10 +114,10 @@ def test_files_are_found_by_the_rows_of_the_store_alone(
     assert s3_server.requests()[begun:]
     assert not [line for line in s3_server.requests()[begun:] if "list-type" in line or " 4" in line]
     with caplog.at_level(logging.WARNING):
-        assert vacuum_segments(orders.database).files == 0
+        assert vacuum_segments(orders.database, grace_seconds=0).files == 0
     assert "were not deleted" in caplog.text
     use(s3_server.user(*CLEANER))
-    assert vacuum_segments(orders.database).files == 1
+    assert vacuum_segments(orders.database, grace_seconds=0).files == 1
 
 
 def test_each_slice_of_a_file_is_opened_by_one_question(orders: Store, s3_server: S3Server) -> None:
@@ -263,16 +269,18 @@ def test_a_process_that_dies_between_its_upload_and_its_commit_leaves_all_or_not
     assert found == (0 if moment == "in the upload" else 1), "an upload that did not end is no object"
     if moment == "after the commit":
         assert orders.outcome(request).status == "committed"
-        assert vacuum_segments(orders.database).files == 0
+        assert vacuum_segments(orders.database, grace_seconds=0).files == 0
         assert drained(orders) == many(30)
-        assert vacuum_segments(orders.database).files == 1
+        assert vacuum_segments(orders.database, grace_seconds=0).files == 1
     else:
         assert waiting(orders) == 0
-        assert vacuum_segments(orders.database).files == 0  # it may still be at work, as far as anybody knows
+        assert (
+            vacuum_segments(orders.database, grace_seconds=0).files == 0
+        )  # it may still be at work, as far as anybody knows
         assert orders.outcome(request).status == "refused"
         connection: Any = orders.database.check_out().driver_connection
         orders.database.dialect.abort(connection, kind="long", transaction=number)
-        assert vacuum_segments(orders.database).files == found
+        assert vacuum_segments(orders.database, grace_seconds=0).files == found
         assert waiting(orders) == 0
 
 
@@ -388,7 +396,7 @@ def test_an_error_of_the_writer_is_told_although_the_server_has_gone(
             buckets_per_range=5,
         )
     gate.open()
-    vacuum_segments(orders.database)
+    vacuum_segments(orders.database, grace_seconds=0)
     assert not [key for key in s3_server.objects(s3_bucket) if key.endswith(".parquet")]
 
 
@@ -427,5 +435,5 @@ def test_an_upload_to_a_server_that_stays_away_is_transient_and_may_be_called_ag
         gate.open()
         tx.queue("orders").add_batch(table(entries))
     assert drained(orders) == entries
-    assert vacuum_segments(orders.database).files >= 1
+    assert vacuum_segments(orders.database, grace_seconds=0).files >= 1
     assert not [key for key in s3_server.objects(s3_bucket) if key.endswith(".parquet")]

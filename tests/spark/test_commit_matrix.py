@@ -136,7 +136,7 @@ def clean(store: Store, folder: Path) -> None:
 
     def is_clean() -> bool:
         maintain(store.database, patience=AT_ONCE)
-        vacuum_segments(store.database, zombie_seconds=0.0)
+        vacuum_segments(store.database, grace_seconds=0, zombie_seconds=0.0)
         named = set(store.bulk_files())
         assert named <= files(folder), "a file that a commit refers to was deleted"
         return files(folder) == named

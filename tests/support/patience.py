@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from export_queue.core.maintenance import Patience
 
-AT_ONCE = Patience(seconds=0, between_calls=0)
+AT_ONCE = Patience(seconds=0, between_calls=0, files=0)

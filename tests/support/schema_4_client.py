@@ -1,7 +1,7 @@
 """A client of schema 4, run as a program by the code of that time, which is ``tests/data/schema_4.zip``.
 
 Its words are: ``create`` [sequence | clock], ``count NAME QUEUE``, ``drain QUEUE FILE``, ``drain-on QUEUE FILE``,
-``claim QUEUE TASK ATTEMPT``. A sink is a SQLite file.
+``claim QUEUE TASK ATTEMPT``, ``clean-up``. A sink is a SQLite file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, drain
 from export_queue.core.errors import ConflictError, LeaseLost
 from export_queue.core.locks import Owner, claim, hold, release
+from export_queue.core.maintenance import maintain
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.store.creation import create
 
@@ -85,6 +86,11 @@ def claim_units(store: Store, queue_id: str, task: str, attempt: str) -> None:
     release(store.database, leases)
 
 
+def clean_up(store: Store) -> None:
+    """Clean up, and tell how many files were deleted."""
+    say(maintain(store.database).segment_files)
+
+
 def main() -> None:
     act, *arguments = sys.argv[1:]
     with Store.open(URL) as store:
@@ -93,7 +99,13 @@ def main() -> None:
                 create(store.database, id_source=arguments[0] if arguments else None)  # type: ignore[arg-type]
                 store.configure_queue("orders", buckets=20, buckets_per_range=5, value="bytes")
             else:
-                acts = {"count": count, "drain": drain_once, "drain-on": drain_on, "claim": claim_units}
+                acts = {
+                    "count": count,
+                    "drain": drain_once,
+                    "drain-on": drain_on,
+                    "claim": claim_units,
+                    "clean-up": clean_up,
+                }
                 acts[act](store, *arguments)
         except Exception as error:  # also those of drivers
             say("ended", type(error).__name__, error)

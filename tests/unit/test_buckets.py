@@ -77,7 +77,7 @@ def test_a_range_of_two_numbers_is_one_of_the_first_layout_and_a_third_one_names
     assert split([[5, 10, 3], [0, 8]], layouts) == [Range(0, 4), Range(4, 8), Range(5, 10, 3)]
     assert [as_range(one.to_json()) for one in (Range(0, 4), Range(5, 10, 3))] == [Range(0, 4), Range(5, 10, 3)]
     assert [str(one) for one in (Range(0, 4), Range(5, 10, 3))] == ["[0, 4)", "[5, 10) of layout 3"]
-    with pytest.raises(InvalidArgument, match="expected one of layout 1 or 3, found one of layout 2, in which nothing"):
+    with pytest.raises(InvalidArgument, match="expected one of layout 1 or 3, found one of layout 2, which the queue"):
         split([[0, 5, 2]], layouts)
     with pytest.raises(
         InvalidArgument, match=r"range \[0, 4\) of layout 3: expected a run of whole units of 5 buckets"

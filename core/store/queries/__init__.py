@@ -21,6 +21,7 @@ from export_queue.core.store.queries import (
     segments,
     sinks,
     tallies,
+    vacuum,
     versions,
 )
 
@@ -45,5 +46,6 @@ __all__ = [
     "segments",
     "sinks",
     "tallies",
+    "vacuum",
     "versions",
 ]

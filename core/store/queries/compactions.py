@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -139,42 +139,6 @@ def hidden(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
         .order_by(h.c.partition)
     )
     return [dict(row) for row in work.connection.execute(statement).mappings()]
-
-
-def forget_hidden(work: Work, *, before_ms: int) -> int:
-    """Forget what has been hidden for long, and what a segment stood for that is drained: the deepest first.
-
-    :param before_ms: what was hidden before this time is old.
-    :returns: how many segments no reader can get back any more.
-    """
-    forgotten = 0
-    while True:
-        above = h.alias()
-        stands = sa.or_(
-            sa.exists().where(
-                r.c.queue_number == h.c.queue_number,
-                r.c.transaction_id == h.c.by_transaction,
-                r.c.number == h.c.by_number,
-            ),
-            sa.exists().where(
-                above.c.queue_number == h.c.queue_number,
-                above.c.transaction_id == h.c.by_transaction,
-                above.c.number == h.c.by_number,
-            ),
-        )
-        gone = sa.or_(h.c.hidden_ms < before_ms, sa.not_(stands))
-        keys: Collection[tuple[int, int, int]] = [
-            (int(queue), int(transaction), int(number))
-            for queue, transaction, number in work.connection.execute(
-                sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(gone).limit(_KEYS_AT_ONCE)
-            )
-        ]
-        if not keys:
-            return forgotten
-        for table in (h, d):
-            place = sa.tuple_(table.c.queue_number, table.c.transaction_id, table.c.number)
-            work.connection.execute(table.delete().where(place.in_(list(keys))))
-        forgotten += len(keys)
 
 
 def _key(table: sa.Table) -> Any:

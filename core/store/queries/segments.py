@@ -16,9 +16,8 @@ from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.dialect import EntryKey
 from export_queue.core.store.queries.id_lists import visible_ids
 from export_queue.core.store.queries.inserts import insert_for, insert_into
-from export_queue.core.store.schema import SEGMENTS_CODE, active, invalid, store
+from export_queue.core.store.schema import SEGMENTS_CODE, active, store
 from export_queue.core.store.schema import compacted as c
-from export_queue.core.store.schema import hidden_segment as h
 from export_queue.core.store.schema import load as ld
 from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_done as d
@@ -330,48 +329,3 @@ def wait_for(work: Reading, queue: int) -> bool:
 def waiting_files(work: Reading) -> list[str]:
     """Read the files that somebody has still to read, by name."""
     return list(work.connection.scalars(sa.select(g.c.file).select_from(_read).distinct().order_by(g.c.file)))
-
-
-def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, Any]]:
-    """Read long transactions with a folder that have ended for good, in the order of their ids.
-
-    In one statement, which sees one moment: a commit takes the active row away and writes who reads the segments.
-
-    :param after: the id behind which they are read.
-    """
-    statement = (
-        sa.select(ld)
-        .where(
-            ld.c.transaction_id > after,
-            ld.c.transaction_id.not_in(sa.select(active.c.id)),
-            ld.c.transaction_id.not_in(sa.select(invalid.c.id)),
-        )
-        .order_by(ld.c.transaction_id)
-        .limit(limit)
-    )
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
-
-
-def delete_unread(work: Work, transaction: int) -> None:
-    """Delete the segments of a transaction that has ended which nobody reads, or reads any more, nor are hidden."""
-    needed = (sa.exists().where(t.c.transaction_id == g.c.transaction_id, t.c.number == g.c.number) for t in (r, h))
-    work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(sa.or_(*needed))))
-    is_there = sa.exists().where(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)
-    work.connection.execute(c.delete().where(c.c.transaction_id == transaction, sa.not_(is_there)))
-
-
-def files(work: Reading, transaction: int) -> set[str]:
-    """Read the files of a transaction to which a segment refers."""
-    return set(work.connection.scalars(sa.select(g.c.file).where(g.c.transaction_id == transaction).distinct()))
-
-
-def note_end(work: Work, transaction: int) -> None:
-    """Note that a transaction has ended, the first time that this is seen."""
-    ended = ld.update().where(ld.c.transaction_id == transaction, ld.c.ended_ms.is_(None))
-    work.connection.execute(ended.values(ended_ms=work.now()))
-
-
-def forget(work: Work, transaction: int) -> None:
-    """Forget a transaction whose files are gone, and which parts of them were drained."""
-    work.connection.execute(d.delete().where(d.c.transaction_id == transaction))
-    work.connection.execute(ld.delete().where(ld.c.transaction_id == transaction))

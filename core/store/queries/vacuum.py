@@ -1,0 +1,153 @@
+"""SQL of the vacuum: what refers to the files of ended transactions, and since when nothing refers to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.queries.inserts import insert_into
+from export_queue.core.store.schema import active, invalid
+from export_queue.core.store.schema import compacted as c
+from export_queue.core.store.schema import hidden_segment as h
+from export_queue.core.store.schema import load as ld
+from export_queue.core.store.schema import segment as g
+from export_queue.core.store.schema import segment_done as d
+from export_queue.core.store.schema import segment_reader as r
+from export_queue.core.store.schema import unused_file as u
+
+_AT_ONCE = 300
+"""Segments or files that one statement names: three parameters each at most."""
+
+
+def _place(table: Any) -> Any:
+    return sa.tuple_(table.c.queue_number, table.c.transaction_id, table.c.number)
+
+
+def _is(table: sa.Table) -> sa.ColumnElement[bool]:
+    return sa.exists().where(table.c.transaction_id == g.c.transaction_id, table.c.number == g.c.number)
+
+
+def _kept(before_ms: int) -> sa.CTE:
+    """Find the hidden segments that a reader may get back: of a merged one that waits, from hop to hop.
+
+    :param before_ms: what was hidden before this time is old, and does not come back.
+    """
+    young = sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(h.c.hidden_ms >= before_ms)
+    kept = young.join(r, _is_by(r)).cte("kept", recursive=True)
+    return kept.union(young.join(kept, _is_by(kept)))
+
+
+def _is_by(above: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Tell whether a row of another table is the segment that stands for a hidden one."""
+    return sa.and_(
+        above.c.queue_number == h.c.queue_number,
+        above.c.transaction_id == h.c.by_transaction,
+        above.c.number == h.c.by_number,
+    )
+
+
+def _is_needed(is_hidden: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """Tell whether a segment of a transaction that has ended is needed: a reader waits for it, or may get it back.
+
+    :param is_hidden: whether it is hidden, or will be behind deletions to come.
+    """
+    return sa.or_(_is(r), is_hidden)
+
+
+def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, Any]]:
+    """Read long transactions with a folder that have ended for good, in the order of their ids.
+
+    In one statement, which sees one moment: a commit takes the active row away and writes who reads the segments.
+
+    :param after: the id behind which they are read.
+    """
+    statement = (
+        sa.select(ld)
+        .where(
+            ld.c.transaction_id > after,
+            ld.c.transaction_id.not_in(sa.select(active.c.id)),
+            ld.c.transaction_id.not_in(sa.select(invalid.c.id)),
+        )
+        .order_by(ld.c.transaction_id)
+        .limit(limit)
+    )
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def forget_hidden(work: Work, *, before_ms: int) -> None:
+    """Forget the hidden segments that no reader can get back any more; none goes before those that it hides.
+
+    :param before_ms: what was hidden before this time does not come back.
+    """
+    kept = _kept(before_ms)
+    stays = _place(h).in_(sa.select(kept.c.queue_number, kept.c.transaction_id, kept.c.number))
+    doomed = h.delete().where(sa.not_(stays))
+    # What another one has deleted meanwhile is not among the returned: a fall-back needs to know what is drained of it.
+    found = work.connection.execute(doomed.returning(h.c.queue_number, h.c.transaction_id, h.c.number))
+    gone = [tuple(row) for row in found]
+    for start in range(0, len(gone), _AT_ONCE):
+        work.connection.execute(d.delete().where(_place(d).in_(gone[start : start + _AT_ONCE])))
+
+
+def delete_unread(work: Work, transaction: int) -> None:
+    """Delete the segments of a transaction that has ended which nobody reads, or reads any more, nor are hidden."""
+    work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(_is_needed(_is(h)))))
+    is_there = sa.exists().where(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)
+    work.connection.execute(c.delete().where(c.c.transaction_id == transaction, sa.not_(is_there)))
+
+
+def files(work: Reading, transaction: int) -> set[str]:
+    """Read the files of a transaction to which a segment refers."""
+    return set(work.connection.scalars(sa.select(g.c.file).where(g.c.transaction_id == transaction).distinct()))
+
+
+def files_kept(work: Reading, transactions: Sequence[int], *, before_ms: int) -> set[str]:
+    """Read the files of ended transactions to which a segment would refer behind the deletions above.
+
+    :param before_ms: as of :func:`forget_hidden`.
+    """
+    kept = _kept(before_ms)
+    is_kept = sa.tuple_(g.c.transaction_id, g.c.number).in_(sa.select(kept.c.transaction_id, kept.c.number))
+    of_these = g.c.transaction_id.in_(transactions)
+    return set(work.connection.scalars(sa.select(g.c.file).where(of_these, _is_needed(is_kept)).distinct()))
+
+
+def note_end(work: Work, transaction: int) -> None:
+    """Note that a transaction has ended, the first time that this is seen."""
+    ended = ld.update().where(ld.c.transaction_id == transaction, ld.c.ended_ms.is_(None))
+    work.connection.execute(ended.values(ended_ms=work.now()))
+
+
+def unused_since(work: Reading, transactions: Sequence[int]) -> dict[str, int]:
+    """Read of files to which nothing refers when that was first seen, in milliseconds."""
+    statement = sa.select(u.c.file, u.c.since_ms).where(u.c.transaction_id.in_(transactions))
+    return {file: int(since_ms) for file, since_ms in work.connection.execute(statement)}
+
+
+def note_unused(work: Work, transaction: int, *, since: Mapping[str, int], gone: Collection[str]) -> None:
+    """Note since when nothing refers to files of a transaction that has ended.
+
+    :param since: files of which it was not noted, or is corrected.
+    :param gone: files that are not there any more.
+    """
+    doomed = sorted({*gone, *since})
+    for start in range(0, len(doomed), _AT_ONCE):
+        these = u.c.file.in_(doomed[start : start + _AT_ONCE])
+        work.connection.execute(u.delete().where(u.c.transaction_id == transaction, these))
+    if since:
+        rows = [{"transaction_id": transaction, "file": file, "since_ms": at} for file, at in sorted(since.items())]
+        work.connection.execute(insert_into(work, u).on_conflict_do_nothing(), rows)
+
+
+def forget(work: Work, transaction: int) -> None:
+    """Forget a transaction whose files are gone, and which parts of them were drained."""
+    for table in (d, u, ld):
+        work.connection.execute(table.delete().where(table.c.transaction_id == transaction))
+
+
+def forget_strays(work: Work) -> None:
+    """Forget files of transactions that are forgotten: by code that knows no grace time, or while a run noted them."""
+    work.connection.execute(u.delete().where(u.c.transaction_id.not_in(sa.select(ld.c.transaction_id))))
