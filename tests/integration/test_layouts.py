@@ -20,7 +20,7 @@ from tests.support.fenced_memory import FencedMemory
 from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
-from export_queue.core.drain import drain, follow
+from export_queue.core.drain import drain, follow, retry_dead_letters
 from export_queue.core.errors import (
     ConfigurationError,
     InvalidArgument,
@@ -32,7 +32,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.locks import Owner, claim, release
 from export_queue.core.maintenance import maintain
-from export_queue.core.queue import Layout, Range, alter_queue, bucket, queue_of
+from export_queue.core.queue import ALL_DEAD_LETTERS, Layout, Range, alter_queue, bucket, queue_of
 from export_queue.core.retry import Retry
 from export_queue.core.segments import stage_segments
 from export_queue.core.sinks import MemorySink
@@ -392,6 +392,15 @@ def test_a_dead_letter_comes_back_where_it_was(orders: Store, *, is_closed: bool
     drained(orders, sink)
     assert values(sink) == {KEYS[0]: b"3", KEYS[1]: b"2", KEYS[2]: b"1"}
     assert orders.queue("orders").older == ()
+
+
+def test_letters_of_a_layout_that_is_younger_than_the_look_at_the_queue_are_retried(orders: Store) -> None:
+    before = orders.queue("orders")
+    orders.alter_queue("orders", **OTHER)
+    add(orders, KEYS[:3])
+    assert drained(orders, MemorySink(), exporter=lambda entry: [entry]).dead == 3
+    moved = retry_dead_letters(orders.database, before, ALL_DEAD_LETTERS, who="anna", limit=10, lock_timeout=0.0)
+    assert moved == len(rows(orders)) == 3
 
 
 # The guard fence
