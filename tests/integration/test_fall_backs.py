@@ -20,7 +20,9 @@ from export_queue.core.segments import (
     Candidates,
     UnitReader,
     compact,
+    count_states,
     falling_back,
+    stored_timeline,
     vacuum_segments,
     waiting_segments,
 )
@@ -122,6 +124,29 @@ def test_inputs_of_which_an_older_client_has_vacuumed_some_are_not_fallen_back_o
         lost.fall_back()
     lost.find()
     assert lost.waits() == before
+
+
+def test_what_a_segment_hides_stays_hidden_though_it_is_drained_in_the_middle_of_a_vacuum(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, database, queue = queries.segments.ended_loads, lost.store.database, lost.store.queue("orders")
+    sink = MemorySink()
+
+    def drained_before(*given: Any, **named: Any) -> Any:
+        drain(lost.store, "orders", sink, sink_name="sink")
+        return look(*given, **named)
+
+    def states() -> dict[str, int]:
+        with database.read() as work:
+            return dict(count_states(stored_timeline(work, queue)[1]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queries.segments, "ended_loads", drained_before)
+        vacuum_segments(database)
+    assert states() == {"retired": 4, "hidden": 12}
+    vacuum_segments(database)
+    assert states() == {}
+    assert not lost.file.exists()
 
 
 @pytest.mark.parametrize("first", ["fall-back", "vacuum"])

@@ -353,8 +353,12 @@ def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, A
 
 
 def delete_unread(work: Work, transaction: int) -> None:
-    """Delete the segments of a transaction that has ended which nobody reads, or reads any more, nor are hidden."""
-    needed = (sa.exists().where(t.c.transaction_id == g.c.transaction_id, t.c.number == g.c.number) for t in (r, h))
+    """Delete the segments of a transaction that has ended which nobody reads, or reads any more, nor are hidden.
+
+    One that hides others stays as long as these: they would show again.
+    """
+    needed = [sa.exists().where(t.c.transaction_id == g.c.transaction_id, t.c.number == g.c.number) for t in (r, h)]
+    needed.append(sa.exists().where(h.c.by_transaction == g.c.transaction_id, h.c.by_number == g.c.number))
     work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(sa.or_(*needed))))
     is_there = sa.exists().where(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)
     work.connection.execute(c.delete().where(c.c.transaction_id == transaction, sa.not_(is_there)))
