@@ -25,7 +25,7 @@ from export_queue.core.queue.dead_letters import (
     list_dead_letters,
     requeue,
 )
-from export_queue.core.queue.layouts import close_layouts, in_all_layouts, queue_of
+from export_queue.core.queue.layouts import close_layouts, former_layouts, in_all_layouts, queue_of
 from export_queue.core.queue.options import (
     Queue,
     bind_sink,
@@ -89,6 +89,7 @@ __all__ = [
     "every_nth_key",
     "find_queue",
     "find_reader",
+    "former_layouts",
     "hash_of",
     "hidden_seqs",
     "in_all_layouts",

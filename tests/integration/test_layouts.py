@@ -25,6 +25,7 @@ from export_queue.core.errors import (
     ConfigurationError,
     InvalidArgument,
     LayoutClosed,
+    LeaseLost,
     LockNotAvailable,
     OptionsDiffer,
     QueueBusy,
@@ -451,6 +452,39 @@ def test_a_sink_without_ranks_is_drained_into_once_older_layouts_are_empty(order
         drain(orders, "orders", FencedMemory(), sink_name="s", on_error="fail")
     opened_by(long).abort()
     assert drain(orders, "orders", FencedMemory(), sink_name="s", on_error="fail").read == 40
+
+
+@pytest.mark.parametrize("is_younger_first", [False, True])
+def test_a_batch_that_was_held_up_since_the_former_layout_does_not_pass(
+    orders: Store, *, is_younger_first: bool
+) -> None:
+    """Of two copies of a task one may stand still in its batch, while the other one brings all and the drain ends."""
+    held_up: list[tuple[Any, Any]] = []
+
+    class HeldUp(FencedMemory):
+        def _apply(self, claim: Any, operations: Any) -> Any:
+            held_up.append((claim, operations))
+            return super()._apply(claim, operations)
+
+    def drain_fenced() -> None:
+        drain(orders, "orders", sink, sink_name="s", on_error="fail", if_locked="skip")
+
+    def claims_first(claims: Any) -> None:
+        if is_younger_first and orders.queue("orders").layout == 2 and not younger:
+            younger.append(add(orders, KEYS[1:2], b"younger"))
+            drain_fenced()
+
+    younger: list[None] = []
+    sink = HeldUp(on_claim=claims_first)
+    add(orders, KEYS[:1], b"old")
+    drain_fenced()
+    orders.alter_queue("orders", buckets=7, buckets_per_range=1, guard="fence")
+    add(orders, KEYS[:1], b"new")
+    drain_fenced()
+    assert sink.records()[KEYS[0]] == b"new"
+    with pytest.raises(LeaseLost):
+        sink._apply(*held_up[0])
+    assert sink.records()[KEYS[0]] == b"new"
 
 
 # Options
