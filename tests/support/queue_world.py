@@ -152,13 +152,13 @@ class World:
         self.met: dict[str, int] = {}
         self.steps: list[tuple[int, Callable[[], object]]] = [
             (6, self.add),
-            (6, self.load),
+            (9, self.load),
             (2, self.begin),
             (4, self.stage),
             (3, self.end),
-            (8, self.drain),
+            (6, self.drain),
             (8, self.compact),
-            (2, self.fall_back),
+            (4, self.fall_back),
             (1, self.give_up_file),
             (2, self.retry_dead),
             (1, self.drop_dead),
@@ -246,7 +246,7 @@ class World:
             waiting = self.store.waiting_ranges(reader.id)
             ranges = self.chance.sample(waiting, self.chance.randrange(len(waiting) + 1)) or None
         refused = self.chance.sample(KEYS, self.chance.choice([0, 0, 0, 2]))
-        last = self.chance.choice([10_000, 10_000, 1, 3])
+        last = self.chance.choice([10_000, 1, 2, 4])
         self.drains += 1
         owner = Owner(self.chance.choice(["drain", f"drain-{self.drains}"]), f"{self.drains}")
         self.batches.append(last)
@@ -259,7 +259,7 @@ class World:
                     sink_name="sink",
                     exporter=_exporter(refused),
                     ranges=ranges,
-                    chunk_rows=self.chance.choice([1, 3, 8, 100]),
+                    chunk_rows=self.chance.choice([1, 2, 4, 100]),
                     if_locked=self.chance.choice(["wait", "skip"]),
                     lock_timeout=0.0,
                     on_error="fail" if self.fenced else "dead_letter",
@@ -318,7 +318,8 @@ class World:
             self._lose_file("*.parquet", lambda reader, file: self.store.dead_letters.give_up_file(reader.id, file))
 
     def _lose_file(self, pattern: str, remedy: Callable[[Reader, str], int]) -> None:
-        paths = sorted(self.folder.rglob(pattern))
+        paths = [Path(file) for file in self.store.bulk_files()]
+        paths = [path for path in paths if path.match(pattern)] or sorted(self.folder.rglob(pattern))
         if not paths:
             return
         path, reader = self.chance.choice(paths), self.chance.choice(self.readers)
