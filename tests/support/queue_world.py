@@ -162,7 +162,7 @@ class World:
             (1, self.give_up_file),
             (2, self.retry_dead),
             (1, self.drop_dead),
-            (2, self.alter),
+            (1, self.alter),
             (3, self.vacuum),
             (1, self.maintain),
             (2, self.run_out),
