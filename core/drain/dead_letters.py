@@ -14,6 +14,7 @@ from export_queue.core.queue import (
     Position,
     Queue,
     Range,
+    find_queue,
     in_all_layouts,
     list_dead_letters,
     requeue,
@@ -46,7 +47,7 @@ def retry_dead_letters(
     """
     with database.read() as work:
         letters = list_dead_letters(work, queue, which, limit=limit)
-        queue = in_all_layouts(work, queue)
+        queue = in_all_layouts(work, find_queue(work, queue.id))  # anew: the letters may be of a younger layout
     layouts = {layout.number: layout for layout in queue.layouts()}
     waiting: dict[Range, list[Position]] = {}
     for letter in letters:

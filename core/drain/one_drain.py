@@ -64,6 +64,7 @@ from export_queue.core.queue import (
     bind_sink,
     close_layouts,
     find_reader,
+    former_layouts,
     join_ranges,
     list_dead_letters,
     units_asked_for,
@@ -262,6 +263,8 @@ class Course:
     shown: int = 0
     """The one that the sink was known to have kept before this drain."""
     is_fence_noted: bool = False
+    has_shut_out_former: bool = False
+    """Whether the sink takes nothing of drains of former layouts any more; asked of fenced ones."""
     first_rejection: str | None = None
 
     def bring_all(self, engine: Engine, progress: ProgressLog) -> None:
@@ -490,6 +493,7 @@ class Course:
             with keeper:
                 self._note_fence(queue)
                 if engine.is_fenced:
+                    self._shut_out_former(engine, queue, leases)
                     engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
                     snapshot = settled_snapshot(self.database, queue.number)
                 else:
@@ -510,6 +514,26 @@ class Course:
         for part in parts:
             if part.problem is not None:
                 raise part.cause or part.problem.to_error()
+
+    def _shut_out_former(self, engine: Engine, queue: Queue, leases: Sequence[Lease]) -> None:
+        """Shut drains of former layouts out of a fenced sink: one may stand still there between its look and a batch.
+
+        Their leases have ended, but the sink knows units by name, and those of this layout have other names.
+        """
+        if self.has_shut_out_former:
+            return
+        with self.database.read() as work:
+            former = former_layouts(work, queue)
+        fence = max(lease.fence for lease in leases)
+        claims = [Lease(fence, queue.number, layout.number, unit) for layout in former for unit in layout.units()]
+        try:
+            if claims:
+                engine.claim(queue, claims)
+        except LeaseLost:  # a younger drain does so at the same time
+            for claim_of_unit in claims:
+                with contextlib.suppress(LeaseLost):
+                    engine.claim(queue, [claim_of_unit])
+        self.has_shut_out_former = True
 
     def _count_tallied(self) -> None:
         if self.is_tallied:

@@ -27,6 +27,7 @@ from export_queue.core.queue.dead_letters import (
 )
 from export_queue.core.queue.layouts import (
     close_layouts,
+    former_layouts,
     in_all_layouts,
     queue_of,
     units_asked_for,
@@ -95,6 +96,7 @@ __all__ = [
     "every_nth_key",
     "find_queue",
     "find_reader",
+    "former_layouts",
     "hash_of",
     "hidden_seqs",
     "in_all_layouts",

@@ -2,12 +2,13 @@
 
 Of entries at one place, which one transaction has added twice, the later source counts: a larger segment id, and rows
 behind all segments. A merged segment has the largest id of all, so that nothing may be merged over what stays and came
-later: the choice goes from the newest segment to older ones.
+later: the choice goes from the newest segment to older ones. What one transaction has added is merged as a whole, or
+stays: a drain beside the compaction brings what stays, and would bring the earlier entry of a place before the later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from export_queue.core.errors import InvalidArgument
@@ -85,6 +86,7 @@ def choose_candidates(
     wanted: Candidates,
     now_ms: int,
     is_free: Callable[[str], bool] = lambda _: True,
+    with_rows: Collection[int] = frozenset(),
 ) -> UnitPlan | None:
     """Choose what is merged in a unit; None where it is not worth it.
 
@@ -93,6 +95,7 @@ def choose_candidates(
     :param row_bytes: their bytes.
     :param now_ms: the store's clock.
     :param is_free: tells by the name that locks have of a source whether nobody else works on it.
+    :param with_rows: transactions of these segments that have added some of the rows, too.
     """
     rows = row_entries > 0 and row_bytes <= wanted.most_bytes and is_free(ROWS)
     size = row_bytes if rows else 0
@@ -108,6 +111,10 @@ def choose_candidates(
             size += segment.bytes
         else:
             stays.append(segment)
+    apart = {segment.transaction for segment in stays}
+    if not rows or not apart.isdisjoint(with_rows):
+        rows, apart = False, apart.union(with_rows)
+    chosen = [segment for segment in chosen if segment.transaction not in apart]
     if not chosen or len(chosen) + rows < wanted.least:
         return None
     return UnitPlan(

@@ -171,6 +171,17 @@ def _plan(
                 buckets_per_range=queue.buckets_per_range,
             )
         }
+        with_rows: dict[int, set[int]] = {}
+        if rows:
+            with_rows = queries.entries.seqs_by_unit(
+                work,
+                queue.number,
+                queue.layout,
+                sorted({one.transaction for one in segments}),
+                first=within.first,
+                end=within.end,
+                buckets_per_range=queue.buckets_per_range,
+            )
         now_ms = work.now()
     by_unit: dict[int, list[Any]] = {}
     for segment in segments:
@@ -178,7 +189,8 @@ def _plan(
     plans, worked_on = [], 0
     held_by_us = {lease.range: lease for lease in leases}
     for unit in units:
-        entries, size = rows.get(unit.first // queue.buckets_per_range, (0, 0))
+        number = unit.first // queue.buckets_per_range
+        entries, size = rows.get(number, (0, 0))
         others = [lock for lock in locks if lock.task != owner.task and _meets(lock, unit)]
         lease = held_by_us.get(unit)
         is_free = _free_beside(others) if lease is None else lease.covers
@@ -192,6 +204,7 @@ def _plan(
                 wanted=wanted,
                 now_ms=now_ms,
                 is_free=is_free,
+                with_rows=with_rows.get(number, ()),
             )
         if plan is not None:
             plans.append(plan)

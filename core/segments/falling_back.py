@@ -85,6 +85,13 @@ def _nothing_waits(queue: Queue, file: str) -> InvalidArgument:
     return InvalidArgument(f"queue {queue.id!r}: no merged segment waits in a file {file}")
 
 
+def _vacuumed(file: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"file {file}: expected segments that it was merged of, which have been vacuumed by now",
+        hint="store.dead_letters.give_up_file(queue_id, file) lets drains pass over what is lost",
+    )
+
+
 def _outputs(database: Database, queue: Queue, file: str) -> list[Segment]:
     snapshot = take_snapshot(database)
     with database.read() as work:
@@ -100,18 +107,15 @@ def _replace(database: Database, queue: Queue, file: str, leases: Sequence[Lease
         raise _nothing_waits(queue, file)
     hidden = _hidden_by(database, queue)
     parts = {one: _parts(one, hidden.get((one.transaction, one.number), ())) for one in outputs}
-    for one in outputs:
-        if not parts[one]:
-            raise InvalidArgument(
-                f"file {file}: expected segments that it was merged of, which have been vacuumed by now",
-                hint="store.dead_letters.give_up_file(queue_id, file) lets drains pass over what is lost",
-            )
+    if not all(parts.values()):
+        raise _vacuumed(file)
     with database.begin() as work:
         hold(work, *leases)
         for one in outputs:
             key = (one.transaction, one.number)
             given_up += _count_lost(work, queue, one, parts[one])
-            queries.compactions.bring_back(work, queue.number, key)
+            if queries.compactions.bring_back(work, queue.number, key) != len(parts[one]):
+                raise _vacuumed(file)  # since they were read, or in part
             for part in parts[one]:
                 _note(work, queue, part)
             inputs += len(parts[one])

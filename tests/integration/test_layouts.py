@@ -21,11 +21,12 @@ from tests.support.fenced_memory import FencedMemory
 from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
-from export_queue.core.drain import drain, follow
+from export_queue.core.drain import drain, follow, retry_dead_letters
 from export_queue.core.errors import (
     ConfigurationError,
     InvalidArgument,
     LayoutClosed,
+    LeaseLost,
     LockNotAvailable,
     OptionsDiffer,
     QueueBusy,
@@ -33,7 +34,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.locks import Owner, claim, release
 from export_queue.core.maintenance import maintain
-from export_queue.core.queue import Layout, Range, alter_queue, bucket, queue_of
+from export_queue.core.queue import ALL_DEAD_LETTERS, Layout, Range, alter_queue, bucket, queue_of
 from export_queue.core.retry import Retry
 from export_queue.core.segments import stage_segments
 from export_queue.core.sinks import MemorySink
@@ -473,6 +474,15 @@ def test_a_dead_letter_comes_back_where_it_was(orders: Store, *, is_closed: bool
     assert orders.queue("orders").older == ()
 
 
+def test_letters_of_a_layout_that_is_younger_than_the_look_at_the_queue_are_retried(orders: Store) -> None:
+    before = orders.queue("orders")
+    orders.alter_queue("orders", **OTHER)
+    add(orders, KEYS[:3])
+    assert drained(orders, MemorySink(), exporter=lambda entry: [entry]).dead == 3
+    moved = retry_dead_letters(orders.database, before, ALL_DEAD_LETTERS, who="anna", limit=10, lock_timeout=0.0)
+    assert moved == len(rows(orders)) == 3
+
+
 # The guard fence
 
 
@@ -521,6 +531,39 @@ def test_a_sink_without_ranks_is_drained_into_once_older_layouts_are_empty(order
         drain(orders, "orders", FencedMemory(), sink_name="s", on_error="fail")
     opened_by(long).abort()
     assert drain(orders, "orders", FencedMemory(), sink_name="s", on_error="fail").read == 40
+
+
+@pytest.mark.parametrize("is_younger_first", [False, True])
+def test_a_batch_that_was_held_up_since_the_former_layout_does_not_pass(
+    orders: Store, *, is_younger_first: bool
+) -> None:
+    """Of two copies of a task one may stand still in its batch, while the other one brings all and the drain ends."""
+    held_up: list[tuple[Any, Any]] = []
+
+    class HeldUp(FencedMemory):
+        def _apply(self, claim: Any, operations: Any) -> Any:
+            held_up.append((claim, operations))
+            return super()._apply(claim, operations)
+
+    def drain_fenced() -> None:
+        drain(orders, "orders", sink, sink_name="s", on_error="fail", if_locked="skip")
+
+    def claims_first(claims: Any) -> None:
+        if is_younger_first and orders.queue("orders").layout == 2 and not younger:
+            younger.append(add(orders, KEYS[1:2], b"younger"))
+            drain_fenced()
+
+    younger: list[None] = []
+    sink = HeldUp(on_claim=claims_first)
+    add(orders, KEYS[:1], b"old")
+    drain_fenced()
+    orders.alter_queue("orders", buckets=7, buckets_per_range=1, guard="fence")
+    add(orders, KEYS[:1], b"new")
+    drain_fenced()
+    assert sink.records()[KEYS[0]] == b"new"
+    with pytest.raises(LeaseLost):
+        sink._apply(*held_up[0])
+    assert sink.records()[KEYS[0]] == b"new"
 
 
 # Options

@@ -79,9 +79,21 @@ def test_an_older_segment_stays_where_a_later_one_stays_that_may_have_its_places
     assert chosen([segment(1), segment(3), segment(6), large]) == [(1, 1), (6, 1)]
 
 
-def test_a_later_segment_may_be_merged_over_an_older_one_that_stays() -> None:
+def test_what_one_transaction_has_added_is_merged_as_a_whole_or_stays() -> None:
+    """A drain beside the compaction brings what stays; in the sink one sequence has no order."""
     parts = [segment(5, number=1, size=500), segment(5, number=2)]
-    assert chosen([segment(3), *parts]) == [(3, 1), (5, 2)]
+    assert chosen([segment(3), *parts]) == []
+    assert chosen([segment(3), segment(4), *parts]) == [(3, 1), (4, 1)]
+
+
+def test_rows_and_segments_of_one_transaction_are_merged_together_or_stay() -> None:
+    three = [segment(3), segment(4), segment(5)]
+    assert chosen(three, rows=9, with_rows={5}) == [(3, 1), (4, 1), (5, 1)]
+    assert chosen(three, rows=9, row_bytes=1001, with_rows={5}) == [(3, 1), (4, 1)]
+    large = segment(6, size=500)
+    assert chosen([segment(3), large], rows=9) == [(3, 1)]
+    assert chosen([segment(3), large], rows=9, with_rows={6}) == []
+    assert chosen([*three, large], rows=9, with_rows={3, 6}) == [(4, 1), (5, 1)]
 
 
 def test_the_newest_segments_are_merged_up_to_the_size_of_an_output() -> None:

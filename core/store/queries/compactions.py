@@ -117,17 +117,22 @@ def hide(work: Work, queue: int, inputs: Mapping[Key, int], *, by: Key, now_ms: 
     )
 
 
-def bring_back(work: Work, queue: int, by: Key) -> None:
-    """Let the segments wait again for which a merged one stands, and forget that one."""
+def bring_back(work: Work, queue: int, by: Key) -> int:
+    """Let the segments wait again for which a merged one stands, and forget that one; returns how many these are."""
     of_output = (h.c.queue_number == queue, h.c.by_transaction == by[0], h.c.by_number == by[1])
-    inputs = sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(*of_output)
-    work.connection.execute(r.insert().from_select(["queue_number", "transaction_id", "number"], inputs))
+    # Their rows are locked: clean-up that is forgetting them is waited for, and one that comes now finds them gone.
+    inputs = work.connection.execute(
+        sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(*of_output).with_for_update()
+    ).mappings()
+    if found := [dict(row) for row in inputs]:
+        work.connection.execute(r.insert(), found)
     work.connection.execute(h.delete().where(*of_output))
     for table in (r, d):
         gone = (table.c.queue_number == queue, table.c.transaction_id == by[0], table.c.number == by[1])
         work.connection.execute(table.delete().where(*gone))
     for table in (c, g):
         work.connection.execute(table.delete().where(table.c.transaction_id == by[0], table.c.number == by[1]))
+    return len(found)
 
 
 def hidden(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.dialect import EntryKey
-from export_queue.core.store.queries.id_lists import visible_ids
+from export_queue.core.store.queries.id_lists import among, visible_ids
 from export_queue.core.store.schema import dead_letter as d
 from export_queue.core.store.schema import entry as e
 from export_queue.core.store.snapshot import Snapshot
@@ -146,6 +146,22 @@ def count_by_unit(
         .order_by(unit)
     )
     return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in work.connection.execute(statement)]
+
+
+def seqs_by_unit(
+    work: Reading, queue: int, layout: int, seqs: Sequence[int], *, first: int, end: int, buckets_per_range: int
+) -> dict[int, set[int]]:
+    """Find which of some sequences the entries of a bucket interval have, by the number of their unit."""
+    unit = e.c.bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
+    statement = (
+        sa.select(unit, e.c.seq)
+        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, among(work, e.c.seq, seqs))
+        .distinct()
+    )
+    found: dict[int, set[int]] = {}
+    for number, seq in work.connection.execute(statement):
+        found.setdefault(int(number), set()).add(int(seq))
+    return found
 
 
 def every_nth_key(work: Reading, queue: int, layout: int, snapshot: Snapshot, *, bucket: int, step: int) -> list[bytes]:

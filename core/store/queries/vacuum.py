@@ -93,8 +93,13 @@ def forget_hidden(work: Work, *, before_ms: int) -> None:
 
 
 def delete_unread(work: Work, transaction: int) -> None:
-    """Delete the segments of a transaction that has ended which nobody reads, or reads any more, nor are hidden."""
-    work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(_is_needed(_is(h)))))
+    """Delete the segments of a transaction that has ended which nobody reads, or reads any more, nor are hidden.
+
+    One that hides others stays as long as these: they would show again.
+    """
+    hides = sa.exists().where(h.c.by_transaction == g.c.transaction_id, h.c.by_number == g.c.number)
+    needed = sa.or_(_is_needed(_is(h)), hides)
+    work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(needed)))
     is_there = sa.exists().where(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)
     work.connection.execute(c.delete().where(c.c.transaction_id == transaction, sa.not_(is_there)))
 

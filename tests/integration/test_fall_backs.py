@@ -1,0 +1,199 @@
+"""Falling back beside clean-up: the inputs of a merged file count again all together, or not at all (I6, I12)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from tests.support import bulk
+from tests.support.waiting import PATIENCE, wait_until
+
+from export_queue.core.client import Store
+from export_queue.core.drain import drain
+from export_queue.core.errors import ExportQueueError, InvalidArgument
+from export_queue.core.queue import Range
+from export_queue.core.segments import (
+    Candidates,
+    UnitReader,
+    compact,
+    count_states,
+    falling_back,
+    stored_timeline,
+    vacuum_segments,
+    waiting_segments,
+)
+from export_queue.core.sinks import MemorySink
+from export_queue.core.store import queries, schema
+from export_queue.core.transactions import take_snapshot
+
+FEW = Candidates(least=2)
+
+
+class Lost:
+    """A queue whose merged file is out of reach.
+
+    :param store: a store without queues.
+    :param folder: for the files.
+    """
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.store = store
+        store.database.segments = str(folder / "segments")
+        store.configure_queue("orders", buckets=20, buckets_per_range=5, value="bytes")
+        for number in range(3):
+            bulk.load(store, bulk.many(60, b"%d" % number))
+        compact(store.database, "orders", wanted=FEW)
+        (self.file,) = (folder / "segments").rglob("compaction-*.parquet")
+        self.aside = folder / "aside"
+
+    def fall_back(self) -> Any:
+        """Fall back, as the user does."""
+        return self.store.dead_letters.fall_back("orders", str(self.file))
+
+    def lose(self) -> None:
+        """Take the file away."""
+        self.file.rename(self.aside)
+
+    def find(self) -> None:
+        """Bring the file back."""
+        self.aside.rename(self.file)
+
+    def drain_a_part(self) -> None:
+        """Drain some chunks, then fail."""
+        sink, left = MemorySink(), iter(range(5))
+        apply = sink.apply
+
+        def fail(operations: Any) -> Any:
+            if next(left, None) is None:
+                raise ExportQueueError("enough")
+            return apply(operations)
+
+        sink.apply = fail  # type: ignore[method-assign]
+        with pytest.raises(ExportQueueError, match="enough"):
+            drain(self.store, "orders", sink, sink_name="sink", chunk_rows=7)
+
+    def waits(self) -> list[tuple[bytes, int]]:
+        """Read keys and sequences of all that waits."""
+        queue, within, seen = self.store.queue("orders"), Range(0, 20), take_snapshot(self.store.database)
+        found: list[tuple[bytes, int]] = []
+        with self.store.database.read() as work:
+            segments = waiting_segments(work, queue, seen, within)
+            reader = UnitReader(queue, seen, within, segments, rows=1000, size=1 << 20)
+            while chunk := reader.read(work).entries:
+                found += zip(chunk.keys, chunk.seqs, strict=True)
+        reader.close()
+        return found
+
+
+@pytest.fixture
+def lost(store: Store, tmp_path: Path) -> Lost:
+    """The queue, its file still there."""
+    return Lost(store, tmp_path)
+
+
+def test_inputs_that_are_vacuumed_while_they_are_looked_at_are_not_fallen_back_on(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, look = lost.waits(), falling_back._hidden_by
+
+    def vacuumed_behind(*given: Any) -> Any:
+        found = look(*given)
+        vacuum_segments(lost.store.database, hidden_seconds=-1)
+        return found
+
+    monkeypatch.setattr(falling_back, "_hidden_by", vacuumed_behind)
+    lost.lose()
+    with pytest.raises(InvalidArgument, match="vacuumed by now"):
+        lost.fall_back()
+    lost.find()
+    assert lost.waits() == before
+
+
+def test_inputs_of_which_an_older_client_has_vacuumed_some_are_not_fallen_back_on(lost: Lost) -> None:
+    """A vacuum of schema 4 deletes what nobody reads, and has never heard of what is hidden."""
+    before, g = lost.waits(), schema.segment
+    first = sa.select(sa.func.min(g.c.transaction_id)).scalar_subquery()
+    with lost.store.database.begin() as work:
+        work.connection.execute(g.delete().where(g.c.transaction_id == first))
+    lost.lose()
+    with pytest.raises(InvalidArgument, match="vacuumed by now"):
+        lost.fall_back()
+    lost.find()
+    assert lost.waits() == before
+
+
+def test_what_a_segment_hides_stays_hidden_though_it_is_drained_in_the_middle_of_a_vacuum(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, database, queue = queries.segments.ended_loads, lost.store.database, lost.store.queue("orders")
+    sink = MemorySink()
+
+    def drained_before(*given: Any, **named: Any) -> Any:
+        drain(lost.store, "orders", sink, sink_name="sink")
+        return look(*given, **named)
+
+    def states() -> dict[str, int]:
+        with database.read() as work:
+            return dict(count_states(stored_timeline(work, queue)[1]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queries.segments, "ended_loads", drained_before)
+        vacuum_segments(database)
+    assert states() == {"retired": 4, "hidden": 12}
+    vacuum_segments(database)
+    assert states() == {}
+    assert not lost.file.exists()
+
+
+@pytest.mark.parametrize("first", ["fall-back", "vacuum"])
+def test_of_a_fall_back_and_a_vacuum_at_once_one_waits_for_the_other(
+    lost: Lost, store_kind: str, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    if store_kind == "sqlite":
+        pytest.skip("a file has one writer")
+    lost.drain_a_part()
+    before = lost.waits()
+    lost.lose()
+    errors: list[Exception] = []
+    threads: list[threading.Thread] = []
+
+    def guarded(act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except InvalidArgument as error:
+            errors.append(error)
+
+    def is_blocked() -> bool:
+        with lost.store.database.read() as work:
+            return bool(work.connection.scalar(sa.text("select exists (select from pg_locks where not granted)")))
+
+    def then(step: Callable[..., Any], other: Callable[[], Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            found = step(*given, **named)
+            if not threads:
+                threads.append(threading.Thread(target=guarded, args=(other,)))
+                threads[0].start()
+                wait_until(is_blocked, "the other one did not wait")
+            return found
+
+        return call
+
+    def vacuum() -> Any:
+        return vacuum_segments(lost.store.database, hidden_seconds=-1)
+
+    of_store = queries.compactions
+    if first == "vacuum":
+        monkeypatch.setattr(of_store, "forget_hidden", then(of_store.forget_hidden, lost.fall_back))
+        guarded(vacuum)
+    else:
+        monkeypatch.setattr(of_store, "bring_back", then(of_store.bring_back, vacuum))
+        guarded(lost.fall_back)
+    threads[0].join(PATIENCE)
+    assert len(errors) == (first == "vacuum")
+    if errors:
+        lost.find()
+    assert lost.waits() == before
