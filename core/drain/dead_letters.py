@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from export_queue.core.drain.one_drain import POLL_SECONDS
+from export_queue.core.drain.course import POLL_SECONDS
 from export_queue.core.drain.request import LEASE_SECONDS
 from export_queue.core.errors import LeaseLost, LockNotAvailable
 from export_queue.core.locks import ROWS, Lease, Owner, claim, hold, holders, release

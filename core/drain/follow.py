@@ -19,10 +19,11 @@ from dataclasses import dataclass, field, replace
 from typing import Unpack
 
 from export_queue.core.drain.admission import StoreHandle
+from export_queue.core.drain.course import Course
 from export_queue.core.drain.engine import Engine, Progress
 from export_queue.core.drain.exporters import load_exporter, opened_exporter
 from export_queue.core.drain.local import LocalEngine
-from export_queue.core.drain.one_drain import Course, concluded
+from export_queue.core.drain.one_drain import concluded
 from export_queue.core.drain.report import Counts, DrainReport, grouped, total
 from export_queue.core.drain.request import DrainOptions, DrainRequest
 from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost

@@ -13,7 +13,7 @@ import pytest
 from tests.support.waiting import PATIENCE
 
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, Entry, drain, one_drain, pipeline
+from export_queue.core.drain import DrainReport, Entry, claims, course, drain, one_drain, pipeline
 from export_queue.core.errors import SinkError, StoreUnavailable
 from export_queue.core.locks import Lease, Owner, check_leases, claim, holders, keeping
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations, Put
@@ -100,7 +100,7 @@ def test_an_interruption_while_the_last_removals_are_awaited_is_counted_right(
 @pytest.mark.parametrize("is_failing", [False, True], ids=["drained", "failed"])
 @pytest.mark.parametrize(
     ("room", "step"),
-    [(one_drain, "claim"), (keeping, "release"), (one_drain, "backlog"), (one_drain, "end_attempt")],
+    [(claims, "claim"), (keeping, "release"), (course, "backlog"), (one_drain, "end_attempt")],
     ids=["claim", "release", "look back", "end"],
 )
 def test_a_drain_that_is_interrupted_while_it_ends_gives_its_leases_back(

@@ -30,7 +30,7 @@ from export_queue.core.drain import (
     run_drain,
     tally,
 )
-from export_queue.core.drain.one_drain import Course
+from export_queue.core.drain.course import Course
 from export_queue.core.errors import LeaseLost, SparkJobFailed, StoreUnavailable
 from export_queue.core.locks import Lease, LeaseKeeper, Owner, begin_attempt, claim, revoke
 from export_queue.core.queue import Queue

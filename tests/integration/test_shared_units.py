@@ -198,7 +198,7 @@ def test_a_drain_waits_without_claiming_again_what_it_brought(orders: Store, mon
         claims.append(claim(*arguments, **options))
         return claims[-1]
 
-    monkeypatch.setattr("export_queue.core.drain.one_drain.claim", noting)
+    monkeypatch.setattr("export_queue.core.drain.claims.claim", noting)
     leases = compaction(orders, *segments(orders)[:1])
     looks = 0
 
@@ -289,7 +289,7 @@ def test_a_drain_reads_no_segment_that_was_published_behind_its_claim(
             taken.append(compaction(orders, segments(orders)[-1]))
         return take_snapshot(database)
 
-    monkeypatch.setattr("export_queue.core.drain.one_drain.take_snapshot", load_and_snapshot)
+    monkeypatch.setattr("export_queue.core.drain.course.take_snapshot", load_and_snapshot)
     sink = Counter()
     report = drain_with(orders, sink, if_locked="skip")
     assert taken
