@@ -372,6 +372,7 @@ class Store:
         value: str = "json",
         max_value_bytes: int = 1 << 20,
         exclusive: bool = False,
+        coalesce: str | None = None,
         subscriptions: Sequence[str] | None = None,
     ) -> Queue:
         """Store a queue's options; the same options again change nothing, others are refused.
@@ -388,6 +389,7 @@ class Store:
             value=value,
             max_value_bytes=max_value_bytes,
             exclusive=exclusive,
+            coalesce=coalesce,
             subscriptions=subscriptions,
         )
 
@@ -397,6 +399,7 @@ class Store:
         *,
         max_value_bytes: int | None = None,
         exclusive: bool | None = None,
+        coalesce: str | Literal[False] | None = None,
         buckets: int | None = None,
         buckets_per_range: int | None = None,
         guard: Literal["seq", "fence"] = "fence",
@@ -412,6 +415,7 @@ class Store:
             queue_id,
             max_value_bytes=max_value_bytes,
             exclusive=exclusive,
+            coalesce=coalesce,
             buckets=buckets,
             buckets_per_range=buckets_per_range,
             guard=guard,

@@ -50,6 +50,7 @@ from export_queue.core.locks import (
     claim,
     claimable,
     end_attempt,
+    hold,
     holders,
     joined,
     not_available,
@@ -378,6 +379,19 @@ class Course:
             note_fence(self.database, queue, self.request.sink_name, self.fence)
             self.is_fence_noted = True
 
+    def _note_look(self, queue: Queue, leases: Sequence[Lease]) -> None:
+        """Keep compactions from folding what this drain may bring: a sink would keep what lies in between for ever.
+
+        :raises LeaseLost: a lease was lost; then a compaction may have folded what waits already.
+        """
+        # Behind the snapshot, and asked anew: a queue that begins to be folded later takes an id above the snapshot.
+        with self.database.read() as work:
+            if not queries.folds.are_folded(work, queue.number):
+                return
+        with self.database.begin() as work:
+            hold(work, *leases)
+            queries.folds.note_look(work, queue.number)
+
     def show_again(self, engine: Engine) -> None:
         """Show the sink a fence after the last batch: a state without it lacks some of what was acknowledged.
 
@@ -486,6 +500,7 @@ class Course:
                     snapshot = settled_snapshot(self.database, queue.number)
                 else:
                     snapshot = take_snapshot(self.database)
+                self._note_look(queue, leases)
                 for number in sorted({lease.layout for lease in leases}):
                     in_layout = [lease for lease in leases if lease.layout == number]
                     for part in engine.work_off(queue.in_layout(number), in_layout, snapshot, keeper):
