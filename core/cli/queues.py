@@ -113,7 +113,7 @@ def alter(
     exclusive: Annotated[bool | None, typer.Option(help="whether every key added is a conflict key")] = None,
     coalesce: Annotated[
         str | None,
-        typer.Option(help="what compactions leave of a key from now on: latest, old_new, or module:function"),
+        typer.Option(help="what compactions leave of a key: latest, old_new, or module:function"),
     ] = None,
     no_coalesce: Annotated[bool, typer.Option("--no-coalesce", help="compactions leave all entries of a key")] = False,
     buckets: Annotated[

@@ -8,7 +8,7 @@ died before it removed them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from export_queue.core.codecs import Refused
 from export_queue.core.errors import EntryError, FoldError

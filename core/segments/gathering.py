@@ -98,7 +98,6 @@ def merged(sources: Sequence[pa.Table]) -> pa.Table:
 
     :param sources: in the order in which they count.
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     table = _joined(sources)
