@@ -492,7 +492,7 @@ steps = st.one_of(
 
 @pytest.mark.parametrize("coalesce", ["latest", "old_new"])
 @pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(course=st.lists(steps, min_size=6, max_size=24))
 def test_a_sink_ends_as_without_compaction_whatever_is_merged_when(
     files: Store, coalesce: str, course: list[tuple[Any, ...]]
@@ -500,10 +500,10 @@ def test_a_sink_ends_as_without_compaction_whatever_is_merged_when(
     follow_course(files, coalesce, course)
 
 
-@pytest.mark.full("a minute: hundreds of courses, on PostgreSQL too")
+@pytest.mark.full("a minute: long courses, on PostgreSQL too")
 @pytest.mark.parametrize("coalesce", ["latest", "old_new"])
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(course=st.lists(steps, min_size=15, max_size=40))
 def test_a_sink_ends_as_without_compaction_over_long_courses(
     files: Store, coalesce: str, course: list[tuple[Any, ...]]
