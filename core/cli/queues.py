@@ -129,7 +129,7 @@ def alter(
     """Alter options of a queue that is in use; other processes learn of it within a minute."""
     if coalesce is not None and no_coalesce:
         raise typer.BadParameter("expected one of --coalesce and --no-coalesce")
-    wanted = False if no_coalesce else coalesce
+    wanted: str | Literal[False] | None = False if no_coalesce else coalesce
     if all(option is None for option in (max_value_bytes, exclusive, wanted, buckets, buckets_per_range)):
         raise typer.BadParameter(
             "nothing to alter: give --max-value-bytes, --exclusive, --coalesce, --buckets or --buckets-per-range"

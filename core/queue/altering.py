@@ -88,11 +88,8 @@ def alter_queue(
             return find_queue(work, queue_id)
 
     altered = retry.call(attempt, worth_repeating=lambda error: isinstance(error, QueueBusy))
-    if is_fold(altered.coalesce) and coalesce is not None:
-        # Behind the change, so that it is above all that those drains look at that do not know of it.
-        with database.begin() as work:
-            for one in (altered, *readers_of(work, altered)):
-                queries.folds.note_look(work, one.number)
+    if coalesce is not None and is_fold(altered.coalesce):
+        _begin_to_fold(database, altered)
     if altered.older:  # perhaps it was empty
         close_layouts(database, altered)
         with database.read() as work:
@@ -126,6 +123,13 @@ def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> N
             queries.queues.alter_queue(work, one.number, changed)
         if coalesce is not None and one.coalesce != (coalesce or None):
             _coalesce(work, one, coalesce or None)
+
+
+def _begin_to_fold(database: Database, queue: Queue) -> None:
+    # Behind the change, so that it is above all that those drains look at that do not know of it.
+    with database.begin() as work:
+        for one in (queue, *readers_of(work, queue)):
+            queries.folds.note_look(work, one.number)
 
 
 def _coalesce(work: Work, queue: Queue, coalesce: str | None) -> None:
