@@ -105,11 +105,11 @@ def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> N
             f"subscription {queue_id!r} has the options of its queue",
             hint=f"alter queue {queue.parent!r}: its subscriptions are altered with it",
         )
-    given = dict(given)
-    coalesce = given.pop("coalesce", None)
-    if coalesce is not None:
-        check_coalesce(coalesce or None, value=queue.value)
-    changed = {name: option for name, option in given.items() if getattr(queue, name) != option}
+    coalesces, coalesce = "coalesce" in given, given.get("coalesce")
+    if coalesces:
+        coalesce = None if coalesce is False else coalesce
+        check_coalesce(coalesce, value=queue.value)
+    changed = {name: given[name] for name in given if name != "coalesce" and getattr(queue, name) != given[name]}
     readers = sorted(readers_of(work, queue), key=lambda reader: reader.number)
     for reader in readers:
         queries.locks.serialise_requests(work, reader.number)
@@ -121,8 +121,8 @@ def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> N
     for one in (queue, *readers):
         if changed:
             queries.queues.alter_queue(work, one.number, changed)
-        if coalesce is not None and one.coalesce != (coalesce or None):
-            _coalesce(work, one, coalesce or None)
+        if coalesces and one.coalesce != coalesce:
+            _coalesce(work, one, coalesce)
 
 
 def _begin_to_fold(database: Database, queue: Queue) -> None:

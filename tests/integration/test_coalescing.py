@@ -359,8 +359,9 @@ def test_the_option_is_stored_and_altered_at_any_time(files: Store) -> None:
     with pytest.raises(OptionsDiffer) as raised:
         orders(store, None)
     assert "alter orders --no-coalesce --store" in raised.value.hint
-    with pytest.raises(InvalidArgument, match="'latest', 'old_new'"):
-        store.alter_queue("orders", coalesce="last")
+    for unknown in ("last", "", "nowhere:"):
+        with pytest.raises(InvalidArgument, match="'latest', 'old_new'"):
+            store.alter_queue("orders", coalesce=unknown)
     assert store.alter_queue("orders", buckets_per_range=2, guard="seq").coalesce == "latest"
     assert store.alter_queue("orders", coalesce=False).coalesce is None
 
@@ -376,6 +377,8 @@ def test_a_fold_begins_with_what_comes_after_its_option(files: Store) -> None:
     merge(store)
     assert of_key(store, "anna") == ["a", "b", "cd"]
     store.alter_queue("orders", coalesce="latest")
+    with store.database.read() as work:
+        assert not queries.folds.are_folded(work, store.queue("orders").number)
     store.alter_queue("orders", coalesce=CONCATENATED)
     load(store, "anna", "e")
     load(store, "anna", "f")
@@ -492,7 +495,7 @@ steps = st.one_of(
 
 @pytest.mark.parametrize("coalesce", ["latest", "old_new"])
 @pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(course=st.lists(steps, min_size=6, max_size=24))
 def test_a_sink_ends_as_without_compaction_whatever_is_merged_when(
     files: Store, coalesce: str, course: list[tuple[Any, ...]]
