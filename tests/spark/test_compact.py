@@ -114,6 +114,7 @@ def test_tasks_that_die_and_are_repeated_leave_what_one_process_leaves(
         assert figures(report) == figures(compact(other.database, "orders", wanted=FEW))
 
 
+@pytest.mark.full("two Spark jobs")
 def test_tasks_fold_what_no_drain_has_looked_at(
     orders: Store, compact_by_tasks: Callable[[], CompactionReport]
 ) -> None:
