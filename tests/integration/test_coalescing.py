@@ -506,7 +506,7 @@ def test_a_sink_ends_as_without_compaction_whatever_is_merged_when(
 @pytest.mark.full("a minute: long courses, on PostgreSQL too")
 @pytest.mark.parametrize("coalesce", ["latest", "old_new"])
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(course=st.lists(steps, min_size=15, max_size=40))
 def test_a_sink_ends_as_without_compaction_over_long_courses(
     files: Store, coalesce: str, course: list[tuple[Any, ...]]
