@@ -12,6 +12,7 @@ callers act on: ``transient`` (trying again may help) and ``hint`` (what to do n
     │   ├── HasSubscriptions          readers of the queue are its subscriptions, each for itself
     │   ├── EntriesWait               a change would lose what waits in the queue
     │   ├── CodecError                a codec cannot be loaded, or does not decode what is stored
+    │   ├── FoldError                 the fold of a queue cannot be loaded, or does not take the values of a key
     │   ├── SinkBindingError          the queue drains into another sink
     │   ├── SinkConfigurationError    the sink cannot be used as it is described
     │   └── SecretNotFound
@@ -124,6 +125,15 @@ class CodecError(ConfigurationError):
     """A codec cannot be loaded, or does not decode what is stored."""
 
     default_hint = "the data was stored under another codec, or the codec has changed since"
+
+
+class FoldError(ConfigurationError):
+    """The fold of a queue cannot be loaded, or does not take the values of a key."""
+
+    default_hint = (
+        "compactions of the queue stop there, drains go on; mend the fold, or do without: export-queue alter QUEUE "
+        "--no-coalesce"
+    )
 
 
 class SinkBindingError(ConfigurationError):

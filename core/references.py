@@ -50,6 +50,11 @@ def is_reference(text: object) -> bool:
     return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
 
 
+def is_import_path(text: str) -> bool:
+    """Tell whether a text has the form of an import path; whether it leads anywhere is not looked at."""
+    return _IMPORT_PATH.fullmatch(text) is not None
+
+
 def resolve_secret(reference: str) -> str:
     """Follow a reference to its secret.
 

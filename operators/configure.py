@@ -26,6 +26,8 @@ class ExportQueueConfigureOperator(BaseOperator):
     :param value: codec of values: ``json``, ``str``, ``int``, ``bytes`` or an import path. (templated)
     :param max_value_bytes: the largest value that the queue takes. (templated)
     :param exclusive: whether adding a key conflicts with concurrent transactions that add it, too.
+    :param coalesce: what compactions leave of several entries of a key: None all, ``latest``, ``old_new`` or an import
+        path. (templated)
     :param subscriptions: names of the queue's readers, each of which gets every entry; none by default. (templated)
     :param tables: tables that the transactions write, with the options of ``Store.configure_table``:
         ``{"airports": {"row": "str", "value": "json"}}``. (templated)
@@ -41,6 +43,7 @@ class ExportQueueConfigureOperator(BaseOperator):
         "key",
         "value",
         "max_value_bytes",
+        "coalesce",
         "subscriptions",
         "tables",
         "export_queue_conn_id",
@@ -57,6 +60,7 @@ class ExportQueueConfigureOperator(BaseOperator):
         value: str = "json",
         max_value_bytes: int | str = 1 << 20,
         exclusive: bool = False,
+        coalesce: str | None = None,
         subscriptions: Sequence[str] | None = None,
         tables: Mapping[str, Mapping[str, Any]] | None = None,
         create_store: bool = True,
@@ -71,6 +75,7 @@ class ExportQueueConfigureOperator(BaseOperator):
         self.value = value
         self.max_value_bytes = max_value_bytes
         self.exclusive = exclusive
+        self.coalesce = coalesce
         self.subscriptions = subscriptions
         self.tables = tables
         self.create_store = create_store
@@ -94,6 +99,7 @@ class ExportQueueConfigureOperator(BaseOperator):
                 value=self.value,
                 max_value_bytes=whole_number(self.max_value_bytes, what="max_value_bytes"),
                 exclusive=self.exclusive,
+                coalesce=self.coalesce,
                 subscriptions=self.subscriptions,
             )
             for name, options in (self.tables or {}).items():

@@ -77,6 +77,9 @@ def configure(
     value: Annotated[str, typer.Option(help="codec of values: json, str, int, bytes, or module:name")] = "json",
     max_value_bytes: Annotated[int, typer.Option(min=1, help="largest encoded value")] = 1 << 20,
     exclusive: Annotated[bool, typer.Option("--exclusive", help="make every key added a conflict key")] = False,
+    coalesce: Annotated[
+        str | None, typer.Option(help="what compactions leave of a key: latest, old_new, or module:function; all")
+    ] = None,
     subscription: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="a reader of the queue; one for each of several")
     ] = None,
@@ -92,6 +95,7 @@ def configure(
             value=value,
             max_value_bytes=max_value_bytes,
             exclusive=exclusive,
+            coalesce=coalesce,
             subscriptions=subscription,
         )
         readers = opened.subscriptions(queue_id)
@@ -107,6 +111,11 @@ def alter(
     behind_pooler: BehindPooler = False,
     max_value_bytes: Annotated[int | None, typer.Option(min=1, help="largest encoded value from now on")] = None,
     exclusive: Annotated[bool | None, typer.Option(help="whether every key added is a conflict key")] = None,
+    coalesce: Annotated[
+        str | None,
+        typer.Option(help="what compactions leave of a key: latest, old_new, or module:function"),
+    ] = None,
+    no_coalesce: Annotated[bool, typer.Option("--no-coalesce", help="compactions leave all entries of a key")] = False,
     buckets: Annotated[
         int | None, typer.Option(min=1, help="number of buckets; what waits in the former ones is drained from there")
     ] = None,
@@ -118,15 +127,19 @@ def alter(
     as_json: AsJson = False,
 ) -> None:
     """Alter options of a queue that is in use; other processes learn of it within a minute."""
-    if max_value_bytes is None and exclusive is None and buckets is None and buckets_per_range is None:
+    if coalesce is not None and no_coalesce:
+        raise typer.BadParameter("expected one of --coalesce and --no-coalesce")
+    wanted: str | Literal[False] | None = False if no_coalesce else coalesce
+    if all(option is None for option in (max_value_bytes, exclusive, wanted, buckets, buckets_per_range)):
         raise typer.BadParameter(
-            "nothing to alter: give --max-value-bytes, --exclusive, --buckets or --buckets-per-range"
+            "nothing to alter: give --max-value-bytes, --exclusive, --coalesce, --buckets or --buckets-per-range"
         )
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         queue = opened.alter_queue(
             queue_id,
             max_value_bytes=max_value_bytes,
             exclusive=exclusive,
+            coalesce=wanted,
             buckets=buckets,
             buckets_per_range=buckets_per_range,
             guard=guard,
@@ -235,7 +248,7 @@ def configure_table(
 
 
 def _options(queue: Queue, readers: Sequence[Queue]) -> dict[str, Any]:
-    names = ("buckets", "buckets_per_range", "key", "value", "max_value_bytes", "exclusive", "sink")
+    names = ("buckets", "buckets_per_range", "key", "value", "max_value_bytes", "exclusive", "coalesce", "sink")
     return {
         "queue": queue.id,
         **{name: getattr(queue, name) for name in names},

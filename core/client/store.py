@@ -375,6 +375,7 @@ class Store:
         value: str = "json",
         max_value_bytes: int = 1 << 20,
         exclusive: bool = False,
+        coalesce: str | None = None,
         subscriptions: Sequence[str] | None = None,
     ) -> Queue:
         """Store a queue's options; the same options again change nothing, others are refused.
@@ -391,6 +392,7 @@ class Store:
             value=value,
             max_value_bytes=max_value_bytes,
             exclusive=exclusive,
+            coalesce=coalesce,
             subscriptions=subscriptions,
         )
 
@@ -400,6 +402,7 @@ class Store:
         *,
         max_value_bytes: int | None = None,
         exclusive: bool | None = None,
+        coalesce: str | Literal[False] | None = None,
         buckets: int | None = None,
         buckets_per_range: int | None = None,
         guard: Literal["seq", "fence"] = "fence",
@@ -415,6 +418,7 @@ class Store:
             queue_id,
             max_value_bytes=max_value_bytes,
             exclusive=exclusive,
+            coalesce=coalesce,
             buckets=buckets,
             buckets_per_range=buckets_per_range,
             guard=guard,

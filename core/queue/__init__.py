@@ -12,6 +12,7 @@ from export_queue.core.queue.buckets import (
     hash_of,
     join_ranges,
 )
+from export_queue.core.queue.coalescing import LATEST, Fold, find_fold, fold_values, is_fold
 from export_queue.core.queue.dead_letters import (
     ALL_DEAD_LETTERS,
     AuditRecord,
@@ -67,11 +68,13 @@ from export_queue.core.queue.watching import Sighting, look
 __all__ = [
     "ALL_DEAD_LETTERS",
     "FIRST_LAYOUT",
+    "LATEST",
     "AuditRecord",
     "Backlog",
     "DeadLetter",
     "DeadLetterFilter",
     "Entries",
+    "Fold",
     "Layout",
     "Position",
     "Queue",
@@ -94,12 +97,15 @@ __all__ = [
     "dead_letter_audit",
     "drop_dead_letters",
     "every_nth_key",
+    "find_fold",
     "find_queue",
     "find_reader",
+    "fold_values",
     "former_layouts",
     "hash_of",
     "hidden_seqs",
     "in_all_layouts",
+    "is_fold",
     "join_ranges",
     "list_dead_letters",
     "list_queues",

@@ -5,6 +5,7 @@ option                 may be altered
 =====================  ============================================================================================
 ``max_value_bytes``    at any time; lowered from above 1 MiB only while no larger value waits
 ``exclusive``          at any time
+``coalesce``           at any time; also of one subscription alone, until it is altered with its queue again
 ``buckets``,           at any time, if all its sinks have the guard ``seq``: the queue gets another layout
 ``buckets_per_range``  (:mod:`layouts`), and the older one drains out. Else only while nothing waits in it and nobody
                        works on it: a sink with the guard ``fence`` keeps late writers out by unit, and a late batch of
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from export_queue.core.errors import InvalidArgument, LockNotAvailable, QueueBusy
+from export_queue.core.queue.coalescing import check_coalesce, is_fold
 from export_queue.core.queue.layouts import close_layouts
 from export_queue.core.queue.options import (
     MAX_BUCKETS,
@@ -44,6 +46,7 @@ def alter_queue(
     *,
     max_value_bytes: int | None = None,
     exclusive: bool | None = None,
+    coalesce: str | Literal[False] | None = None,
     buckets: int | None = None,
     buckets_per_range: int | None = None,
     guard: Literal["seq", "fence"] = "fence",
@@ -51,9 +54,10 @@ def alter_queue(
 ) -> Queue:
     """Alter options of a queue; options that are left out stay as they are.
 
-    :param queue_id: the queue.
+    :param queue_id: the queue; with ``coalesce`` alone also a subscription.
     :param max_value_bytes: largest encoded value that is added from now on; entries that wait stay.
     :param exclusive: whether every key added is a conflict key.
+    :param coalesce: what compactions make of several entries of a key from now on; False has them keep all.
     :param buckets: number of buckets; what waits in the former ones is drained from there.
     :param buckets_per_range: buckets of one unit; likewise.
     :param guard: the guard of the sinks into which the queue is drained. Buckets and units of a queue with entries are
@@ -72,6 +76,7 @@ def alter_queue(
     wanted = {
         "max_value_bytes": max_value_bytes,
         "exclusive": exclusive,
+        "coalesce": coalesce,
         "buckets": buckets,
         "buckets_per_range": buckets_per_range,
     }
@@ -83,6 +88,8 @@ def alter_queue(
             return find_queue(work, queue_id)
 
     altered = retry.call(attempt, worth_repeating=lambda error: isinstance(error, QueueBusy))
+    if coalesce is not None and is_fold(altered.coalesce):
+        _begin_to_fold(database, altered)
     if altered.older:  # perhaps it was empty
         close_layouts(database, altered)
         with database.read() as work:
@@ -93,12 +100,16 @@ def alter_queue(
 def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> None:
     queries.locks.serialise_requests(work, find_queue(work, queue_id).number)  # as those of its subscriptions do
     queue = find_queue(work, queue_id)
-    if queue.parent is not None:
+    if queue.parent is not None and set(given) - {"coalesce"}:
         raise InvalidArgument(
             f"subscription {queue_id!r} has the options of its queue",
             hint=f"alter queue {queue.parent!r}: its subscriptions are altered with it",
         )
-    changed = {name: option for name, option in given.items() if getattr(queue, name) != option}
+    coalesces, coalesce = "coalesce" in given, given.get("coalesce")
+    if coalesces:
+        coalesce = None if coalesce is False else coalesce
+        check_coalesce(coalesce, value=queue.value)
+    changed = {name: given[name] for name in given if name != "coalesce" and getattr(queue, name) != given[name]}
     readers = sorted(readers_of(work, queue), key=lambda reader: reader.number)
     for reader in readers:
         queries.locks.serialise_requests(work, reader.number)
@@ -110,6 +121,24 @@ def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> N
     for one in (queue, *readers):
         if changed:
             queries.queues.alter_queue(work, one.number, changed)
+        if coalesces and one.coalesce != coalesce:
+            _coalesce(work, one, coalesce)
+
+
+def _begin_to_fold(database: Database, queue: Queue) -> None:
+    # Behind the change, so that it is above all that those drains look at that do not know of it.
+    with database.begin() as work:
+        for one in (queue, *readers_of(work, queue)):
+            queries.folds.note_look(work, one.number)
+
+
+def _coalesce(work: Work, queue: Queue, coalesce: str | None) -> None:
+    queries.queues.alter_queue(work, queue.number, {"coalesce": coalesce})
+    if not is_fold(coalesce):
+        queries.folds.end(work, queue.number)
+    elif not is_fold(queue.coalesce):
+        # Drains at work do not know of it: nothing is folded until all that they can look at is known.
+        queries.folds.begin(work, queue.number, after=None)
 
 
 def _next_layout(work: Work, queue: Queue, readers: Sequence[Queue], changed: Mapping[str, Any], guard: str) -> int:

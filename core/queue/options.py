@@ -17,6 +17,7 @@ from export_queue.core.errors import (
     UnknownQueue,
 )
 from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout, Range
+from export_queue.core.queue.coalescing import check_coalesce, is_fold
 from export_queue.core.references import check_sink_name
 from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.tables import check_name
@@ -62,6 +63,8 @@ class Queue:
     """Of a subscription that came later than its queue: whether it was given what had been committed before."""
     parent_number: int | None = None
     """Of a subscription: the number of that queue."""
+    coalesce: str | None = None
+    """What a compaction makes of several entries of a key: see :mod:`.coalescing`."""
     older: tuple[Layout, ...] = ()
     """Layouts that it had before the current one, and in which entries may still wait; oldest first."""
 
@@ -187,6 +190,7 @@ def configure_queue(
     value: str = "json",
     max_value_bytes: int = 1 << 20,
     exclusive: bool = False,
+    coalesce: str | None = None,
     subscriptions: Sequence[str] | None = None,
 ) -> Queue:
     """Store a queue's options; the same options again change nothing.
@@ -200,6 +204,8 @@ def configure_queue(
     :param value: codec of values: ``json``, ``str``, ``int``, ``bytes``, or an import path.
     :param max_value_bytes: largest encoded value.
     :param exclusive: make every key a conflict key, for keys that are not tied to a cell that the transaction writes.
+    :param coalesce: what a compaction makes of several entries of a key: None keeps all of them, ``latest`` the last
+        one; ``old_new``, or the import path ``module:function`` of a function of their values, folds them into one.
     :param subscriptions: names of the readers that a new queue has, each of which gets every entry; None says nothing
         about them.
     :raises InvalidArgument: an option is out of bounds.
@@ -215,6 +221,7 @@ def configure_queue(
         buckets_per_range = -(-buckets // 10)
     check_number("buckets_per_range", buckets_per_range, buckets)
     check_number("max_value_bytes", max_value_bytes, MAX_VALUE_BYTES)
+    check_coalesce(coalesce, value=value)
     wanted = {
         "buckets": buckets,
         "buckets_per_range": buckets_per_range,
@@ -222,6 +229,7 @@ def configure_queue(
         "value": value,
         "max_value_bytes": max_value_bytes,
         "exclusive": exclusive,
+        "coalesce": coalesce,
     }
     names = None if subscriptions is None else check_names(subscriptions)
     with database.read() as work:
@@ -230,6 +238,8 @@ def configure_queue(
         with database.begin() as work:
             stored = {_COLUMNS.get(name, name): option for name, option in wanted.items()}
             added = queries.queues.add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **stored})
+            if added:
+                begin_folds(work, find_queue(work, queue_id))
             if added and names:
                 # Nobody can have added to it: its readers lack nothing.
                 parent = find_queue(work, queue_id)
@@ -299,10 +309,18 @@ def add_reader(work: Work, parent: Queue, name: str, *, first_load: str | None) 
             "value_codec": parent.value,
             "max_value_bytes": parent.max_value_bytes,
             "exclusive": parent.exclusive,
+            "coalesce": parent.coalesce,
             "sink": None,
             "first_load": first_load,
         },
     )
+    begin_folds(work, find_queue(work, f"{parent.id}/{name}"))
+
+
+def begin_folds(work: Work, reader: Queue) -> None:
+    """Let the entries of a new reader be folded if it says so: no drain has looked at any of them."""
+    if is_fold(reader.coalesce):
+        queries.folds.begin(work, reader.number, after=0)
 
 
 def _remedy(queue_id: str, differing: Mapping[str, Any]) -> str:
@@ -311,8 +329,8 @@ def _remedy(queue_id: str, differing: Mapping[str, Any]) -> str:
         named = " and ".join(fixed)
         return f"{named} of a queue cannot be altered: ask for the stored options, or configure another queue"
     flags = " ".join(
-        f"--{'' if option is not False else 'no-'}{name.replace('_', '-')}"
-        + ("" if isinstance(option, bool) else f" {option}")
+        f"--{'no-' if option in (False, None) else ''}{name.replace('_', '-')}"
+        + ("" if option is None or isinstance(option, bool) else f" {option}")
         for name, option in differing.items()
     )
     return f"ask for the stored options, or alter the queue: export-queue alter {queue_id} {flags} --store …"

@@ -36,7 +36,7 @@ from export_queue.core.locks import (
     end_attempt,
     standing_locks,
 )
-from export_queue.core.queue import Queue, Range, find_reader
+from export_queue.core.queue import Queue, Range, find_reader, is_fold
 from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_candidates
 from export_queue.core.segments.catalogue import begin_load, waiting_segments
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
@@ -83,6 +83,7 @@ def compact(
     :raises SegmentLost: a file is missing or damaged.
     :raises SegmentUnavailable: a filesystem does not answer.
     :raises LeaseLost: the attempt was revoked, or a newer one has begun.
+    :raises FoldError: the queue's fold cannot be loaded, or does not take the values of a key.
     """
     begun = clock()
     wanted = wanted or Candidates()
@@ -160,8 +161,8 @@ def _plan(
         if not segments:
             return _Found(settled, [])
         rows = {
-            number: (entries, size)
-            for number, entries, size, _ in queries.entries.count_by_unit(
+            number: (entries, size, lowest)
+            for number, entries, size, lowest in queries.entries.count_by_unit(
                 work,
                 queue.number,
                 queue.layout,
@@ -190,7 +191,7 @@ def _plan(
     held_by_us = {lease.range: lease for lease in leases}
     for unit in units:
         number = unit.first // queue.buckets_per_range
-        entries, size = rows.get(number, (0, 0))
+        entries, size, lowest = rows.get(number, (0, 0, 0))
         others = [lock for lock in locks if lock.task != owner.task and _meets(lock, unit)]
         lease = held_by_us.get(unit)
         is_free = _free_beside(others) if lease is None else lease.covers
@@ -205,6 +206,8 @@ def _plan(
                 now_ms=now_ms,
                 is_free=is_free,
                 with_rows=with_rows.get(number, ()),
+                lowest_row_seq=lowest,
+                folds=is_fold(queue.coalesce),
             )
         if plan is not None:
             plans.append(plan)
@@ -323,12 +326,16 @@ class _Worker:
         try:
             base = begin_load(database, opened)
             reached("begun")
+            with database.read() as work:
+                # under the locks: a drain that has lost them to this compaction can note nothing below this any more
+                folds_after = queries.folds.after(work, self.queue.number)
             merge = Merge(
                 queue=self.queue,
                 settled=found.settled,
                 base=base,
                 store_id=identity_of(database).store_id,
                 transaction=opened.id,
+                folds_after=folds_after,
             )
             shares = _shares(found.plans, self.merger.shares, self.wanted.most_bytes)
             try:

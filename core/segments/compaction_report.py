@@ -20,7 +20,7 @@ class UnitCompacted:
     """Entries of both; of a dry run about."""
     written: int
     superseded: int
-    """Entries of one key and one transaction in whose place a later one of the same transaction counts."""
+    """Entries in whose place a later one of their key counts: of the same transaction, or as the queue says."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

@@ -137,12 +137,16 @@ class _Part:
 
 
 def _count_lost(work: Work, queue: Queue, output: Segment, parts: Sequence[_Part]) -> int:
-    """Count the entries of an output that were not drained, and that no input has."""
+    """Count the entries of an output that were not drained, and that no input has; at most, where some were dropped."""
+    rows, coalesced = queries.compactions.made_of(work, (output.transaction, output.number))
     if not output.done:
-        return queries.compactions.row_entries(work, (output.transaction, output.number))
+        return rows
     done = queries.segments.parts_done(work, queue.number, (output.transaction, output.number))
+    left = output.entries - sum(entries for _, entries, _ in done.values())
+    if coalesced:  # which of the rows are among them, the lost file knew alone
+        return min(rows, left)
     places = frozenset[EntryKey]().union(*(part.left or () for part in parts))
-    return output.entries - sum(entries for _, entries, _ in done.values()) - len(places)
+    return left - len(places)
 
 
 def _hidden_by(database: Database, queue: Queue) -> dict[tuple[int, int], list[Segment]]:
@@ -176,7 +180,9 @@ def _parts(output: Segment, inputs: Sequence[Segment]) -> list[_Part]:
 
 
 def _within(rows: list[Row], first: EntryKey, last: EntryKey) -> list[Row]:
-    return rows[bisect_left(rows, first, key=place_of) : bisect_right(rows, last, key=place_of)]
+    # From the beginning of the first key: what it has before was drained earlier, or the first entry stands for it.
+    beginning: EntryKey = (first[0], first[1], 0)
+    return rows[bisect_left(rows, beginning, key=place_of) : bisect_right(rows, last, key=place_of)]
 
 
 def _note(work: Work, queue: Queue, part: _Part) -> None:

@@ -98,18 +98,34 @@ def merged(sources: Sequence[pa.Table]) -> pa.Table:
 
     :param sources: in the order in which they count.
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     table = _joined(sources)
     # Stable, so that of several entries at one place the last source's is the last one.
     order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in ("bucket", "key", "seq")])
     table = table.take(order).combine_chunks()
-    if table.num_rows < 2:
-        return table
-    after, before = table.slice(1), table.slice(0, table.num_rows - 1)
-    again = pc.and_(pc.equal(after["seq"], before["seq"]), pc.equal(after["bucket"], before["bucket"]))
-    again = pc.and_(again, pc.equal(after["key"], before["key"])).combine_chunks()
+    return without_earlier(table, ("bucket", "key", "seq"))
+
+
+def repeats(table: pa.Table, columns: Sequence[str]) -> pa.BooleanArray:
+    """Tell of each row but the last whether the one behind it has the same in some columns."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    count = max(table.num_rows - 1, 0)
+    before, after = table.slice(0, count), table.slice(1)
+    same = pa.chunked_array([pa.repeat(True, count)])
+    for column in columns:
+        same = pc.and_(same, pc.equal(after[column], before[column]))
+    return same.combine_chunks()
+
+
+def without_earlier(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Of neighbouring rows that have the same in some columns, leave the last."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    again = repeats(table, columns)
     if not pc.any(again).as_py():
         return table
     return table.filter(pa.concat_arrays([pc.invert(again), pa.array([True])]))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from export_queue.core.queue import Queue
 from export_queue.core.segments.candidates import UnitPlan
+from export_queue.core.segments.coalescing import coalesced
 from export_queue.core.segments.gathering import merged, read_files, read_rows
 from export_queue.core.segments.model import FileReport
 from export_queue.core.segments.replacing import MergedUnit
@@ -34,6 +35,7 @@ class Merge:
     :param settled: decides which rows are read.
     :param base: URL of the folder of all segments.
     :param transaction: id of the long transaction in whose folder files are written.
+    :param folds_after: where the queue folds entries of a key, only those with a higher sequence are; None folds none.
     """
 
     queue: Queue
@@ -41,6 +43,7 @@ class Merge:
     base: str
     store_id: str
     transaction: int
+    folds_after: int | None = None
 
     def run(self, database: Database, plans: Sequence[UnitPlan], check: Callable[[], None]) -> Merged:
         """Merge some units into one file; to be called again for the same units is harmless: it writes another file.
@@ -49,6 +52,7 @@ class Merge:
         :param check: raises where it is no use to go on.
         :raises SegmentLost: a file is missing or damaged.
         :raises SegmentUnavailable: a filesystem does not answer.
+        :raises FoldError: the queue's fold does not take the values of a key.
         """
         units: list[MergedUnit] = []
         files = write_merged(
@@ -72,8 +76,9 @@ class Merge:
             check()
             if stored is not None:
                 sources.append(stored.table)
-            table = merged(sources)
-            units.append(MergedUnit.of(plan, sum(source.num_rows for source in sources), stored, table))
+            found = merged(sources)
+            table = coalesced(found, self.queue, folds_after=self.folds_after)
+            units.append(MergedUnit.of(plan, sum(source.num_rows for source in sources), stored, found, table))
             for batch in table.to_batches():
                 yield plan.unit.first // size * size, plan.unit.first // size * size + size, batch
 

@@ -32,18 +32,22 @@ class MergedUnit:
     highest_seq: int
     first_row: Position | None
     last_row: Position | None
+    coalesced: int = 0
+    """Entries that a later one of their key stands for."""
 
     @classmethod
-    def of(cls, plan: UnitPlan, read: int, stored: StoredRows | None, table: pa.Table) -> MergedUnit:
+    def of(cls, plan: UnitPlan, read: int, stored: StoredRows | None, found: pa.Table, table: pa.Table) -> MergedUnit:
         """Count what a unit was made of.
 
         :param read: entries of all its sources.
         :param stored: the rows among them.
-        :param table: what is left of all sources.
+        :param found: all places of all sources.
+        :param table: what is left of them.
         """
         import pyarrow.compute as pc
 
-        seqs = pc.min_max(table["seq"]).as_py()
+        # of all that it stands for: what waits counts as no younger than before, and nothing is folded across it
+        seqs = pc.min_max(found["seq"]).as_py()
         return cls(
             plan=plan,
             read=read,
@@ -53,6 +57,7 @@ class MergedUnit:
             highest_seq=seqs["max"] or 0,
             first_row=None if stored is None else stored.first,
             last_row=None if stored is None else stored.last,
+            coalesced=found.num_rows - table.num_rows,
         )
 
 
@@ -135,7 +140,14 @@ def _replace(
         "lowest_seq": unit.lowest_seq,
         "highest_seq": unit.highest_seq,
     }
-    queries.compactions.insert(work, queue.number, row, partition=given + len(new), row_entries=unit.rows)
+    queries.compactions.insert(
+        work,
+        queue.number,
+        row,
+        partition=given + len(new),
+        row_entries=unit.rows,
+        coalesced=unit.coalesced,
+    )
     hidden = queries.compactions.hide(work, queue.number, inputs, by=output, now_ms=now_ms)
     if hidden != len(inputs):
         raise LeaseLost(f"{plan.unit}: expected {len(inputs)} segments that wait, found {hidden}")

@@ -32,6 +32,7 @@ _LOCK_SECONDS = {1: 5.0, 2: 0.5, 3: 0.5, 4: 0.5}
 _CHANGED_TO_3 = ("xq_active", "xq_outcome", "xq_staged_entry", "xq_queue", "xq_table")
 """The tables that the way to schema 3 locks, in a commit's order: one of schema 2 that has an outcome already, and
 perhaps entries, is waited for."""
+_CHANGED_TO_5 = ("xq_queue",)
 _CHANGED_VIEWS = ("queue_lag",)
 """The views that schema 4 changed."""
 
@@ -51,7 +52,7 @@ def migrate(work: Work) -> Callable[[], None]:
     if found not in _LOCK_SECONDS:
         return _nothing
     if is_postgres:
-        _lock(connection, {1: names, 2: _CHANGED_TO_3, 3: (), 4: ()}[found], found)
+        _lock(connection, {1: names, 2: _CHANGED_TO_3, 3: _CHANGED_TO_5, 4: _CHANGED_TO_5}[found], found)
         if connection.scalar(sa.select(schema.store.c.schema_version)) != found:
             return migrate(work)  # another one was there first
     grants: list[str] = []

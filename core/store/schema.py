@@ -195,6 +195,7 @@ queue = _table(
     # Whether it has subscriptions: they have its entries, and it has none of its own.
     sa.Column("fans_out", sa.Boolean, nullable=False, server_default=sa.text("false")),
     _text("first_load", nullable=True),  # of a subscription that came later: 'missing', 'made' or 'waived'
+    _text("coalesce", nullable=True),  # what a compaction makes of several entries of a key
     # By the queue that is added to, for commits: who reads it.
     sa.Index("xq_queue_source", sa.text("coalesce(parent, number)")),
 )
@@ -208,6 +209,12 @@ layout = _table(
     _id("ceased_id"),  # the last id that had been drawn: whoever adds with one up to it, adds to this layout
     _id("ceased_ms"),
     _id("closed_ms", nullable=True),  # when nothing was in it any more, and nobody was left who would add to it
+)
+# Readers whose entries a compaction may fold. What a drain may have brought is not folded.
+fold = _table(
+    "xq_fold",
+    _id("queue_number", primary_key=True),
+    _id("after", nullable=True),  # an id behind the last look of a drain; null where that is not known
 )
 removed_queue = _table("xq_removed_queue", _id("number", primary_key=True))  # its rows go bit by bit, by clean-up
 entry = _table(
@@ -278,6 +285,7 @@ compacted = _table(
     _id("queue_number"),  # of the reader
     _id("partition"),
     _int("row_entries"),  # how many of its entries were rows, which are in no other file
+    _id("coalesced"),  # how many entries were dropped since a later one of their key stands for them
 )
 # Segments that a reader has not drained and that a merged one stands for; their rows among the readers are gone.
 hidden_segment = _table(

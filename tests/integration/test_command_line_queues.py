@@ -38,19 +38,23 @@ def test_a_queue_is_configured_and_altered_by_the_command_of_the_error(url: str)
         "value": "str",
         "max_value_bytes": 1 << 20,
         "exclusive": False,
+        "coalesce": None,
         "sink": None,
         "layout": 1,
         "drains_out": [],
         "subscriptions": [],
     }
     assert "buckets_per_range  2" in run_cli(*options, url=url)
-    options += ["--max-value-bytes", "99", "--exclusive", "--buckets-per-range", "4"]
+    options += ["--max-value-bytes", "99", "--exclusive", "--coalesce", "latest", "--buckets-per-range", "4"]
     complaint = run_cli(*options, url=url, status=1)
     command = complaint.partition("export-queue ")[2].partition(" --store")[0]
     altered = json.loads(run_cli(*command.split(), "--json", url=url))
     assert json.loads(run_cli(*options, "--json", url=url)) == altered
     assert (altered["max_value_bytes"], altered["exclusive"], altered["buckets_per_range"]) == (99, True, 4)
     assert not json.loads(run_cli("alter", "orders", "--no-exclusive", "--json", url=url))["exclusive"]
+    assert altered["coalesce"] == "latest"
+    assert json.loads(run_cli("alter", "orders", "--no-coalesce", "--json", url=url))["coalesce"] is None
+    assert "expected one of" in run_cli("alter", "orders", "--no-coalesce", "--coalesce", "latest", url=url, status=2)
     assert "nothing to alter" in run_cli("alter", "orders", url=url, status=2)
 
 

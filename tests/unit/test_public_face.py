@@ -26,7 +26,8 @@ NAMES = """
     register_data_source register_store stale_rank write_transactional
 
     ExportQueueError
-    ConfigurationError CodecError ColumnNotObserved EntriesWait HasSubscriptions InvalidArgument OptionsDiffer
+    ConfigurationError CodecError ColumnNotObserved EntriesWait FoldError HasSubscriptions InvalidArgument
+    OptionsDiffer
     SecretNotFound SinkBindingError SinkConfigurationError UnknownQueue
     EntryError
     SegmentLost SegmentRefused SegmentUnavailable

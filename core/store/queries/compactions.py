@@ -68,22 +68,27 @@ def outputs(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 
 
-def row_entries(work: Reading, segment: Key) -> int:
-    """Read how many entries of a merged segment were rows."""
-    statement = sa.select(c.c.row_entries).where(c.c.transaction_id == segment[0], c.c.number == segment[1])
-    return int(work.connection.scalar(statement) or 0)
+def made_of(work: Reading, segment: Key) -> tuple[int, int]:
+    """Read how many entries of a merged segment were rows, and how many of all its inputs' were coalesced."""
+    statement = sa.select(c.c.row_entries, c.c.coalesced)
+    found = work.connection.execute(statement.where(c.c.transaction_id == segment[0], c.c.number == segment[1])).first()
+    return (0, 0) if found is None else (int(found[0]), int(found[1]))
 
 
-def insert(work: Work, queue: int, row: Mapping[str, Any], *, partition: int, row_entries: int) -> None:
+def insert(
+    work: Work, queue: int, row: Mapping[str, Any], *, partition: int, row_entries: int, coalesced: int = 0
+) -> None:
     """Publish a merged segment to its reader.
 
     :param row: its columns, its transaction and number included.
     :param row_entries: how many of its entries were rows.
+    :param coalesced: how many entries a later one of their key stands for.
     """
     key = {"transaction_id": row["transaction_id"], "number": row["number"]}
     work.connection.execute(g.insert(), dict(row))
     work.connection.execute(
-        c.insert(), {**key, "queue_number": queue, "partition": partition, "row_entries": row_entries}
+        c.insert(),
+        {**key, "queue_number": queue, "partition": partition, "row_entries": row_entries, "coalesced": coalesced},
     )
     work.connection.execute(r.insert(), {**key, "queue_number": queue})
     counted = load.update().where(load.c.transaction_id == row["transaction_id"])

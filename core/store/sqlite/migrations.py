@@ -58,7 +58,7 @@ _TO_SCHEMA_3 = (
 _TO_SCHEMA_4 = ("update xq_store set schema_version = 4",)
 """Clients of schema 3 go on. The new tables come with a new store's."""
 
-_TO_SCHEMA_5 = ("update xq_store set schema_version = 5",)
+_TO_SCHEMA_5 = ("alter table xq_queue add column coalesce text", "update xq_store set schema_version = 5")
 """Clients of schema 4 go on. The new tables come with a new store's."""
 
 TO_SCHEMA = {2: _TO_SCHEMA_2, 3: _TO_SCHEMA_3, 4: _TO_SCHEMA_4, 5: _TO_SCHEMA_5}
