@@ -378,7 +378,7 @@ def test_a_file_that_goes_behind_a_lost_lock_is_no_lost_file(orders: Store, monk
     def bring_all(step: str) -> None:
         if step == "begun":
             assert drain(orders, "orders", sink, sink_name="sink", lock_timeout=0.0).read == everything
-            assert vacuum_segments(orders.database).files > 0
+            assert vacuum_segments(orders.database, grace_seconds=0).files > 0
 
     monkeypatch.setattr(compaction, "reached", bring_all)
     report = compact(orders.database, "orders", wanted=FEW)

@@ -129,7 +129,7 @@ def test_inputs_of_which_an_older_client_has_vacuumed_some_are_not_fallen_back_o
 def test_what_a_segment_hides_stays_hidden_though_it_is_drained_in_the_middle_of_a_vacuum(
     lost: Lost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, database, queue = queries.segments.ended_loads, lost.store.database, lost.store.queue("orders")
+    look, database, queue = queries.vacuum.ended_loads, lost.store.database, lost.store.queue("orders")
     sink = MemorySink()
 
     def drained_before(*given: Any, **named: Any) -> Any:
@@ -141,10 +141,10 @@ def test_what_a_segment_hides_stays_hidden_though_it_is_drained_in_the_middle_of
             return dict(count_states(stored_timeline(work, queue)[1]))
 
     with monkeypatch.context() as patched:
-        patched.setattr(queries.segments, "ended_loads", drained_before)
-        vacuum_segments(database)
+        patched.setattr(queries.vacuum, "ended_loads", drained_before)
+        vacuum_segments(database, grace_seconds=0)
     assert states() == {"retired": 4, "hidden": 12}
-    vacuum_segments(database)
+    vacuum_segments(database, grace_seconds=0)
     assert states() == {}
     assert not lost.file.exists()
 
@@ -185,12 +185,13 @@ def test_of_a_fall_back_and_a_vacuum_at_once_one_waits_for_the_other(
     def vacuum() -> Any:
         return vacuum_segments(lost.store.database, hidden_seconds=-1)
 
-    of_store = queries.compactions
     if first == "vacuum":
-        monkeypatch.setattr(of_store, "forget_hidden", then(of_store.forget_hidden, lost.fall_back))
+        forget = queries.vacuum.forget_hidden
+        monkeypatch.setattr(queries.vacuum, "forget_hidden", then(forget, lost.fall_back))
         guarded(vacuum)
     else:
-        monkeypatch.setattr(of_store, "bring_back", then(of_store.bring_back, vacuum))
+        bring_back = queries.compactions.bring_back
+        monkeypatch.setattr(queries.compactions, "bring_back", then(bring_back, vacuum))
         guarded(lost.fall_back)
     threads[0].join(PATIENCE)
     assert len(errors) == (first == "vacuum")

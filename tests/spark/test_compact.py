@@ -105,7 +105,7 @@ def test_tasks_that_die_and_are_repeated_leave_what_one_process_leaves(
     assert (report.inputs, report.outputs, report.rows, report.read) == (16, 4, 30, len(before))
     assert len(report.files) == 2, "each task writes a file of all its units"
     assert len(outputs(tmp_path)) == 3, "and one has died behind its file"
-    vacuum_segments(orders.database)
+    vacuum_segments(orders.database, grace_seconds=0)
     assert outputs(tmp_path) == set(report.files)
 
     with Store.open(f"sqlite:///{tmp_path}/other.db") as other:
@@ -278,7 +278,7 @@ def test_a_driver_that_is_told_to_stop_gives_its_locks_back(
     assert locks(orders) == 0
     assert waits(orders) == before
     assert compact(orders.database, "orders", wanted=FEW).inputs == 16
-    vacuum_segments(orders.database)
+    vacuum_segments(orders.database, grace_seconds=0)
     assert len(outputs(tmp_path)) == 1, "those of the tasks are gone"
 
 
@@ -312,5 +312,5 @@ def test_an_executor_that_is_lost_costs_its_work_alone(
     assert (report["inputs"], report["units"], report["lost"]) == (16, 4, 0)
     assert waits(orders) == before
     assert outputs(tmp_path) > set(report["files"]), "the attempt that died has left a file"
-    vacuum_segments(orders.database)
+    vacuum_segments(orders.database, grace_seconds=0)
     assert outputs(tmp_path) == set(report["files"])

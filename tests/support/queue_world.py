@@ -365,6 +365,7 @@ class World:
             vacuum_segments(
                 self.store.database,
                 hidden_seconds=self.chance.choice([-1.0, 86400.0, 86400.0]),
+                grace_seconds=self.chance.choice([0.0, 0.0, 86400.0]),
                 zombie_seconds=self.chance.choice([0.0, 86400.0]),
                 dry_run=self.chance.random() < 0.2,
             )
@@ -533,8 +534,8 @@ class World:
             assert set(wrong) <= risen, f"{reader.id}: { ({key: wrong[key] for key in set(wrong) - risen}) }"
             assert self.store.backlog(reader.id) == []
             assert self.store.queue(reader.id).older == ()
-        vacuum_segments(self.store.database, zombie_seconds=0.0)
-        vacuum_segments(self.store.database, zombie_seconds=0.0)
+        vacuum_segments(self.store.database, grace_seconds=0.0, zombie_seconds=0.0)
+        vacuum_segments(self.store.database, grace_seconds=0.0, zombie_seconds=0.0)
         left = [str(path) for path in self.folder.rglob("*") if path.is_file()]
         assert left == []
         tables = (schema.load, schema.segment, schema.segment_reader, schema.segment_done)
