@@ -267,7 +267,24 @@ class Course:
         """Keep the promise: the numbers are those of the steps in the head of this module."""
         promised = self.promised = take_snapshot(self.database)  # 1
         queue = self.begin(engine)  # 2
-        waiting = self._with_work(queue, promised, self.wanted)  # 3
+        skipped: set[Range] = set()
+        while True:
+            found = self._with_work(queue, promised, self.wanted)  # 3
+            waiting = [unit for unit in found if unit not in skipped]
+            self.done -= set(waiting)
+            skipped |= set(self._bring(engine, progress, queue, promised, waiting))
+            has_moved = self.request.ranges is None and self._current_layout() not in (None, queue.layout)
+            # What waited in a layout that is not the current one may have been rewritten into units of that one.
+            if engine.is_fenced or not (has_moved or (queue.older and waiting)):
+                return
+            if has_moved:
+                queue = self._find_queue()
+
+    def _bring(
+        self, engine: Engine, progress: ProgressLog, queue: Queue, promised: Snapshot, waiting: list[Range]
+    ) -> list[Range]:
+        """Bring what waits in some units; returns those that are skipped, since others hold them."""
+        skipped: list[Range] = []
         waits_since = self.clock()
         while waiting:
             self.deadline.check()
@@ -282,9 +299,10 @@ class Course:
                 waits_since = self.clock()
                 continue
             if self.request.if_locked == "skip":
+                skipped += ready
                 waiting, ready = [unit for unit in waiting if unit not in ready], []
                 if not waiting:
-                    return
+                    break
             if is_late:
                 if not ready:
                     raise not_settled_error(self.database, queue, promised, _shown(waiting))
@@ -293,6 +311,7 @@ class Course:
             self.sleep(min(POLL_SECONDS, self.deadline.left()))
             check_attempt(self.database, self.request.owner)
             waiting = self._with_work(queue, promised, waiting)  # 3, since the holder may have done it all
+        return skipped
 
     def begin(self, engine: Engine) -> Queue:
         """Find the queue, take over from older attempts, and have the sink admit this drain."""
@@ -317,8 +336,13 @@ class Course:
     def has_moved(self) -> bool:
         """Tell whether the queue has another layout than at the beginning."""
         assert self.queue is not None
+        return self._current_layout() != self.queue.layout
+
+    def _current_layout(self) -> int | None:
+        """Read the number of the queue's layout; None if the queue was removed."""
+        assert self.queue is not None
         with self.database.read() as work:
-            return queries.queues.layout_of(work, self.queue.number) != self.queue.layout
+            return queries.queues.layout_of(work, self.queue.number)
 
     @contextlib.contextmanager
     def shown_again(self, engine: Engine) -> Iterator[None]:

@@ -161,7 +161,10 @@ def check_leases(database: Database, leases: Sequence[Lease]) -> int:
     """
     with database.read() as work:
         now = work.now()
-        held = {lock.place for number in {lease.queue for lease in leases} for lock in _standing(work, number, now)}
+        rows = [
+            row for number in {lease.queue for lease in leases} for row in queries.locks.of_queue(work, number, now=now)
+        ]
+        held = {lock_of(row).place for row in rows}
     _refuse_lost(leases, held)
     return now
 
@@ -208,9 +211,6 @@ def release_all(work: Work, queue: Queue, units: Iterable[Range], owner: Owner) 
 
 
 def standing_locks(work: Reading, queue: Queue) -> list[Lock]:
-    """Read the locks of a queue whose holders may work, by their intervals."""
-    return _standing(work, queue.number, work.now())
-
-
-def _standing(work: Reading, number: int, now: int) -> list[Lock]:
-    return [lock_of(row) for row in queries.locks.of_queue(work, number, now=now)]
+    """Read the locks of a queue in its layout whose holders may work, by their intervals."""
+    found = queries.locks.of_queue(work, queue.number, now=work.now())
+    return [lock_of(row) for row in found if row["layout"] == queue.layout]

@@ -45,6 +45,7 @@ from export_queue.core.queue.read import (
     read_entries,
     remove_entries,
     remove_span,
+    unmoved,
     waiting_in_rows,
     waiting_ranges,
 )
@@ -105,6 +106,7 @@ __all__ = [
     "requeue",
     "subscribe",
     "subscriptions",
+    "unmoved",
     "unsubscribe",
     "waiting_in_rows",
     "waiting_ranges",

@@ -24,6 +24,7 @@ from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
 from export_queue.core.segments.peek import peek
 from export_queue.core.segments.reading import RowGroup, row_groups
+from export_queue.core.segments.rewriting import RewritingReport, rewrite
 from export_queue.core.segments.stored_timeline import StoredSegment, count_states, stored_timeline
 from export_queue.core.segments.vacuum import Vacuumed, vacuum_segments
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
@@ -41,6 +42,7 @@ __all__ = [
     "Merged",
     "Merger",
     "OnDuplicate",
+    "RewritingReport",
     "RowGroup",
     "Run",
     "Segment",
@@ -61,6 +63,7 @@ __all__ = [
     "leave_out_drained",
     "mark_done",
     "peek",
+    "rewrite",
     "row_groups",
     "stage_segments",
     "stored_timeline",

@@ -47,7 +47,7 @@ from export_queue.core.transactions import OpenTransaction, Snapshot, settled_sn
 LEASE_SECONDS = 60.0
 UNITS_AT_ONCE = 256
 """Most units that one publication merges."""
-_NO_READER = 0
+NO_READER = 0
 """As for a first load of nobody: fenced drains and sweeps do not wait for a transaction that adds no entries."""
 
 log = logging.getLogger("export_queue.segments")
@@ -98,7 +98,7 @@ def compact(
     merger = merger or LocalMerger(database)
     worker = _Worker(database, queue, wanted, owner, merger, lease_seconds, clock, report)
     total, done = sum(plan.entries for plan in found.plans), 0
-    for batch in _batches(found.plans, wanted.most_bytes * merger.shares):
+    for batch in batches(found.plans, wanted.most_bytes * merger.shares):
         if stops():
             break
         worker.merge(batch)
@@ -196,7 +196,7 @@ def _free_beside(others: Sequence[Lock]) -> Callable[[str], bool]:
     return lambda name: name not in held
 
 
-def _batches(plans: Sequence[UnitPlan], most_bytes: int) -> Iterator[list[UnitPlan]]:
+def batches(plans: Sequence[UnitPlan], most_bytes: int) -> Iterator[list[UnitPlan]]:
     """Put units together that are merged at once: about so many bytes, or one unit."""
     batch: list[UnitPlan] = []
     size = 0
@@ -219,6 +219,28 @@ def _shares(plans: Sequence[UnitPlan], most: int) -> list[list[UnitPlan]]:
         shares[min((2 * before + plan.bytes) * most // (2 * total), most - 1)].append(plan)
         before += plan.bytes
     return [share for share in shares if share]
+
+
+def acquire_free(
+    database: Database, queue: Queue, areas: Sequence[Area], *, owner: Owner, lease_seconds: float
+) -> list[Lease]:
+    """Take the locks that are free now; as a rule that is all of them, in one request.
+
+    :param areas: each is taken or not.
+    """
+
+    def take(some: Sequence[Area]) -> list[Lease]:
+        try:
+            return acquire(
+                database, queue, some, owner=owner, priority=COMPACTION_PRIORITY, lease_seconds=lease_seconds
+            )
+        except LockNotAvailable:
+            return []
+
+    if (leases := take(areas)) or len(areas) == 1:
+        return leases
+    # Somebody has come between the look and the question; as a rule, in few of the units.
+    return [lease for area in areas for lease in take([area])]
 
 
 @dataclass(slots=True)
@@ -256,35 +278,15 @@ class _Worker:
                 self.report.lost += len(leases)
 
     def _lock(self, plans: Sequence[UnitPlan]) -> list[Lease]:
-        try:
-            return self._acquire(plans)
-        except LockNotAvailable:
-            if len(plans) == 1:
-                return []
-        # Somebody has come between the look and the question; as a rule, in few of the units.
-        leases = []
-        for plan in plans:
-            with contextlib.suppress(LockNotAvailable):
-                leases += self._acquire([plan])
-        return leases
-
-    def _acquire(self, plans: Sequence[UnitPlan]) -> list[Lease]:
         areas = [Area(plan.unit.first, plan.unit.end, plan.members) for plan in plans]
-        return acquire(
-            self.database,
-            self.queue,
-            areas,
-            owner=self.owner,
-            priority=COMPACTION_PRIORITY,
-            lease_seconds=self.lease_seconds,
-        )
+        return acquire_free(self.database, self.queue, areas, owner=self.owner, lease_seconds=self.lease_seconds)
 
     def _merge(self, found: _Found, leases: Sequence[Lease], check: Callable[[], None]) -> None:
         database = self.database
         with database.begin() as work:
             queries.segments.admit(work)
             queries.compactions.admit(work)
-        opened = OpenTransaction(database, kind="long", load=_NO_READER)
+        opened = OpenTransaction(database, kind="long", load=NO_READER)
         reports: list[FileReport] = []
         try:
             base = begin_load(database, opened)
@@ -305,7 +307,7 @@ class _Worker:
         except BaseException as error:
             opened.abort(error)  # after a publication there is nothing left to abort
             if isinstance(error, LeaseLost):
-                _delete(reports)  # clean-up would do so some time
+                delete_files(reports)  # clean-up would do so some time
             raise
         reached("published")
         self.report.files += [one.file for one in reports]
@@ -335,10 +337,11 @@ class _Worker:
                     raise
 
 
-def _delete(reports: Sequence[FileReport]) -> None:
-    for report in reports:
+def delete_files(files: Sequence[str]) -> None:
+    """Delete files that will never be published; what cannot be deleted now is left to clean-up."""
+    for file in files:
         with contextlib.suppress(ExportQueueError):
-            delete_file(report.file)
+            delete_file(file)
 
 
 def reached(step: str) -> None:

@@ -1,8 +1,13 @@
-"""SQL about compactions: segments that stand for others, which they hide from one reader."""
+"""SQL about compactions: segments that stand for others, which they hide from one reader.
+
+A merged segment stands for those that name it. Segments that were rewritten into another layout stand for their inputs
+all together: these name the transaction, and :data:`ALL` in the place of a number. Those of its segments that were made
+of rows stand for nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +23,8 @@ from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_done as d
 from export_queue.core.store.schema import segment_reader as r
 
+ALL = 0
+"""In the place of a segment's number: all segments of its transaction together, which are numbered from 1."""
 _KEYS_AT_ONCE = 300
 """Segments that one statement names: two parameters each."""
 
@@ -90,10 +97,27 @@ def insert(work: Work, queue: int, row: Mapping[str, Any], *, partition: int, ro
     work.connection.execute(counted.values(segments=row["number"]))
 
 
+def insert_rewritten(
+    work: Work, queue: int, rows: Sequence[Mapping[str, Any]], *, partitions: Sequence[int], row_entries: Sequence[int]
+) -> None:
+    """Publish all segments of a transaction to its reader, each as :func:`insert` does one."""
+    keys = [{"transaction_id": row["transaction_id"], "number": row["number"]} for row in rows]
+    work.connection.execute(g.insert(), [dict(row) for row in rows])
+    merged = [
+        {**key, "queue_number": queue, "partition": partition, "row_entries": entries}
+        for key, partition, entries in zip(keys, partitions, row_entries, strict=True)
+    ]
+    work.connection.execute(c.insert(), merged)
+    work.connection.execute(r.insert(), [{**key, "queue_number": queue} for key in keys])
+    counted = load.update().where(load.c.transaction_id == rows[-1]["transaction_id"])
+    work.connection.execute(counted.values(segments=max(row["number"] for row in rows)))
+
+
 def hide(work: Work, queue: int, inputs: Mapping[Key, int], *, by: Key, now_ms: int) -> int:
     """Let a merged segment stand for others; returns how many of these the reader had still to read.
 
     :param inputs: the partition number of each.
+    :param by: the merged segment; with the number :data:`ALL` all that its transaction has rewritten.
     """
     rows = [
         {
@@ -130,6 +154,47 @@ def bring_back(work: Work, queue: int, by: Key) -> None:
         work.connection.execute(table.delete().where(table.c.transaction_id == by[0], table.c.number == by[1]))
 
 
+def rewritten(work: Reading, queue: int, transaction: int) -> list[Key]:
+    """Read which of the segments that a transaction has rewritten of others the reader has still to read."""
+    statement = (
+        sa.select(r.c.transaction_id, r.c.number)
+        .select_from(r.join(c, sa.and_(c.c.transaction_id == r.c.transaction_id, c.c.number == r.c.number)))
+        .where(r.c.queue_number == queue, r.c.transaction_id == transaction, c.c.row_entries == 0)
+        .order_by(r.c.number)
+    )
+    return [(int(one), int(number)) for one, number in work.connection.execute(statement)]
+
+
+def layouts_moved_from(work: Reading, queue: int, transaction: int) -> dict[int, int]:
+    """Count by layout the segments that are hidden by all that a transaction has rewritten."""
+    statement = (
+        sa.select(g.c.layout, sa.func.count())
+        .select_from(h.join(g, sa.and_(g.c.transaction_id == h.c.transaction_id, g.c.number == h.c.number)))
+        .where(h.c.queue_number == queue, h.c.by_transaction == transaction, h.c.by_number == ALL)
+        .group_by(g.c.layout)
+    )
+    return {int(layout): int(number) for layout, number in work.connection.execute(statement)}
+
+
+def bring_back_all(work: Work, queue: int, transaction: int) -> None:
+    """Let the segments wait again which a transaction has rewritten, and forget what it has made of them."""
+    for _, number in rewritten(work, queue, transaction):
+        for table in (r, d, c, g):  # which has one reader
+            of_output = (table.c.transaction_id == transaction, table.c.number == number)
+            work.connection.execute(table.delete().where(*of_output))
+    of_group = (h.c.queue_number == queue, h.c.by_transaction == transaction, h.c.by_number == ALL)
+    inputs = sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(*of_group)
+    work.connection.execute(r.insert().from_select(["queue_number", "transaction_id", "number"], inputs))
+    work.connection.execute(h.delete().where(*of_group))
+
+
+def stamp(work: Reading, queue: int) -> tuple[int, int]:
+    """Read what is another one once something was merged or rewritten for a reader."""
+    statement = sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(c.c.transaction_id), 0))
+    count, last = work.connection.execute(statement.where(c.c.queue_number == queue)).one()
+    return int(count), int(last)
+
+
 def hidden(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
     """Read the segments that merged ones hide from a reader: the segment's columns, its partition, and by which."""
     statement = (
@@ -150,18 +215,7 @@ def forget_hidden(work: Work, *, before_ms: int) -> int:
     forgotten = 0
     while True:
         above = h.alias()
-        stands = sa.or_(
-            sa.exists().where(
-                r.c.queue_number == h.c.queue_number,
-                r.c.transaction_id == h.c.by_transaction,
-                r.c.number == h.c.by_number,
-            ),
-            sa.exists().where(
-                above.c.queue_number == h.c.queue_number,
-                above.c.transaction_id == h.c.by_transaction,
-                above.c.number == h.c.by_number,
-            ),
-        )
+        stands = sa.or_(*(sa.exists().where(*_stands_for(table, h)) for table in (r, above)))
         gone = sa.or_(h.c.hidden_ms < before_ms, sa.not_(stands))
         keys: Collection[tuple[int, int, int]] = [
             (int(queue), int(transaction), int(number))
@@ -175,6 +229,14 @@ def forget_hidden(work: Work, *, before_ms: int) -> int:
             place = sa.tuple_(table.c.queue_number, table.c.transaction_id, table.c.number)
             work.connection.execute(table.delete().where(place.in_(list(keys))))
         forgotten += len(keys)
+
+
+def _stands_for(table: sa.Table | sa.Alias, inputs: sa.Table) -> tuple[sa.ColumnElement[bool], ...]:
+    return (
+        table.c.queue_number == inputs.c.queue_number,
+        table.c.transaction_id == inputs.c.by_transaction,
+        sa.or_(table.c.number == inputs.c.by_number, inputs.c.by_number == ALL),
+    )
 
 
 def _key(table: sa.Table) -> Any:
