@@ -161,10 +161,8 @@ def check_leases(database: Database, leases: Sequence[Lease]) -> int:
     """
     with database.read() as work:
         now = work.now()
-        rows = [
-            row for number in {lease.queue for lease in leases} for row in queries.locks.of_queue(work, number, now=now)
-        ]
-        held = {lock_of(row).place for row in rows}
+        queues = {lease.queue for lease in leases}
+        held = {lock_of(row).place for number in queues for row in queries.locks.of_queue(work, number, now=now)}
     _refuse_lost(leases, held)
     return now
 
