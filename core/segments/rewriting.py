@@ -22,6 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from export_queue.core.errors import InvalidArgument, LeaseLost, StoreError
 from export_queue.core.locks import Area, Lease, LeaseKeeper, Owner
@@ -57,6 +58,10 @@ class RewritingReport(CompactionReport):
     def outputs(self) -> int:
         """Segments that were written for the current layout."""
         return self.segments
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {**CompactionReport.to_json(self), "still_open": list(self.still_open)}  # super() is not for slots
 
     def line(self) -> str:
         """Say it in one line."""

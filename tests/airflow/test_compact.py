@@ -54,6 +54,15 @@ def test_a_dry_run_says_what_the_task_then_does(orders: Store, compact: Run) -> 
     assert compact(**arguments)["inputs"] == 0
 
 
+def test_what_waits_in_older_layouts_is_moved(orders: Store, compact: Run) -> None:
+    orders.alter_queue("orders", buckets=8, buckets_per_range=2, guard="seq")
+    done = compact(queue_id="orders", older_layouts=True)
+    assert (done["inputs"], done["outputs"], done["read"], done["written"]) == (10, 4, 100, 100)
+    assert done["still_open"] == []
+    with pytest.raises(AirflowFailException, match="takes everything that waits there"):
+        compact(queue_id="orders", older_layouts=True, least=2)
+
+
 def test_few_segments_are_left_alone_by_default(orders: Store, compact: Run) -> None:
     assert compact(queue_id="orders")["inputs"] == 0
 

@@ -645,3 +645,43 @@ def test_a_rewriting_that_is_killed_leaves_the_state_before_or_after(
     assert drained(orders)[1] == len(before)
     maintain(orders.database)
     assert files(orders) == 0
+
+
+@pytest.mark.full("ten seconds: processes are started and killed while the queue is altered, loaded and drained")
+def test_rewritings_that_are_killed_while_the_queue_is_altered_lose_and_double_nothing(
+    orders: Store, open_store: Callable[[], Store]
+) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    sink, expected = MemorySink(), dict[str, bytes]()
+
+    def work() -> None:
+        with open_store() as mine:
+            mine.database.segments = orders.database.segments
+            while True:
+                rewrite(mine.database, "orders", wanted=SMALL, owner=Owner("rewriting"), lease_seconds=2.0)
+
+    read = loaded = 0
+    for round_ in range(8):
+        process = fork.Process(target=work)
+        process.start()
+        for number in range(chance.randrange(4, 10)):
+            value = f"{round_}-{number}".encode()
+            keys = chance.sample(sorted(many(60)), 20)
+            if chance.random() < 0.7:
+                bulk.load(orders, dict.fromkeys(keys, value))
+            else:
+                bulk.put(orders, keys, value)
+            expected |= dict.fromkeys(keys, value)
+            loaded += len(keys)
+            if number % 3 == 1:
+                orders.alter_queue("orders", buckets=chance.randrange(4, 40), buckets_per_range=3, guard="seq")
+        process.kill()
+        process.join(60)
+        if round_ % 2:
+            read += drained(orders, sink, lock_timeout=0.1)[1]
+    read += drained(orders, sink, lock_timeout=0.1)[1]
+    assert {key[1]: value for key, value in sink.records().items()} == {k.encode(): v for k, v in expected.items()}
+    assert read == loaded
+    assert waits(orders) == []
