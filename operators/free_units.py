@@ -151,14 +151,29 @@ class OpenUnits:
 
         if not self.left:
             return {}
+        # What waited in an older layout may have been rewritten into units in which nothing waited.
+        units = self.asked if self.queue.older and self.request.ranges is None else self.left
         with self.store.database.read() as work:
-            self.left = waiting_ranges(work, self.queue, self.promised, self.left)
+            self.left = waiting_ranges(work, self.queue, self.promised, units)
+        if not self.left and self.request.ranges is None:
+            self._look_into_newer_layouts()
         held = {unit: task for unit, task, _ in self._holders()}
         if self.submissions or self.request.if_locked == "fail":
             return held
         with self.store.database.read() as work:
             free = claimable(work, self.queue, sorted(held), self.promised, owner=self.request.owner)
         return {unit: task for unit, task in held.items() if unit not in free}
+
+    def _look_into_newer_layouts(self) -> None:
+        """Find what was rewritten into a layout that the queue has been given since the start."""
+        from export_queue.core.errors import UnknownQueue
+        from export_queue.core.queue import find_reader, waiting_ranges
+
+        with contextlib.suppress(UnknownQueue), self.store.database.read() as work:
+            queue = find_reader(work, self.queue.id)
+            if queue.layout != self.queue.layout:
+                self.queue, self.asked = queue, queue.open_units()
+                self.left = waiting_ranges(work, queue, self.promised, self.asked)
 
     def _held_by_lower_ones(self) -> list[Range]:
         """Find the units all of whose holders have a lower priority than drains."""
