@@ -337,11 +337,11 @@ class _Worker:
                     raise
 
 
-def delete_files(files: Sequence[str]) -> None:
+def delete_files(reports: Sequence[FileReport]) -> None:
     """Delete files that will never be published; what cannot be deleted now is left to clean-up."""
-    for file in files:
+    for report in reports:
         with contextlib.suppress(ExportQueueError):
-            delete_file(file)
+            delete_file(report.file)
 
 
 def reached(step: str) -> None:

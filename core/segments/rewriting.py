@@ -265,7 +265,7 @@ class _Job:
         except BaseException as error:
             opened.abort(error)  # after a publication there is nothing left to abort
             if isinstance(error, LeaseLost | _Stopped) and pieces is not None:
-                delete_files([one.report.file for one in pieces.written])  # clean-up would do so some time
+                delete_files([one.report for one in pieces.written])  # clean-up would do so some time
             raise
         reached("published")
         self.report.segments += sum(len(one.report.slices) for one in pieces.written)

@@ -231,7 +231,7 @@ def forget_hidden(work: Work, *, before_ms: int) -> int:
         forgotten += len(keys)
 
 
-def _stands_for(table: sa.Table | sa.Alias, inputs: sa.Table) -> tuple[sa.ColumnElement[bool], ...]:
+def _stands_for(table: sa.FromClause, inputs: sa.Table) -> tuple[sa.ColumnElement[bool], ...]:
     return (
         table.c.queue_number == inputs.c.queue_number,
         table.c.transaction_id == inputs.c.by_transaction,
