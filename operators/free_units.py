@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from export_queue.core.client import Store
     from export_queue.core.drain import Deadline, DrainReport, DrainRequest
     from export_queue.core.queue import Queue, Range
+    from export_queue.core.store import Reading
     from export_queue.core.transactions import Snapshot
 
 log = logging.getLogger("export_queue.drain")
@@ -151,12 +152,11 @@ class OpenUnits:
 
         if not self.left:
             return {}
-        # What waited in an older layout may have been rewritten into units in which nothing waited.
-        units = self.asked if self.queue.older and self.request.ranges is None else self.left
         with self.store.database.read() as work:
-            self.left = waiting_ranges(work, self.queue, self.promised, units)
-        if not self.left and self.request.ranges is None:
-            self._look_into_newer_layouts()
+            if self.request.ranges is None:
+                self._look_again(work)
+            else:
+                self.left = waiting_ranges(work, self.queue, self.promised, self.left)
         held = {unit: task for unit, task, _ in self._holders()}
         if self.submissions or self.request.if_locked == "fail":
             return held
@@ -164,16 +164,14 @@ class OpenUnits:
             free = claimable(work, self.queue, sorted(held), self.promised, owner=self.request.owner)
         return {unit: task for unit, task in held.items() if unit not in free}
 
-    def _look_into_newer_layouts(self) -> None:
-        """Find what was rewritten into a layout that the queue has been given since the start."""
-        from export_queue.core.errors import UnknownQueue
-        from export_queue.core.queue import find_reader, waiting_ranges
+    def _look_again(self, work: Reading) -> None:
+        """Find what is left where all was asked for: it may have been rewritten into units of a later layout."""
+        from export_queue.core.queue import read_again, waiting_ranges
 
-        with contextlib.suppress(UnknownQueue), self.store.database.read() as work:
-            queue = find_reader(work, self.queue.id)
-            if queue.layout != self.queue.layout:
-                self.queue, self.asked = queue, queue.open_units()
-                self.left = waiting_ranges(work, queue, self.promised, self.asked)
+        queue = read_again(work, self.queue)
+        units = queue.open_units() if queue.older else self.left
+        self.queue, self.left = queue, waiting_ranges(work, queue, self.promised, units)
+        self.asked = [*self.asked, *(unit for unit in self.left if unit not in self.asked)]
 
     def _held_by_lower_ones(self) -> list[Range]:
         """Find the units all of whose holders have a lower priority than drains."""

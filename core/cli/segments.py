@@ -101,7 +101,7 @@ def compact(
         bool,
         typer.Option(
             "--older-layouts",
-            help="instead, move all that waits in buckets that the queue had before",
+            help="instead, move all that waits in buckets that the queue had before; without --small, --least, --age",
         ),
     ] = False,
     as_json: AsJson = False,

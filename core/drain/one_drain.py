@@ -66,6 +66,7 @@ from export_queue.core.queue import (
     find_reader,
     join_ranges,
     list_dead_letters,
+    read_again,
     waiting_ranges,
 )
 from export_queue.core.store import Database, Reading, Work, queries
@@ -267,18 +268,34 @@ class Course:
         """Keep the promise: the numbers are those of the steps in the head of this module."""
         promised = self.promised = take_snapshot(self.database)  # 1
         queue = self.begin(engine)  # 2
+        waiting = self._with_work(queue, promised, self.wanted)  # 3
         skipped: set[Range] = set()
         while True:
-            found = self._with_work(queue, promised, self.wanted)  # 3
+            skipped |= set(self._bring(engine, progress, queue, promised, waiting))
+            if engine.is_fenced or not (self._is_altered(queue) or (queue.older and waiting)):
+                return
+            # What waited in one layout may have been rewritten into units of a later one, where nothing waited before.
+            queue, found = self._look_again(queue, promised)
             waiting = [unit for unit in found if unit not in skipped]
             self.done -= set(waiting)
-            skipped |= set(self._bring(engine, progress, queue, promised, waiting))
-            has_moved = self.request.ranges is None and self._current_layout() not in (None, queue.layout)
-            # What waited in a layout that is not the current one may have been rewritten into units of that one.
-            if engine.is_fenced or not (has_moved or (queue.older and waiting)):
-                return
-            if has_moved:
-                queue = self._find_queue()
+
+    def _is_altered(self, queue: Queue) -> bool:
+        """Tell whether all units were asked for, and the queue has others by now."""
+        return self.request.ranges is None and self._current_layout() not in (None, queue.layout)
+
+    def _look_again(self, queue: Queue, promised: Snapshot) -> tuple[Queue, list[Range]]:
+        """Find the units that have work; if all were asked for, those of layouts that are new, too.
+
+        :returns: the queue with all layouts that it was known to have, and the units.
+        """
+        units = self.wanted
+        with self.database.read() as work:
+            if self.request.ranges is None:
+                queue = self.queue = read_again(work, queue)
+                units = queue.open_units()
+            found = waiting_ranges(work, queue, promised, units)
+        self.wanted += [unit for unit in found if unit not in self.wanted]
+        return queue, found
 
     def _bring(
         self, engine: Engine, progress: ProgressLog, queue: Queue, promised: Snapshot, waiting: list[Range]

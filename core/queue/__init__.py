@@ -25,7 +25,7 @@ from export_queue.core.queue.dead_letters import (
     list_dead_letters,
     requeue,
 )
-from export_queue.core.queue.layouts import close_layouts, in_all_layouts, queue_of
+from export_queue.core.queue.layouts import close_layouts, in_all_layouts, queue_of, read_again
 from export_queue.core.queue.options import (
     Queue,
     bind_sink,
@@ -100,6 +100,7 @@ __all__ = [
     "missing_load",
     "peek",
     "queue_of",
+    "read_again",
     "read_entries",
     "remove_entries",
     "remove_span",
