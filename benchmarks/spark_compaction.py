@@ -18,9 +18,11 @@ from pyspark.sql import SparkSession
 from benchmarks.compaction import LOAD_ENTRIES, MORE
 from benchmarks.measuring import Watch, alternate
 from benchmarks.processor import of_descendants
-from export_queue import Candidates, MemorySink, Store, drain
+from export_queue import Candidates, MemorySink, Store, StoreSpec, drain
 from export_queue.core.queue import Range
-from export_queue.core.segments import waiting_segments
+from export_queue.core.segments import Merger, compact, waiting_segments
+from export_queue.core.spark.carried_secrets import CarriedSecrets
+from export_queue.core.spark.compact_merger import SparkMerger
 from export_queue.core.transactions import take_snapshot
 
 VALUE = b"x" * 100
@@ -38,7 +40,11 @@ def main() -> None:
                 frame = spark.read.parquet(*bench.files).repartition("bucket")
                 frame.sortWithinPartitions("bucket", "key", "seq").write.mode("overwrite").parquet(f"{folder}/sorted")
 
-        taken = alternate({"compaction": bench.compact, "spark": plain}, repeats=repeats, server=of_descendants)
+        def by_tasks(watch: Watch) -> None:
+            bench.compact(watch, SparkMerger(spark.sparkContext, bench.spec("run"), CarriedSecrets()))
+
+        contestants = {"compaction": bench.compact, "tasks": by_tasks, "spark": plain}
+        taken = alternate(contestants, repeats=repeats, server=of_descendants)
         long = alternate({name: bench.draining(name) for name in ("before", "after")}, repeats=repeats, warm_up=False)
         alike = {"merged": bench.draining("after"), "one load": bench.draining("one load")}
         short = alternate(alike, repeats=repeats * MORE)
@@ -67,10 +73,10 @@ class Bench:
             report = store.compact("orders", wanted=Candidates(least=2))
             assert report.read == report.written == rows, report.line()
 
-    def compact(self, watch: Watch) -> None:
+    def compact(self, watch: Watch, merger: Merger | None = None) -> None:
         self._copy("before", "run")
         with self._open("run") as store, watch.running():
-            report = store.compact("orders", wanted=Candidates(least=2))
+            report = compact(store.database, "orders", wanted=Candidates(least=2), merger=merger)
         assert report.written == self._rows
 
     def draining(self, name: str):
@@ -98,8 +104,12 @@ class Bench:
             with store.database.read() as work:
                 return sorted({one.file for one in waiting_segments(work, queue, snapshot, Range(0, queue.buckets))})
 
+    def spec(self, name: str) -> StoreSpec:
+        """Describe one of the stores."""
+        return StoreSpec(url=f"sqlite:///{self._folder}/{name}.db", segments=f"{self._folder}/{name}.segments")
+
     def _open(self, name: str) -> Store:
-        return Store.open(f"sqlite:///{self._folder}/{name}.db", segments=f"{self._folder}/{name}.segments")
+        return Store.open(self.spec(name))
 
     def _copy(self, name: str, to: str) -> None:
         for old in self._folder.glob(f"{to}.db*"):

@@ -2,8 +2,7 @@
 
 Beforehand: the connections ``export_queue_default`` and ``reports_default``, and on PostgreSQL a place for segments.
 Merging needs no pause of the loads: what commits meanwhile is drained with the rest. A drain of thousands of small
-files takes many times as long as one of the merged file. Where there is a Spark, ``ExportQueueSparkCompactOperator``
-merges there, with the same arguments.
+files takes many times as long as one of the merged file. Where there is a Spark, ``compact_on_spark`` merges there.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from export_queue.hooks import Described, ExportQueueHook, open_store, resolve_sink
+from export_queue.hooks import Described, ExportQueueHook, resolve_sink
+from export_queue.operators.revoking import take_locks_away
 
 if TYPE_CHECKING:
     from export_queue.core.drain import DrainRequest
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("exporter", "ranges", "if_locked", "lock_timeout", "time_limit", "on_error", "max_dead")
 """Arguments that go into the drain's request."""
-_REVOKE_SECONDS = 2.0
-"""Airflow kills a task for good 5 seconds after it has asked it to end."""
 
 
 class DrainTask(BaseOperator):
@@ -121,22 +119,6 @@ class DrainTask(BaseOperator):
         )
 
     def take_leases_away(self) -> None:
-        """Revoke this attempt and what it has submitted, so that others may have its ranges at once.
-
-        It is called from a signal handler, which may have interrupted anything: a thread with a connection of its own
-        does the work, and is waited for no longer than there is time. The leases expire anyway.
-        """
-        if self._store is None or self._owner is None:
-            return
-        thread = threading.Thread(target=self._revoke, args=(self._store, self._owner), daemon=True)
-        thread.start()
-        thread.join(_REVOKE_SECONDS)
-
-    def _revoke(self, described: Described[StoreSpec], owner: Owner) -> None:
-        from export_queue.core.locks import revoke
-
-        try:
-            with open_store(described) as store:
-                revoke(store.database, owner.task, attempt=owner.attempt)
-        except Exception:
-            self.log.exception("The leases of task %s could not be taken away", owner.task)
+        """Revoke this attempt and what it has submitted, so that others may have its ranges at once."""
+        if self._store is not None and self._owner is not None:
+            take_locks_away(self._store, self._owner, log=self.log)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from export_queue.core.errors import ExportQueueError, LeaseLost, LockNotAvailable, StoreError
+from export_queue.core.errors import ExportQueueError, LeaseLost, LockNotAvailable, SegmentLost, StoreError
 from export_queue.core.locks import (
     COMPACTION_PRIORITY,
     Area,
@@ -31,6 +31,9 @@ from export_queue.core.locks import (
     Lock,
     Owner,
     acquire,
+    begin_attempt,
+    check_leases,
+    end_attempt,
     standing_locks,
 )
 from export_queue.core.queue import Queue, Range, find_reader
@@ -79,6 +82,7 @@ def compact(
     :param clock: tells seconds; only differences count.
     :raises SegmentLost: a file is missing or damaged.
     :raises SegmentUnavailable: a filesystem does not answer.
+    :raises LeaseLost: the attempt was revoked, or a newer one has begun.
     """
     begun = clock()
     wanted = wanted or Candidates()
@@ -98,15 +102,28 @@ def compact(
     merger = merger or LocalMerger(database)
     worker = _Worker(database, queue, wanted, owner, merger, lease_seconds, clock, report)
     total, done = sum(plan.entries for plan in found.plans), 0
-    for batch in batches(found.plans, wanted.most_bytes * merger.shares):
-        if stops():
-            break
-        worker.merge(batch)
-        done += sum(plan.entries for plan in batch)
-        if on_progress is not None:
-            on_progress(CompactionProgress(done, total))
+    with attempt(database, queue, owner):
+        for batch in batches(found.plans, wanted.most_bytes * merger.shares):
+            if stops():
+                break
+            worker.merge(batch)
+            done += sum(plan.entries for plan in batch)
+            if on_progress is not None:
+                on_progress(CompactionProgress(done, total))
     report.seconds = clock() - begun
     return report
+
+
+@contextlib.contextmanager
+def attempt(database: Database, queue: Queue, owner: Owner) -> Iterator[None]:
+    """Let older attempts of the task get no lock any more, also those that hold none at this moment."""
+    begin_attempt(database, queue, owner)
+    try:
+        yield
+    finally:
+        # one that stays on record harms nobody
+        with contextlib.suppress(ExportQueueError), database.begin() as work:
+            end_attempt(work, owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +227,19 @@ def batches(plans: Sequence[UnitPlan], most_bytes: int) -> Iterator[list[UnitPla
         yield batch
 
 
-def _shares(plans: Sequence[UnitPlan], most: int) -> list[list[UnitPlan]]:
-    """Cut the units of one publication into so many shares at most, of about as many bytes each."""
+def _shares(plans: Sequence[UnitPlan], most: int, most_bytes: int) -> list[list[UnitPlan]]:
+    """Cut the units of one publication into about so many shares, of about as many bytes each.
+
+    :param most_bytes: a share has no more, or one unit.
+    """
     total, before = max(sum(plan.bytes for plan in plans), 1), 0
     shares: list[list[UnitPlan]] = [[] for _ in range(most)]
     for plan in plans:
         # a unit belongs where its middle is
         shares[min((2 * before + plan.bytes) * most // (2 * total), most - 1)].append(plan)
         before += plan.bytes
-    return [share for share in shares if share]
+    # Among large units a share may get twice its part, which is more than a process is meant to hold.
+    return [part for share in shares for part in batches(share, most_bytes)]
 
 
 def acquire_free(
@@ -298,7 +319,13 @@ class _Worker:
                 store_id=identity_of(database).store_id,
                 transaction=opened.id,
             )
-            done = self.merger.merge(merge, _shares(found.plans, self.merger.shares), check=check)
+            shares = _shares(found.plans, self.merger.shares, self.wanted.most_bytes)
+            try:
+                done = self.merger.merge(merge, shares, check=check)
+            except SegmentLost:
+                # Whoever has taken the locks may have drained what was to be read, and clean-up deleted it.
+                check_leases(database, leases)
+                raise
             # in the order of the plans, whoever has come first
             units = sorted((unit for one in done for unit in one.units), key=lambda unit: unit.plan.unit.first)
             reports = [file for one in done for file in one.files]

@@ -79,7 +79,7 @@ class Merge:
 
 
 class Merger(Protocol):
-    """Merges the units of one publication, in as many shares as it can work on at once."""
+    """Merges the units of one publication, share by share."""
 
     @property
     def shares(self) -> int:
@@ -90,6 +90,7 @@ class Merger(Protocol):
     ) -> Sequence[Merged]:
         """Merge; what comes back is all units of all shares, each once.
 
+        :param shares: units, ascending; sometimes a few more shares than are worked on at once.
         :param check: to be called again and again; raises where it is no use to go on.
         """
 

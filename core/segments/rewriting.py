@@ -24,12 +24,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from export_queue.core.errors import InvalidArgument, LeaseLost, StoreError
-from export_queue.core.locks import Area, Lease, LeaseKeeper, Owner
+from export_queue.core.errors import InvalidArgument, LeaseLost, SegmentLost, StoreError
+from export_queue.core.locks import Area, Lease, LeaseKeeper, Owner, check_leases
 from export_queue.core.queue import Queue, Range, close_layouts, find_reader, queue_of
 from export_queue.core.segments.candidates import Candidates, UnitPlan
 from export_queue.core.segments.catalogue import begin_load, waiting_segments
-from export_queue.core.segments.compaction import LEASE_SECONDS, NO_READER, acquire_free, batches, delete_files
+from export_queue.core.segments.compaction import (
+    LEASE_SECONDS,
+    NO_READER,
+    acquire_free,
+    attempt,
+    batches,
+    delete_files,
+)
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.files import check_base, load_pyarrow
 from export_queue.core.segments.merging import UnitReader
@@ -112,6 +119,7 @@ def rewrite(
     :raises InvalidArgument: the choice says more than that, or the store has no place for files.
     :raises SegmentLost: a file is missing or damaged.
     :raises SegmentUnavailable: a filesystem does not answer.
+    :raises LeaseLost: the attempt was revoked, or a newer one has begun.
     """
     begun = clock()
     wanted = wanted or Candidates()
@@ -147,7 +155,8 @@ def rewrite(
     if job.total:
         check_base(database.segments)
         load_pyarrow()
-    job.move_all(plans)
+    with attempt(database, queue, job.owner):
+        job.move_all(plans)
     close_layouts(database, queue)
     with database.read() as work:
         report.still_open = tuple(one.number for one in find_reader(work, queue_id).older)
@@ -253,7 +262,12 @@ class _Job:
                 most_bytes=self.most_bytes,
             )
             reached("begun")
-            units = [self._read(older, plan, settled, pieces, keeper) for plan in plans]
+            try:
+                units = [self._read(older, plan, settled, pieces, keeper) for plan in plans]
+            except SegmentLost:
+                # Whoever has taken the locks may have drained what was to be read, and clean-up deleted it.
+                check_leases(database, leases)
+                raise
             pieces.end()
             if not pieces.written:
                 opened.abort()

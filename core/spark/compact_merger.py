@@ -12,7 +12,7 @@ from export_queue.core.drain import Problem
 from export_queue.core.errors import SparkJobFailed
 from export_queue.core.segments import Merge, Merged, UnitPlan
 from export_queue.core.spark.carried_secrets import CarriedSecrets
-from export_queue.core.spark.compact_tasks import merge_task
+from export_queue.core.spark.compact_tasks import in_full, merge_task, packed
 from export_queue.core.spark.jobs import collect
 from export_queue.core.store import StoreSpec
 
@@ -25,7 +25,7 @@ class SparkMerger:
     """Merges by the tasks of Spark jobs.
 
     An attempt of a task that Spark repeats, or runs twice, writes a file of its own. Only the files that Spark has
-    answered with are published, one for each share; clean-up deletes the others.
+    answered with are published, one for each share; clean-up deletes the others, also those that come late.
 
     :param context: the connection to Spark.
     :param store: the store, which each task opens.
@@ -38,7 +38,7 @@ class SparkMerger:
 
     @property
     def shares(self) -> int:
-        """One for each core."""
+        """One for each core that there is at this moment."""
         return int(self.context.defaultParallelism)
 
     def merge(
@@ -50,11 +50,13 @@ class SparkMerger:
         :raises ExportQueueError: what a task has met, as in one process.
         """
         sent = self.context.broadcast(merge)
+        # A group of its own: the end of a job whose locks were lost may reach Spark behind the start of the next one.
+        group = f"{JOB_GROUP}-{merge.transaction}"
         try:
             # Names of files go in and come out; entries never pass through Java.
             task = merge_task(sent, self.store, self.secrets)
-            job = self.context.parallelize(list(shares), len(shares)).mapPartitions(task)
-            found = collect(self.context, job.collect, group=JOB_GROUP, title="compaction", check=check)
+            job = self.context.parallelize([packed(plans) for plans in shares], len(shares)).mapPartitions(task)
+            found = collect(self.context, job.collect, group=group, title="compaction", check=check)
         except SparkJobFailed as error:
             raise SparkJobFailed(error.message, hint=_HINT) from error.__cause__
         finally:
@@ -63,4 +65,5 @@ class SparkMerger:
         for one in found:
             if isinstance(one, Problem):
                 raise one.to_error()
-        return [one for one in found if isinstance(one, Merged)]
+        # Spark answers in the order of the shares.
+        return [in_full(one, plans) for one, plans in zip(found, shares, strict=True) if isinstance(one, Merged)]

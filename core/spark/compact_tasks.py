@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from export_queue.core.drain import Problem
@@ -21,28 +24,49 @@ class SharedMerge(Protocol):
         """What all tasks need."""
 
 
+def packed(plans: Sequence[UnitPlan]) -> bytes:
+    """Write a share as few bytes: a task of Spark must be smaller than 128 MiB, and sources are many."""
+    return zlib.compress(pickle.dumps(list(plans), pickle.HIGHEST_PROTOCOL), 1)
+
+
 def merge_task(
     merge: SharedMerge, store: StoreSpec, secrets: CarriedSecrets
-) -> Callable[[Iterable[Sequence[UnitPlan]]], Iterator[Merged | Problem]]:
-    """Make the function of the Spark job, which is given shares of units.
+) -> Callable[[Iterable[bytes]], Iterator[Merged | Problem]]:
+    """Make the function of the Spark job, which is given shares of units as :func:`packed` wrote them.
 
     :param store: the store, which each task opens, to read rows.
     :param secrets: secrets that executors of another machine cannot look up.
-    :returns: a function that tells of each share what it has written, or why it could not: then a repetition by Spark
-        would only meet the same.
+    :returns: a function that tells of each share what it has written, with units as :func:`brief` has them, or why it
+        could not: then a repetition by Spark would only meet the same.
     """
 
-    def task(shares: Iterable[Sequence[UnitPlan]]) -> Iterator[Merged | Problem]:
+    def task(shares: Iterable[bytes]) -> Iterator[Merged | Problem]:
         secrets.unpack()
-        for plans in shares:
+        for share in shares:
+            plans: list[UnitPlan] = pickle.loads(zlib.decompress(share))
             try:
                 with contextlib.closing(store.open()) as database:
-                    found: Merged | Problem = merge.value.run(database, plans, check=_go_on)
+                    found: Merged | Problem = brief(merge.value.run(database, plans, check=_go_on))
             except ExportQueueError as error:
                 found = Problem.of(error)
             yield found
 
     return task
+
+
+def brief(merged: Merged) -> Merged:
+    """Leave out the sources, which the driver knows."""
+    units = (replace(unit, plan=replace(unit.plan, segments=())) for unit in merged.units)
+    return replace(merged, units=tuple(units))
+
+
+def in_full(merged: Merged, plans: Sequence[UnitPlan]) -> Merged:
+    """Put back what :func:`brief` has left out.
+
+    :param plans: the share that was merged.
+    """
+    units = (replace(unit, plan=plan) for unit, plan in zip(merged.units, plans, strict=True))
+    return replace(merged, units=tuple(units))
 
 
 def _go_on() -> None:

@@ -84,6 +84,23 @@ def test_compact_and_drain(store_path: Path, run_dag: Any, connect: Any, tmp_pat
     assert [json.loads(document) for (document,) in rows] == [{"reading": 11}] * 20
 
 
+@pytest.mark.full("a submission of Spark; recount_and_publish has one")
+def test_compact_on_spark(orders: Any, run_dag: Any, spark_connection: None) -> None:
+    import pyarrow as pa
+
+    for number in range(8):
+        with orders.transaction(long=True) as tx:
+            tx.queue("orders").add_batch(pa.table({"key": ["anna", "ben"], "value": [{"total": number}] * 2}))
+    run = run_dag(example("compact_on_spark", "compact_on_spark"))
+    assert run.state == "success"
+    foretold, report = run.result("foretell"), run.result("compact")
+    assert (foretold["dry_run"], foretold["inputs"], foretold["files"]) == (True, 16, [])
+    assert (report["dry_run"], report["inputs"], report["outputs"], report["lost"]) == (False, 16, 2, 0)
+    assert report["read"] == report["written"] == 16
+    assert sum(unit.entries for unit in orders.backlog("orders")) == 16
+    assert run_dag(example("compact_on_spark", "compact_on_spark")).result("compact")["inputs"] == 0
+
+
 def test_react_to_changes(store_path: Path, run_dag: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from export_queue import Store, polling
 
@@ -156,6 +173,7 @@ def test_all_examples_run_together_on_one_store(
         "airports",  # runs in test_airports, with all of its stores
         "bulk_load",  # has a queue of its own
         "compact_and_drain",  # so has this one
+        "compact_on_spark",
         "exporters",
         "frames",
         "set_up_orders",

@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from tests.support.bulk import many, waits
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
-from export_queue.core.errors import ExportQueueError, InvalidArgument, SegmentLost
+from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost, SegmentLost
 from export_queue.core.locks import COMPACTION_PRIORITY, ROWS, Area, Owner, acquire, claim, member, release
-from export_queue.core.queue import Range, find_queue
+from export_queue.core.queue import Range, bucket, find_queue
 from export_queue.core.segments import (
     Candidates,
+    Merge,
+    Merged,
+    UnitPlan,
     compact,
     compaction,
     gathering,
@@ -277,6 +281,76 @@ def test_units_are_published_in_batches_of_bounded_size(orders: Store) -> None:
     assert seen == sorted(seen)
     assert all(unit.read == unit.written + unit.superseded for unit in report.units)
     assert waits(orders) == before
+
+
+@dataclass
+class ByThree:
+    """Merges in this process, and notes the shares that several processes would get."""
+
+    store: Store
+    seen: list[list[int]] = field(default_factory=list)
+    """Bytes of the units of each share."""
+    shares: int = 3
+
+    def merge(
+        self, merge: Merge, shares: Sequence[Sequence[UnitPlan]], *, check: Callable[[], None]
+    ) -> Sequence[Merged]:
+        self.seen += [[plan.bytes for plan in share] for share in shares]
+        found = [merge.run(self.store.database, share, check) for share in shares]
+        return found[::-1]  # any order will do
+
+
+@pytest.mark.parametrize("most_bytes", [320, 700, 1 << 20])
+def test_shares_of_a_publication_are_about_equal_and_bounded(orders: Store, most_bytes: int) -> None:
+    """A unit of eight has many more bytes than its neighbours, so that equal shares would be too large."""
+    orders.configure_queue("uneven", buckets=8, buckets_per_range=1, value="bytes")
+    for number in range(3):
+        values = {f"k{i}": b"%d" % number * (90 if bucket(f"k{i}".encode(), 8) % 3 else 9) for i in range(24)}
+        bulk.load(orders, values, queue_id="uneven")
+    merger = ByThree(orders)
+    report = compact(orders.database, "uneven", wanted=Candidates(least=2, most_bytes=most_bytes), merger=merger)
+    assert all(len(share) == 1 or sum(share) <= most_bytes for share in merger.seen), merger.seen
+    assert [unit.range.first for unit in report.units] == sorted(unit.range.first for unit in report.units)
+    assert report.read == report.written > 0
+    assert len(report.units) == sum(map(len, merger.seen))
+    assert len(report.files) == len(merger.seen)
+    if most_bytes == 1 << 20:
+        assert len(merger.seen) == 3
+        assert max(map(sum, merger.seen)) <= 2 * min(map(sum, merger.seen)), merger.seen
+
+
+def test_an_older_attempt_merges_nothing_any_more_although_it_held_nothing(orders: Store) -> None:
+    fill(orders, seed=21)
+    older, newer = Owner("compaction", "1"), Owner("compaction", "2")
+    reports = []
+
+    def overtake() -> bool:
+        """Come between two publications, when the older attempt has given its locks back."""
+        bulk.load(orders, many(40, b"late"))
+        reports.append(compact(orders.database, "orders", wanted=FEW, owner=newer))
+        return False
+
+    with pytest.raises(LeaseLost):
+        compact(orders.database, "orders", wanted=FEW, owner=older, stops=overtake)
+    assert len(reports[0].units) == 4
+    again = compact(orders.database, "orders", wanted=FEW, owner=Owner("compaction", "3"))
+    assert (again.lost, again.passed_over) == (0, 0)
+
+
+def test_a_file_that_goes_behind_a_lost_lock_is_no_lost_file(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drain that has taken the locks may have brought all, and clean-up deleted it."""
+    fill(orders, seed=22)
+    everything, sink = len(waits(orders)), MemorySink()
+
+    def bring_all(step: str) -> None:
+        if step == "begun":
+            assert drain(orders, "orders", sink, sink_name="sink", lock_timeout=0.0).read == everything
+            assert vacuum_segments(orders.database).files > 0
+
+    monkeypatch.setattr(compaction, "reached", bring_all)
+    report = compact(orders.database, "orders", wanted=FEW)
+    assert (report.units, report.lost) == ([], 4)
+    assert files(orders) == 0
 
 
 def test_a_missing_file_stops_a_compaction_and_changes_nothing(orders: Store) -> None:

@@ -18,7 +18,7 @@ from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain, one_drain
-from export_queue.core.errors import ExportQueueError, InvalidArgument, SegmentLost
+from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost, SegmentLost
 from export_queue.core.locks import Owner, claim, release
 from export_queue.core.maintenance import maintain
 from export_queue.core.queue import Layout, bucket, find_queue, read
@@ -342,6 +342,51 @@ def test_a_rewriting_whose_lock_is_revoked_loses_cleanly(orders: Store, monkeypa
     report = rewrite(orders.database, "orders", owner=Owner("rewriting", "1"))
     assert (report.units, report.lost, report.still_open) == ([], 2, (1,))
     assert (waits(orders), files(orders)) == (before, there)
+
+
+def test_an_older_attempt_moves_nothing_any_more_although_it_held_nothing(orders: Store) -> None:
+    fill(orders, seed=25)
+    orders.alter_queue("orders", **OTHER)
+    before, attempts = waits(orders), [Owner("rewriting", "1"), Owner("rewriting", "2")]
+    reports = list[Any]()
+
+    def overtake() -> bool:
+        if not reports:
+            reports.append(None)
+            reports[0] = rewrite(orders.database, "orders", owner=attempts[1])
+        return False
+
+    with pytest.raises(LeaseLost):
+        rewrite(orders.database, "orders", owner=attempts[0], stops=overtake)
+    assert (len(reports[0].units), waits(orders)) == (2, before)
+
+
+def test_a_file_that_goes_behind_a_lost_lock_is_no_lost_file(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drain that has taken the locks may have brought all, and clean-up deleted it."""
+    fill(orders, seed=26)
+    orders.alter_queue("orders", **OTHER)
+    everything, sink = len(waits(orders)), MemorySink()
+
+    def bring_all(step: str) -> None:
+        if step == "begun":
+            assert drained(orders, sink, lock_timeout=0.0)[1] == everything
+            assert vacuum_segments(orders.database).files > 0
+
+    monkeypatch.setattr(rewriting, "reached", bring_all)
+    report = rewrite(orders.database, "orders")
+    assert (report.units, report.lost, files(orders)) == ([], 2, 0)
+
+
+def test_a_missing_file_stops_a_rewriting_and_changes_nothing(orders: Store) -> None:
+    fill(orders, seed=27)
+    orders.alter_queue("orders", **OTHER)
+    before = waits(orders)
+    file, bring_back = lost_file(orders, 1)
+    with pytest.raises(SegmentLost, match=Path(file).name):
+        rewrite(orders.database, "orders")
+    bring_back()
+    assert (waits(orders), held(orders)) == (before, 0)
+    assert len(rewrite(orders.database, "orders").units) == 2
 
 
 def held(store: Store) -> int:

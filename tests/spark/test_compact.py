@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark.applications import shadow_home
 from tests.spark.conftest import Submit
 from tests.support import bulk
 from tests.support.bulk import many, waits
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
+from export_queue.core.drain import DrainReport, drain
 from export_queue.core.errors import SegmentLost, SparkJobFailed
-from export_queue.core.locks import Owner, standing_locks
+from export_queue.core.locks import Owner, revoke, standing_locks
 from export_queue.core.segments import Candidates, CompactionReport, compact, compaction, vacuum_segments
-from export_queue.core.spark import compact_job
+from export_queue.core.sinks import MemorySink
+from export_queue.core.spark import CompactJob, compact_job, compact_merger
 from export_queue.core.spark.carried_secrets import CarriedSecrets
-from export_queue.core.store import StoreSpec, queries
+from export_queue.core.spark.compact_merger import SparkMerger
+from export_queue.core.spark.compact_tasks import merge_task
+from export_queue.core.spark.jobs import collect
+from export_queue.core.store import StoreSpec
 
 FEW = Candidates(least=2)
+HERE = Path(__file__).parent
 
 
 @pytest.fixture
@@ -44,11 +53,13 @@ def orders(store: Store) -> Store:
 
 
 @pytest.fixture
-def compact_by_tasks(orders: Store, spec: StoreSpec, spark: Any) -> Callable[[], CompactionReport]:
-    """Compact by the tasks of this process's Spark."""
-    from export_queue.core.spark.compact_merger import SparkMerger
+def merger(spec: StoreSpec, spark: Any) -> SparkMerger:
+    """The tasks of this process's Spark."""
+    return SparkMerger(spark.sparkContext, spec, CarriedSecrets())
 
-    merger = SparkMerger(spark.sparkContext, spec, CarriedSecrets())
+
+@pytest.fixture
+def compact_by_tasks(orders: Store, merger: SparkMerger) -> Callable[[], CompactionReport]:
     return lambda: compact(orders.database, "orders", wanted=FEW, merger=merger)
 
 
@@ -67,15 +78,13 @@ def figures(report: CompactionReport) -> dict[str, Any]:
     return {**report.to_json(), "seconds": 0, "files": 0}
 
 
+@pytest.mark.full("Spark starts a worker anew")
 def test_tasks_that_die_and_are_repeated_leave_what_one_process_leaves(
     orders: Store,
     tmp_path: Path,
     compact_by_tasks: Callable[[], CompactionReport],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from export_queue.core.spark import compact_merger
-    from export_queue.core.spark.compact_tasks import merge_task
-
     def dying_task(*arguments: Any) -> Callable[[Iterable[Any]], Iterator[Any]]:
         task = merge_task(*arguments)
 
@@ -119,29 +128,70 @@ def test_a_task_tells_what_it_lacks_and_nothing_has_changed(
     assert compact_by_tasks().inputs == 16
 
 
-def test_a_lock_that_is_revoked_behind_the_job_takes_its_files_away_and_changes_nothing(
+def test_a_drain_that_revokes_the_locks_gets_all_and_the_files_of_the_tasks_go(
     orders: Store, tmp_path: Path, compact_by_tasks: Callable[[], CompactionReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose(step: str) -> None:
-        if step == "written":
-            with orders.database.begin() as work:
-                (task,) = {lock.task for lock in standing_locks(work, orders.queue("orders"))}
-                queries.locks.revoke(work, task, {task.rpartition("/")[2]})
+    everything, late = len(waits(orders)), {"late-1": b"late", "late-2": b"late"}
+    sink, reports = MemorySink(), list[DrainReport]()
 
-    before = waits(orders)
-    monkeypatch.setattr(compaction, "reached", lose)
+    def bring(step: str) -> None:
+        if step == "written":
+            bulk.load(orders, late)
+            reports.append(drain(orders, "orders", sink, sink_name="sink", if_locked="skip"))
+            reports.append(drain(orders, "orders", sink, sink_name="sink", lock_timeout=0.0))
+
+    monkeypatch.setattr(compaction, "reached", bring)
     report = compact_by_tasks()
+    assert [one.read for one in reports] == [len(late), everything]
     assert (report.inputs, report.lost) == (0, 4)
     assert outputs(tmp_path) == set()
+    assert waits(orders) == []
+
+
+@pytest.mark.full("Spark takes seconds to end tasks that stand still")
+def test_locks_that_are_lost_while_tasks_work_end_their_job_and_the_next_one_merges(
+    orders: Store, tmp_path: Path, merger: SparkMerger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def standing_task(*_: Any) -> Callable[[Iterable[Any]], Iterator[Any]]:
+        def run(shares: Iterable[Any]) -> Iterator[Any]:
+            (tmp_path / "stands").touch()
+            threading.Event().wait(300)
+            yield from ()
+
+        return run
+
+    def revoke_once_it_stands() -> None:
+        wait_until((tmp_path / "stands").exists, "no task begins")
+        revoke(orders.database, "compaction")
+
+    groups: list[str] = []
+
+    def noted(*arguments: Any, group: str, **options: Any) -> Any:
+        groups.append(group)
+        return collect(*arguments, group=group, **options)
+
+    before = waits(orders)
+    monkeypatch.setattr(compact_merger, "merge_task", standing_task)
+    monkeypatch.setattr(compact_merger, "collect", noted)
+    revoking = threading.Thread(target=revoke_once_it_stands)
+    revoking.start()
+    report = compact(
+        orders.database, "orders", wanted=FEW, owner=Owner("compaction"), merger=merger, lease_seconds=PATIENCE / 60
+    )
+    revoking.join()
+    assert (report.inputs, report.lost) == (0, 4)
     assert waits(orders) == before
+    monkeypatch.setattr(compact_merger, "merge_task", merge_task)
+    report = compact(orders.database, "orders", wanted=FEW, owner=Owner("compaction"), merger=merger)
+    assert (report.inputs, report.lost) == (16, 0)
+    assert waits(orders) == before
+    assert len(set(groups)) == 2, "the late end of the first job would be that of the second one"
 
 
 @pytest.mark.full("Spark repeats the task, in vain")
 def test_a_failing_job_says_that_nothing_has_changed(
     orders: Store, compact_by_tasks: Callable[[], CompactionReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from export_queue.core.spark import compact_merger
-
     def broken(*_: Any) -> Callable[[Any], Iterator[Any]]:
         return lambda shares: iter([1 // 0])
 
@@ -153,30 +203,95 @@ def test_a_failing_job_says_that_nothing_has_changed(
     assert waits(orders) == before
 
 
+# -- the program -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(spec: StoreSpec) -> CompactJob:
+    """A compaction whose program does what the environment says."""
+    return replace(a_job(spec), application=str(HERE / "mortal_main.py"))
+
+
+def a_job(spec: StoreSpec) -> CompactJob:
+    """Another attempt of the same task."""
+    return compact_job(store=spec, queue_id="orders", owner=Owner("dag/run/task"), wanted=FEW)
+
+
+def locks(store: Store) -> int:
+    with store.database.read() as work:
+        return len(standing_locks(work, store.queue("orders")))
+
+
 @pytest.mark.full("starts spark-submit twice")
+@pytest.mark.parametrize(("step", "is_merged"), [("written", False), ("published", True)])
 def test_a_driver_that_is_killed_leaves_the_state_before_or_after(
-    orders: Store, spec: StoreSpec, submit: Submit
+    orders: Store, spec: StoreSpec, job: CompactJob, submit: Submit, step: str, is_merged: bool
 ) -> None:
     before = waits(orders)
-    first = compact_job(store=spec, queue_id="orders", owner=Owner("dag/run/task"), wanted=FEW)
-    submission = submit(first)
-    driver = submission.driver()
-
-    def has_begun() -> bool:
-        with orders.database.read() as work:
-            return bool(standing_locks(work, orders.queue("orders"))) or submission.process.poll() is not None
-
-    wait_until(has_begun, "the compaction has not begun")
-    os.kill(driver, signal.SIGKILL)
-    submission.wait()
+    submission = submit(job, variables={"DRIVER_DIES": step})
+    assert submission.wait() != 0
     assert waits(orders) == before
-    assert not orders.idempotency(first.report_key).committed
+    assert not orders.idempotency(job.report_key).committed
+    assert locks(orders) == (0 if is_merged else 4)
 
-    again = compact_job(store=spec, queue_id="orders", owner=Owner("dag/run/task"), wanted=FEW)
+    again = a_job(spec)
     submission = submit(again)
     assert submission.wait() == 0, submission.output()
     report = orders.idempotency(again.report_key).result
-    assert (report["inputs"], report["units"], report["lost"], report["passed_over"]) in {(16, 4, 0, 0), (0, 0, 0, 0)}
+    expected = (0, 0, 0, 0) if is_merged else (16, 4, 0, 0)
+    assert (report["inputs"], report["units"], report["lost"], report["passed_over"]) == expected
     assert "orders: " in submission.output()
     assert waits(orders) == before
-    assert len(orders.bulk_files()) >= 1
+    assert locks(orders) == 0
+
+
+@pytest.mark.full("starts spark-submit")
+def test_a_driver_that_is_told_to_stop_gives_its_locks_back(
+    orders: Store, job: CompactJob, submit: Submit, tmp_path: Path
+) -> None:
+    before, there = waits(orders), tmp_path / "there"
+    submission = submit(job, variables={"DRIVER_STANDS": "written", "STANDS_THERE": str(there)})
+    wait_until(lambda: there.exists() or submission.process.poll() is not None, "the driver does not come so far")
+    assert locks(orders) == 4, submission.output()
+    os.kill(submission.driver(), signal.SIGTERM)
+    assert submission.wait() == 143
+    assert "compaction stopped: told to stop" in submission.output()
+    assert locks(orders) == 0
+    assert waits(orders) == before
+    assert compact(orders.database, "orders", wanted=FEW).inputs == 16
+    vacuum_segments(orders.database)
+    assert len(outputs(tmp_path)) == 1, "those of the tasks are gone"
+
+
+@pytest.mark.full("starts spark-submit twice")
+def test_the_exit_status_says_whether_trying_again_may_help(orders: Store, spec: StoreSpec, submit: Submit) -> None:
+    revoked = Owner("dag/run/task")
+    revoke(orders.database, revoked.task, attempt=revoked.attempt)
+    submission = submit(compact_job(store=spec, queue_id="orders", owner=revoked, wanted=FEW))
+    assert submission.wait() == 75, submission.output()
+    assert "compaction failed: LeaseLost: " in submission.output()
+    Path(sorted(orders.bulk_files())[1]).unlink()
+    submission = submit(a_job(spec))
+    assert submission.wait() == 1, submission.output()
+    assert "compaction failed: SegmentLost: " in submission.output()
+
+
+@pytest.mark.full("an application of Spark with executors")
+def test_an_executor_that_is_lost_costs_its_work_alone(
+    orders: Store, job: CompactJob, submit: Submit, spark_home: Path, tmp_path: Path
+) -> None:
+    before = waits(orders)
+    home = shadow_home(next((spark_home / "lib").glob("python*/site-packages/pyspark")), tmp_path / "home")
+    submission = submit(
+        job,
+        master="local-cluster[2,1,512]",
+        variables={"EXECUTOR_DIES": "1", "SPARK_HOME": str(home)},
+        conf={"spark.executor.memory": "512m"},
+    )
+    assert submission.wait(180) == 0, submission.output()
+    report = orders.idempotency(job.report_key).result
+    assert (report["inputs"], report["units"], report["lost"]) == (16, 4, 0)
+    assert waits(orders) == before
+    assert outputs(tmp_path) > set(report["files"]), "the attempt that died has left a file"
+    vacuum_segments(orders.database)
+    assert outputs(tmp_path) == set(report["files"])
