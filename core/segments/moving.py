@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from export_queue.core.errors import LeaseLost
 from export_queue.core.locks import Lease, give_back, hold
-from export_queue.core.queue import Position, Queue, Range, buckets_of, remove_span
+from export_queue.core.queue import Position, Queue, Range, buckets_of, queue_of, remove_span
 from export_queue.core.segments.files import load_pyarrow
 from export_queue.core.segments.merging import Chunk
 from export_queue.core.segments.model import FileReport, Segment
@@ -155,8 +155,8 @@ def publish(
 ) -> None:
     """Let what was written stand in the place of all that was read, and end its transaction and its locks.
 
-    The target is the layout in which the transaction adds, by :func:`queue_of`: it stays open until the transaction has
-    ended, though the queue be altered meanwhile.
+    The target is the layout in which the transaction adds: it stays open until the transaction has ended, though the
+    queue be altered meanwhile.
 
     :param older: the queue in the layout of the units.
     :param target: the queue in the layout of what was written.
@@ -164,8 +164,13 @@ def publish(
     :param settled: what was read by.
     :param leases: interval locks on all units.
     :raises LeaseLost: a lock is not held any more, or rows have come back among those that were read.
+    :raises LayoutClosed: the queue was altered as the target was chosen: the transaction adds to another layout.
     """
     dialect = work.database.dialect
+    dialect.hold_readers(work.connection, older.source_number)
+    # Behind it: whoever alters the queue has ended, or waits until this SQL transaction has.
+    if queue_of(work, older.id, transaction).layout != target.layout:
+        raise queries.layouts.layout_closed(f"queue {older.id!r}")
     dialect.hold_long(work.connection, transaction, (), store_id=identity_of(work.database).store_id)
     now_ms = hold(work, *leases)
     known = queries.compactions.partitions_of(work, older.number)

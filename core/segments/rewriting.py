@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from export_queue.core.errors import InvalidArgument, LeaseLost, SegmentLost, StoreError
+from export_queue.core.errors import InvalidArgument, LayoutClosed, LeaseLost, SegmentLost, StoreError
 from export_queue.core.locks import Area, Lease, LeaseKeeper, Owner, check_leases
 from export_queue.core.queue import Queue, Range, close_layouts, find_reader, queue_of
 from export_queue.core.segments.candidates import Candidates, UnitPlan
@@ -234,8 +234,8 @@ class _Job:
         ) as keeper:
             try:
                 self._rewrite(older, leases, keeper)
-            except LeaseLost as error:
-                log.warning("a rewriting of %s has lost its locks: %s", self.queue.id, error.message)
+            except (LeaseLost, LayoutClosed) as error:
+                log.warning("a rewriting of %s has published nothing: %s", self.queue.id, error.message)
                 self.report.lost += len(leases)
 
     def _rewrite(self, older: Queue, leases: Sequence[Lease], keeper: LeaseKeeper) -> None:
@@ -278,7 +278,7 @@ class _Job:
             self._publish(older, target, opened.id, settled, held, units, pieces)
         except BaseException as error:
             opened.abort(error)  # after a publication there is nothing left to abort
-            if isinstance(error, LeaseLost | _Stopped) and pieces is not None:
+            if isinstance(error, LeaseLost | LayoutClosed | _Stopped) and pieces is not None:
                 delete_files([one.report for one in pieces.written])  # clean-up would do so some time
             raise
         reached("published")

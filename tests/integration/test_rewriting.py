@@ -21,7 +21,7 @@ from export_queue.core.drain import drain, one_drain
 from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost, SegmentLost
 from export_queue.core.locks import Owner, claim, release
 from export_queue.core.maintenance import maintain
-from export_queue.core.queue import Layout, bucket, find_queue, read
+from export_queue.core.queue import Layout, bucket, close_layouts, find_queue, read
 from export_queue.core.segments import (
     Candidates,
     UnitReader,
@@ -36,6 +36,7 @@ from export_queue.core.segments import (
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import Snapshot, queries
 from export_queue.core.store.schema import entry
+from export_queue.core.store.schema import layout as layout_table
 from export_queue.core.transactions import take_snapshot
 
 EVERY_WAY = True
@@ -305,6 +306,28 @@ def test_a_rewriting_ends_in_the_layout_in_which_it_has_begun_though_the_queue_i
     brought.append(drained(orders, sink)[1])
     assert {k[1]: v for k, v in sink.records().items()} == newest(before)
     assert (sum(brought), waits(orders)) == (len(before), [])
+
+
+def test_nothing_is_moved_into_a_layout_that_was_closed_as_it_was_chosen(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The id was drawn between the last one that the alteration had seen and its end."""
+    fill(orders, seed=28)
+    orders.alter_queue("orders", **OTHER)
+    before, there = waits(orders), files(orders)
+
+    def alter(step: str) -> None:
+        if step == "begun":
+            orders.alter_queue("orders", buckets=5, buckets_per_range=1, guard="seq")
+            with orders.database.begin() as work:
+                work.connection.execute(layout_table.update().where(layout_table.c.layout == 2).values(ceased_id=1))
+            close_layouts(orders.database, orders.queue("orders"))
+            assert older(orders) == [1]
+
+    monkeypatch.setattr(rewriting, "reached", alter)
+    report = rewrite(orders.database, "orders")
+    assert (report.units, report.lost) == ([], 2)
+    assert (waits(orders), files(orders)) == (before, there)
 
 
 def test_a_drain_that_has_waited_takes_the_locks_away(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
