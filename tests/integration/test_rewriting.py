@@ -121,8 +121,11 @@ def newest(entries: list[tuple[bytes, int, Any]]) -> dict[bytes, Any]:
 @pytest.mark.parametrize("wanted", [None, SMALL], ids=["one piece", "many pieces"])
 @pytest.mark.parametrize(
     "layout",
-    [{"buckets": 7, "buckets_per_range": 3}, {"buckets": 20, "buckets_per_range": 3}, {"buckets": 40}],
-    ids=["both", "units", "buckets"],
+    [
+        pytest.param({"buckets": 7, "buckets_per_range": 3}, id="both"),
+        pytest.param({"buckets": 20, "buckets_per_range": 3}, id="units"),
+        pytest.param({"buckets": 40}, id="buckets", marks=pytest.mark.full("as both")),
+    ],
 )
 def test_all_that_waits_moves_and_nothing_of_it_changes(
     orders: Store, layout: dict[str, int], wanted: Candidates | None
@@ -283,7 +286,11 @@ def test_what_is_not_settled_stays_and_what_its_layout_gets_later_is_moved_by_th
     assert waits(orders) == before
 
 
-@pytest.mark.parametrize("moment", [step for step in STEPS if step != "publishing"])
+@pytest.mark.parametrize(
+    "moment",
+    ["locked", "written", "published"]
+    + [pytest.param(step, marks=pytest.mark.full("more steps")) for step in ("begun", "piece")],
+)
 def test_a_rewriting_ends_in_the_layout_in_which_it_has_begun_though_the_queue_is_altered(
     orders: Store, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
