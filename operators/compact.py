@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 class ExportQueueCompactOperator(CompactTask):
     """Merge small segments and settled rows of a queue, in the worker itself.
 
-    :class:`~export_queue.operators.compact_task.CompactTask` has its arguments, and the meaning of success;
-    :class:`~export_queue.operators.spark_compact.ExportQueueSparkCompactOperator` does the same on Spark.
+    :class:`~export_queue.operators.compact_task.CompactTask` has its other arguments, and the meaning of success;
+    :class:`~export_queue.operators.spark_compact.ExportQueueSparkCompactOperator` merges on Spark.
+
+    :param older_layouts: instead, move all that waits in the buckets that the queue had before into its current ones;
+        what says which segments are worth it is left out then.
     """
 
     ui_color = "#efe8f7"
@@ -29,20 +32,24 @@ class ExportQueueCompactOperator(CompactTask):
     _works_in: int | None = None
     """The thread that merges."""
 
+    def __init__(self, *, older_layouts: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.older_layouts = older_layouts
+
     def execute(self, context: Context) -> dict[str, Any]:
-        """Merge.
+        """Merge, or move.
 
         :returns: the report without its units, as plain values.
         """
         from export_queue.core.locks import Owner
-        from export_queue.core.segments import compact
+        from export_queue.core.segments import compact, rewrite
 
         with terminal_errors_fail_at_once():
             wanted = self.wanted()
             with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
                 self._works_in = threading.get_ident()
                 try:
-                    report = compact(
+                    report = (rewrite if self.older_layouts else compact)(
                         store.database,
                         self.queue_id,
                         wanted=wanted,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from export_queue.core.client import Store
     from export_queue.core.drain import Deadline, DrainReport, DrainRequest
     from export_queue.core.queue import Queue, Range
+    from export_queue.core.store import Reading
     from export_queue.core.transactions import Snapshot
 
 log = logging.getLogger("export_queue.drain")
@@ -154,13 +155,25 @@ class OpenUnits:
         if not self.left:
             return {}
         with self.store.database.read() as work:
-            self.left = waiting_ranges(work, self.queue, self.promised, self.left)
+            if self.request.ranges is None:
+                self._look_again(work)
+            else:
+                self.left = waiting_ranges(work, self.queue, self.promised, self.left)
         held = {unit: task for unit, task, _ in self._holders()}
         if self.submissions or self.request.if_locked == "fail":
             return held
         with self.store.database.read() as work:
             free = claimable(work, self.queue, sorted(held), self.promised, owner=self.request.owner)
         return {unit: task for unit, task in held.items() if unit not in free}
+
+    def _look_again(self, work: Reading) -> None:
+        """Find what is left where all was asked for: it may have been rewritten into units of a later layout."""
+        from export_queue.core.queue import read_again, waiting_ranges
+
+        queue = read_again(work, self.queue)
+        units = queue.open_units() if queue.older else self.left
+        self.queue, self.left = queue, waiting_ranges(work, queue, self.promised, units)
+        self.asked = [*self.asked, *(unit for unit in self.left if unit not in self.asked)]
 
     def _held_by_lower_ones(self) -> list[Range]:
         """Find the units all of whose holders have a lower priority than drains."""

@@ -32,8 +32,10 @@ from export_queue.core.segments import (
     GRACE_SECONDS,
     Candidates,
     CompactionProgress,
+    CompactionReport,
     StoredSegment,
     count_states,
+    rewrite,
     stored_timeline,
     vacuum_segments,
 )
@@ -97,6 +99,13 @@ def compact(
         int, typer.Option(min=2, help="sources that make a unit worth it; all its rows are one")
     ] = _DEFAULT.least,
     age: Annotated[float, typer.Option(min=0, help="seconds; younger segments are left alone")] = 0.0,
+    older_layouts: Annotated[
+        bool,
+        typer.Option(
+            "--older-layouts",
+            help="instead, move all that waits in buckets that the queue had before; without --small, --least, --age",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Merge small segments and settled rows of a queue or subscription; safe beside everything, and to interrupt."""
@@ -106,7 +115,7 @@ def compact(
         StopSignals() as signals,
         _shown(queue_id, is_quiet=dry_run) as on_progress,
     ):
-        report = merge(
+        report: CompactionReport = (rewrite if older_layouts else merge)(
             opened.database,
             queue_id,
             wanted=wanted,

@@ -47,7 +47,7 @@ from export_queue.core.queue import (
     waive_first_load,
 )
 from export_queue.core.retry import Retry
-from export_queue.core.segments import Candidates, CompactionReport, compact, peek
+from export_queue.core.segments import Candidates, CompactionReport, compact, peek, rewrite
 from export_queue.core.sinks import Sink, SinkSpec
 from export_queue.core.store import (
     Clock,
@@ -652,15 +652,26 @@ class Store:
         with self.database.read() as work:
             return queries.segments.waiting_files(work)
 
-    def compact(self, queue_id: str, *, wanted: Candidates | None = None, dry_run: bool = False) -> CompactionReport:
+    def compact(
+        self,
+        queue_id: str,
+        *,
+        wanted: Candidates | None = None,
+        older_layouts: bool = False,
+        dry_run: bool = False,
+    ) -> CompactionReport:
         """Merge small segments and settled rows of a queue or subscription; safe beside everything, and to interrupt.
 
-        See :func:`export_queue.core.segments.compact` for the errors.
+        See :func:`export_queue.core.segments.compact` for the errors, for older layouts
+        :func:`export_queue.core.segments.rewrite`.
 
-        :param wanted: what is worth it.
-        :param dry_run: only say what would be merged.
+        :param wanted: what is worth it; for older layouts only its ``most_bytes`` may be said.
+        :param older_layouts: move all that waits in older layouts of the queue into the current one instead.
+        :param dry_run: only say what would be done.
         """
         _ = self.identity
+        if older_layouts:
+            return rewrite(self.database, queue_id, wanted=wanted, dry_run=dry_run)
         return compact(self.database, queue_id, wanted=wanted, dry_run=dry_run)
 
     def maintain(self, *, limit: int = 100_000) -> MaintenanceReport:

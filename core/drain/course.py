@@ -37,6 +37,7 @@ from export_queue.core.queue import (
     find_reader,
     join_ranges,
     list_dead_letters,
+    read_again,
     units_asked_for,
     waiting_ranges,
 )
@@ -87,6 +88,39 @@ class Course:
         promised = self.promised = take_snapshot(self.database)  # 1
         queue = self.begin(engine)  # 2
         waiting = self._with_work(queue, promised, self.wanted)  # 3
+        skipped: set[Range] = set()
+        while True:
+            skipped |= set(self._bring(engine, progress, queue, promised, waiting))
+            if engine.is_fenced or not (self._is_altered(queue) or (queue.older and waiting)):
+                return
+            # What waited in one layout may have been rewritten into units of a later one, where nothing waited before.
+            queue, found = self._look_again(queue, promised)
+            waiting = [unit for unit in found if unit not in skipped]
+            self.done -= set(waiting)
+
+    def _is_altered(self, queue: Queue) -> bool:
+        """Tell whether all units were asked for, and the queue has others by now."""
+        return self.request.ranges is None and self._current_layout() not in (None, queue.layout)
+
+    def _look_again(self, queue: Queue, promised: Snapshot) -> tuple[Queue, list[Range]]:
+        """Find the units that have work; if all were asked for, those of layouts that are new, too.
+
+        :returns: the queue with all layouts that it was known to have, and the units.
+        """
+        units = self.wanted
+        with self.database.read() as work:
+            if self.request.ranges is None:
+                queue = self.queue = read_again(work, queue)
+                units = queue.open_units()
+            found = waiting_ranges(work, queue, promised, units)
+        self.wanted += [unit for unit in found if unit not in self.wanted]
+        return queue, found
+
+    def _bring(
+        self, engine: Engine, progress: ProgressLog, queue: Queue, promised: Snapshot, waiting: list[Range]
+    ) -> list[Range]:
+        """Bring what waits in some units; returns those that are skipped, since others hold them."""
+        skipped: list[Range] = []
         waits_since = self.clock()
         while waiting:
             self.deadline.check()
@@ -102,9 +136,10 @@ class Course:
                 waits_since = self.clock()
                 continue
             if self.request.if_locked == "skip":
+                skipped += ready
                 waiting, ready = [unit for unit in waiting if unit not in ready], []
                 if not waiting:
-                    return
+                    break
             if is_late:
                 if not ready:
                     raise not_settled_error(self.database, queue, promised, shown(waiting))
@@ -113,6 +148,7 @@ class Course:
             self.sleep(min(POLL_SECONDS, self.deadline.left()))
             check_attempt(self.database, self.request.owner)
             waiting = self._with_work(queue, promised, waiting)  # 3, since the holder may have done it all
+        return skipped
 
     def begin(self, engine: Engine) -> Queue:
         """Find the queue, take over from older attempts, and have the sink admit this drain."""
@@ -140,11 +176,17 @@ class Course:
         queue = self.queue
         assert queue is not None
         known = {layout.number for layout in queue.layouts()}
+        if self._current_layout() != queue.layout:
+            return True
         with self.database.read() as work:
-            if queries.queues.layout_of(work, queue.number) != queue.layout:
-                return True
             older = queries.layouts.open_ones(work, queue.source_number, before=queue.layout)
         return not known.issuperset(number for number, *_ in older)
+
+    def _current_layout(self) -> int | None:
+        """Read the number of the queue's layout; None if the queue was removed."""
+        assert self.queue is not None
+        with self.database.read() as work:
+            return queries.queues.layout_of(work, self.queue.number)
 
     @contextlib.contextmanager
     def shown_again(self, engine: Engine) -> Iterator[None]:

@@ -161,7 +161,8 @@ def check_leases(database: Database, leases: Sequence[Lease]) -> int:
     """
     with database.read() as work:
         now = work.now()
-        held = {lock.place for number in {lease.queue for lease in leases} for lock in _standing(work, number, now)}
+        queues = {lease.queue for lease in leases}
+        held = {lock_of(row).place for number in queues for row in queries.locks.of_queue(work, number, now=now)}
     _refuse_lost(leases, held)
     return now
 
@@ -208,9 +209,6 @@ def release_all(work: Work, queue: Queue, units: Iterable[Range], owner: Owner) 
 
 
 def standing_locks(work: Reading, queue: Queue) -> list[Lock]:
-    """Read the locks of a queue whose holders may work, by their intervals."""
-    return _standing(work, queue.number, work.now())
-
-
-def _standing(work: Reading, number: int, now: int) -> list[Lock]:
-    return [lock_of(row) for row in queries.locks.of_queue(work, number, now=now)]
+    """Read the locks of a queue in its layout whose holders may work, by their intervals."""
+    found = queries.locks.of_queue(work, queue.number, now=work.now())
+    return [lock_of(row) for row in found if row["layout"] == queue.layout]

@@ -31,6 +31,7 @@ from export_queue.core.queue.layouts import (
     former_layouts,
     in_all_layouts,
     queue_of,
+    read_again,
     units_asked_for,
     units_to_watch,
 )
@@ -53,6 +54,7 @@ from export_queue.core.queue.read import (
     read_entries,
     remove_entries,
     remove_span,
+    unmoved,
     waiting_in_rows,
     waiting_ranges,
 )
@@ -113,6 +115,7 @@ __all__ = [
     "missing_load",
     "peek",
     "queue_of",
+    "read_again",
     "read_entries",
     "remove_entries",
     "remove_span",
@@ -121,6 +124,7 @@ __all__ = [
     "subscriptions",
     "units_asked_for",
     "units_to_watch",
+    "unmoved",
     "unsubscribe",
     "waiting_in_rows",
     "waiting_ranges",

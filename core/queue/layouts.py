@@ -79,6 +79,17 @@ def units_to_watch(work: Reading, queue: Queue, ranges: Iterable[Range | Sequenc
     return units
 
 
+def read_again(work: Reading, queue: Queue) -> Queue:
+    """Read a queue as it is now, with all layouts that it was known to have before: places in these may be asked for.
+
+    :param queue: the queue as it was read before.
+    :raises UnknownQueue: it was removed.
+    """
+    now = find_queue(work, queue.id)
+    known = {layout.number: layout for layout in (*queue.layouts(), *now.layouts())}
+    return replace(now, older=tuple(known[number] for number in sorted(known) if number != now.layout))
+
+
 def close_layouts(database: Database, queue: Queue) -> None:
     """Close the older layouts of a queue in which nothing waits, and to which nobody will add any more.
 

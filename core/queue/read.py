@@ -6,12 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
+from typing import TypeVar
 
 from export_queue.core.queue.buckets import Range
 from export_queue.core.queue.options import Queue
 from export_queue.core.store import Reading, Work, queries
 from export_queue.core.transactions import Snapshot
 
+Found = TypeVar("Found")
+
+_LOOKS = 5
+"""Most looks at layouts between which entries move; at each of them one more publication must have come between."""
 ASSUMED_BYTES = 1 << 20
 """A value may be so large whatever its queue takes now: the option may have been lowered since the value was added."""
 
@@ -186,9 +191,27 @@ def remove_entries(work: Work, queue: Queue, positions: Sequence[Position]) -> i
 
 def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Backlog]:
     """Count the entries that wait, unit by unit; units without entries are left out."""
-    found: list[Backlog] = []
-    for of, units in queue.by_layout(queue.open_units() if within is None else within):
-        found += _backlog_in_layout(work, of, snapshot, units)
+    wanted = queue.by_layout(queue.open_units() if within is None else within)
+
+    def look() -> list[Backlog]:
+        return [one for of, units in wanted for one in _backlog_in_layout(work, of, snapshot, units)]
+
+    return unmoved(work, queue, look)
+
+
+def unmoved(work: Reading, queue: Queue, look: Callable[[], Found]) -> Found:
+    """Look at several layouts; once more if entries may have moved from one to another meanwhile.
+
+    They move into later layouts only, which are looked at behind older ones: no entry is missed, and none shall be seen
+    twice.
+    """
+    found = None
+    for _ in range(_LOOKS if queue.older else 1):
+        before = queries.compactions.stamp(work, queue.number) if queue.older else None
+        found = look()
+        if before is None or queries.compactions.stamp(work, queue.number) == before:
+            break
+    assert found is not None
     return found
 
 

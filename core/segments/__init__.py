@@ -24,6 +24,7 @@ from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
 from export_queue.core.segments.peek import peek
 from export_queue.core.segments.reading import RowGroup, row_groups
+from export_queue.core.segments.rewriting import RewritingReport, rewrite
 from export_queue.core.segments.stored_timeline import StoredSegment, count_states, stored_timeline
 from export_queue.core.segments.vacuum import GRACE_SECONDS, UnusedFile, Vacuumed, vacuum_segments
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
@@ -42,6 +43,7 @@ __all__ = [
     "Merged",
     "Merger",
     "OnDuplicate",
+    "RewritingReport",
     "RowGroup",
     "Run",
     "Segment",
@@ -63,6 +65,7 @@ __all__ = [
     "leave_out_drained",
     "mark_done",
     "peek",
+    "rewrite",
     "row_groups",
     "stage_segments",
     "stored_timeline",

@@ -50,7 +50,7 @@ from export_queue.core.transactions import OpenTransaction, Snapshot, settled_sn
 LEASE_SECONDS = 60.0
 UNITS_AT_ONCE = 256
 """Most units that one publication merges."""
-_NO_READER = 0
+NO_READER = 0
 """As for a first load of nobody: fenced drains and sweeps do not wait for a transaction that adds no entries."""
 
 log = logging.getLogger("export_queue.segments")
@@ -103,8 +103,8 @@ def compact(
     merger = merger or LocalMerger(database)
     worker = _Worker(database, queue, wanted, owner, merger, lease_seconds, clock, report)
     total, done = sum(plan.entries for plan in found.plans), 0
-    with _attempt(database, queue, owner):
-        for batch in _batches(found.plans, wanted.most_bytes * merger.shares):
+    with attempt(database, queue, owner):
+        for batch in batches(found.plans, wanted.most_bytes * merger.shares):
             if stops():
                 break
             worker.merge(batch)
@@ -116,7 +116,7 @@ def compact(
 
 
 @contextlib.contextmanager
-def _attempt(database: Database, queue: Queue, owner: Owner) -> Iterator[None]:
+def attempt(database: Database, queue: Queue, owner: Owner) -> Iterator[None]:
     """Let older attempts of the task get no lock any more, also those that hold none at this moment."""
     begin_attempt(database, queue, owner)
     try:
@@ -229,7 +229,7 @@ def _free_beside(others: Sequence[Lock]) -> Callable[[str], bool]:
     return lambda name: name not in held
 
 
-def _batches(plans: Sequence[UnitPlan], most_bytes: int) -> Iterator[list[UnitPlan]]:
+def batches(plans: Sequence[UnitPlan], most_bytes: int) -> Iterator[list[UnitPlan]]:
     """Put units together that are merged at once: about so many bytes, or one unit."""
     batch: list[UnitPlan] = []
     size = 0
@@ -255,7 +255,29 @@ def _shares(plans: Sequence[UnitPlan], most: int, most_bytes: int) -> list[list[
         shares[min((2 * before + plan.bytes) * most // (2 * total), most - 1)].append(plan)
         before += plan.bytes
     # Among large units a share may get twice its part, which is more than a process is meant to hold.
-    return [part for share in shares for part in _batches(share, most_bytes)]
+    return [part for share in shares for part in batches(share, most_bytes)]
+
+
+def acquire_free(
+    database: Database, queue: Queue, areas: Sequence[Area], *, owner: Owner, lease_seconds: float
+) -> list[Lease]:
+    """Take the locks that are free now; as a rule that is all of them, in one request.
+
+    :param areas: each is taken or not.
+    """
+
+    def take(some: Sequence[Area]) -> list[Lease]:
+        try:
+            return acquire(
+                database, queue, some, owner=owner, priority=COMPACTION_PRIORITY, lease_seconds=lease_seconds
+            )
+        except LockNotAvailable:
+            return []
+
+    if (leases := take(areas)) or len(areas) == 1:
+        return leases
+    # Somebody has come between the look and the question; as a rule, in few of the units.
+    return [lease for area in areas for lease in take([area])]
 
 
 @dataclass(slots=True)
@@ -293,35 +315,15 @@ class _Worker:
                 self.report.lost += len(leases)
 
     def _lock(self, plans: Sequence[UnitPlan]) -> list[Lease]:
-        try:
-            return self._acquire(plans)
-        except LockNotAvailable:
-            if len(plans) == 1:
-                return []
-        # Somebody has come between the look and the question; as a rule, in few of the units.
-        leases = []
-        for plan in plans:
-            with contextlib.suppress(LockNotAvailable):
-                leases += self._acquire([plan])
-        return leases
-
-    def _acquire(self, plans: Sequence[UnitPlan]) -> list[Lease]:
         areas = [Area(plan.unit.first, plan.unit.end, plan.members) for plan in plans]
-        return acquire(
-            self.database,
-            self.queue,
-            areas,
-            owner=self.owner,
-            priority=COMPACTION_PRIORITY,
-            lease_seconds=self.lease_seconds,
-        )
+        return acquire_free(self.database, self.queue, areas, owner=self.owner, lease_seconds=self.lease_seconds)
 
     def _merge(self, found: _Found, leases: Sequence[Lease], check: Callable[[], None]) -> None:
         database = self.database
         with database.begin() as work:
             queries.segments.admit(work)
             queries.compactions.admit(work)
-        opened = OpenTransaction(database, kind="long", load=_NO_READER)
+        opened = OpenTransaction(database, kind="long", load=NO_READER)
         reports: list[FileReport] = []
         try:
             base = begin_load(database, opened)
@@ -352,7 +354,7 @@ class _Worker:
         except BaseException as error:
             opened.abort(error)  # after a publication there is nothing left to abort
             if isinstance(error, LeaseLost):
-                _delete(reports)  # clean-up would do so some time
+                delete_files(reports)  # clean-up would do so some time
             raise
         reached("published")
         self.report.files += [one.file for one in reports]
@@ -382,7 +384,8 @@ class _Worker:
                     raise
 
 
-def _delete(reports: Sequence[FileReport]) -> None:
+def delete_files(reports: Sequence[FileReport]) -> None:
+    """Delete files that will never be published; what cannot be deleted now is left to clean-up."""
     for report in reports:
         with contextlib.suppress(ExportQueueError):
             delete_file(report.file)

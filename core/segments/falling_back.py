@@ -2,12 +2,15 @@
 
 What the reader has drained of it is drained of its inputs, too, which are read for that. Rows that were merged are in
 no other file: they are given up, and counted.
+
+What was rewritten into another layout gives way as a whole, with all that its transaction has made of segments: the
+inputs count again in their own layout, and what was drained by then comes once more (I9).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from export_queue.core.errors import InvalidArgument
@@ -34,9 +37,16 @@ class FellBack:
     """Segments that count again."""
     given_up: int
     """Entries that are nowhere else: rows that were merged."""
+    moved_back: bool = False
+    """Whether those count again in an older layout, so that what was drained of these comes once more."""
 
     def line(self) -> str:
         """Say it in one line."""
+        if self.moved_back:
+            return (
+                f"{self.file}: {self.inputs} segments count again in their older layout in place of {self.outputs} "
+                "that they were rewritten into; what was drained of these comes once more"
+            )
         return (
             f"{self.file}: {self.inputs} segments count again in place of {self.outputs} merged ones; "
             f"{self.given_up} entries, which were rows, are given up"
@@ -54,20 +64,27 @@ def fall_back(database: Database, queue: Queue, file: str, *, who: str, wait_sec
     :raises SegmentLost: a file of the inputs is missing, too, of which a part was drained.
     :raises LockNotAvailable: others work in the units.
     """
-    outputs, queue = _found(database, queue, file)
-    areas = [Area(one.first, one.end) for one in outputs]
-    owner = Owner.unique()
+    outputs, in_layout = _found(database, queue, file)
+    (transaction,) = {one.transaction for one in outputs}
+    with database.read() as work:
+        moved_from = queries.compactions.layouts_moved_from(work, queue.number, transaction)
+    if moved_from:
+        outputs = _rewritten(database, in_layout, transaction)
+        if all(one.file != file for one in outputs):
+            raise _nothing_left(file, of_rows=True)
     leases = acquire(
         database,
-        queue,
-        areas,
-        owner=owner,
+        in_layout,
+        [Area(*unit) for unit in sorted({(one.first, one.end) for one in outputs})],
+        owner=Owner.unique(),
         priority=DRAIN_PRIORITY,
         lease_seconds=LEASE_SECONDS,
         wait_seconds=wait_seconds,
     )
     try:
-        return _replace(database, queue, file, leases, who)
+        if moved_from:
+            return _move_back(database, in_layout, file, leases, transaction, moved_from)
+        return _replace(database, in_layout, file, leases, who)
     finally:
         release(database, leases)
 
@@ -85,19 +102,52 @@ def _nothing_waits(queue: Queue, file: str) -> InvalidArgument:
     return InvalidArgument(f"queue {queue.id!r}: no merged segment waits in a file {file}")
 
 
-def _vacuumed(file: str) -> InvalidArgument:
+def _nothing_left(file: str, *, of_rows: bool = False) -> InvalidArgument:
+    why = "found rows, which are in no other file" if of_rows else "which have been vacuumed by now"
     return InvalidArgument(
-        f"file {file}: expected segments that it was merged of, which have been vacuumed by now",
+        f"file {file}: expected segments that it was merged of, {why}",
         hint="store.dead_letters.give_up_file(queue_id, file) lets drains pass over what is lost",
     )
 
 
 def _outputs(database: Database, queue: Queue, file: str) -> list[Segment]:
+    with database.read() as work:
+        known = queries.compactions.partitions_of(work, queue.number)
+    return [one for one in _waiting(database, queue) if one.file == file and (one.transaction, one.number) in known]
+
+
+def _rewritten(database: Database, queue: Queue, transaction: int) -> list[Segment]:
+    """Find all that waits of what a transaction has made of segments of older layouts."""
+    with database.read() as work:
+        keys = set(queries.compactions.rewritten(work, queue.number, transaction))
+    return [one for one in _waiting(database, queue) if (one.transaction, one.number) in keys]
+
+
+def _waiting(database: Database, queue: Queue) -> list[Segment]:
     snapshot = take_snapshot(database)
     with database.read() as work:
-        found = waiting_segments(work, queue, snapshot, Range(0, queue.buckets))
-        known = queries.compactions.partitions_of(work, queue.number)
-    return [one for one in found if one.file == file and (one.transaction, one.number) in known]
+        return waiting_segments(work, queue, snapshot, Range(0, queue.buckets))
+
+
+def _move_back(
+    database: Database, queue: Queue, file: str, leases: Sequence[Lease], transaction: int, layouts: Mapping[int, int]
+) -> FellBack:
+    """Let segments count again in the layouts that they were moved from.
+
+    :param queue: the queue in the layout that they were moved into.
+    :param leases: on the units of all that waits of what they were rewritten into.
+    :param layouts: how many there are by their layout.
+    """
+    outputs = _rewritten(database, queue, transaction)  # again: what was drained before the locks is known now
+    if all(one.file != file for one in outputs):
+        raise _nothing_waits(queue, file)
+    with database.begin() as work:
+        hold(work, *leases)
+        for layout in layouts:
+            queries.layouts.open_again(work, queue.source_number, layout)
+        if queries.compactions.bring_back_all(work, queue.number, transaction) != sum(layouts.values()):
+            raise _nothing_left(file)  # since they were counted, or in part
+    return FellBack(file=file, outputs=len(outputs), inputs=sum(layouts.values()), given_up=0, moved_back=True)
 
 
 def _replace(database: Database, queue: Queue, file: str, leases: Sequence[Lease], who: str) -> FellBack:
@@ -107,15 +157,18 @@ def _replace(database: Database, queue: Queue, file: str, leases: Sequence[Lease
         raise _nothing_waits(queue, file)
     hidden = _hidden_by(database, queue)
     parts = {one: _parts(one, hidden.get((one.transaction, one.number), ())) for one in outputs}
-    if not all(parts.values()):
-        raise _vacuumed(file)
+    for one in outputs:
+        if not parts[one]:
+            with database.read() as work:
+                rows, _ = queries.compactions.made_of(work, (one.transaction, one.number))
+            raise _nothing_left(file, of_rows=rows == one.entries)
     with database.begin() as work:
         hold(work, *leases)
         for one in outputs:
             key = (one.transaction, one.number)
             given_up += _count_lost(work, queue, one, parts[one])
             if queries.compactions.bring_back(work, queue.number, key) != len(parts[one]):
-                raise _vacuumed(file)  # since they were read, or in part
+                raise _nothing_left(file)  # since they were read, or in part
             for part in parts[one]:
                 _note(work, queue, part)
             inputs += len(parts[one])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from export_queue.core.queue import Position, Queue, QueuedEntry, Range, bucket
+from export_queue.core.queue import Position, Queue, QueuedEntry, Range, bucket, unmoved
 from export_queue.core.queue import peek as peek_at_rows
 from export_queue.core.segments.catalogue import waiting_segments
 from export_queue.core.segments.model import Segment
@@ -28,13 +28,17 @@ def peek(
     :raises InvalidArgument: the limit is out of bounds.
     :raises SegmentLost: a file is missing or damaged.
     """
-    found: list[QueuedEntry] = []
-    for layout in queue.layouts():
-        most = limit - len(found) if found else limit
-        if not found or most:
-            of = queue.in_layout(layout.number)
-            found += _peek_in_layout(work, of, snapshot, key=key, limit=most, values=values)
-    return found
+
+    def look() -> list[QueuedEntry]:
+        found: list[QueuedEntry] = []
+        for layout in queue.layouts():
+            most = limit - len(found) if found else limit
+            if not found or most:
+                of = queue.in_layout(layout.number)
+                found += _peek_in_layout(work, of, snapshot, key=key, limit=most, values=values)
+        return found
+
+    return unmoved(work, queue, look)
 
 
 def _peek_in_layout(

@@ -2,12 +2,16 @@
 
 A segment has a partition number of its unit once a compaction has named it. Those that came later and were never
 merged follow in the order of their ids, as they would be numbered if they were merged now.
+
+The version of all is the number of their layout. There is a timeline for each layout, also where buckets stay and only
+units change: while an older layout drains out the entries of both count, though they lie in the same buckets. What was
+rewritten into a later layout is hidden, in its own, by a retired segment that stands for all that it has become.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +19,14 @@ from export_queue.core.queue import Queue, Range
 from export_queue.core.store import Reading, queries
 from export_queue.core.timeline import AtomicGroup, Generation, SegmentId, State, Timeline, TimelineSegment
 
-_VERSION = 0
-"""Nothing replaces segments of other intervals so far."""
+
+class _StandIn(SegmentId):
+    """The name of what stands for segments that were rewritten: it is shown as their transaction."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return str(self.transaction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +42,7 @@ class StoredSegment:
     """Entries that its reader has not drained; 0 of a hidden one, since another one stands for it."""
     bytes: int
     hidden_by: str | None
+    """The name of that one; of a segment that was rewritten into a later layout the transaction that did so."""
     file: str
 
     def to_json(self) -> dict[str, Any]:
@@ -69,24 +80,56 @@ def stored_timeline(work: Reading, queue: Queue) -> tuple[Timeline, list[StoredS
             number = given.get(first, 0)
             given[first] = number + 1
         partitions[one] = number
-    inputs: defaultdict[SegmentId, list[int]] = defaultdict(list)
-    for one, row in hidden.items():
-        if one not in rows:
-            continue
-        inputs[SegmentId(row["by_transaction"], row["by_number"])].append(partitions[one])
-    timeline = Timeline(
+    inputs: defaultdict[SegmentId, set[SegmentId]] = defaultdict(set)
+    for one in rows.keys() & hidden.keys():
+        inputs[_hider(hidden[one])].add(one)
+    placed = [
         TimelineSegment(
             id=one,
-            generation=Generation(row["first_bucket"], row["end_bucket"], _VERSION),
+            generation=Generation(row["first_bucket"], row["end_bucket"], queue.layout),
             partition=partitions[one],
-            group=AtomicGroup.of(partitions[one], overshadows=frozenset(inputs[one])),
+            group=AtomicGroup.of(partitions[one], overshadows=frozenset(partitions[below] for below in inputs[one])),
             retired=one in merged and not merged[one]["waits"] and one not in hidden,
         )
         for one, row in rows.items()
-    )
+    ]
+    moved = {by: below for by, below in inputs.items() if by.number == queries.compactions.ALL}
+    timeline = Timeline([*placed, *_stand_ins(moved, placed)])
     ordered = sorted(rows, key=lambda one: (rows[one]["first_bucket"], -partitions[one]))
     states = {part.segment.id: part.state for part in timeline.parts()}
     return timeline, [_stored(one, rows, states[one], waiting, hidden) for one in ordered]
+
+
+def _hider(row: Mapping[str, Any]) -> SegmentId:
+    return SegmentId(row["by_transaction"], row["by_number"])
+
+
+def _stand_ins(
+    moved: Mapping[SegmentId, set[SegmentId]], placed: Sequence[TimelineSegment]
+) -> Iterator[TimelineSegment]:
+    """Make what stands for segments that were rewritten into another layout: one for each unit and transaction.
+
+    :param moved: the segments, by what stands for them.
+    :param placed: all segments of this layout.
+    """
+    taken: defaultdict[Generation, set[int]] = defaultdict(set)
+    for one in placed:
+        taken[one.generation].add(one.partition)
+    for by, below in sorted(moved.items()):
+        by_unit: defaultdict[Generation, set[int]] = defaultdict(set)
+        for one in placed:
+            if one.id in below:
+                by_unit[one.generation].add(one.partition)
+        for number, (unit, partitions) in enumerate(sorted(by_unit.items())):
+            partition = max(taken[unit]) + 1
+            taken[unit].add(partition)
+            yield TimelineSegment(
+                id=_StandIn(by.transaction, -number),
+                generation=unit,
+                partition=partition,
+                group=AtomicGroup.of(partition, overshadows=frozenset(partitions)),
+                retired=True,
+            )
 
 
 def _is_unit(queue: Queue, row: Mapping[str, Any]) -> bool:
@@ -110,9 +153,13 @@ def _stored(
         entries=row["entries"],
         left=int(waiting[one]["left"]) if one in waiting else 0,
         bytes=row["bytes"],
-        hidden_by=None if by is None else str(SegmentId(by["by_transaction"], by["by_number"])),
+        hidden_by=None if by is None else _name(_hider(by)),
         file=row["file"],
     )
+
+
+def _name(hider: SegmentId) -> str:
+    return str(hider.transaction) if hider.number == queries.compactions.ALL else str(hider)
 
 
 def count_states(segments: Sequence[StoredSegment]) -> dict[State, int]:

@@ -60,7 +60,7 @@ def write_segments(
     folder = folder_of(base, store_id, transaction)
     with _Files(folder, name, transaction, target_bytes) as files:
         for batch in _in_order(_checked(batches, name, max_value_bytes), name, on_duplicate):
-            for unit, part in _by_unit(batch, buckets_per_range):
+            for unit, part in by_unit(batch, buckets_per_range):
                 files.add(unit * buckets_per_range, (unit + 1) * buckets_per_range, part)
         return files.end()
 
@@ -169,8 +169,8 @@ def _in_order(batches: Iterable[pa.RecordBatch], name: str, on_duplicate: OnDupl
         yield pending
 
 
-def _by_unit(batch: pa.RecordBatch, buckets_per_range: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a sorted batch where units begin."""
+def by_unit(batch: pa.RecordBatch, buckets_per_range: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Cut a sorted batch where units begin; yield the number of each, and its entries."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

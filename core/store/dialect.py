@@ -234,6 +234,9 @@ class StoreDialect(Protocol):
         :returns: False where such commits were under way.
         """
 
+    def hold_readers(self, connection: Handle, queue: int) -> None:
+        """Keep the readers and the layout of a queue as they are until the SQL transaction ends, as commits do."""
+
     def brief_waits(self, connection: Handle, queue: str) -> AbstractContextManager[None]:
         """Wait for no lock longer than a moment, from the begin of a block to the end of the open SQL transaction.
 

@@ -13,9 +13,12 @@ from tests.support import bulk
 from tests.support.bulk import many
 
 from export_queue.core.client import Store
+from export_queue.core.drain import DrainRequest, drain
 from export_queue.core.errors import InvalidArgument, UnknownQueue
 from export_queue.core.segments import compaction
+from export_queue.core.sinks import MemorySink
 from export_queue.operators import ExportQueueCompactOperator
+from export_queue.operators.free_units import OpenUnits
 
 Run = Callable[..., Any]
 
@@ -52,6 +55,26 @@ def test_a_dry_run_says_what_the_task_then_does(orders: Store, compact: Run) -> 
     done = compact(**arguments)
     assert (done["inputs"], done["outputs"], done["units"], done["read"], done["written"]) == (10, 2, 2, 100, 100)
     assert compact(**arguments)["inputs"] == 0
+
+
+def test_what_waits_in_older_layouts_is_moved(orders: Store, compact: Run) -> None:
+    orders.alter_queue("orders", buckets=8, buckets_per_range=2, guard="seq")
+    done = compact(queue_id="orders", older_layouts=True)
+    assert (done["inputs"], done["outputs"], done["read"], done["written"]) == (10, 4, 100, 100)
+    assert done["still_open"] == []
+    with pytest.raises(AirflowFailException, match="takes everything that waits there"):
+        compact(queue_id="orders", older_layouts=True, least=2)
+
+
+def test_what_is_moved_while_a_drain_on_spark_waits_is_left_for_it(orders: Store) -> None:
+    units = OpenUnits.of(orders, DrainRequest.of("orders", "sink", {}))
+    orders.alter_queue("orders", buckets=8, buckets_per_range=2, guard="seq")
+    orders.compact("orders", older_layouts=True)
+    assert units.wait(lambda: None)
+    assert {unit.layout for unit in units.left} == {2}
+    assert drain(orders, "orders", MemorySink(), sink_name="sink").acknowledged == 100
+    assert not units.wait(lambda: None)
+    assert units.report([]).skipped == ()
 
 
 def test_few_segments_are_left_alone_by_default(orders: Store, compact: Run) -> None:

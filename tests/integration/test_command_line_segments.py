@@ -47,6 +47,23 @@ def test_what_is_large_young_or_too_few_is_left_alone(url: str) -> None:
         assert "would merge 0 segments" in run_cli("compact", "orders", "--dry-run", *options, url=url)
 
 
+def test_what_waits_in_older_layouts_is_moved(url: str) -> None:
+    with Store.open(url) as store:
+        store.alter_queue("orders", buckets=8, buckets_per_range=2, guard="seq")
+    told = run_cli("compact", "orders", "--older-layouts", "--dry-run", url=url)
+    assert "orders: would rewrite 10 segments and 20 rows in 2 units of older layouts, about 120 entries" in told
+    report = json.loads(run_cli("compact", "orders", "--older-layouts", "--json", url=url))
+    assert (report["inputs"], report["rows"], report["read"], report["written"]) == (10, 20, 120, 120)
+    assert (report["outputs"], len(report["files"]), report["still_open"]) == (8, 2, [])
+    shown = run_cli("segments", "orders", "--width", "20", url=url)
+    assert [line[:2] for line in shown.splitlines() if "█" in line and "visible" not in line] == ["v2"] * 8
+    told = run_cli("compact", "orders", "--older-layouts", url=url)
+    assert "0 units of older layouts rewritten into 0 segments" in told
+    assert "no older layout is open" in told
+    with Store.open(url) as store:
+        assert drain(store, "orders", MemorySink(), sink_name="sink").acknowledged == 120
+
+
 def test_segments_are_listed_and_drawn(url: str) -> None:
     before = run_cli("segments", "orders", "--width", "20", url=url)
     assert "10 segments: 10 visible" in before
@@ -54,7 +71,7 @@ def test_segments_are_listed_and_drawn(url: str) -> None:
     run_cli("compact", "orders", "--least", "2", url=url)
     after = run_cli("segments", "orders", "--width", "20", url=url)
     assert "12 segments: 2 visible, 10 hidden" in after
-    lines = [line for line in after.splitlines() if line.startswith("v0")]
+    lines = [line for line in after.splitlines() if line.startswith("v1")]
     assert [line.count("█") for line in lines].count(10) == 2
     assert "… and 9 more (--limit)" in run_cli("segments", "orders", "--limit", "3", url=url)
     found = json.loads(run_cli("segments", "orders", "--json", url=url))

@@ -18,7 +18,9 @@ from tests.support.waiting import PATIENCE, wait_until
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
 from export_queue.core.errors import ExportQueueError
+from export_queue.core.locks import Owner
 from export_queue.core.queue import close_layouts
+from export_queue.core.segments import rewrite
 from export_queue.core.sinks import SinkSpec
 
 fork = multiprocessing.get_context("fork")
@@ -85,20 +87,29 @@ class Work:
                     brought = [one + more for one, more in zip(brought, counts(report), strict=True)]
         (self.folder / f"drain-{number}").write_text(json.dumps(brought))
 
+    def move(self) -> None:
+        """Rewrite what waits in older layouts, again and again."""
+        with self.opened() as store:
+            while not self.stop.is_set():
+                with contextlib.suppress(ExportQueueError):
+                    rewrite(store.database, "orders", owner=Owner("rewriting"))
+
 
 def counts(report: Any) -> tuple[int, int, int]:
     return report.read, report.acknowledged, report.dead
 
 
-@pytest.mark.full("seven processes, which wait for each other's commits between the alterations")
+@pytest.mark.full("eight processes, which wait for each other's commits between the alterations")
+@pytest.mark.parametrize("moves", [False, True], ids=["drained out", "rewritten"])
 def test_the_sink_has_the_newest_of_each_key_whatever_the_buckets_were(
-    store: Store, open_store: Callable[[], Store], tmp_path: Path
+    store: Store, open_store: Callable[[], Store], tmp_path: Path, *, moves: bool
 ) -> None:
     store.configure_queue("orders", buckets=16, buckets_per_range=4, value="str")
     work = Work(open_store, tmp_path, SinkSpec("sql", {"url": f"sqlite:///{tmp_path / 'copies.db'}"}, name="copies"))
     kinds = [("short", 1), ("long", 2), ("long", 3), ("files", 4)]
     processes = [fork.Process(target=work.write, args=kind, daemon=True) for kind in kinds]
     processes += [fork.Process(target=work.bring, args=(number,), daemon=True) for number in range(2)]
+    processes += [fork.Process(target=work.move, daemon=True)] if moves else []
     for process in processes:
         process.start()
     try:

@@ -70,13 +70,13 @@ def stored_example() -> list[TimelineSegment]:
     """What the store has of a queue of two units that was compacted twice, and loaded since."""
     one, two = (0, 101), (101, 202)
     return [
-        *(segment(number + 1, number, at=one, version=0) for number in range(3)),
-        segment(4, 3, at=one, version=0, overshadows=[0, 1, 2]),
-        segment(5, 4, at=one, version=0),
-        segment(6, 5, at=one, version=0, overshadows=[3, 4]),
-        segment(7, 6, at=one, version=0),
-        *(segment(number + 8, number, at=two, version=0) for number in range(2)),
-        segment(10, 2, at=two, version=0, overshadows=[0, 1], retired=True),
+        *(segment(number + 1, number, at=one, version=1) for number in range(3)),
+        segment(4, 3, at=one, version=1, overshadows=[0, 1, 2]),
+        segment(5, 4, at=one, version=1),
+        segment(6, 5, at=one, version=1, overshadows=[3, 4]),
+        segment(7, 6, at=one, version=1),
+        *(segment(number + 8, number, at=two, version=1) for number in range(2)),
+        segment(10, 2, at=two, version=1, overshadows=[0, 1], retired=True),
     ]
 
 

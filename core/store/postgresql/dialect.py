@@ -279,6 +279,10 @@ class PostgresDialect:
         """Take the lock that commits share."""
         return bool(calls.one(connection, self._sql(sql.TRY_READERS), (queue,))[0])
 
+    def hold_readers(self, connection: Handle, queue: int) -> None:
+        """Take the lock that commits share."""
+        calls.one(connection, self._sql(sql.HOLD_READERS), (BigintArray.of([queue]),))
+
     @contextlib.contextmanager
     def brief_waits(self, connection: Handle, queue: str) -> Iterator[None]:
         """Give each wait a time limit."""

@@ -107,6 +107,7 @@ it adds lies in one, and no key of it in two under one sequence, although it sta
 MOMENT_MS = 50
 """The longest wait of somebody who changes the readers of a queue: commits that come meanwhile wait behind."""
 WAIT_BRIEFLY = f"select pg_catalog.set_config('lock_timeout', '{MOMENT_MS}', true)"
+HOLD_READERS = "select {s}.xq_hold_readers_v3(%b)"
 TRY_READERS = "select {s}.xq_try_readers_v3(%b)"
 HAS_STEPS_FOR_SCHEMA_2 = """
     select count(*) = 2 from pg_catalog.pg_proc p

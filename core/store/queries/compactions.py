@@ -1,8 +1,13 @@
-"""SQL about compactions: segments that stand for others, which they hide from one reader."""
+"""SQL about compactions: segments that stand for others, which they hide from one reader.
+
+A merged segment stands for those that name it. Segments that were rewritten into another layout stand for their inputs
+all together: these name the transaction, and :data:`ALL` in the place of a number. Those of its segments that were made
+of rows stand for nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +23,8 @@ from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_done as d
 from export_queue.core.store.schema import segment_reader as r
 
+ALL = 0
+"""In the place of a segment's number: all segments of its transaction together, which are numbered from 1."""
 _KEYS_AT_ONCE = 300
 """Segments that one statement names: two parameters each."""
 
@@ -95,10 +102,27 @@ def insert(
     work.connection.execute(counted.values(segments=row["number"]))
 
 
+def insert_rewritten(
+    work: Work, queue: int, rows: Sequence[Mapping[str, Any]], *, partitions: Sequence[int], row_entries: Sequence[int]
+) -> None:
+    """Publish all segments of a transaction to its reader, each as :func:`insert` does one."""
+    keys = [{"transaction_id": row["transaction_id"], "number": row["number"]} for row in rows]
+    work.connection.execute(g.insert(), [dict(row) for row in rows])
+    merged = [
+        {**key, "queue_number": queue, "partition": partition, "row_entries": entries}
+        for key, partition, entries in zip(keys, partitions, row_entries, strict=True)
+    ]
+    work.connection.execute(c.insert(), merged)
+    work.connection.execute(r.insert(), [{**key, "queue_number": queue} for key in keys])
+    counted = load.update().where(load.c.transaction_id == rows[-1]["transaction_id"])
+    work.connection.execute(counted.values(segments=max(row["number"] for row in rows)))
+
+
 def hide(work: Work, queue: int, inputs: Mapping[Key, int], *, by: Key, now_ms: int) -> int:
     """Let a merged segment stand for others; returns how many of these the reader had still to read.
 
     :param inputs: the partition number of each.
+    :param by: the merged segment; with the number :data:`ALL` all that its transaction has rewritten.
     """
     rows = [
         {
@@ -125,19 +149,66 @@ def hide(work: Work, queue: int, inputs: Mapping[Key, int], *, by: Key, now_ms: 
 def bring_back(work: Work, queue: int, by: Key) -> int:
     """Let the segments wait again for which a merged one stands, and forget that one; returns how many these are."""
     of_output = (h.c.queue_number == queue, h.c.by_transaction == by[0], h.c.by_number == by[1])
-    # Their rows are locked: clean-up that is forgetting them is waited for, and one that comes now finds them gone.
-    inputs = work.connection.execute(
-        sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(*of_output).with_for_update()
-    ).mappings()
-    if found := [dict(row) for row in inputs]:
-        work.connection.execute(r.insert(), found)
-    work.connection.execute(h.delete().where(*of_output))
+    found = _show(work, of_output)
     for table in (r, d):
         gone = (table.c.queue_number == queue, table.c.transaction_id == by[0], table.c.number == by[1])
         work.connection.execute(table.delete().where(*gone))
     for table in (c, g):
         work.connection.execute(table.delete().where(table.c.transaction_id == by[0], table.c.number == by[1]))
+    return found
+
+
+def _show(work: Work, of: Sequence[sa.ColumnElement[bool]]) -> int:
+    """Let hidden segments wait again; returns how many these are."""
+    # Their rows are locked: clean-up that is forgetting them is waited for, and one that comes now finds them gone.
+    inputs = work.connection.execute(
+        sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(*of).with_for_update()
+    ).mappings()
+    if found := [dict(row) for row in inputs]:
+        work.connection.execute(r.insert(), found)
+    work.connection.execute(h.delete().where(*of))
     return len(found)
+
+
+def rewritten(work: Reading, queue: int, transaction: int) -> list[Key]:
+    """Read which of the segments that a transaction has rewritten of others the reader has still to read."""
+    statement = (
+        sa.select(r.c.transaction_id, r.c.number)
+        .select_from(r.join(c, sa.and_(c.c.transaction_id == r.c.transaction_id, c.c.number == r.c.number)))
+        .where(r.c.queue_number == queue, r.c.transaction_id == transaction, c.c.row_entries == 0)
+        .order_by(r.c.number)
+    )
+    return [(int(one), int(number)) for one, number in work.connection.execute(statement)]
+
+
+def layouts_moved_from(work: Reading, queue: int, transaction: int) -> dict[int, int]:
+    """Count by layout the segments that are hidden by all that a transaction has rewritten."""
+    statement = (
+        sa.select(g.c.layout, sa.func.count())
+        .select_from(h.join(g, sa.and_(g.c.transaction_id == h.c.transaction_id, g.c.number == h.c.number)))
+        .where(h.c.queue_number == queue, h.c.by_transaction == transaction, h.c.by_number == ALL)
+        .group_by(g.c.layout)
+    )
+    return {int(layout): int(number) for layout, number in work.connection.execute(statement)}
+
+
+def bring_back_all(work: Work, queue: int, transaction: int) -> int:
+    """Let the segments wait again which a transaction has rewritten, and forget what it has made of them.
+
+    :returns: how many wait again.
+    """
+    for _, number in rewritten(work, queue, transaction):
+        for table in (r, d, c, g):  # which has one reader
+            of_output = (table.c.transaction_id == transaction, table.c.number == number)
+            work.connection.execute(table.delete().where(*of_output))
+    return _show(work, (h.c.queue_number == queue, h.c.by_transaction == transaction, h.c.by_number == ALL))
+
+
+def stamp(work: Reading, queue: int) -> tuple[int, int]:
+    """Read what is another one once something was merged or rewritten for a reader."""
+    statement = sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(c.c.transaction_id), 0))
+    count, last = work.connection.execute(statement.where(c.c.queue_number == queue)).one()
+    return int(count), int(last)
 
 
 def hidden(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:

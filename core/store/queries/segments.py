@@ -100,7 +100,7 @@ def stage(work: Work, transaction: int, rows: Sequence[Mapping[str, Any]]) -> in
 
 def _visible(work: Reading, queue: int, layout: int, snapshot: Snapshot) -> sa.ColumnElement[bool]:
     # What a compaction has merged was settled before: a snapshot that saw the inputs must not miss the output.
-    merged = r.c.transaction_id.in_(sa.select(c.c.transaction_id))
+    merged = sa.and_(r.c.transaction_id.in_(sa.select(c.c.transaction_id)), g.c.lowest_seq <= snapshot.read_pointer)
     seen = sa.or_(visible_ids(work, r.c.transaction_id, snapshot), merged)
     return sa.and_(r.c.queue_number == queue, g.c.layout == layout, seen)
 

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.queries.compactions import ALL
 from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import active, invalid
 from export_queue.core.store.schema import compacted as c
@@ -45,7 +46,7 @@ def _is_by(above: sa.FromClause) -> sa.ColumnElement[bool]:
     return sa.and_(
         above.c.queue_number == h.c.queue_number,
         above.c.transaction_id == h.c.by_transaction,
-        above.c.number == h.c.by_number,
+        sa.or_(above.c.number == h.c.by_number, h.c.by_number == ALL),
     )
 
 
@@ -97,7 +98,8 @@ def delete_unread(work: Work, transaction: int) -> None:
 
     One that hides others stays as long as these: they would show again.
     """
-    hides = sa.exists().where(h.c.by_transaction == g.c.transaction_id, h.c.by_number == g.c.number)
+    named = sa.or_(h.c.by_number == g.c.number, h.c.by_number == ALL)
+    hides = sa.exists().where(h.c.by_transaction == g.c.transaction_id, named)
     needed = sa.or_(_is_needed(_is(h)), hides)
     work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(needed)))
     is_there = sa.exists().where(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)

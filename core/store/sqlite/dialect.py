@@ -172,6 +172,9 @@ class SqliteDialect:
         """Always: there is one writer at a time."""
         return True
 
+    def hold_readers(self, connection: Handle, queue: int) -> None:
+        """Nothing: there is one writer at a time."""
+
     def brief_waits(self, connection: Handle, queue: str) -> contextlib.AbstractContextManager[None]:
         """Nothing: whoever writes waits for nobody any more."""
         return contextlib.nullcontext()

@@ -1,0 +1,255 @@
+"""Moving what waits in units of an older layout into the current one: what was written, and its publication.
+
+The entries of segments are written into other files than rows: their segments stand for the inputs, all together, and
+give way to them if a file is lost. Those of rows stand for nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from export_queue.core.errors import LeaseLost
+from export_queue.core.locks import Lease, give_back, hold
+from export_queue.core.queue import Position, Queue, Range, buckets_of, queue_of, remove_span
+from export_queue.core.segments.files import load_pyarrow
+from export_queue.core.segments.merging import Chunk
+from export_queue.core.segments.model import FileReport, Segment
+from export_queue.core.segments.writing import by_unit, write_merged
+from export_queue.core.store import Work, identity_of, queries
+from export_queue.core.transactions import Snapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FILE_NAME = "rewritten"
+"""First part of the names of files."""
+
+
+@dataclass(slots=True)
+class MovedUnit:
+    """What was read of one unit."""
+
+    unit: Range
+    segments: Sequence[Segment]
+    """All that wait there."""
+    rows: int = 0
+    read: int = 0
+    """Entries of its segments that were not drained, and rows."""
+    written: int = 0
+    first: Position | None = None
+    last: Position | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        """Count the next entries."""
+        self.rows += chunk.rows
+        self.read += chunk.rows + sum(len(run.rows) for run in chunk.runs)
+        self.written += len(chunk.entries)
+        self.first = self.first or chunk.entries.position(0)
+        self.last = chunk.entries.position(len(chunk.entries) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """A file of entries in their new places."""
+
+    report: FileReport
+    seqs: dict[int, tuple[int, int]]
+    """Lowest and highest sequence in each unit, by its first bucket."""
+    of_rows: bool
+    """Whether its entries were rows; else they were in segments."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Pieces:
+    """Takes entries in the order of their older layout, and writes files in that of another one; of bounded memory.
+
+    :param target: the queue in the layout that is written for.
+    :param base: URL of the folder of all segments.
+    :param transaction: id of the long transaction in whose folder files are written.
+    :param most_bytes: so much of the entries, as Arrow has them, is written at once.
+    """
+
+    target: Queue
+    base: str
+    store_id: str
+    transaction: int
+    most_bytes: int
+    written: list[WrittenPart] = field(default_factory=list)
+    _pending: dict[bool, list[pa.RecordBatch]] = field(default_factory=lambda: {False: [], True: []})
+    """By whether they were rows."""
+    _bytes: int = 0
+
+    def add(self, chunk: Chunk) -> bool:
+        """Take entries in; tell whether a piece was written."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        batch = self._laid_out(chunk)
+        if not chunk.runs or not chunk.rows:
+            self._pending[not chunk.runs].append(batch)
+        else:
+            # Of a row in whose place a segment has an entry, which it supersedes, the segment's place is taken.
+            found = {(row[1], row[2]) for run in chunk.runs for row in run.rows}
+            places = zip(chunk.entries.keys, chunk.entries.seqs, strict=True)
+            in_segments = pa.array([place in found for place in places])
+            self._pending[False].append(batch.filter(in_segments))
+            self._pending[True].append(batch.filter(pc.invert(in_segments)))
+        self._bytes += batch.nbytes
+        if self._bytes < self.most_bytes:
+            return False
+        self.end()
+        return True
+
+    def end(self) -> None:
+        """Write what is left."""
+        for of_rows, batches in self._pending.items():
+            if any(batch.num_rows for batch in batches):
+                self.written.append(self._write(batches, of_rows=of_rows))
+            batches.clear()
+        self._bytes = 0
+
+    def _laid_out(self, chunk: Chunk) -> pa.RecordBatch:
+        pa, entries = load_pyarrow(), chunk.entries
+        columns = {
+            "bucket": pa.array(buckets_of(entries.keys, self.target.buckets), pa.int32()),
+            "key": pa.array(entries.keys, pa.binary()),
+            "seq": pa.array(entries.seqs, pa.int64()),
+            "value": pa.array(entries.values, pa.binary()),
+        }
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+    def _write(self, batches: Sequence[pa.RecordBatch], *, of_rows: bool) -> WrittenPart:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        size = self.target.buckets_per_range
+        table = pa.Table.from_batches(batches)
+        table = table.sort_by([(name, "ascending") for name in ("bucket", "key", "seq")]).combine_chunks()
+        seqs: dict[int, tuple[int, int]] = {}
+        parts = []
+        for batch in table.to_batches():
+            for unit, part in by_unit(batch, size):
+                found = pc.min_max(part["seq"]).as_py()
+                known = seqs.get(unit * size, (found["min"], found["max"]))
+                seqs[unit * size] = (min(known[0], found["min"]), max(known[1], found["max"]))
+                parts.append((unit * size, (unit + 1) * size, part))
+        (report,) = write_merged(
+            parts, base=self.base, store_id=self.store_id, transaction=self.transaction, name=FILE_NAME
+        )
+        return WrittenPart(report, seqs, of_rows)
+
+
+def publish(
+    work: Work,
+    older: Queue,
+    target: Queue,
+    transaction: int,
+    settled: Snapshot,
+    leases: Sequence[Lease],
+    units: Sequence[MovedUnit],
+    written: Sequence[WrittenPart],
+) -> None:
+    """Let what was written stand in the place of all that was read, and end its transaction and its locks.
+
+    The target is the layout in which the transaction adds: it stays open until the transaction has ended, though the
+    queue be altered meanwhile.
+
+    :param older: the queue in the layout of the units.
+    :param target: the queue in the layout of what was written.
+    :param transaction: the long one that has written the files.
+    :param settled: what was read by.
+    :param leases: interval locks on all units.
+    :raises LeaseLost: a lock is not held any more, or rows have come back among those that were read.
+    :raises LayoutClosed: the queue was altered as the target was chosen: the transaction adds to another layout.
+    """
+    dialect = work.database.dialect
+    dialect.hold_readers(work.connection, older.source_number)
+    # Behind it: whoever alters the queue has ended, or waits until this SQL transaction has.
+    if queue_of(work, older.id, transaction).layout != target.layout:
+        raise queries.layouts.layout_closed(f"queue {older.id!r}")
+    dialect.hold_long(work.connection, transaction, (), store_id=identity_of(work.database).store_id)
+    now_ms = hold(work, *leases)
+    known = queries.compactions.partitions_of(work, older.number)
+    for unit in units:
+        _remove_rows(work, older, settled, unit)
+        _hide(work, older, unit, transaction, known=known, now_ms=now_ms)
+    rows, of_rows = _segment_rows(target, transaction, written)
+    partitions = _partitions(work, target, rows)
+    row_entries = [row["entries"] if is_rows else 0 for row, is_rows in zip(rows, of_rows, strict=True)]
+    queries.compactions.insert_rewritten(work, target.number, rows, partitions=partitions, row_entries=row_entries)
+    dialect.end_long(work.connection, transaction)
+    give_back(work, leases)
+
+
+def _remove_rows(work: Work, older: Queue, settled: Snapshot, unit: MovedUnit) -> None:
+    if not unit.rows or unit.first is None or unit.last is None:
+        return
+    removed = remove_span(work, older, settled, unit.first, unit.last)
+    if removed != unit.rows:
+        raise LeaseLost(f"{unit.unit}: expected {unit.rows} rows under the lock, found {removed}")
+
+
+def _hide(
+    work: Work,
+    older: Queue,
+    unit: MovedUnit,
+    transaction: int,
+    *,
+    known: dict[tuple[int, int], int],
+    now_ms: int,
+) -> None:
+    if not unit.segments:
+        return
+    keys = [(segment.transaction, segment.number) for segment in unit.segments]
+    inputs = {key: known[key] for key in keys if key in known}
+    if new := [key for key in keys if key not in known]:
+        given = queries.compactions.give_partitions(work, older.number, older.layout, unit.unit.first, len(new))
+        inputs |= {key: given + i for i, key in enumerate(new)}
+    by = (transaction, queries.compactions.ALL)
+    hidden = queries.compactions.hide(work, older.number, inputs, by=by, now_ms=now_ms)
+    if hidden != len(inputs):
+        raise LeaseLost(f"{unit.unit}: expected {len(inputs)} segments that wait, found {hidden}")
+
+
+def _segment_rows(
+    target: Queue, transaction: int, written: Sequence[WrittenPart]
+) -> tuple[list[dict[str, Any]], list[bool]]:
+    """Make the columns of the new segments, and say which of them were rows."""
+    numbers = count(1)
+    rows = [
+        {
+            "transaction_id": transaction,
+            "number": next(numbers),
+            "queue_number": target.number,
+            "layout": target.layout,
+            "first_bucket": part.first,
+            "end_bucket": min(part.end, target.buckets),
+            "file": piece.report.file,
+            "file_bytes": piece.report.bytes,
+            "checksum": piece.report.checksum,
+            "row_group_first": part.row_group_first,
+            "row_group_end": part.row_group_end,
+            "entries": part.entries,
+            "bytes": part.bytes,
+            "lowest_seq": piece.seqs[part.first][0],
+            "highest_seq": piece.seqs[part.first][1],
+        }
+        for piece in written
+        for part in piece.report.slices
+    ]
+    return rows, [piece.of_rows for piece in written for _ in piece.report.slices]
+
+
+def _partitions(work: Work, target: Queue, rows: Sequence[dict[str, Any]]) -> list[int]:
+    """Give each segment a partition number of its unit."""
+    wanted = Counter(row["first_bucket"] for row in rows)
+    # ascending, as other publications go: two of them cannot deadlock
+    given: defaultdict[int, Any] = defaultdict()
+    for first in sorted(wanted):
+        start = queries.compactions.give_partitions(work, target.number, target.layout, first, wanted[first])
+        given[first] = count(start)
+    return [next(given[row["first_bucket"]]) for row in rows]
