@@ -303,13 +303,15 @@ class _Worker:
             self.database, leases, lease_seconds=self.lease_seconds, claimed_at=claimed_at, clock=self.clock
         ) as keeper:
             try:
+                folds = self._has_all_in_its_layout()
                 found = _plan(
                     self.database, self.queue, [lease.range for lease in leases], self.wanted, self.owner, leases
                 )
                 needed = {plan.unit for plan in found.plans}
                 self.report.passed_over += found.worked_on
                 if found.plans:
-                    self._merge(found, [lease for lease in leases if lease.range in needed], keeper.check)
+                    used = [lease for lease in leases if lease.range in needed]
+                    self._merge(found, used, keeper.check, folds=folds)
             except LeaseLost as error:
                 log.warning("a compaction of %s has lost its locks: %s", self.queue.id, error.message)
                 self.report.lost += len(leases)
@@ -318,7 +320,17 @@ class _Worker:
         areas = [Area(plan.unit.first, plan.unit.end, plan.members) for plan in plans]
         return acquire_free(self.database, self.queue, areas, owner=self.owner, lease_seconds=self.lease_seconds)
 
-    def _merge(self, found: _Found, leases: Sequence[Lease], check: Callable[[], None]) -> None:
+    def _has_all_in_its_layout(self) -> bool:
+        """Tell whether nothing can wait elsewhere that lies between two entries of this layout.
+
+        What was moved into this layout is older than what stays in the former one, for which a long transaction was
+        in progress. Asked before the look at what waits: it may be moved meanwhile, too.
+        """
+        queue = self.queue
+        with self.database.read() as work:
+            return not queries.layouts.open_ones(work, queue.source_number, before=queue.layout)
+
+    def _merge(self, found: _Found, leases: Sequence[Lease], check: Callable[[], None], *, folds: bool) -> None:
         database = self.database
         with database.begin() as work:
             queries.segments.admit(work)
@@ -330,7 +342,7 @@ class _Worker:
             reached("begun")
             with database.read() as work:
                 # under the locks: a drain that has lost them to this compaction can note nothing below this any more
-                folds_after = queries.folds.after(work, self.queue.number)
+                folds_after = queries.folds.after(work, self.queue.number) if folds else None
             merge = Merge(
                 queue=self.queue,
                 settled=found.settled,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
@@ -216,6 +217,23 @@ def test_a_fold_does_not_reach_over_rows_that_a_drain_holds(files: Store) -> Non
         assert of_key(store, "anna") == ["ab", "c", "d"]
     merge(store)
     assert of_key(store, "anna") == ["abcd"]
+
+
+def test_a_fold_does_not_reach_over_what_waits_in_an_older_layout(files: Store) -> None:
+    """A long transaction keeps to the layout in which it has begun, though what was there before it was moved."""
+    store = orders(files, CONCATENATED)
+    load(store, "anna", "a")
+    late = store.transaction(long=True)
+    with late as tx:
+        tx.queue("orders").add_batch(pa.table({"key": ["anna"], "value": ["b"]}))
+        store.alter_queue("orders", buckets=20, buckets_per_range=10, guard="seq")
+        assert store.compact("orders", older_layouts=True).inputs == 1
+    load(store, "anna", "c")
+    merge(store)
+    assert sorted(of_key(store, "anna")) == ["a", "c"], "b waits in the older layout"
+    assert store.compact("orders", older_layouts=True).inputs == 1
+    merge(store)
+    assert of_key(store, "anna") == ["abc"]
 
 
 def test_the_latest_entry_wins_over_one_that_waits_elsewhere(files: Store) -> None:

@@ -17,10 +17,10 @@ from tests.support.bulk import many
 from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
-from export_queue.core.drain import drain, one_drain
+from export_queue.core.drain import claims, drain
 from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost, SegmentLost
 from export_queue.core.locks import Owner, claim, release
-from export_queue.core.maintenance import maintain
+from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.queue import Layout, bucket, close_layouts, find_queue, read
 from export_queue.core.segments import (
     Candidates,
@@ -151,7 +151,7 @@ def test_all_that_waits_moves_and_nothing_of_it_changes(
     sink = MemorySink()
     assert drained(orders, sink)[1] == len(before) + 1
     assert newest(sorted([*before, new])) == {k[1]: v for k, v in sink.records().items()}
-    vacuum_segments(orders.database)
+    vacuum_segments(orders.database, grace_seconds=0)
     assert (waits(orders), files(orders)) == ([], 0)
 
 
@@ -400,7 +400,7 @@ def test_a_file_that_goes_behind_a_lost_lock_is_no_lost_file(orders: Store, monk
     def bring_all(step: str) -> None:
         if step == "begun":
             assert drained(orders, sink, lock_timeout=0.0)[1] == everything
-            assert vacuum_segments(orders.database).files > 0
+            assert vacuum_segments(orders.database, grace_seconds=0).files > 0
 
     monkeypatch.setattr(rewriting, "reached", bring_all)
     report = rewrite(orders.database, "orders")
@@ -428,7 +428,7 @@ def held(store: Store) -> int:
 def test_a_drain_brings_what_is_moved_behind_its_look(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the drain has promised lies in units by then that had nothing when it looked for work."""
     fill(orders, seed=11)
-    everything, sink, take = len(waits(orders)), MemorySink(), one_drain.claim
+    everything, sink, take = len(waits(orders)), MemorySink(), claims.claim
     orders.alter_queue("orders", **OTHER)
     moved: list[int] = []
 
@@ -437,7 +437,7 @@ def test_a_drain_brings_what_is_moved_behind_its_look(orders: Store, monkeypatch
             moved.append(rewrite(orders.database, "orders").written)
         return take(*arguments, **options)
 
-    monkeypatch.setattr(one_drain, "claim", move_before)
+    monkeypatch.setattr(claims, "claim", move_before)
     assert drained(orders, sink)[1] == everything == moved[0]
 
 
@@ -445,7 +445,7 @@ def test_a_drain_brings_what_is_moved_into_a_layout_that_came_behind_its_start(
     orders: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(orders, seed=12)
-    everything, sink, take = len(waits(orders)), MemorySink(), one_drain.claim
+    everything, sink, take = len(waits(orders)), MemorySink(), claims.claim
     moved: list[int] = []
 
     def move_before(*arguments: Any, **options: Any) -> Any:
@@ -454,7 +454,7 @@ def test_a_drain_brings_what_is_moved_into_a_layout_that_came_behind_its_start(
             moved.append(rewrite(orders.database, "orders").written)
         return take(*arguments, **options)
 
-    monkeypatch.setattr(one_drain, "claim", move_before)
+    monkeypatch.setattr(claims, "claim", move_before)
     assert drained(orders, sink)[1] == everything == moved[0]
     assert older(orders) == []
 
@@ -637,7 +637,7 @@ def test_a_lost_file_gives_way_to_what_it_was_rewritten_of(orders: Store, is_dra
     rewrite(orders.database, "orders")
     drained(orders, sink)
     assert {k[1]: v for k, v in sink.records().items()} == newest(before)
-    vacuum_segments(orders.database, zombie_seconds=-1)
+    vacuum_segments(orders.database, grace_seconds=0, zombie_seconds=-1)
     assert (waits(orders), older(orders)) == ([], [])
 
 
@@ -679,9 +679,9 @@ def test_inputs_are_kept_while_anything_that_they_became_waits(orders: Store) ->
     first, *rest = orders.queue("orders").units()
     sink = MemorySink()
     drain(orders, "orders", sink, sink_name="sink", ranges=[first])
-    assert vacuum_segments(orders.database).files == 0
+    assert vacuum_segments(orders.database, grace_seconds=0).files == 0
     drain(orders, "orders", sink, sink_name="sink", ranges=rest)
-    assert vacuum_segments(orders.database).files == inputs + written
+    assert vacuum_segments(orders.database, grace_seconds=0).files == inputs + written
     assert files(orders) == 0
 
 
@@ -738,10 +738,10 @@ def test_a_rewriting_that_is_killed_leaves_the_state_before_or_after(
     report = rewrite(orders.database, "orders", wanted=SMALL, owner=Owner("rewriting"))
     assert len(report.units) == (1 if moment == "published" else 2)
     assert (waits(orders), older(orders)) == (before, [])
-    maintain(orders.database)
+    maintain(orders.database, patience=Patience(files=0))
     assert files(orders) >= there
     assert drained(orders)[1] == len(before)
-    maintain(orders.database)
+    maintain(orders.database, patience=Patience(files=0))
     assert files(orders) == 0
 
 

@@ -109,7 +109,7 @@ def insert_rewritten(
     keys = [{"transaction_id": row["transaction_id"], "number": row["number"]} for row in rows]
     work.connection.execute(g.insert(), [dict(row) for row in rows])
     merged = [
-        {**key, "queue_number": queue, "partition": partition, "row_entries": entries}
+        {**key, "queue_number": queue, "partition": partition, "row_entries": entries, "coalesced": 0}
         for key, partition, entries in zip(keys, partitions, row_entries, strict=True)
     ]
     work.connection.execute(c.insert(), merged)
