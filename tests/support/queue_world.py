@@ -19,7 +19,7 @@ from tests.support.contexts import begin, opened_by
 from tests.support.fenced_memory import FencedMemory
 
 from export_queue.core.client import Store, TransactionContext
-from export_queue.core.drain import drain, one_drain
+from export_queue.core.drain import course, drain, one_drain
 from export_queue.core.errors import ExportQueueError, StoreUnavailable
 from export_queue.core.locks import Owner
 from export_queue.core.maintenance import maintain
@@ -31,6 +31,8 @@ from export_queue.core.segments import (
     compact,
     compaction,
     fall_back,
+    rewrite,
+    rewriting,
     stored_timeline,
     vacuum_segments,
     waiting_segments,
@@ -120,6 +122,7 @@ class World:
     :param readers: names of subscriptions; none for a queue without.
     :param twice: whether transactions add some keys in several tables, or in a table and a row.
     :param fenced: whether the sinks have the guard ``fence``.
+    :param latest: whether compactions leave the latest entry of each key.
     """
 
     def __init__(
@@ -131,12 +134,15 @@ class World:
         *,
         twice: bool = False,
         fenced: bool = False,
+        latest: bool = False,
     ) -> None:
         self.store, self.chance, self.twice, self.fenced = store, random.Random(seed), twice, fenced
+        self.latest = latest
         self.folder = folder / "segments"
         store.database.segments = str(self.folder)
-        options = {"subscriptions": readers} if readers else {}
-        store.configure_queue("orders", buckets=12, buckets_per_range=4, value="bytes", **options)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"subscriptions": readers} if readers else {}
+        options["coalesce"] = "latest" if latest else None
+        store.configure_queue("orders", buckets=12, buckets_per_range=4, value="bytes", **options)
         kind = Fenced if fenced else Ranked
         self.readers = [
             Reader(one, kind(self.before_batch)) for one in ([f"orders/{n}" for n in readers] or ["orders"])
@@ -166,7 +172,11 @@ class World:
             (3, self.vacuum),
             (1, self.maintain),
             (2, self.run_out),
+            (2, self.move),
         ]
+        if latest:  # each of these brings back, or takes away, what another entry has stood for
+            exempt = (self.fall_back, self.give_up_file, self.drop_dead)
+            self.steps = [(weight, act) for weight, act in self.steps if act not in exempt]
 
     # Steps
 
@@ -286,6 +296,23 @@ class World:
             most_bytes=self.chance.choice([100, 1 << 20]),
             most_inputs=self.chance.choice([2, 3, 100]),
         )
+        with self._merging() as owner:
+            report = compact(self.store.database, reader.id, wanted=wanted, owner=owner)
+            assert report.read == report.written + report.superseded
+
+    def move(self) -> None:
+        """Move what waits in older layouts into the current one; in the middle something else, or a death."""
+        reader = self.chance.choice(self.readers)
+        if not self.store.queue(reader.id).older:
+            self.alter()
+        wanted = Candidates(most_bytes=self.chance.choice([60, 200, 1 << 20]))
+        with self._merging() as owner:
+            report = rewrite(self.store.database, reader.id, wanted=wanted, owner=owner)
+            assert report.read == report.written + report.superseded
+
+    @contextlib.contextmanager
+    def _merging(self) -> Iterator[Owner]:
+        """Take steps in the middle of a compaction, and perhaps die; gives the owner of its locks."""
         self.drains += 1
         owner = Owner(self.chance.choice(["compaction", f"compaction-{self.drains}"]), f"{self.drains}")
 
@@ -296,8 +323,7 @@ class World:
         self.hooks.append(reached)
         try:
             with self.dying(owner):
-                report = compact(self.store.database, reader.id, wanted=wanted, owner=owner)
-            assert report.read == report.written + report.superseded
+                yield owner
         finally:
             self.hooks.pop()
 
@@ -432,8 +458,10 @@ class World:
     def installed(self, monkeypatch: Any) -> None:
         """Stand between the library and its connections."""
         connect, begin_work = Database.connect, Database.begin
-        monkeypatch.setattr(one_drain, "DRAIN_RETRY", _SHORTLY)
-        monkeypatch.setattr(compaction, "reached", lambda step: self.hooks[-1](step) if self.hooks else None)
+        for room in (course, one_drain):
+            monkeypatch.setattr(room, "DRAIN_RETRY", _SHORTLY)
+        for room in (compaction, rewriting):
+            monkeypatch.setattr(room, "reached", lambda step: self.hooks[-1](step) if self.hooks else None)
         monkeypatch.setattr(Database, "connect", lambda *given, **named: self._cut(connect, *given, **named))
         monkeypatch.setattr(Database, "begin", lambda *given, **named: self._cut(begin_work, *given, **named))
 
@@ -481,13 +509,18 @@ class World:
             gone = set(self.committed) - set(waits) - dead
             assert gone >= reader.gone, f"{reader.id}: came back: {reader.gone - gone}"
             reader.gone = gone
+            stands = self._newest(set(waits) | dead) if self.latest else {}
             for key, seq in gone - reader.given_up:
-                assert ranks.get(("orders", key), -1) // 2 >= seq, f"{reader.id}: lost: {key!r} {seq}"
+                reached = max(ranks.get(("orders", key), -1) // 2, stands.get(key, 0))
+                assert reached >= seq, f"{reader.id}: lost: {key!r} {seq}"
             counted = sum(unit.entries for unit in self.store.backlog(reader.id))
             if not self.twice:
                 assert counted == len(waits), f"{reader.id}: {counted} counted, {len(waits)} wait"
                 assert self._lag(reader) == counted
             self._look(reader, waits)
+
+    def _newest(self, entries: Collection[Entry]) -> dict[bytes, int]:
+        return dict(sorted(entries))
 
     def _lag(self, reader: Reader) -> int:
         schema_name = "" if self.store.database.engine.dialect.name == "sqlite" else "export_queue."
