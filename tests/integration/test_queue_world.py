@@ -15,7 +15,7 @@ SEED = os.environ.get("EXPORT_QUEUE_SEED")
 STEPS = os.environ.get("EXPORT_QUEUE_WORLD_STEPS")
 """How many steps each run takes."""
 SHORT = pytest.param(8, id="short")
-LONG = pytest.param(100, id="long", marks=pytest.mark.full("a hundred steps: a longer walk through the same steps"))
+LONG = pytest.param(50, id="long", marks=pytest.mark.full("fifty steps: a longer walk through the same steps"))
 KINDS = ["ranks", "ranks, keys twice", "ranks, the latest", "fence", "fence, keys twice"]
 
 
