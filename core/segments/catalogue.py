@@ -66,23 +66,7 @@ def stage_segments(
                     f"file {report.file}: expected units of {queue.buckets_per_range} of the {queue.buckets} buckets "
                     f"of queue {queue.id!r}, found one that begins at {part.first}"
                 )
-            rows.append(
-                {
-                    "queue_number": queue.number,
-                    "layout": queue.layout,
-                    "first_bucket": part.first,
-                    "end_bucket": min(part.end, queue.buckets),
-                    "file": report.file,
-                    "file_bytes": report.bytes,
-                    "checksum": report.checksum,
-                    "row_group_first": part.row_group_first,
-                    "row_group_end": part.row_group_end,
-                    "entries": part.entries,
-                    "bytes": part.bytes,
-                    "lowest_seq": number,
-                    "highest_seq": number,
-                }
-            )
+            rows.append(report.columns(part, queue, seqs=(number, number)))
     store_id = identity_of(database).store_id
     with database.begin() as work:
         database.dialect.hold_long(work.connection, number, (queue.number,), store_id=store_id)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from export_queue.core.queue import Range
+from export_queue.core.queue import Queue, Range
 from export_queue.core.store import EntryKey
 
 
@@ -39,6 +39,28 @@ class FileReport:
     def entries(self) -> int:
         """Entries in the file."""
         return sum(part.entries for part in self.slices)
+
+    def columns(self, part: Slice, queue: Queue, *, seqs: tuple[int, int]) -> dict[str, Any]:
+        """Make the columns of the segment that one slice is, without its own transaction and number.
+
+        :param queue: the queue, in the layout of the file.
+        :param seqs: the lowest and the highest sequence.
+        """
+        return {
+            "queue_number": queue.number,
+            "layout": queue.layout,
+            "first_bucket": part.first,
+            "end_bucket": min(part.end, queue.buckets),
+            "file": self.file,
+            "file_bytes": self.bytes,
+            "checksum": self.checksum,
+            "row_group_first": part.row_group_first,
+            "row_group_end": part.row_group_end,
+            "entries": part.entries,
+            "bytes": part.bytes,
+            "lowest_seq": seqs[0],
+            "highest_seq": seqs[1],
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

@@ -224,19 +224,7 @@ def _segment_rows(
         {
             "transaction_id": transaction,
             "number": next(numbers),
-            "queue_number": target.number,
-            "layout": target.layout,
-            "first_bucket": part.first,
-            "end_bucket": min(part.end, target.buckets),
-            "file": piece.report.file,
-            "file_bytes": piece.report.bytes,
-            "checksum": piece.report.checksum,
-            "row_group_first": part.row_group_first,
-            "row_group_end": part.row_group_end,
-            "entries": part.entries,
-            "bytes": part.bytes,
-            "lowest_seq": piece.seqs[part.first][0],
-            "highest_seq": piece.seqs[part.first][1],
+            **piece.report.columns(part, target, seqs=piece.seqs[part.first]),
         }
         for piece in written
         for part in piece.report.slices

@@ -123,23 +123,8 @@ def _replace(
     given = queries.compactions.give_partitions(work, queue.number, queue.layout, plan.unit.first, len(new) + 1)
     inputs = {key: known[key] for key in keys if key in known}
     inputs |= {key: given + i for i, key in enumerate(new)}
-    row = {
-        "transaction_id": output[0],
-        "number": output[1],
-        "queue_number": queue.number,
-        "layout": queue.layout,
-        "first_bucket": plan.unit.first,
-        "end_bucket": plan.unit.end,
-        "file": report.file,
-        "file_bytes": report.bytes,
-        "checksum": report.checksum,
-        "row_group_first": part.row_group_first,
-        "row_group_end": part.row_group_end,
-        "entries": part.entries,
-        "bytes": part.bytes,
-        "lowest_seq": unit.lowest_seq,
-        "highest_seq": unit.highest_seq,
-    }
+    seqs = (unit.lowest_seq, unit.highest_seq)
+    row = {"transaction_id": output[0], "number": output[1], **report.columns(part, queue, seqs=seqs)}
     queries.compactions.insert(
         work,
         queue.number,

@@ -75,7 +75,6 @@ from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapsh
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-_FIRST_ROW = (0,) * 6
 MOST_CHANGES = 1000
 """How many changes of the excluded ids are kept at least; a process reads all ids where fewer are."""
 _NO_CELL = (None, None, None)

@@ -176,11 +176,6 @@ def every_nth_key(work: Reading, queue: int, layout: int, snapshot: Snapshot, *,
     return [bytes(key) for key in work.connection.execute(statement).scalars()]
 
 
-def has_any(work: Reading, queue: int) -> bool:
-    """Tell whether a queue has any entry, staged ones included."""
-    return bool(work.connection.execute(sa.select(sa.exists().where(e.c.queue_number == queue))).scalar())
-
-
 def largest_value(work: Reading, queue: int) -> int:
     """Read the bytes of the largest value among a queue's entries, staged ones included, and its dead letters."""
     sizes = (sa.select(sa.func.max(sa.func.length(t.c.value))).where(t.c.queue_number == queue) for t in (e, d))
