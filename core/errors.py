@@ -127,15 +127,6 @@ class CodecError(ConfigurationError):
     default_hint = "the data was stored under another codec, or the codec has changed since"
 
 
-class FoldError(ConfigurationError):
-    """The fold of a queue cannot be loaded, or does not take the values of a key."""
-
-    default_hint = (
-        "compactions of the queue stop there, drains go on; mend the fold, or do without: export-queue alter QUEUE "
-        "--no-coalesce"
-    )
-
-
 class SinkBindingError(ConfigurationError):
     """The queue is bound to another sink."""
 

@@ -26,8 +26,7 @@ class ExportQueueConfigureOperator(BaseOperator):
     :param value: codec of values: ``json``, ``str``, ``int``, ``bytes`` or an import path. (templated)
     :param max_value_bytes: the largest value that the queue takes. (templated)
     :param exclusive: whether adding a key conflicts with concurrent transactions that add it, too.
-    :param coalesce: what compactions leave of several entries of a key: None all, ``latest``, ``old_new`` or an import
-        path. (templated)
+    :param coalesce: ``latest`` lets compactions keep only the latest entry of each key; None keeps all. (templated)
     :param subscriptions: names of the queue's readers, each of which gets every entry; none by default. (templated)
     :param tables: tables that the transactions write, with the options of ``Store.configure_table``:
         ``{"airports": {"row": "str", "value": "json"}}``. (templated)

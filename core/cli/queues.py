@@ -78,7 +78,7 @@ def configure(
     max_value_bytes: Annotated[int, typer.Option(min=1, help="largest encoded value")] = 1 << 20,
     exclusive: Annotated[bool, typer.Option("--exclusive", help="make every key added a conflict key")] = False,
     coalesce: Annotated[
-        str | None, typer.Option(help="what compactions leave of a key: latest, old_new, or module:function; all")
+        str | None, typer.Option(help="latest: compactions keep only the latest entry of each key")
     ] = None,
     subscription: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="a reader of the queue; one for each of several")
@@ -112,10 +112,9 @@ def alter(
     max_value_bytes: Annotated[int | None, typer.Option(min=1, help="largest encoded value from now on")] = None,
     exclusive: Annotated[bool | None, typer.Option(help="whether every key added is a conflict key")] = None,
     coalesce: Annotated[
-        str | None,
-        typer.Option(help="what compactions leave of a key: latest, old_new, or module:function"),
+        str | None, typer.Option(help="latest: compactions keep only the latest entry of each key")
     ] = None,
-    no_coalesce: Annotated[bool, typer.Option("--no-coalesce", help="compactions leave all entries of a key")] = False,
+    no_coalesce: Annotated[bool, typer.Option("--no-coalesce", help="compactions keep all entries of a key")] = False,
     buckets: Annotated[
         int | None, typer.Option(min=1, help="number of buckets; what waits in the former ones is drained from there")
     ] = None,

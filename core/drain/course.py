@@ -28,7 +28,7 @@ from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.sink_fence import SinkFence
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.errors import DrainTimedOut, ExportQueueError, LeaseLost, SinkError, StoreUnavailable
-from export_queue.core.locks import Lease, LeaseKeeper, begin_attempt, check_attempt, hold, joined, release_all
+from export_queue.core.locks import Lease, LeaseKeeper, begin_attempt, check_attempt, joined, release_all
 from export_queue.core.queue import (
     DeadLetterFilter,
     Queue,
@@ -269,7 +269,6 @@ class Course:
                     snapshot = settled_snapshot(self.database, queue.number)
                 else:
                     snapshot = take_snapshot(self.database)
-                self._note_look(queue, leases)
                 for number in sorted({lease.layout for lease in leases}):
                     in_layout = [lease for lease in leases if lease.layout == number]
                     for part in engine.work_off(queue.in_layout(number), in_layout, snapshot, keeper):
@@ -286,19 +285,6 @@ class Course:
         for part in parts:
             if part.problem is not None:
                 raise part.cause or part.problem.to_error()
-
-    def _note_look(self, queue: Queue, leases: Sequence[Lease]) -> None:
-        """Keep compactions from folding what this drain may bring: a sink would keep what lies in between for ever.
-
-        :raises LeaseLost: a lease was lost; then a compaction may have folded what waits already.
-        """
-        # Behind the snapshot, and asked anew: a queue that begins to be folded later takes an id above the snapshot.
-        with self.database.read() as work:
-            if not queries.folds.are_folded(work, queue.number):
-                return
-        with self.database.begin() as work:
-            hold(work, *leases)
-            queries.folds.note_look(work, queue.number)
 
     def _count_tallied(self) -> None:
         if self.is_tallied:

@@ -12,7 +12,6 @@ from export_queue.core.queue.buckets import (
     hash_of,
     join_ranges,
 )
-from export_queue.core.queue.coalescing import LATEST, Fold, find_fold, fold_values, is_fold
 from export_queue.core.queue.dead_letters import (
     ALL_DEAD_LETTERS,
     AuditRecord,
@@ -36,6 +35,7 @@ from export_queue.core.queue.layouts import (
     units_to_watch,
 )
 from export_queue.core.queue.options import (
+    LATEST,
     Queue,
     bind_sink,
     configure_queue,
@@ -76,7 +76,6 @@ __all__ = [
     "DeadLetter",
     "DeadLetterFilter",
     "Entries",
-    "Fold",
     "Layout",
     "Position",
     "Queue",
@@ -99,15 +98,12 @@ __all__ = [
     "dead_letter_audit",
     "drop_dead_letters",
     "every_nth_key",
-    "find_fold",
     "find_queue",
     "find_reader",
-    "fold_values",
     "former_layouts",
     "hash_of",
     "hidden_seqs",
     "in_all_layouts",
-    "is_fold",
     "join_ranges",
     "list_dead_letters",
     "list_queues",

@@ -22,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from export_queue.core.errors import InvalidArgument, LockNotAvailable, QueueBusy
-from export_queue.core.queue.coalescing import check_coalesce, is_fold
 from export_queue.core.queue.layouts import close_layouts
 from export_queue.core.queue.options import (
     MAX_BUCKETS,
     MAX_VALUE_BYTES,
     Queue,
+    check_coalesce,
     check_number,
     find_queue,
     readers_of,
@@ -57,7 +57,7 @@ def alter_queue(
     :param queue_id: the queue; with ``coalesce`` alone also a subscription.
     :param max_value_bytes: largest encoded value that is added from now on; entries that wait stay.
     :param exclusive: whether every key added is a conflict key.
-    :param coalesce: what compactions make of several entries of a key from now on; False has them keep all.
+    :param coalesce: what later compactions keep of each key: ``latest`` its latest entry, False all entries.
     :param buckets: number of buckets; what waits in the former ones is drained from there.
     :param buckets_per_range: buckets of one unit; likewise.
     :param guard: the guard of the sinks into which the queue is drained. Buckets and units of a queue with entries are
@@ -88,8 +88,6 @@ def alter_queue(
             return find_queue(work, queue_id)
 
     altered = retry.call(attempt, worth_repeating=lambda error: isinstance(error, QueueBusy))
-    if coalesce is not None and is_fold(altered.coalesce):
-        _begin_to_fold(database, altered)
     if altered.older:  # perhaps it was empty
         close_layouts(database, altered)
         with database.read() as work:
@@ -108,7 +106,7 @@ def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> N
     coalesces, coalesce = "coalesce" in given, given.get("coalesce")
     if coalesces:
         coalesce = None if coalesce is False else coalesce
-        check_coalesce(coalesce, value=queue.value)
+        check_coalesce(coalesce)
     changed = {name: given[name] for name in given if name != "coalesce" and getattr(queue, name) != given[name]}
     readers = sorted(readers_of(work, queue), key=lambda reader: reader.number)
     for reader in readers:
@@ -122,23 +120,7 @@ def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> N
         if changed:
             queries.queues.alter_queue(work, one.number, changed)
         if coalesces and one.coalesce != coalesce:
-            _coalesce(work, one, coalesce)
-
-
-def _begin_to_fold(database: Database, queue: Queue) -> None:
-    # Behind the change, so that it is above all that those drains look at that do not know of it.
-    with database.begin() as work:
-        for one in (queue, *readers_of(work, queue)):
-            queries.folds.note_look(work, one.number)
-
-
-def _coalesce(work: Work, queue: Queue, coalesce: str | None) -> None:
-    queries.queues.alter_queue(work, queue.number, {"coalesce": coalesce})
-    if not is_fold(coalesce):
-        queries.folds.end(work, queue.number)
-    elif not is_fold(queue.coalesce):
-        # Drains at work do not know of it: nothing is folded until all that they can look at is known.
-        queries.folds.begin(work, queue.number, after=None)
+            queries.queues.alter_queue(work, one.number, {"coalesce": coalesce})
 
 
 def _next_layout(work: Work, queue: Queue, readers: Sequence[Queue], changed: Mapping[str, Any], guard: str) -> int:

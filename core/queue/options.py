@@ -17,12 +17,13 @@ from export_queue.core.errors import (
     UnknownQueue,
 )
 from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout, Range
-from export_queue.core.queue.coalescing import check_coalesce, is_fold
 from export_queue.core.references import check_sink_name
 from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.tables import check_name
 
 MAX_BUCKETS = 1_000_000
+LATEST = "latest"
+"""Value of the option ``coalesce``: compactions keep only the latest entry of each key."""
 MAX_VALUE_BYTES = 64 << 20
 FIXED = ("key", "value")
 """Options of a queue that cannot be altered: every entry, stored or on its way, was made by them."""
@@ -204,8 +205,8 @@ def configure_queue(
     :param value: codec of values: ``json``, ``str``, ``int``, ``bytes``, or an import path.
     :param max_value_bytes: largest encoded value.
     :param exclusive: make every key a conflict key, for keys that are not tied to a cell that the transaction writes.
-    :param coalesce: what a compaction makes of several entries of a key: None keeps all of them, ``latest`` the last
-        one; ``old_new``, or the import path ``module:function`` of a function of their values, folds them into one.
+    :param coalesce: what a compaction keeps of the entries of a key that it merges: ``latest`` keeps the one with the
+        highest sequence, None keeps all.
     :param subscriptions: names of the readers that a new queue has, each of which gets every entry; None says nothing
         about them.
     :raises InvalidArgument: an option is out of bounds.
@@ -221,7 +222,7 @@ def configure_queue(
         buckets_per_range = -(-buckets // 10)
     check_number("buckets_per_range", buckets_per_range, buckets)
     check_number("max_value_bytes", max_value_bytes, MAX_VALUE_BYTES)
-    check_coalesce(coalesce, value=value)
+    check_coalesce(coalesce)
     wanted = {
         "buckets": buckets,
         "buckets_per_range": buckets_per_range,
@@ -238,8 +239,6 @@ def configure_queue(
         with database.begin() as work:
             stored = {_COLUMNS.get(name, name): option for name, option in wanted.items()}
             added = queries.queues.add_queue(work, {"id": queue_id, "layout": FIRST_LAYOUT, "sink": None, **stored})
-            if added:
-                begin_folds(work, find_queue(work, queue_id))
             if added and names:
                 # Nobody can have added to it: its readers lack nothing.
                 parent = find_queue(work, queue_id)
@@ -269,6 +268,15 @@ def configure_queue(
     if names is not None:
         _compare_names(database, found, names)
     return found
+
+
+def check_coalesce(coalesce: object) -> None:
+    """Check the option ``coalesce`` before it is stored.
+
+    :raises InvalidArgument: it is neither None nor ``latest``.
+    """
+    if coalesce is not None and coalesce != LATEST:
+        raise InvalidArgument(f"coalesce: expected {LATEST!r} or None, found {coalesce!r}")
 
 
 def check_names(subscriptions: Sequence[str]) -> list[str]:
@@ -314,13 +322,6 @@ def add_reader(work: Work, parent: Queue, name: str, *, first_load: str | None) 
             "first_load": first_load,
         },
     )
-    begin_folds(work, find_queue(work, f"{parent.id}/{name}"))
-
-
-def begin_folds(work: Work, reader: Queue) -> None:
-    """Let the entries of a new reader be folded if it says so: no drain has looked at any of them."""
-    if is_fold(reader.coalesce):
-        queries.folds.begin(work, reader.number, after=0)
 
 
 def _remedy(queue_id: str, differing: Mapping[str, Any]) -> str:

@@ -8,9 +8,8 @@ stays: a drain beside the compaction brings what stays, and would bring the earl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import ROWS, member
@@ -21,7 +20,6 @@ IDS_PER_SECOND = 1_000_000_000
 """An id tells milliseconds, times 10⁶."""
 
 
-_HIGHEST_SEQ = (1 << 63) - 1
 _LEAST = {"small_bytes": 1, "least": 2, "most_bytes": 1, "most_inputs": 2, "age_seconds": 0}
 
 
@@ -89,8 +87,6 @@ def choose_candidates(
     now_ms: int,
     is_free: Callable[[str], bool] = lambda _: True,
     with_rows: Collection[int] = frozenset(),
-    lowest_row_seq: int = 0,
-    folds: bool = False,
 ) -> UnitPlan | None:
     """Choose what is merged in a unit; None where it is not worth it.
 
@@ -100,8 +96,6 @@ def choose_candidates(
     :param now_ms: the store's clock.
     :param is_free: tells by the name that locks have of a source whether nobody else works on it.
     :param with_rows: transactions of these segments that have added some of the rows, too.
-    :param lowest_row_seq: the lowest sequence of these rows.
-    :param folds: whether several entries of a key become a new one: nothing that stays may lie between them.
     """
     rows = row_entries > 0 and row_bytes <= wanted.most_bytes and is_free(ROWS)
     size = row_bytes if rows else 0
@@ -122,14 +116,6 @@ def choose_candidates(
         rows, apart = False, apart.union(with_rows)
     stays += [segment for segment in chosen if segment.transaction in apart]
     chosen = [segment for segment in chosen if segment.transaction not in apart]
-    if folds:  # what one transaction has added shares a sequence, and so is in one part
-        sources = [_Source.of(one, is_merged=True) for one in chosen]
-        sources += [_Source.of(one, is_merged=False) for one in stays]
-        if row_entries:
-            sources.append(_Source(lowest_row_seq, _HIGHEST_SEQ, None, rows))
-        whole = _without_gaps(sources)
-        chosen = [one.segment for one in whole if one.segment is not None]
-        rows = len(chosen) < len(whole)
     if not chosen or len(chosen) + rows < wanted.least:
         return None
     return UnitPlan(
@@ -139,46 +125,6 @@ def choose_candidates(
         row_entries=row_entries if rows else 0,
         row_bytes=row_bytes if rows else 0,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Something that waits in a unit, by its sequences."""
-
-    lowest: int
-    highest: int
-    segment: Segment | None
-    """None for the rows."""
-    is_merged: bool
-
-    @classmethod
-    def of(cls, segment: Segment, *, is_merged: bool) -> _Source:
-        return cls(segment.lowest_seq, segment.highest_seq, segment, is_merged)
-
-
-def _without_gaps(sources: Sequence[_Source]) -> list[_Source]:
-    """Of what is merged, leave the longest run in which no sequence of what stays lies; of equal ones the newest."""
-    runs: list[list[_Source]] = [[]]
-    for part in _overlapping(sources):
-        if all(one.is_merged for one in part):
-            runs[-1] += part
-        else:
-            runs.append([])
-    return max(reversed(runs), key=len)
-
-
-def _overlapping(sources: Sequence[_Source]) -> Iterator[list[_Source]]:
-    """Put together what shares sequences, directly or by way of others; ascending."""
-    part: list[_Source] = []
-    highest = -1
-    for one in sorted(sources, key=attrgetter("lowest")):
-        if part and one.lowest > highest:
-            yield part
-            part = []
-        part.append(one)
-        highest = max(highest, one.highest)
-    if part:
-        yield part
 
 
 def _id(segment: Segment) -> tuple[int, int]:

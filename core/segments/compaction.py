@@ -36,7 +36,7 @@ from export_queue.core.locks import (
     end_attempt,
     standing_locks,
 )
-from export_queue.core.queue import Queue, Range, find_reader, is_fold
+from export_queue.core.queue import Queue, Range, find_reader
 from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_candidates
 from export_queue.core.segments.catalogue import begin_load, waiting_segments
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
@@ -161,8 +161,8 @@ def _plan(
         if not segments:
             return _Found(settled, [])
         rows = {
-            number: (entries, size, lowest)
-            for number, entries, size, lowest in queries.entries.count_by_unit(
+            number: (entries, size)
+            for number, entries, size, _ in queries.entries.count_by_unit(
                 work,
                 queue.number,
                 queue.layout,
@@ -191,7 +191,7 @@ def _plan(
     held_by_us = {lease.range: lease for lease in leases}
     for unit in units:
         number = unit.first // queue.buckets_per_range
-        entries, size, lowest = rows.get(number, (0, 0, 0))
+        entries, size = rows.get(number, (0, 0))
         others = [lock for lock in locks if lock.task != owner.task and _meets(lock, unit)]
         lease = held_by_us.get(unit)
         is_free = _free_beside(others) if lease is None else lease.covers
@@ -206,8 +206,6 @@ def _plan(
                 now_ms=now_ms,
                 is_free=is_free,
                 with_rows=with_rows.get(number, ()),
-                lowest_row_seq=lowest,
-                folds=is_fold(queue.coalesce),
             )
         if plan is not None:
             plans.append(plan)
@@ -303,7 +301,6 @@ class _Worker:
             self.database, leases, lease_seconds=self.lease_seconds, claimed_at=claimed_at, clock=self.clock
         ) as keeper:
             try:
-                folds = self._has_all_in_its_layout()
                 found = _plan(
                     self.database, self.queue, [lease.range for lease in leases], self.wanted, self.owner, leases
                 )
@@ -311,7 +308,7 @@ class _Worker:
                 self.report.passed_over += found.worked_on
                 if found.plans:
                     used = [lease for lease in leases if lease.range in needed]
-                    self._merge(found, used, keeper.check, folds=folds)
+                    self._merge(found, used, keeper.check)
             except LeaseLost as error:
                 log.warning("a compaction of %s has lost its locks: %s", self.queue.id, error.message)
                 self.report.lost += len(leases)
@@ -320,17 +317,7 @@ class _Worker:
         areas = [Area(plan.unit.first, plan.unit.end, plan.members) for plan in plans]
         return acquire_free(self.database, self.queue, areas, owner=self.owner, lease_seconds=self.lease_seconds)
 
-    def _has_all_in_its_layout(self) -> bool:
-        """Tell whether nothing can wait elsewhere that lies between two entries of this layout.
-
-        What was moved into this layout is older than what stays in the former one, for which a long transaction was
-        in progress. Asked before the look at what waits: it may be moved meanwhile, too.
-        """
-        queue = self.queue
-        with self.database.read() as work:
-            return not queries.layouts.open_ones(work, queue.source_number, before=queue.layout)
-
-    def _merge(self, found: _Found, leases: Sequence[Lease], check: Callable[[], None], *, folds: bool) -> None:
+    def _merge(self, found: _Found, leases: Sequence[Lease], check: Callable[[], None]) -> None:
         database = self.database
         with database.begin() as work:
             queries.segments.admit(work)
@@ -340,16 +327,12 @@ class _Worker:
         try:
             base = begin_load(database, opened)
             reached("begun")
-            with database.read() as work:
-                # under the locks: a drain that has lost them to this compaction can note nothing below this any more
-                folds_after = queries.folds.after(work, self.queue.number) if folds else None
             merge = Merge(
                 queue=self.queue,
                 settled=found.settled,
                 base=base,
                 store_id=identity_of(database).store_id,
                 transaction=opened.id,
-                folds_after=folds_after,
             )
             shares = _shares(found.plans, self.merger.shares, self.wanted.most_bytes)
             try:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from export_queue.core.queue import Queue
+from export_queue.core.queue import LATEST, Queue
 from export_queue.core.segments.candidates import UnitPlan
-from export_queue.core.segments.coalescing import coalesced
-from export_queue.core.segments.gathering import merged, read_files, read_rows
+from export_queue.core.segments.gathering import merged, read_files, read_rows, without_earlier
 from export_queue.core.segments.model import FileReport
 from export_queue.core.segments.replacing import MergedUnit
 from export_queue.core.segments.writing import write_merged
@@ -35,7 +34,6 @@ class Merge:
     :param settled: decides which rows are read.
     :param base: URL of the folder of all segments.
     :param transaction: id of the long transaction in whose folder files are written.
-    :param folds_after: where the queue folds entries of a key, only those with a higher sequence are; None folds none.
     """
 
     queue: Queue
@@ -43,7 +41,6 @@ class Merge:
     base: str
     store_id: str
     transaction: int
-    folds_after: int | None = None
 
     def run(self, database: Database, plans: Sequence[UnitPlan], check: Callable[[], None]) -> Merged:
         """Merge some units into one file; to be called again for the same units is harmless: it writes another file.
@@ -52,7 +49,6 @@ class Merge:
         :param check: raises where it is no use to go on.
         :raises SegmentLost: a file is missing or damaged.
         :raises SegmentUnavailable: a filesystem does not answer.
-        :raises FoldError: the queue's fold does not take the values of a key.
         """
         units: list[MergedUnit] = []
         files = write_merged(
@@ -77,7 +73,7 @@ class Merge:
             if stored is not None:
                 sources.append(stored.table)
             found = merged(sources)
-            table = coalesced(found, self.queue, folds_after=self.folds_after)
+            table = without_earlier(found, ("bucket", "key")) if self.queue.coalesce == LATEST else found
             units.append(MergedUnit.of(plan, sum(source.num_rows for source in sources), stored, found, table))
             for batch in table.to_batches():
                 yield plan.unit.first // size * size, plan.unit.first // size * size + size, batch

@@ -46,7 +46,7 @@ class MergedUnit:
         """
         import pyarrow.compute as pc
 
-        # of all that it stands for: what waits counts as no younger than before, and nothing is folded across it
+        # of all that it stands for: what waits counts as no younger than before
         seqs = pc.min_max(found["seq"]).as_py()
         return cls(
             plan=plan,

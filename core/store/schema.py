@@ -210,12 +210,6 @@ layout = _table(
     _id("ceased_ms"),
     _id("closed_ms", nullable=True),  # when nothing was in it any more, and nobody was left who would add to it
 )
-# Readers whose entries a compaction may fold. What a drain may have brought is not folded.
-fold = _table(
-    "xq_fold",
-    _id("queue_number", primary_key=True),
-    _id("after", nullable=True),  # an id behind the last look of a drain; null where that is not known
-)
 removed_queue = _table("xq_removed_queue", _id("number", primary_key=True))  # its rows go bit by bit, by clean-up
 entry = _table(
     "xq_entry",

@@ -6,14 +6,12 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
-import pyarrow as pa
 import pytest
-import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support import bulk
@@ -21,13 +19,10 @@ from tests.support.bulk import many, waits
 
 from export_queue.core.client import Store
 from export_queue.core.drain import Entry, drain
-from export_queue.core.errors import ExportQueueError, FoldError, InvalidArgument, LeaseLost, OptionsDiffer
-from export_queue.core.locks import ROWS, Area, Owner, acquire, member, release
-from export_queue.core.queue import Range
-from export_queue.core.segments import Candidates, CompactionReport, compact, compaction, waiting_segments
+from export_queue.core.errors import ExportQueueError, InvalidArgument, OptionsDiffer
+from export_queue.core.locks import Owner
+from export_queue.core.segments import Candidates, CompactionReport, compact, compaction
 from export_queue.core.sinks import Delete, MemorySink, Put
-from export_queue.core.store import queries, schema
-from export_queue.core.transactions import take_snapshot
 
 FEW = Candidates(least=2)
 STEPS = ["locked", "begun", "written", "publishing", "published"]
@@ -47,19 +42,6 @@ def orders(store: Store, coalesce: str | None, **options: Any) -> Store:
         "orders", coalesce=coalesce, **{"buckets": 10, "buckets_per_range": 5, "value": "json", **options}
     )
     return store
-
-
-def concatenated(values: Sequence[Any]) -> Any:
-    """A fold that shows what it was given."""
-    return "".join("-" if value is None else str(value) for value in values)
-
-
-def failing(values: Sequence[Any]) -> Any:
-    raise ValueError(values)
-
-
-CONCATENATED = f"{__name__}:concatenated"
-FAILING = f"{__name__}:failing"
 
 
 def load(store: Store, key: str, value: Any, *, padding: int = 0) -> None:
@@ -86,23 +68,6 @@ def merge(store: Store, **wanted: Any) -> CompactionReport:
     assert all(unit.read == unit.written + unit.superseded for unit in report.units)
     assert report.read == report.written + report.superseded
     return report
-
-
-def segments(store: Store) -> list[str]:
-    """Name the segments that wait, the oldest first."""
-    with store.database.read() as work:
-        found = waiting_segments(work, store.queue("orders"), take_snapshot(store.database), Range(0, 10))
-    return [member(one.transaction, one.number) for one in found]
-
-
-@contextlib.contextmanager
-def held(store: Store, *names: str) -> Iterator[None]:
-    """Hold sources in all units, as a drain does."""
-    queue = store.queue("orders")
-    areas = [Area(unit.first, unit.end, frozenset(names)) for unit in queue.units()]
-    leases = acquire(store.database, queue, areas, owner=Owner("drain", "1"), priority=75, lease_seconds=60)
-    yield
-    release(store.database, leases)
 
 
 def drained(store: Store, sink: MemorySink, **options: Any) -> int:
@@ -150,19 +115,6 @@ def test_without_the_option_nothing_is_dropped(files: Store) -> None:
     assert len(waits(store)) == 120
 
 
-def test_a_fold_of_users_stands_under_the_highest_sequence(files: Store) -> None:
-    store = orders(files, CONCATENATED)
-    for value in ("a", None, "b"):
-        load(store, "anna", value)
-    put(store, "anna", "c")
-    load(store, "bert", "only")
-    last = max(row[2] for row in waits(store) if row[1] == b"anna")
-    assert merge(store).superseded == 3
-    ((_, _, seq, value),) = (row for row in waits(store) if row[1] == b"anna")
-    assert (seq, value) == (last, b'"a-bc"')
-    assert of_key(store, "bert") == ["only"]
-
-
 def test_what_waits_is_as_old_as_what_it_stands_for(files: Store) -> None:
     store = orders(files, "latest")
     for value in "abc":
@@ -170,70 +122,6 @@ def test_what_waits_is_as_old_as_what_it_stands_for(files: Store) -> None:
     (unit,) = store.backlog("orders")
     merge(store)
     assert store.backlog("orders")[0].oldest_seq == unit.oldest_seq
-
-
-def test_a_fold_is_folded_again_until_a_drain_has_looked(files: Store) -> None:
-    store = orders(files, CONCATENATED)
-    for value in "ab":
-        load(store, "anna", value)
-    merge(store)
-    for value in "cd":
-        load(store, "anna", value)
-    merge(store)
-    assert of_key(store, "anna") == ["abcd"]
-    sink = MemorySink()
-    dies_at(sink, 0)
-    with pytest.raises(ExportQueueError, match="enough"):
-        drained(store, sink)
-    load(store, "anna", "e")
-    load(store, "anna", "f")
-    merge(store)
-    assert of_key(store, "anna") == ["abcd", "ef"]
-
-
-def test_a_fold_reaches_over_nothing_that_waits_elsewhere(files: Store) -> None:
-    store = orders(files, CONCATENATED)
-    load(store, "anna", "a")
-    load(store, "anna", "b", padding=40)
-    load(store, "anna", "c")
-    load(store, "anna", "d")
-    merge(store, small_bytes=10_000)
-    assert of_key(store, "anna") == ["a", "b", "cd"]
-    with held(store, segments(store)[0]):
-        merge(store)
-        assert of_key(store, "anna") == ["a", "bcd"]
-    merge(store)
-    assert of_key(store, "anna") == ["abcd"]
-
-
-def test_a_fold_does_not_reach_over_rows_that_a_drain_holds(files: Store) -> None:
-    store = orders(files, CONCATENATED)
-    for value in "ab":
-        load(store, "anna", value)
-    put(store, "anna", "c")
-    load(store, "anna", "d")
-    with held(store, ROWS):
-        merge(store)
-        assert of_key(store, "anna") == ["ab", "c", "d"]
-    merge(store)
-    assert of_key(store, "anna") == ["abcd"]
-
-
-def test_a_fold_does_not_reach_over_what_waits_in_an_older_layout(files: Store) -> None:
-    """A long transaction keeps to the layout in which it has begun, though what was there before it was moved."""
-    store = orders(files, CONCATENATED)
-    load(store, "anna", "a")
-    late = store.transaction(long=True)
-    with late as tx:
-        tx.queue("orders").add_batch(pa.table({"key": ["anna"], "value": ["b"]}))
-        store.alter_queue("orders", buckets=20, buckets_per_range=10, guard="seq")
-        assert store.compact("orders", older_layouts=True).inputs == 1
-    load(store, "anna", "c")
-    merge(store)
-    assert sorted(of_key(store, "anna")) == ["a", "c"], "b waits in the older layout"
-    assert store.compact("orders", older_layouts=True).inputs == 1
-    merge(store)
-    assert of_key(store, "anna") == ["abc"]
 
 
 def test_the_latest_entry_wins_over_one_that_waits_elsewhere(files: Store) -> None:
@@ -248,125 +136,9 @@ def test_the_latest_entry_wins_over_one_that_waits_elsewhere(files: Store) -> No
     assert sink.records()[("orders", b"anna")] == b'"c"'
 
 
-def index(entry: Entry) -> Iterator[Put | Delete]:
-    """Export an index: a record for each pair of a value and a key that has it."""
-    old, new = entry.value["old"], entry.value["new"]
-    if old is not None:
-        yield Delete("index", f"{old}/{entry.key}")
-    if new is not None:
-        yield Put("index", f"{new}/{entry.key}", {})
-
-
-def indexed(sink: MemorySink) -> set[str]:
-    return {name.decode() for _, name in sink.records()}
-
-
-def chain(store: Store, *values: Any, key: str = "anna", in_rows: bool = False) -> None:
-    for old, new in zip(values, values[1:], strict=False):
-        (put if in_rows else load)(store, key, {"old": old, "new": new})
-
-
-def test_pairs_become_one_pair(files: Store) -> None:
-    store = orders(files, "old_new")
-    chain(store, None, 1, 2)
-    chain(store, 2, 3, in_rows=True)
-    merge(store)
-    assert of_key(store, "anna") == [{"old": None, "new": 3}]
-    sink = MemorySink()
-    drained(store, sink, exporter=index)
-    assert indexed(sink) == {"3/anna"}
-
-
-def test_what_a_dead_drain_has_brought_is_not_folded_away(files: Store) -> None:
-    """The index would keep the value in between for ever: no entry would name it any more."""
-    store = orders(files, "old_new")
-    chain(store, None, 1, 2)
-    sink = MemorySink()
-    apply = dies_at(sink, 0)
-    with pytest.raises(ExportQueueError, match="enough"):
-        drained(store, sink, exporter=index)
-    sink.apply = apply  # type: ignore[method-assign]
-    assert indexed(sink) == {"2/anna"}
-    chain(store, 2, 1, 3)
-    merge(store)
-    assert of_key(store, "anna") == [{"old": None, "new": 1}, {"old": 1, "new": 2}, {"old": 2, "new": 3}]
-    drained(store, sink, exporter=index)
-    assert indexed(sink) == {"3/anna"}
-
-
-def test_a_dead_letter_that_comes_back_is_not_folded(files: Store) -> None:
-    """What lies behind it has reached the sink: a value may have been left there and come again."""
-    store, sink = orders(files, "old_new"), MemorySink()
-    refused = [1]
-
-    def refusing(entry: Entry) -> Iterator[Put | Delete]:
-        if entry.value["new"] in refused:
-            raise ValueError("not yet")
-        yield from index(entry)
-
-    chain(store, 0, 1, in_rows=True)
-    drained(store, sink, exporter=refusing)
-    refused.clear()
-    chain(store, 1, 2, 1, in_rows=True)
-    drained(store, sink, exporter=refusing)
-    assert store.dead_letters.retry("orders") == 1
-    chain(store, 1, 4, 5)
-    merge(store)
-    assert of_key(store, "anna") == [{"old": 0, "new": 1}, {"old": 1, "new": 5}]
-    drained(store, sink, exporter=refusing)
-    assert indexed(sink) == {"5/anna"}
-
-
-def test_a_drain_that_has_lost_its_locks_looks_at_nothing_that_is_folded(
-    files: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = orders(files, "old_new")
-    chain(store, None, 1, 2)
-    sink, ask = MemorySink(), queries.folds.are_folded
-
-    def stands_still(work: Any, queue: int) -> bool:
-        with store.database.begin() as other:
-            other.connection.execute(schema.lock.update().values(revoked=True))
-        merge(store)
-        return ask(work, queue)
-
-    monkeypatch.setattr(queries.folds, "are_folded", stands_still)
-    with pytest.raises(LeaseLost):
-        drained(store, sink, exporter=index)
-    assert indexed(sink) == set()
-    assert of_key(store, "anna") == [{"old": None, "new": 2}]
-
-
-@pytest.mark.parametrize(
-    ("coalesce", "words"),
-    [
-        (FAILING, "it raised ValueError"),
-        ("old_new", r"expected an object .*, found str"),
-        ("tests.integration.nowhere:fold", "cannot be imported"),
-    ],
-)
-def test_a_fold_that_fails_changes_nothing(files: Store, tmp_path: Path, coalesce: str, words: str) -> None:
-    store = orders(files, coalesce)
-    for value in ("secret a", "secret b"):
-        bulk.load(store, many(20, orjson.dumps(value)))
-    before, there = waits(store), segments(store)
-    on_disk = {path for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(FoldError, match=words) as raised:
-        merge(store)
-    assert coalesce in raised.value.message
-    assert "secret" not in str(raised.value)
-    assert (waits(store), segments(store)) == (before, there)
-    assert set(tmp_path.rglob("*.parquet")) <= on_disk
-    with store.database.read() as work:
-        assert work.connection.scalar(sa.select(sa.func.count()).select_from(schema.lock)) == 0
-        assert work.connection.scalar(sa.select(sa.func.count()).select_from(schema.active)) == 0
-    store.alter_queue("orders", coalesce="latest")
-    assert merge(store).superseded == 20
-
-
 def test_the_option_is_stored_and_altered_at_any_time(files: Store) -> None:
     store = orders(files, None)
-    with pytest.raises(InvalidArgument, match="'latest', 'old_new'"):
+    with pytest.raises(InvalidArgument, match="expected 'latest' or None"):
         store.configure_queue("other", coalesce="last")
     with pytest.raises(OptionsDiffer, match="coalesce: expected 'latest', found None") as raised:
         orders(store, "latest")
@@ -377,54 +149,11 @@ def test_the_option_is_stored_and_altered_at_any_time(files: Store) -> None:
     with pytest.raises(OptionsDiffer) as raised:
         orders(store, None)
     assert "alter orders --no-coalesce --store" in raised.value.hint
-    for unknown in ("last", "", "nowhere:"):
-        with pytest.raises(InvalidArgument, match="'latest', 'old_new'"):
+    for unknown in ("last", "", "old_new", "module:function"):
+        with pytest.raises(InvalidArgument, match="expected 'latest' or None"):
             store.alter_queue("orders", coalesce=unknown)
     assert store.alter_queue("orders", buckets_per_range=2, guard="seq").coalesce == "latest"
     assert store.alter_queue("orders", coalesce=False).coalesce is None
-
-
-def test_a_fold_begins_with_what_comes_after_its_option(files: Store) -> None:
-    """A drain that does not know of it may have brought what is there."""
-    store = orders(files, None)
-    load(store, "anna", "a")
-    load(store, "anna", "b")
-    store.alter_queue("orders", coalesce=CONCATENATED)
-    load(store, "anna", "c")
-    load(store, "anna", "d")
-    merge(store)
-    assert of_key(store, "anna") == ["a", "b", "cd"]
-    store.alter_queue("orders", coalesce="latest")
-    with store.database.read() as work:
-        assert not queries.folds.are_folded(work, store.queue("orders").number)
-    store.alter_queue("orders", coalesce=CONCATENATED)
-    load(store, "anna", "e")
-    load(store, "anna", "f")
-    merge(store)
-    assert of_key(store, "anna") == ["a", "b", "cd", "ef"]
-
-
-def test_nothing_is_folded_while_it_is_unknown_what_drains_look_at(
-    files: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = orders(files, None)
-
-    def dies(*_: object) -> None:
-        raise ExportQueueError("dead")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(queries.folds, "note_look", dies)
-        with pytest.raises(ExportQueueError, match="dead"):
-            store.alter_queue("orders", coalesce=CONCATENATED)
-    for value in "ab":
-        load(store, "anna", value)
-    merge(store)
-    assert of_key(store, "anna") == ["a", "b"]
-    drained(store, MemorySink())
-    for value in "cd":
-        load(store, "anna", value)
-    merge(store)
-    assert of_key(store, "anna") == ["cd"]
 
 
 def test_each_subscription_coalesces_as_its_queue_or_as_it_was_told_alone(files: Store) -> None:
@@ -440,28 +169,23 @@ def test_each_subscription_coalesces_as_its_queue_or_as_it_was_told_alone(files:
     assert compact(store.database, "orders/events", wanted=FEW).superseded == 0
     for reader, read in (("states", 1), ("events", 2), ("later", 2)):
         assert drain(store, f"orders/{reader}", MemorySink(), sink_name=reader).read == read
-    store.alter_queue("orders", coalesce=CONCATENATED)
+    store.alter_queue("orders", coalesce="latest")
     for value in "ab":
         load(store, "anna", value)
     for reader in ("states", "events", "later"):
         assert compact(store.database, f"orders/{reader}", wanted=FEW).superseded == 1
-    store.unsubscribe("orders", "later", discard=True, who="anna")
-    store.maintain()
-    with store.database.read() as work:
-        assert work.connection.scalar(sa.select(sa.func.count()).select_from(schema.fold)) == 3
 
 
-@pytest.mark.parametrize("coalesce", ["latest", "old_new"])
-def test_what_was_coalesced_and_drained_does_not_come_back_from_its_inputs(files: Store, coalesce: str) -> None:
-    store, sink = orders(files, coalesce, buckets=1, buckets_per_range=1), MemorySink()
+def test_what_was_coalesced_and_drained_does_not_come_back_from_its_inputs(files: Store) -> None:
+    store, sink = orders(files, "latest", buckets=1, buckets_per_range=1), MemorySink()
     for key in ("a", "b", "c", "d"):
-        chain(store, None, 1, 2, 3, key=key)
-    chain(store, 3, 4, key="d", in_rows=True)
+        for value in (1, 2, 3):
+            load(store, key, value)
+    put(store, "d", 4)
     merge(store)
     apply = dies_at(sink, 2)
-    exporter = index if coalesce == "old_new" else None
     with pytest.raises(ExportQueueError, match="enough"):
-        drained(store, sink, exporter=exporter, chunk_rows=1)
+        drained(store, sink, chunk_rows=1)
     sink.apply = apply  # type: ignore[method-assign]
     left = {row[1] for row in waits(store)}
     assert len(left) == len(waits(store)) < 4
@@ -471,15 +195,15 @@ def test_what_was_coalesced_and_drained_does_not_come_back_from_its_inputs(files
     found = store.dead_letters.fall_back("orders", str(path))
     assert found.given_up == 1
     assert {row[1] for row in waits(store)} == left
-    drained(store, sink, exporter=exporter)
-    assert indexed(sink) == ({"3/a", "3/b", "3/c", "3/d"} if coalesce == "old_new" else set("abcd"))
+    drained(store, sink)
+    assert {key for _, key in sink.records()} == {b"a", b"b", b"c", b"d"}
 
 
 @pytest.mark.parametrize("moment", STEPS)
-def test_a_compaction_that_is_killed_folds_once_or_not_at_all(
+def test_a_killed_compaction_drops_entries_once_or_not_at_all(
     files: Store, open_store: Callable[[], Store], moment: str
 ) -> None:
-    store = orders(files, CONCATENATED)
+    store = orders(files, "latest")
     for value in "abc":
         bulk.load(store, many(10, orjson.dumps(value)))
 
@@ -497,9 +221,9 @@ def test_a_compaction_that_is_killed_folds_once_or_not_at_all(
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
-    assert of_key(store, "key-1") == (["abc"] if moment == "published" else ["a", "b", "c"])
+    assert of_key(store, "key-1") == (["c"] if moment == "published" else ["a", "b", "c"])
     compact(store.database, "orders", wanted=FEW, owner=Owner("compaction"))
-    assert {value for row in waits(store) for value in [row[3]]} == {b'"abc"'}
+    assert {value for row in waits(store) for value in [row[3]]} == {b'"c"'}
     assert len(waits(store)) == 10
 
 
@@ -511,40 +235,32 @@ steps = st.one_of(
 )
 
 
-@pytest.mark.parametrize("coalesce", ["latest", "old_new"])
 @pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(course=st.lists(steps, min_size=6, max_size=24))
-def test_a_sink_ends_as_without_compaction_whatever_is_merged_when(
-    files: Store, coalesce: str, course: list[tuple[Any, ...]]
-) -> None:
-    follow_course(files, coalesce, course)
+def test_a_sink_ends_as_without_compaction_whatever_is_merged_when(files: Store, course: list[tuple[Any, ...]]) -> None:
+    follow_course(files, course)
 
 
 @pytest.mark.full("a minute: long courses, on PostgreSQL too")
-@pytest.mark.parametrize("coalesce", ["latest", "old_new"])
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(course=st.lists(steps, min_size=15, max_size=40))
-def test_a_sink_ends_as_without_compaction_over_long_courses(
-    files: Store, coalesce: str, course: list[tuple[Any, ...]]
-) -> None:
-    follow_course(files, coalesce, course)
+def test_a_sink_ends_as_without_compaction_over_long_courses(files: Store, course: list[tuple[Any, ...]]) -> None:
+    follow_course(files, course)
 
 
-def follow_course(store: Store, coalesce: str, course: list[tuple[Any, ...]]) -> None:
+def follow_course(store: Store, course: list[tuple[Any, ...]]) -> None:
     """Change values of keys, merge and drain in any order, and compare the sink with the last values."""
     queue = f"orders-{next(numbers)}"
-    store.configure_queue(queue, buckets=2, buckets_per_range=2, coalesce=coalesce)
+    store.configure_queue(queue, buckets=2, buckets_per_range=2, coalesce="latest")
     sink, current, added, dropped = MemorySink(), dict[str, Any](), 0, 0
     refused: list[int] = []
 
     def export(entry: Entry) -> Iterator[Put | Delete]:
         if refused and entry.seq % 2 == refused[0] % 2:
             raise ValueError("not yet")
-        if coalesce == "old_new":
-            yield from index(entry)
-        elif entry.value["new"] is None:
+        if entry.value["new"] is None:
             yield Delete("states", entry.key)
         else:
             yield Put("states", entry.key, {"is": entry.value["new"]})
@@ -590,11 +306,8 @@ def follow_course(store: Store, coalesce: str, course: list[tuple[Any, ...]]) ->
     store.dead_letters.retry(queue)
     bring()
     assert store.backlog(queue) == []
-    if coalesce == "old_new":
-        assert indexed(sink) == {f"{value}/{key}" for key, value in current.items() if value is not None}
-    else:
-        found = {name.decode(): orjson.loads(value)["is"] for (_, name), value in sink.records().items()}
-        assert found == {key: value for key, value in current.items() if value is not None}
+    found = {name.decode(): orjson.loads(value)["is"] for (_, name), value in sink.records().items()}
+    assert found == {key: value for key, value in current.items() if value is not None}
     assert counted(store, queue, added, dropped) + dropped == added
 
 

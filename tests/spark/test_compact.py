@@ -19,7 +19,7 @@ from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, drain
-from export_queue.core.errors import FoldError, SegmentLost, SparkJobFailed
+from export_queue.core.errors import SegmentLost, SparkJobFailed
 from export_queue.core.locks import Owner, revoke, standing_locks
 from export_queue.core.segments import Candidates, CompactionReport, compact, compaction, vacuum_segments
 from export_queue.core.sinks import MemorySink
@@ -112,26 +112,6 @@ def test_tasks_that_die_and_are_repeated_leave_what_one_process_leaves(
         other.create()
         fill(other)
         assert figures(report) == figures(compact(other.database, "orders", wanted=FEW))
-
-
-@pytest.mark.full("two Spark jobs")
-def test_tasks_fold_what_no_drain_has_looked_at(
-    orders: Store, compact_by_tasks: Callable[[], CompactionReport]
-) -> None:
-    orders.alter_queue("orders", coalesce="builtins:len")
-    for value in (b"b", b"c", b"a"):
-        bulk.load(orders, many(60, value))
-    before = waits(orders)
-    with pytest.raises(FoldError, match="fold builtins:len of bucket .* expected bytes, found int"):
-        compact_by_tasks()
-    assert waits(orders) == before
-    orders.alter_queue("orders", coalesce="builtins:max")
-    for value in (b"b", b"c", b"a"):
-        bulk.load(orders, many(60, value))
-    report = compact_by_tasks()
-    assert (report.read, report.superseded) == (len(before) + 180, 120)
-    assert set(before) < set(waits(orders))
-    assert [row[3] for row in waits(orders)].count(b"c") == 120, "what was there before stays as it was"
 
 
 def test_a_task_tells_what_it_lacks_and_nothing_has_changed(

@@ -105,54 +105,6 @@ def test_the_newest_segments_are_merged_up_to_a_number() -> None:
     assert chosen([segment(i) for i in range(1, 9)], wanted={"most_inputs": 3}) == [(6, 1), (7, 1), (8, 1)]
 
 
-def folded(segments: list[Segment], **options: Any) -> list[int]:
-    return [transaction for transaction, _ in chosen(segments, folds=True, **options)]
-
-
-def test_a_fold_reaches_over_nothing_that_stays() -> None:
-    small = [segment(i) for i in (1, 2, 4, 5, 6)]
-    assert folded(small) == [1, 2, 4, 5, 6]
-    assert folded([*small, segment(3, size=500)]) == [4, 5, 6]
-    assert folded([*small, segment(5, number=2)], is_free=lambda name: name != "5.2") == [1, 2, 4]
-    assert folded([*small, segment(9, size=500, seqs=(5, 5))]) == [1, 2, 4]
-    assert folded([*small, segment(9, size=500, seqs=(2, 5))]) == []
-    assert folded([*small, segment(9, size=500, seqs=(7, 9))]) == [1, 2, 4, 5, 6]
-
-
-def test_of_two_runs_that_a_fold_may_merge_the_longer_or_the_newer_is_chosen() -> None:
-    big = segment(4, size=500)
-    assert folded([segment(1), segment(2), segment(3), big, segment(5), segment(6)]) == [1, 2, 3]
-    assert folded([segment(2), segment(3), big, segment(5), segment(6)]) == [5, 6]
-
-
-def test_segments_that_share_sequences_are_folded_together_or_not_at_all() -> None:
-    wide = segment(9, seqs=(1, 5))
-    assert folded([segment(2), segment(4), wide, segment(7)]) == [2, 4, 7, 9]
-    assert folded([segment(2), segment(4), wide, segment(10), segment(11), segment(3, size=500)]) == [10, 11]
-
-
-def test_a_fold_merges_no_sequences_as_high_as_rows_that_stay() -> None:
-    small = [segment(i) for i in (1, 2, 4, 5)]
-    assert folded(small, rows=3, lowest_row_seq=3) == [1, 2, 4, 5]
-    assert folded(small, rows=3, lowest_row_seq=3, row_bytes=5000) == [1, 2]
-    assert folded(small, rows=3, lowest_row_seq=3, is_free=lambda name: name != ROWS) == [1, 2]
-    assert folded(small, rows=3, lowest_row_seq=9, row_bytes=5000) == [1, 2, 4, 5]
-    assert folded([*small, segment(3, size=500)], rows=3, lowest_row_seq=6) == [4, 5]
-
-
-@pytest.mark.parametrize("rows", [0, 2])
-def test_rows_are_merged_where_the_run_has_them(rows: int) -> None:
-    options = {"row_entries": rows, "row_bytes": 1, "lowest_row_seq": 9, "now_ms": 10_000, "folds": True}
-    wanted = Candidates(least=2, small_bytes=100)
-    plan = choose_candidates(UNIT, [segment(1), segment(2), segment(3)], wanted=wanted, **options)  # type: ignore[arg-type]
-    assert plan is not None
-    assert (plan.rows, plan.row_entries) == (rows > 0, rows)
-    parted = [segment(1), segment(2), segment(3), segment(4, size=500), segment(5)]
-    plan = choose_candidates(UNIT, parted, wanted=wanted, **options)  # type: ignore[arg-type]
-    assert plan is not None
-    assert ([one.transaction for one in plan.segments], plan.rows) == ([1, 2, 3], False)
-
-
 @pytest.mark.parametrize(
     "wrong", [{"least": 1}, {"most_inputs": 1}, {"small_bytes": 0}, {"most_bytes": 0}, {"age_seconds": -1}]
 )

@@ -26,7 +26,7 @@ NAMES = """
     register_data_source register_store stale_rank write_transactional
 
     ExportQueueError
-    ConfigurationError CodecError ColumnNotObserved EntriesWait FoldError HasSubscriptions InvalidArgument
+    ConfigurationError CodecError ColumnNotObserved EntriesWait HasSubscriptions InvalidArgument
     OptionsDiffer
     SecretNotFound SinkBindingError SinkConfigurationError UnknownQueue
     EntryError

@@ -14,7 +14,6 @@ from export_queue.core.store.schema import (
     SUBSCRIPTIONS_CODE,
     dead_letter,
     entry,
-    fold,
     hidden_segment,
     lock,
     lock_request,
@@ -27,7 +26,7 @@ from export_queue.core.store.schema import (
 )
 from export_queue.core.store.schema import queue as q
 
-_OF_A_QUEUE = (fold, entry, segment_done, segment_reader, hidden_segment, partition, dead_letter, lock, lock_request)
+_OF_A_QUEUE = (entry, segment_done, segment_reader, hidden_segment, partition, dead_letter, lock, lock_request)
 """Tables with rows of queues, by the queue's number."""
 
 
