@@ -42,10 +42,6 @@ STORES = {
         pytest.mark.postgres,
         VARIANT,
     ),
-    "postgresql-clock": (
-        pytest.mark.postgres,
-        VARIANT,
-    ),
 }
 """Ways of registering ids, each with its markers."""
 LONG = 5.0

@@ -128,7 +128,6 @@ def _next_layout(work: Work, queue: Queue, readers: Sequence[Queue], changed: Ma
     buckets = changed.get("buckets", queue.buckets)
     check_number("buckets", buckets, MAX_BUCKETS)
     check_number("buckets_per_range", changed.get("buckets_per_range", queue.buckets_per_range), buckets)
-    queries.layouts.admit(work)
     # Last of all that waits for others. From here on nobody adds: whatever is stored or staged lies in the layout that
     # ends, and was added by a transaction whose id has been drawn.
     shut_out_commits(work, queue)

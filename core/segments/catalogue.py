@@ -29,7 +29,6 @@ def begin_load(database: Database, transaction: int | OpenTransaction, base: str
     place = check_base(base or database.segments)
     folder = folder_of(place, store_id, number)
     with database.begin() as work:
-        queries.segments.admit(work)
         database.dialect.hold_long(work.connection, number, (), store_id=store_id)
         found = queries.segments.begin(work, number, folder)
     if found != folder:

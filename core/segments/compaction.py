@@ -319,9 +319,6 @@ class _Worker:
 
     def _merge(self, found: _Found, leases: Sequence[Lease], check: Callable[[], None]) -> None:
         database = self.database
-        with database.begin() as work:
-            queries.segments.admit(work)
-            queries.compactions.admit(work)
         opened = OpenTransaction(database, kind="long", load=NO_READER)
         reports: list[FileReport] = []
         try:

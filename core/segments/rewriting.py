@@ -245,9 +245,6 @@ class _Job:
         plans = _plan(database, older, settled, sorted(lease.range for lease in leases))
         if not plans:
             return  # drained meanwhile
-        with database.begin() as work:
-            queries.segments.admit(work)
-            queries.compactions.admit(work)
         opened = OpenTransaction(database, kind="long", load=NO_READER)
         pieces: Pieces | None = None
         try:

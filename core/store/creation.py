@@ -12,7 +12,7 @@ from export_queue.core.retry import Retry
 from export_queue.core.store import queries, schema, views
 from export_queue.core.store.database import Database, Identity, Reading, Work, prefix_of, schema_of
 from export_queue.core.store.migration import migrate
-from export_queue.core.store.registration import LOCK_WINDOW, IdSource
+from export_queue.core.store.registration import LOCK_WINDOW
 
 _SIGN = 1 << 63
 MAX_FLOOR = (1 << 62) - (1 << 55)
@@ -21,27 +21,24 @@ _MEETING = Retry(attempts=None, seconds=60, first_pause=0.05)
 """How a creation that met another one is repeated."""
 
 
-def create(database: Database, *, floor: int = 0, id_source: IdSource | None = None) -> Identity:
+def create(database: Database, *, floor: int = 0) -> Identity:
     """Create the store's tables, functions and views, or complete them, those of an older schema too; idempotent.
 
     :param database: where.
     :param floor: all ids to come are greater: for a store that is rebuilt while sinks hold data of its predecessor.
-    :param id_source: where a new store's ids come from; by default the best that the database can do.
     :raises InvalidArgument: the floor is negative or no 62-bit number.
-    :raises SchemaVersionError: a store of a newer version is there, or one of an older version in which a long
-        transaction is in progress.
+    :raises SchemaVersionError: the store there is of a newer version, or may not be changed by this role.
     """
     if not 0 <= floor <= MAX_FLOOR:
         raise InvalidArgument(f"floor: expected a number from 0 to {MAX_FLOOR}, found {floor}")
 
     def step() -> Identity:
         with database.begin() as work:
-            source = id_source or database.dialect.id_source(work.connection)
             if database.dialect.name == "postgresql":
-                _add_schema(work.connection, source)
+                _add_schema(work.connection)
             finish_migration = migrate(work)
             schema.metadata.create_all(work.connection)
-            _add_first_rows(work, source)
+            _add_first_rows(work)
             database.dialect.create(work.connection)
             _create_views(work.connection)
             finish_migration()
@@ -53,19 +50,18 @@ def create(database: Database, *, floor: int = 0, id_source: IdSource | None = N
     return _MEETING.call(step, worth_repeating=database.dialect.is_creation_met)
 
 
-def _add_schema(connection: sa.Connection, source: IdSource) -> None:
+def _add_schema(connection: sa.Connection) -> None:
     name = schema_of(connection)
     # Views keep the functions that they find now.
     connection.exec_driver_sql("set local search_path = pg_catalog, pg_temp")
-    if source == "sequence":
-        # Two that create at once would meet in the catalogue; where there is no such lock, the later one tries again.
-        connection.execute(sa.text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"export-queue {name}"})
+    # Two that create at once would meet in the catalogue.
+    connection.execute(sa.text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"export-queue {name}"})
     # CREATE SCHEMA IF NOT EXISTS needs the right to create it also where it exists.
     if connection.scalar(sa.text("select 1 from pg_namespace where nspname = :name"), {"name": name}) is None:
         connection.execute(sa.schema.CreateSchema(name))
 
 
-def _add_first_rows(work: Work, source: IdSource) -> None:
+def _add_first_rows(work: Work) -> None:
     connection = work.connection
     if connection.execute(sa.select(schema.store.c.one)).first() is None:
         connection.execute(
@@ -75,7 +71,6 @@ def _add_first_rows(work: Work, source: IdSource) -> None:
                 schema_version=schema.SCHEMA_VERSION,
                 oldest_code=schema.OLDEST_CODE,
                 mask=secrets.randbits(63) - _SIGN,  # the sign bit is set: never like the small keys of applications
-                id_source=source,
                 horizon=0,
                 created_ms=work.now(),
             )
@@ -85,7 +80,7 @@ def _add_first_rows(work: Work, source: IdSource) -> None:
 
 def _create_views(connection: sa.Connection) -> None:
     prefix, bodies = prefix_of(connection), views.VIEWS
-    if connection.scalar(sa.select(schema.store.c.id_source)) == "sequence":
+    if connection.dialect.name == "postgresql":
         bodies = bodies | views.VIEWS_OF_LOCKS
     there = sa.inspect(connection).get_view_names(schema=schema_of(connection) if prefix else None)
     # What is there stays: a view changes with the schema's version. Replacing it would wait for all who read it.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 from uuid import UUID
 
 from export_queue.core.store.hints import Channel, Listener
-from export_queue.core.store.registration import IdSource, Kind
+from export_queue.core.store.registration import Kind
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 
 if TYPE_CHECKING:
@@ -211,9 +211,6 @@ class StoreDialect(Protocol):
     def transaction(self, connection: Handle, *, durable: bool = True) -> AbstractContextManager[None]:
         """Open a SQL transaction for the length of a block."""
 
-    def id_source(self, connection: Handle) -> IdSource:
-        """Tell where the ids of a store that is created now come from, by the abilities of the database."""
-
     def create(self, connection: Handle) -> None:
         """Create all that this database needs beside the portable tables and their first rows; idempotent."""
 
@@ -222,9 +219,6 @@ class StoreDialect(Protocol):
 
         :raises OtherCluster: it was copied into another one.
         """
-
-    def migrate(self, connection: Handle, *, to_schema: int) -> None:
-        """Change the tables of a store of the schema before into those of this one; schema 1 has no views then."""
 
     def try_readers(self, connection: Handle, queue: int) -> bool:
         """Take the right to change the readers of a queue until the SQL transaction ends, waiting for a moment at most.
@@ -242,24 +236,6 @@ class StoreDialect(Protocol):
 
         :param queue: the id of the queue whose readers are changed.
         :raises QueueBusy: in the block, a row was held for longer.
-        """
-
-    def admit_subscriptions(self, connection: Handle) -> None:
-        """Make sure that clients of an older schema which are at work lose nothing once a queue has subscriptions.
-
-        :raises SchemaVersionError: they could.
-        """
-
-    def admit_segments(self, connection: Handle) -> None:
-        """Make sure that the commits of clients of an older schema which are at work publish segments.
-
-        :raises SchemaVersionError: they would not.
-        """
-
-    def admit_layouts(self, connection: Handle) -> None:
-        """Make sure that the commits of clients of an older schema which are at work know former layouts.
-
-        :raises SchemaVersionError: they do not.
         """
 
     def last_id(self, connection: Handle) -> int:

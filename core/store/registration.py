@@ -10,9 +10,6 @@ Kind = Literal["write", "short", "long", "bound"]
 """``write``: never read; ``short``: buffered; ``long``: staged early; ``bound``: written into a SQL transaction of the
 user's, which the user ends."""
 
-IdSource = Literal["sequence", "clock"]
-"""Where a store's ids come from: a sequence, with advisory locks that register them, or a row that is the clock."""
-
 Registration = Literal["commit", "transaction", "row", "rows"]
 """``commit``: the commit draws the id itself, under a lock of its own SQL transaction; ``transaction``: an advisory
 lock of the user's SQL transaction; ``row``: an active row, which any session may end; ``rows``: an active row for each
@@ -36,17 +33,14 @@ LAG_OF_IDS = 100 * 1_000_000
 """How far the ids of a sequence may lag the clock: the next number costs less than a number that is set."""
 
 
-def registration_of(kind: Kind, *, id_source: IdSource, has_id: bool) -> Registration:
-    """Choose how a transaction is registered on a server.
+def registration_of(kind: Kind, *, has_id: bool) -> Registration:
+    """Choose how a transaction is registered on a PostgreSQL server.
 
     :param kind: the transaction's.
-    :param id_source: the store's; a clock has no locks beside it.
     :param has_id: whether it needs its id before its commit.
     """
     if kind == "long":
         return "rows"  # it spans sessions
-    if id_source == "clock":
-        return "row"  # without an id, too: a clock that is drawn inside the commit stays locked while that flushes
     if kind == "bound":
         return "transaction"
     return "row" if has_id else "commit"

@@ -6,20 +6,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 1
 """Version of the schema that this code creates."""
-OLDEST_SCHEMA = 5
+OLDEST_SCHEMA = 1
 """Oldest schema that this code can work with."""
-OLDEST_CODE = 2
-"""Oldest code, by its schema, that may open a store, until a queue has subscriptions."""
-SUBSCRIPTIONS_CODE = 3
-"""Oldest code that may open a store once a queue has subscriptions: older code would drain them under wrong names."""
-SEGMENTS_CODE = 4
-"""Oldest code that may open a store once segments are staged: older code would pass over them."""
-LAYOUTS_CODE = 5
-"""Oldest code that may open a store once a queue has had another layout: older code would leave what waits there."""
-COMPACTION_CODE = 5
-"""Oldest code that may open a store once segments were merged: older code would pass over some, in older snapshots."""
+OLDEST_CODE = 1
+"""Oldest code, by its schema, that may open a store which this code has created or migrated."""
 
 metadata = sa.MetaData()
 
@@ -57,7 +49,6 @@ store = _table(
     _int("schema_version"),
     _int("oldest_code"),
     _id("mask"),
-    _text("id_source"),  # 'sequence' or 'clock'
     _id("horizon"),
     # Cells may be gone whose time to live had ended by then.
     sa.Column("expiry_ms", sa.BigInteger, nullable=False, server_default=sa.text("0")),
@@ -123,8 +114,7 @@ conflict_key = _table(
     _bytes("key"),
     _id("writer"),
     _xid(),
-    # Not the name in schema 1: a commit of that schema which is under way while the store is migrated must not find it.
-    sa.PrimaryKeyConstraint("key", name="xq_conflict_key_pk"),
+    sa.PrimaryKeyConstraint("key", name="xq_conflict_key_pk"),  # named in "on conflict"
     # Room on each page for the next version of a row, so that its index need not change.
     postgresql_with={"fillfactor": 70},
 )
@@ -338,7 +328,7 @@ lock = _table(
     _id("queue_number"),
     _int("layout"),
     _int("end_bucket"),
-    # A JSON list of what it covers in its interval, 'rows' or names of segments; null for all, as schema 4 has it.
+    # A JSON list of what it covers in its interval, 'rows' or names of segments; null for all.
     _text("segment", nullable=True),
     _text("mode"),  # 'exclusive' or 'shared'
     _int("priority"),

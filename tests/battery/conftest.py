@@ -13,7 +13,6 @@ MARKS = {
     "sqlite": [],
     "postgresql": [pytest.mark.postgres],
     "postgresql-mixed": [pytest.mark.postgres, VARIANT],
-    "postgresql-clock": [pytest.mark.postgres, VARIANT],
 }
 
 

@@ -74,7 +74,7 @@ def free_the_gate_too_early(url: str) -> None:
 
 def pause_around_the_readers(url: str) -> None:
     """Let time pass in commits when the readers of their queues are held, and again when these have the entries."""
-    held = re.compile(r"perform [\w.\"]*xq_hold_readers_v3\(entry_queue\);")
+    held = re.compile(r"perform [\w.\"]*xq_hold_readers_v1\(entry_queue\);")
     given = re.compile(r"join [\w.\"]*xq_queue q on coalesce\(q\.parent, q\.number\) = e\.q and not q\.fans_out;")
 
     def edit(text: str) -> str:

@@ -57,7 +57,7 @@ class Run:
             configure(store)
         if self.is_server:
             plants.give_the_store_a_clock_of_its_own(url)
-            plants.pause_now_and_then(url, has_gate=way.id_source != "clock")
+            plants.pause_now_and_then(url)
 
     @property
     def is_server(self) -> bool:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from export_queue.core.client import Store
 from export_queue.core.store.creation import create
 from export_queue.core.store.dialect import Clock
-from export_queue.core.store.registration import IdSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +20,6 @@ class Way:
     database: Literal["sqlite", "postgresql"]
     options: tuple[Mapping[str, Any], ...] = ({},)
     """Arguments of ``Store.open``; processes take turns."""
-    id_source: IdSource | None = None
-    """Where its store takes ids from, if not from what the database can do best."""
     weight: float = 1.0
     """This way's part of all transactions; SQLite's cost less of the processor's time."""
 
@@ -33,7 +30,7 @@ class Way:
     def create(self, url: str) -> None:
         """Create the store."""
         with self.open(url) as store:
-            create(store.database, id_source=self.id_source)
+            create(store.database)
 
     def part_of(self, transactions: int) -> int:
         """Give the number of transactions that this way runs of all."""
@@ -44,5 +41,4 @@ WAYS = [
     Way(name="sqlite", database="sqlite", weight=1.5),
     Way(name="postgresql", database="postgresql"),
     Way(name="postgresql-mixed", database="postgresql", options=({}, {"behind_pooler": True}), weight=0.5),
-    Way(name="postgresql-clock", database="postgresql", id_source="clock", weight=0.25),
 ]

@@ -30,14 +30,13 @@ from export_queue.core.errors import (
     TransactionTimeout,
 )
 from export_queue.core.store import schema
-from export_queue.core.transactions import expire, take_snapshot
+from export_queue.core.transactions import take_snapshot
 
 Connect = Callable[[], Any]
 EVERY_WAY = True
 ON_POSTGRESQL = [
     "postgresql",
     pytest.param("postgresql-pooler", marks=VARIANT),
-    pytest.param("postgresql-clock", marks=VARIANT),
 ]
 on_postgresql = pytest.mark.parametrize("store_url", ON_POSTGRESQL, indirect=True)
 
@@ -88,15 +87,8 @@ def queued(store: Store) -> int:
     return sum(unit.entries for unit in store.backlog("q"))
 
 
-def assert_forgotten(store: Store, store_kind: str) -> None:
-    """Where a row registers a bound transaction, it was added beside the user's SQL transaction, and goes in time."""
-    if store_kind != "postgresql-clock":
-        assert take_snapshot(store.database).excluded == ()
-    else:
-        with store.database.begin() as work:
-            work.connection.execute(schema.active.update().values(deadline_ms=0))
-        expire(store.database)
-        assert take_snapshot(store.database).excluded == ()
+def assert_forgotten(store: Store) -> None:
+    assert take_snapshot(store.database).excluded == ()
 
 
 def values_in_order(store: Store) -> list[Any]:
@@ -144,7 +136,7 @@ def test_the_users_commit_makes_rows_and_entries_one(store: Store, connect: Conn
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_the_users_roll_back_leaves_nothing(store: Store, store_kind: str, connect: Connect, reads: bool) -> None:
+def test_the_users_roll_back_leaves_nothing(store: Store, connect: Connect, reads: bool) -> None:
     connection = connect()
     insert(connection, "a")
     with store.transaction(connection=connection) as tx:
@@ -153,7 +145,7 @@ def test_the_users_roll_back_leaves_nothing(store: Store, store_kind: str, conne
     assert business(store) == []
     assert queued(store) == 0
     assert read(store, "a") is None
-    assert_forgotten(store, store_kind)
+    assert_forgotten(store)
     assert store.outcome(tx.request).status == "refused"
 
 
@@ -172,7 +164,7 @@ def test_until_the_users_commit_the_id_is_in_progress(store: Store, connect: Con
     assert read(store, "a") == b"1"
 
 
-def test_a_roll_back_to_a_savepoint_leaves_nothing_of_ours(store: Store, store_kind: str, connect: Connect) -> None:
+def test_a_roll_back_to_a_savepoint_leaves_nothing_of_ours(store: Store, connect: Connect) -> None:
     connection = connect()
     insert(connection, "a")
     execute = connection.exec_driver_sql if isinstance(connection, sa.Connection) else connection.execute
@@ -184,7 +176,7 @@ def test_a_roll_back_to_a_savepoint_leaves_nothing_of_ours(store: Store, store_k
     assert business(store) == ["a"]
     assert queued(store) == 0
     assert read(store, "b") is None
-    assert_forgotten(store, store_kind)
+    assert_forgotten(store)
 
 
 @on_postgresql

@@ -37,7 +37,6 @@ from export_queue.core.store import queries
 from export_queue.core.store.schema import entry
 from export_queue.core.transactions import settled_snapshot, take_snapshot
 
-EVERY_WAY = True
 fork = multiprocessing.get_context("fork")
 FEW = Candidates(least=2)
 STEPS = ["locked", "begun", "written", "publishing", "published"]

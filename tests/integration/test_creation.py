@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 import psycopg
 import pytest
@@ -198,12 +197,11 @@ def test_a_schema_that_cannot_be_named_everywhere_is_refused(name: str) -> None:
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("source", ["sequence", "clock"])
-def test_many_create_at_once_beside_a_store_that_works(postgres_url: str, source: Literal["sequence", "clock"]) -> None:
+def test_many_create_at_once_beside_a_store_that_works(postgres_url: str) -> None:
     def create_often() -> None:
         with Store.open(postgres_url) as mine:
             for _ in range(3):
-                create(mine.database, id_source=source)
+                create(mine.database)
 
     with ThreadPoolExecutor(4) as threads:
         for done in [threads.submit(create_often) for _ in range(4)]:

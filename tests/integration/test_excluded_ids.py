@@ -48,7 +48,7 @@ def forget_changes(store: Store, most: int = 0) -> None:
 
     def forgotten() -> bool:
         with store.database.begin() as work:
-            work.connection.exec_driver_sql(f"select export_queue.xq_forget_changes_v2({most})")
+            work.connection.exec_driver_sql(f"select export_queue.xq_forget_changes_v1({most})")
         return count_changes(store) <= most
 
     wait_until(forgotten, "the changes stay")

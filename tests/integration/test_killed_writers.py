@@ -130,7 +130,7 @@ def is_committing(store: Store) -> int | None:
     with store.database.read() as work:
         return work.connection.execute(
             sa.text(
-                "select pid from pg_stat_activity where wait_event_type = 'Lock' and query like '%xq_commit_v3%' "
+                "select pid from pg_stat_activity where wait_event_type = 'Lock' and query like '%xq_commit_v1%' "
                 "and datname = current_database()"
             )
         ).scalar()

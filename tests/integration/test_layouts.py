@@ -30,7 +30,6 @@ from export_queue.core.errors import (
     LockNotAvailable,
     OptionsDiffer,
     QueueBusy,
-    SchemaVersionError,
 )
 from export_queue.core.locks import Owner, claim, release
 from export_queue.core.maintenance import maintain
@@ -41,7 +40,6 @@ from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries, schema
 from export_queue.core.transactions import expire
 
-EVERY_WAY = True
 fork = multiprocessing.get_context("fork")
 ONCE = Retry(attempts=1)
 KEYS = [f"key-{n}" for n in range(40)]
@@ -600,15 +598,6 @@ def test_buckets_out_of_bounds_are_refused(orders: Store, options: dict[str, int
     with pytest.raises(InvalidArgument, match=expected):
         orders.alter_queue("orders", **options)  # type: ignore[arg-type]
     assert orders.queue("orders").layout == 1
-
-
-def test_no_older_code_opens_a_store_once_a_queue_has_had_another_layout(
-    orders: Store, open_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orders.alter_queue("orders", **OTHER)
-    monkeypatch.setattr(schema, "SCHEMA_VERSION", 4)
-    with open_store() as older, pytest.raises(SchemaVersionError):
-        _ = older.identity
 
 
 # Deaths

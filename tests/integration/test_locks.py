@@ -236,9 +236,8 @@ def test_more_units_than_a_statement_has_parameters_are_claimed_renewed_and_give
     assert len(claim(store.database, queue, queue.units(), owner=BERT, lease_seconds=3600)) == many // 2
 
 
-@pytest.mark.parametrize("store_url", ["postgresql-clock"], indirect=True)
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 def test_a_claim_and_a_critical_section_that_draws_an_id_do_not_deadlock(store: Store, queue: Queue) -> None:
-    """The ids of this store come from a row: who has locked it must not wait for a lock's row."""
     free, held = queue.units()[:2]
     (lease,) = claim(store.database, queue, [held], owner=ANNA, lease_seconds=60)
     claimed: list[Lease] = []

@@ -32,15 +32,13 @@ from export_queue.core.errors import (
 )
 from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.store import CommitCall, Snapshot, Version, Writes, schema
-from export_queue.core.store.creation import create
 from export_queue.core.store.queries.conflict_keys import row_key
 from export_queue.core.store.registration import Kind
 from export_queue.core.transactions import expire, take_snapshot
 
 POOLER = pytest.param("postgresql-pooler", marks=VARIANT)
-CLOCK = pytest.param("postgresql-clock", marks=VARIANT)
 sequence_ways = pytest.mark.parametrize("store_url", ["postgresql", POOLER], indirect=True)
-all_ways = pytest.mark.parametrize("store_url", ["postgresql", POOLER, CLOCK], indirect=True)
+all_ways = pytest.mark.parametrize("store_url", ["postgresql", POOLER], indirect=True)
 locks_only = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 
 
@@ -133,7 +131,7 @@ def test_a_later_id_waits_until_a_smaller_one_is_registered(store: Store, applic
         ThreadPoolExecutor(2) as pool,
         store.database.connect() as one,
         store.database.connect() as two,
-        seam(application, "xq_draw_v2", r"id := setval[^;]*;\s*end if;") as open_seam,
+        seam(application, "xq_draw_v1", r"id := setval[^;]*;\s*end if;") as open_seam,
     ):
         first = pool.submit(start, store, one)
         wait_until(lambda: waiting(application) == 1, "the first does not wait at the seam")
@@ -221,7 +219,7 @@ def slow_snapshot(
     with (
         ThreadPoolExecutor(1) as pool,
         store.database.connect() as connection,
-        seam(application, "xq_unfinished_v2", place, only="slow") as open_seam,
+        seam(application, "xq_unfinished_v1", place, only="slow") as open_seam,
     ):
         connection.exec_driver_sql("set application_name = 'slow'")
         before = waiting(application)
@@ -312,7 +310,7 @@ def test_a_checkpoint_on_its_way_is_no_pointer_of_its_own(store: Store, applicat
     with (
         ThreadPoolExecutor(1) as pool,
         store.database.connect() as connection,
-        seam(application, "xq_checkpoint_v2", r"where a\.id = tx;") as open_seam,
+        seam(application, "xq_checkpoint_v1", r"where a\.id = tx;") as open_seam,
     ):
         checkpoint = pool.submit(store.database.dialect.checkpoint, connection, int(long["id"]))
         wait_until(lambda: waiting(application) == 1, "the checkpoint does not wait")
@@ -508,7 +506,7 @@ def cancelling(application: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 @locks_only
-@pytest.mark.parametrize("call", ["xq_draw_v2(true, true)", "xq_take_snapshot_v2()"])
+@pytest.mark.parametrize("call", ["xq_draw_v1(true, true)", "xq_take_snapshot_v1()"])
 def test_a_cancel_at_any_time_leaves_the_gate_free(
     store: Store, store_url: str, application: psycopg.Connection[Any], call: str
 ) -> None:
@@ -696,41 +694,6 @@ def test_a_full_lock_table_is_a_clear_transient_error(own_server: PostgresServer
                 application.execute("select pg_advisory_unlock_all()")
         with store.transaction() as tx:
             assert tx.table("t").get("a", "n") is None
-
-
-def test_an_engine_without_advisory_locks_gets_a_store_with_a_clock(
-    postgres_server: PostgresServer, stores_to_copy: dict[str, str]
-) -> None:
-    name = postgres_server.create_database(stores_to_copy["postgresql-clock"])
-    try:
-        with Store.open(postgres_server.url(name)) as store:
-            with store.database.connect() as connection:
-                connection.exec_driver_sql("drop schema export_queue cascade")
-            store.create(floor=1 << 61)
-            store.create()
-            with store.database.read() as work:
-                assert work.connection.execute(sa.select(schema.store.c.id_source)).scalar() == "clock"
-            with store.transaction() as tx:
-                assert tx.id > 1 << 61
-    finally:
-        postgres_server.drop_database(name)
-
-
-def test_a_store_keeps_the_id_source_that_it_was_created_with(store_kind_pair: tuple[str, str]) -> None:
-    url, stored = store_kind_pair
-    with Store.open(url) as store:
-        create(store.database, id_source="sequence" if stored == "clock" else "clock")
-        with store.database.read() as work:
-            assert work.connection.execute(sa.select(schema.store.c.id_source)).scalar() == stored
-        with store.transaction() as tx:
-            tx.table("t").get("a", "n")
-
-
-@pytest.fixture(params=["sequence", "clock"])
-def store_kind_pair(request: pytest.FixtureRequest, postgres_url: str) -> tuple[str, str]:
-    with Store.open(postgres_url) as store:
-        create(store.database, id_source=request.param)
-    return postgres_url, request.param
 
 
 # --- PgBouncer ------------------------------------------------------------------------------------------------------

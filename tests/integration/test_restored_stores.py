@@ -55,12 +55,11 @@ def copy(source: str, target: str) -> None:
 
 def create_anew(store: Store) -> None:
     with store.database.begin() as work:
-        source = work.connection.execute(sa.select(schema.store.c.id_source)).scalar_one()
         if work.connection.dialect.name == "postgresql":
             work.connection.exec_driver_sql("drop schema export_queue cascade")
         else:
             schema.metadata.drop_all(work.connection)
-    create(store.database, id_source=source)
+    create(store.database)
 
 
 def entries(store: Store) -> dict[str, int]:

@@ -39,7 +39,6 @@ from export_queue.core.store.schema import entry
 from export_queue.core.store.schema import layout as layout_table
 from export_queue.core.transactions import take_snapshot
 
-EVERY_WAY = True
 fork = multiprocessing.get_context("fork")
 SMALL = Candidates(most_bytes=1500)
 OTHER = {"buckets": 7, "buckets_per_range": 3, "guard": "seq"}

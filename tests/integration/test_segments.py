@@ -70,7 +70,6 @@ from export_queue.core.sinks import ApplyResult, MemorySink, Operations, Rejecti
 from export_queue.core.store import queries
 from export_queue.core.transactions import take_snapshot
 
-EVERY_WAY = True
 fork = multiprocessing.get_context("fork")
 ONCE = Retry(attempts=1)
 READERS = ["search", "cache"]

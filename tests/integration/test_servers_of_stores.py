@@ -211,7 +211,7 @@ def test_a_standby_is_refused_until_it_is_promoted(own_server: PostgresServer) -
         assert is_transient(refused.value)
         assert not refused.value.sent
         with connect(standby.url(), autocommit=True) as session:
-            for call in ("xq_take_snapshot_v2()", "xq_require_primary_v2()"):
+            for call in ("xq_take_snapshot_v1()", "xq_require_primary_v1()"):
                 with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
                     session.execute(f"select export_queue.{call}".encode())
         standby.promote()

@@ -26,10 +26,7 @@ fork = multiprocessing.get_context("fork")
 
 pytestmark = pytest.mark.parametrize(
     "store_url",
-    [
-        pytest.param(kind, marks=pytest.mark.postgres)
-        for kind in ("postgresql", "postgresql-pooler", "postgresql-clock")
-    ],
+    [pytest.param(kind, marks=pytest.mark.postgres) for kind in ("postgresql", "postgresql-pooler")],
     indirect=True,
 )
 

@@ -22,8 +22,6 @@ from export_queue.core.maintenance import safe_floor, tombstones
 from export_queue.core.sinks import ApplyResult, CompositeSink, MemorySink, Operations, SinkSpec
 from export_queue.core.store.queries import floors
 
-EVERY_WAY = True
-
 
 @pytest.fixture
 def orders(store: Store) -> Store:

@@ -23,7 +23,6 @@ from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries, schema
 from export_queue.core.transactions import take_snapshot
 
-EVERY_WAY = True
 HOUR = 3600
 FEW = Candidates(least=2)
 EVERYTHING = Range(0, 20)

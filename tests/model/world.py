@@ -148,7 +148,7 @@ class ServerWorld(World):
         self._url, self._kind = url, kind
         self._admin = psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
         with self.open() as store:
-            create(store.database, id_source="clock" if kind == "postgresql-clock" else "sequence")
+            create(store.database)
             self.configure(store)
             self._data = [
                 f"export_queue.{table.name}"

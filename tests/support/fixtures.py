@@ -117,8 +117,7 @@ def store_url(request: pytest.FixtureRequest) -> str:
     """The URL of a database, once on each kind of store; it is empty unless the test takes the fixture ``store`` too.
 
     Modules that say ``EVERY_WAY = True`` also run on ``postgresql-pooler``, where clients use the store as they would
-    behind a pooler, and on ``postgresql-clock``, where it takes its ids from a row and no advisory lock can be had;
-    these databases always hold a store.
+    behind a pooler; that database always holds a store.
     """
     if request.param == "sqlite":
         return str(request.getfixturevalue("sqlite_url"))
@@ -152,10 +151,8 @@ class StoresToCopy(dict[str, str]):
 
         name = self._server.create_database()
         url = self._server.url(name)
-        if kind == "postgresql-clock":
-            without_advisory_locks(url)
         with Store.open(url) as opened:
-            create(opened.database, id_source="clock" if kind == "postgresql-clock" else "sequence")
+            create(opened.database)
         self[kind] = name
         return name
 
@@ -190,20 +187,6 @@ def store(request: pytest.FixtureRequest, store_url: str, open_store: Callable[[
         if not is_copied:
             opened.create()
         yield opened
-
-
-def without_advisory_locks(url: str) -> None:
-    """Take all functions for advisory locks out of a database, under their names at least."""
-    import psycopg
-
-    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
-        found = connection.execute(
-            "select oid::regprocedure::text, proname from pg_proc where proname ~ 'advisory' "
-            "and pronamespace = 'pg_catalog'::regnamespace"
-        ).fetchall()
-        assert found
-        for signature, name in found:
-            connection.execute(f"alter function pg_catalog.{signature} rename to gone_{name}".encode())
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -16,12 +15,10 @@ import sqlalchemy as sa
 
 from export_queue.core.errors import (
     AlreadyCommitted,
-    ExportQueueError,
     InvalidArgument,
     OtherCluster,
     QueueBusy,
     RegistrationLost,
-    SchemaVersionError,
     StoreUnavailable,
 )
 from export_queue.core.postgresql_arrays import BigintArray, ByteaArray, numbers_of, register_arrays
@@ -64,7 +61,6 @@ from export_queue.core.store.registration import (
     LOCK_WINDOW,
     QUEUE_BIT,
     STAYED_MS,
-    IdSource,
     Kind,
     Registration,
     floor_refused,
@@ -79,7 +75,6 @@ MOST_CHANGES = 1000
 """How many changes of the excluded ids are kept at least; a process reads all ids where fewer are."""
 _NO_CELL = (None, None, None)
 _TRUE = b"\1"
-WRITE_ONLY_MS = 60_000
 """How long a transaction that never read stays registered while its commit is on its way, where that takes a row."""
 
 
@@ -130,7 +125,6 @@ class PostgresDialect:
         self.schema = schema
         self._engine = engine
         self._s = '"' + schema.replace('"', '""') + '"'
-        self._id_source: IdSource | None = None
         self._origins: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
         """The life of the server that each connection leads to."""
         self._excluded = ExcludedIds("")
@@ -197,33 +191,16 @@ class PostgresDialect:
                 bound_transaction(raw)
             yield
 
-    def id_source(self, connection: Handle) -> IdSource:
-        """Take an advisory lock and look for it in the list: some engines have the function and do nothing in it."""
-        raw = calls.raw(connection)
-        try:
-            with raw.transaction():
-                raw.execute(sql.TRY_LOCK, (secrets.randbits(62),))
-                seen = raw.execute(sql.ANY_LOCK).fetchone()
-        except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedTable):
-            seen = None
-        return "clock" if seen is None else "sequence"
-
     def create(self, connection: Handle) -> None:
         """Create the id source and the functions."""
-        mask, source = calls.one(connection, self._sql(sql.MASK_AND_SOURCE))
-        if source == "sequence":
-            calls.run(connection, self._sql(sql.CREATE_SEQUENCE))
-            for table in sql.WRITER_TABLES:
-                named = {"s": self._s, "table": table}
-                if not calls.one(connection, sql.HAS_WRITER.format(**named).encode())[0]:
-                    calls.run(connection, sql.ADD_WRITER.format(**named).encode())
-        ids = ("ids_by_clock.sql",) if source == "clock" else ("ids_by_locks.sql", "servers.sql")
-        for name in (*ids, "transactions.sql", "for_schema_2.sql", "locks.sql"):
+        mask = calls.one(connection, self._sql(sql.MASK))[0]
+        calls.run(connection, self._sql(sql.CREATE_SEQUENCE))
+        for table in sql.WRITER_TABLES:
+            named = {"s": self._s, "table": table}
+            if not calls.one(connection, sql.HAS_WRITER.format(**named).encode())[0]:
+                calls.run(connection, sql.ADD_WRITER.format(**named).encode())
+        for name in ("ids_by_locks.sql", "servers.sql", "transactions.sql", "locks.sql"):
             self._run_file(connection, name, mask)
-
-    def migrate(self, connection: Handle, *, to_schema: int) -> None:
-        """Change the tables; on the way to schema 2 drop the functions."""
-        self._run_file(connection, f"to_schema_{to_schema}.sql", mask=0)
 
     def _run_file(self, connection: Handle, name: str, mask: int) -> None:
         text = (files("export_queue.core.store.postgresql") / "sql" / name).read_text("utf-8")
@@ -247,8 +224,7 @@ class PostgresDialect:
 
     def check_server(self, connection: Handle) -> None:
         """Compare the cluster with the store's."""
-        if self._stored_id_source(connection) == "sequence":
-            self._origin(connection)
+        self._origin(connection)
 
     def _origin(self, connection: Handle) -> str:
         """Tell the life of the server that a connection leads to; it is asked once."""
@@ -265,10 +241,9 @@ class PostgresDialect:
 
     def adopt(self, connection: Handle) -> None:
         """Let the store live in this cluster."""
-        if self._stored_id_source(connection) == "sequence":
-            for statement in sql.ADOPT:
-                calls.run(connection, self._sql(statement))
-            self._origins.clear()
+        for statement in sql.ADOPT:
+            calls.run(connection, self._sql(statement))
+        self._origins.clear()
 
     def is_creation_met(self, error: Exception) -> bool:
         """Look for the catalogue's words on what is there already, or has just been changed."""
@@ -297,47 +272,14 @@ class PostgresDialect:
                 "alters the queue",
             ) from error
 
-    def admit_subscriptions(self, connection: Handle) -> None:
-        """Look at what clients of schema 2 call: an older release may have put its own functions back."""
-        if not calls.one(connection, self._sql(sql.HAS_STEPS_FOR_SCHEMA_2))[0]:
-            raise SchemaVersionError(
-                "an older release has put its functions back into the store, which do not know subscriptions",
-                hint="run `export-queue init` with this version, as the store's owner",
-            )
-
-    def admit_segments(self, connection: Handle) -> None:
-        """Look at what commits call: an older release may have put its own functions back."""
-        if not calls.one(connection, self._sql(sql.HAS_STEPS_FOR_SEGMENTS))[0]:
-            raise SchemaVersionError(
-                "an older release has put its functions back into the store, which do not know segments",
-                hint="run `export-queue init` with this version, as the store's owner",
-            )
-
-    def admit_layouts(self, connection: Handle) -> None:
-        """Look at what commits call: an older release may have put its own functions back."""
-        if not calls.one(connection, self._sql(sql.HAS_STEPS_FOR_LAYOUTS))[0]:
-            raise SchemaVersionError(
-                "an older release has put its functions back into the store, which know one layout of a queue",
-                hint="run `export-queue init` with this version, as the store's owner",
-            )
-
     def last_id(self, connection: Handle) -> int:
-        """Read the sequence, or the clock's row."""
-        by_sequence = self._stored_id_source(connection) == "sequence"
-        return int(calls.one(connection, self._sql(sql.LAST_OF_SEQUENCE if by_sequence else sql.LAST_OF_CLOCK))[0])
+        """Read the sequence."""
+        return int(calls.one(connection, self._sql(sql.LAST_ID))[0])
 
     def set_floor(self, connection: Handle, floor: int) -> None:
         """Make all ids to come greater than a number."""
         if not calls.one(connection, self._sql(sql.SET_FLOOR), (floor,))[0]:
             raise floor_refused(floor)
-
-    def _stored_id_source(self, connection: Handle) -> IdSource:
-        if self._id_source is None:
-            self._id_source = calls.one(connection, self._sql(sql.ID_SOURCE))[0]
-        return self._id_source
-
-    def _registration(self, connection: Handle, kind: Kind, *, has_id: bool = True) -> Registration:
-        return registration_of(kind, id_source=self._stored_id_source(connection), has_id=has_id)
 
     @contextlib.contextmanager
     def _apart(self, connection: Handle) -> Iterator[Handle]:
@@ -398,14 +340,7 @@ class PostgresDialect:
         client: str,
         first: Cell | None = None,
     ) -> Begun:
-        """Take the server's own snapshot: nothing is drawn, registered or written. A clock's has an id."""
-        if self._stored_id_source(connection) == "clock":
-            if kind == "read":
-                return Begun(self.take_snapshot(connection), self.now(connection))
-            number, excluded, deadline, found = self.start(
-                connection, kind=kind, request=request, timeout_ms=timeout_ms, client=client, first=first
-            )
-            return Begun(Snapshot(number - 1, excluded), deadline - timeout_ms, number, found)
+        """Take the server's own snapshot: nothing is drawn, registered or written."""
         origin = self._origin(connection)
         known, cell = self._excluded, _NO_CELL if first is None else _packed(first)
         # Behind a pooler a server may crash and recover unseen, and give numbers anew.
@@ -449,34 +384,23 @@ class PostgresDialect:
         load: int | None = None,
     ) -> tuple[int, tuple[int, ...], int, Version | None]:
         """Draw an id, register it, list the ids in progress and read the first cell, in one call."""
-        registration = self._registration(connection, kind)
-        relaxed = registration == "row" or self._stored_id_source(connection) == "clock"
-        arguments = (kind, registration, relaxed, request, timeout_ms, client, *(first or (None, None, None)))
-        if kind == "bound" and registration == "row":
-            # In the user's SQL transaction the clock would stay locked until the user ends that.
-            with self._apart(connection) as apart:
-                row = calls.one(apart, self._start, arguments)
-        elif load is not None:
-            row = calls.one(connection, self._start_load, (*arguments[1:6], load))
+        registration = registration_of(kind, has_id=True)
+        arguments = (kind, registration, registration == "row", request, timeout_ms, client)
+        if load is not None:
+            row = calls.one(connection, self._start_load, (*arguments[1:], load))
         else:
-            row = calls.one(connection, self._start, arguments)
+            row = calls.one(connection, self._start, (*arguments, *(first or (None, None, None))))
         tx, excluded, deadline, version, value = row
-        if registration == "rows" and relaxed:
-            self._make_durable(connection, tx)
         return tx, tuple(excluded), deadline, None if first is None else (version, value)
-
-    def _make_durable(self, connection: Handle, transaction: int) -> None:
-        """Make a transaction's rows durable, after the gate or the clock has been released."""
-        calls.run(connection, self._sql(sql.MAKE_DURABLE), (transaction,))
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
         """Add a second active row; commit, abort and expiry take all rows of a transaction."""
         pointer = int(calls.one(connection, self._sql(sql.CHECKPOINT), (transaction,))[0])
-        self._make_durable(connection, transaction)
+        calls.run(connection, self._sql(sql.MAKE_DURABLE), (transaction,))  # after the gate has been released
         return pointer
 
     def take_snapshot(self, connection: Handle) -> Snapshot:
-        """Read the id source, under the gate if it has one, then the ids in progress."""
+        """Read the last id under the gate, then the ids in progress."""
         read_pointer, excluded = calls.one(connection, self._sql(sql.TAKE_SNAPSHOT))
         return Snapshot(read_pointer, tuple(excluded))
 
@@ -610,35 +534,18 @@ class PostgresDialect:
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
         """Check, write and publish: one call, one round trip, one flush."""
-        registration = self._registration(connection, call.kind, has_id=call.transaction is not None)
+        registration = registration_of(call.kind, has_id=call.transaction is not None)
         if call.kind == "bound":
             return self._commit_bound(connection, call, registration)
-        if registration == "row" and call.transaction is None:
-            return self._commit_by_row(connection, call)
         return self._send(connection, call, registration, call.transaction)
 
     def _commit_bound(self, connection: Handle, call: CommitCall, registration: Registration) -> Committed:
         """Lock the keys, those of entries too, and only then draw the number of all that is written."""
         writes = call.writes
         keys = sorted({*writes.keys, *(entry_key(queue, key) for queue, _, key, _ in writes.entries)})
-        ended = call.transaction if registration == "row" else None
-        calls.one(connection, self._sql(sql.LOCK_KEYS), (ByteaArray.of(keys), ended))
-        if registration == "row":
-            return self._commit_by_row(connection, call)
+        calls.one(connection, self._sql(sql.LOCK_KEYS), (ByteaArray.of(keys),))
         # Its lock belongs to the user's SQL transaction.
         return self._send(connection, call, registration, self.draw(connection))
-
-    def _commit_by_row(self, connection: Handle, call: CommitCall) -> Committed:
-        """Register first: drawn inside the commit, the id would keep the clock locked until the commit is durable."""
-        arguments = ("write", "row", True, call.request, WRITE_ONLY_MS, "", None, None, None)
-        with self._apart(connection) as apart:
-            transaction = int(calls.one(apart, self._start, arguments)[0])
-        try:
-            return self._send(connection, call, "row", transaction)
-        except BaseException:
-            with contextlib.suppress(ExportQueueError, psycopg.Error), self._apart(connection) as apart:
-                calls.one(apart, self._abort, ("row", transaction, None, None))
-            raise
 
     def _send(
         self, connection: Handle, call: CommitCall, registration: Registration, transaction: int | None
@@ -681,7 +588,7 @@ class PostgresDialect:
         self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""
     ) -> None:
         """Free the registration and delete the staged rows."""
-        registration = self._registration(connection, kind)
+        registration = registration_of(kind, has_id=True)
         if registration == "transaction":
             return  # the lock goes with the user's SQL transaction
         with self._apart(connection) as apart:
@@ -766,8 +673,7 @@ class PostgresDialect:
     def prune(self, connection: Handle, *, limit: int) -> Swept:
         """Delete the rows of invalid transactions and forget their ids, and old changes of the ids."""
         swept = Swept(*calls.one(connection, self._sql(sql.PRUNE), (limit,)))
-        if self._stored_id_source(connection) == "sequence":
-            calls.run(connection, self._sql(sql.FORGET_CHANGES), (MOST_CHANGES,))
+        calls.run(connection, self._sql(sql.FORGET_CHANGES), (MOST_CHANGES,))
         return swept
 
 

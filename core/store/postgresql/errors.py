@@ -23,7 +23,6 @@ from export_queue.core.store.queries.loads import removed_while_loading
 from export_queue.core.store.queries.readers import (
     added_to_subscription,
     first_load_not_missing,
-    staged_by_older_client,
 )
 
 NO_WRITES = "25006"
@@ -123,8 +122,6 @@ def refusal(error: psycopg.Error) -> ExportQueueError | None:
             return first_load_not_missing()
         case "XQ013":
             return removed_while_loading()
-        case "XQ012":
-            return staged_by_older_client()
         case "XQ014":
             return layout_closed("a queue")
         case "XQ009":

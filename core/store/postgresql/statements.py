@@ -21,13 +21,10 @@ _CELLS = "%b, %b, %b"
 NOW = "(extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint"
 """The store's clock, in milliseconds since the epoch."""
 READ_CLOCK = b"select " + NOW.encode()
-TRY_LOCK = "select pg_catalog.pg_try_advisory_xact_lock(%s)"
-ANY_LOCK = "select 1 from pg_catalog.pg_locks where locktype = 'advisory' and pid = pg_catalog.pg_backend_pid()"
 CREATE_SEQUENCE = "create sequence if not exists {s}.xq_id as bigint minvalue 0 start 1"
-MASK_AND_SOURCE = "select mask, id_source from {s}.xq_store"
-ID_SOURCE = "select id_source from {s}.xq_store"
+MASK = "select mask from {s}.xq_store"
 STORE_ID = "select store_id from {s}.xq_store"
-SET_FLOOR = "select {s}.xq_set_floor_v2(%b)"
+SET_FLOOR = "select {s}.xq_set_floor_v1(%b)"
 WRITER_TABLES = ("xq_cell", "xq_conflict_key", "xq_notification")
 HAS_WRITER = """
     select exists (
@@ -38,18 +35,18 @@ HAS_WRITER = """
 """Asked first: the statement below locks out all who write, and may meet them in a deadlock."""
 ADD_WRITER = "alter table {s}.{table} alter column xid set default pg_catalog.pg_current_xact_id()::text::bigint"
 """The top-level SQL transaction that writes a row: right below savepoints of the user's, as ``xmin`` is not."""
-DRAW = "select id from {s}.xq_draw_v2(true, false)"
+DRAW = "select id from {s}.xq_draw_v1(true, false)"
 LOCK_AT_ONCE = """
-    select {s}.xq_lock_at_once_v5(%s::bigint, %s::int, %s::int, %s::int[], %s::int[], %s::text[], %s, %s::int, %s,
+    select {s}.xq_lock_at_once_v1(%s::bigint, %s::int, %s::int, %s::int[], %s::int[], %s::text[], %s, %s::int, %s,
       %s::text[], %s::bigint)
 """
-RELEASE_LOCKS = "select {s}.xq_release_v5(%s::bigint[], %s::int[], %s::bigint[])"
+RELEASE_LOCKS = "select {s}.xq_release_v1(%s::bigint[], %s::int[], %s::bigint[])"
 START = """
     select id, excluded, deadline_ms, found_version, found_value
-    from {s}.xq_start_v2(%s, %s, %b, %b, %b, %s, %b, %b, %b)
+    from {s}.xq_start_v1(%s, %s, %b, %b, %b, %s, %b, %b, %b)
 """
 START_LOAD = """
-    select id, excluded, deadline_ms, null, null from {s}.xq_start_load_v3(%s, %b, %b, %b, %s, %b)
+    select id, excluded, deadline_ms, null, null from {s}.xq_start_load_v1(%s, %b, %b, %b, %s, %b)
 """
 SNAPSHOT = (
     """
@@ -72,8 +69,8 @@ SNAPSHOT = (
 """One statement, and so one SQL snapshot, to which belong the ids that are excluded from it and the newest version of
 the first cell. The arguments are those of the snapshot as of which the ids are known, then the cell. It gives all ids
 if they are not known, or those of another table, which a restore has made; else those that have come and gone since."""
-FORGET_CHANGES = "select {s}.xq_forget_changes_v2(%b)"
-SERVER = "select stored, cluster, life from {s}.xq_server_v2()"
+FORGET_CHANGES = "select {s}.xq_forget_changes_v1(%b)"
+SERVER = "select stored, cluster, life from {s}.xq_server_v1()"
 ADOPT = (
     "update {s}.xq_cell set xid = 0 where xid <> 0",
     "update {s}.xq_conflict_key set xid = 0 where xid <> 0",
@@ -81,16 +78,16 @@ ADOPT = (
     "delete from {s}.xq_server_life",
     "delete from {s}.xq_change",
     "update {s}.xq_store set changes_from = pg_catalog.pg_current_xact_id()::text::bigint + 1",
-    "update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_v2() v)",
+    "update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_v1() v)",
 )
 """Every row that is there was there before all SQL transactions of this cluster."""
 MAKE_DURABLE = "update {s}.xq_active set client = client where owner = %b"
 """Its durable commit makes all earlier writes durable."""
-CHECKPOINT = "select {s}.xq_checkpoint_v2(%b)"
-TAKE_SNAPSHOT = "select read_pointer, excluded from {s}.xq_take_snapshot_v2()"
+CHECKPOINT = "select {s}.xq_checkpoint_v1(%b)"
+TAKE_SNAPSHOT = "select read_pointer, excluded from {s}.xq_take_snapshot_v1()"
 POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
-STAGE = "select {s}.xq_stage_v3(%s, %b, %b, " + _WRITES + ", " + _CELLS + ", %b)"
-COMMIT = "select {s}.xq_commit_v3(" + ", ".join([*["%b"] * 12, _WRITES, _CELLS, _CELLS, "%b, %b"]) + ")"
+STAGE = "select {s}.xq_stage_v1(%s, %b, %b, " + _WRITES + ", " + _CELLS + ", %b)"
+COMMIT = "select {s}.xq_commit_v1(" + ", ".join([*["%b"] * 12, _WRITES, _CELLS, _CELLS, "%b, %b"]) + ")"
 BUCKET = "((({hash} % {queue}.buckets) + {queue}.buckets) % {queue}.buckets)::int"
 """An entry's bucket in the layout of one of its readers (I8)."""
 QUEUES_OF_TRANSACTION = """(
@@ -107,31 +104,14 @@ it adds lies in one, and no key of it in two under one sequence, although it sta
 MOMENT_MS = 50
 """The longest wait of somebody who changes the readers of a queue: commits that come meanwhile wait behind."""
 WAIT_BRIEFLY = f"select pg_catalog.set_config('lock_timeout', '{MOMENT_MS}', true)"
-HOLD_READERS = "select {s}.xq_hold_readers_v3(%b)"
-TRY_READERS = "select {s}.xq_try_readers_v3(%b)"
-HAS_STEPS_FOR_SCHEMA_2 = """
-    select count(*) = 2 from pg_catalog.pg_proc p
-    where p.pronamespace = '{s}'::regnamespace and p.proname in ('xq_commit_v2', 'xq_stage_v2')
-      and p.prosrc like '%%\\_v3(%%'
-"""
-HAS_STEPS_FOR_SEGMENTS = """
-    select count(*) = 2 from pg_catalog.pg_proc p
-    where p.pronamespace = '{s}'::regnamespace and p.proname in ('xq_commit_v3', 'xq_rollback_v2')
-      and p.prosrc like '%%xq\\_%%segment%%'
-"""
-HAS_STEPS_FOR_LAYOUTS = """
-    select count(*) = 3 from pg_catalog.pg_proc p
-    where p.pronamespace = '{s}'::regnamespace
-      and p.proname in ('xq_commit_v3', 'xq_stage_v3', 'xq_publish_segments_v4')
-      and p.prosrc like '%%xq\\_layout%%'
-"""
-LAST_OF_SEQUENCE = "select coalesce(pg_catalog.pg_sequence_last_value('{s}.xq_id'), 0)"
-LAST_OF_CLOCK = "select last_id from {s}.xq_last_id"
-END_LONG = "select {s}.xq_forget_active_v2(%b)"
-HOLD_LONG = "select {s}.xq_hold_long_v4(%b, %b, %b)"
-LOCK_KEYS = "select {s}.xq_lock_keys_v2(%b, %b)"
-EXPIRE = "select ended, failed from {s}.xq_expire_v2()"
-PRUNE = "select ended, failed from {s}.xq_prune_v2(%b)"
+HOLD_READERS = "select {s}.xq_hold_readers_v1(%b)"
+TRY_READERS = "select {s}.xq_try_readers_v1(%b)"
+LAST_ID = "select coalesce(pg_catalog.pg_sequence_last_value('{s}.xq_id'), 0)"
+END_LONG = "select {s}.xq_forget_active_v1(%b)"
+HOLD_LONG = "select {s}.xq_hold_long_v1(%b, %b, %b)"
+LOCK_KEYS = "select {s}.xq_lock_keys_v1(%b)"
+EXPIRE = "select ended, failed from {s}.xq_expire_v1()"
+PRUNE = "select ended, failed from {s}.xq_prune_v1(%b)"
 _ENTRIES = """
     select bucket, key, seq, value from {s}.xq_entry
     where queue_number = %b and layout = %b and bucket >= %b and bucket < %b and seq <= %b and seq <> all(%b) and ?
@@ -142,7 +122,7 @@ ENTRIES_AFTER = _ENTRIES.replace("?", "bucket >= %b and (bucket, key, seq) > (%b
 DEAD_ENTRIES = "select pg_catalog.pg_stat_get_dead_tuples('{s}.xq_entry'::regclass)"
 VACUUM_ENTRIES = "vacuum (skip_locked, index_cleanup on) {s}.xq_entry"
 """Where another vacuum is at it, there is nothing to wait for."""
-ABORT = "select {s}.xq_abort_v2(%s, %b, %b, %s)"
+ABORT = "select {s}.xq_abort_v1(%s, %b, %b, %s)"
 REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"
 OUTCOME = "select status, id from {s}.xq_outcome where request = %b"
 _READ_CELL = """

@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.queries.segments import Key
-from export_queue.core.store.schema import COMPACTION_CODE, load, store
 from export_queue.core.store.schema import compacted as c
 from export_queue.core.store.schema import hidden_segment as h
+from export_queue.core.store.schema import load
 from export_queue.core.store.schema import partition as p
 from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_done as d
@@ -27,13 +27,6 @@ ALL = 0
 """In the place of a segment's number: all segments of its transaction together, which are numbered from 1."""
 _KEYS_AT_ONCE = 300
 """Segments that one statement names: two parameters each."""
-
-
-def admit(work: Work) -> None:
-    """Let the store have merged segments; from now on no older code opens it."""
-    work.connection.execute(
-        store.update().where(store.c.oldest_code < COMPACTION_CODE).values(oldest_code=COMPACTION_CODE)
-    )
 
 
 def is_published(work: Reading, transaction: int) -> bool:

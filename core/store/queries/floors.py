@@ -7,7 +7,6 @@ import sqlalchemy as sa
 from export_queue.core.store.database import Reading, prefix_of
 from export_queue.core.store.queries.segments import lowest_seq
 from export_queue.core.store.schema import dead_letter, entry
-from export_queue.core.store.schema import store as s
 
 _WINDOW = 30 * 24 * 3600 * 1000 * 1_000_000
 """How old an id may be while a lock registers it: wide, since a SQL transaction of a user's may stay open for days,
@@ -22,8 +21,6 @@ def oldest_lock(work: Reading, below: int) -> int | None:
     A transaction that is bound to a user's own has such an id when that was left open for hours: it may commit even so.
     """
     if work.connection.dialect.name != "postgresql":
-        return None
-    if work.connection.execute(sa.select(s.c.id_source)).scalar_one() != "sequence":
         return None
     statement = _OLDEST_LOCK.format(s=prefix_of(work.connection))
     found = work.connection.exec_driver_sql(statement, (below, max(0, below - _WINDOW))).scalar()

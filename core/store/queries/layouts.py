@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from export_queue.core.errors import LayoutClosed
 from export_queue.core.store.database import Reading, Work
-from export_queue.core.store.schema import LAYOUTS_CODE, entry, lock, segment, segment_reader, store
+from export_queue.core.store.schema import entry, lock, segment, segment_reader
 from export_queue.core.store.schema import layout as lt
 from export_queue.core.store.schema import queue as q
 
@@ -54,14 +54,6 @@ def of_transaction(work: Reading, source: int, transaction: int) -> Found | None
 def _read(work: Reading, *conditions: sa.ColumnElement[bool]) -> list[Found]:
     statement = sa.select(*_found).where(*conditions).order_by(lt.c.layout)
     return [(int(number), int(buckets), int(units)) for number, buckets, units in work.connection.execute(statement)]
-
-
-def admit(work: Work) -> None:
-    """Let queues have former layouts; from now on no older code opens the store."""
-    if (work.connection.scalar(sa.select(store.c.oldest_code)) or 0) >= LAYOUTS_CODE:
-        return
-    work.database.dialect.admit_layouts(work.connection)
-    work.connection.execute(store.update().where(store.c.oldest_code < LAYOUTS_CODE).values(oldest_code=LAYOUTS_CODE))
 
 
 def cease(work: Work, source: int, found: Found, *, is_closed: bool) -> None:

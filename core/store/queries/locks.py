@@ -21,18 +21,15 @@ Place = tuple[int, int]
 _in_order = (lk.c.fence, lk.c.first_bucket)
 
 
-def serialise_requests(work: Work, queue: int, *, queue_id: str | None = None) -> tuple[int, int]:
+def serialise_requests(work: Work, queue: int, *, queue_id: str | None = None) -> None:
     """Let one request for locks of a queue decide at a time; commits hold this row, if at all, by a weaker lock.
 
     :param queue_id: the queue's id, for the error.
-    :returns: the number of the current layout, and the buckets of one unit in it.
     :raises UnknownQueue: it is a subscription that was removed.
     """
-    units = sa.select(q.c.layout, q.c.buckets_per_range).where(q.c.number == queue)
-    found = work.connection.execute(units.with_for_update(key_share=True)).first()
-    if found is None:
+    row = sa.select(q.c.number).where(q.c.number == queue)
+    if work.connection.execute(row.with_for_update(key_share=True)).first() is None:
         raise removed_subscription(f"subscription {queue if queue_id is None else repr(queue_id)}")
-    return int(found[0]), int(found[1])
 
 
 def overlapping(work: Reading, queue: int, layout: int, *, first: int, end: int, lock: bool) -> list[Mapping[str, Any]]:

@@ -7,11 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import CommitRefused, InvalidArgument
+from export_queue.core.errors import InvalidArgument
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries import segments
 from export_queue.core.store.schema import (
-    SUBSCRIPTIONS_CODE,
     dead_letter,
     entry,
     hidden_segment,
@@ -22,7 +21,6 @@ from export_queue.core.store.schema import (
     segment_done,
     segment_reader,
     sink_fence,
-    store,
 )
 from export_queue.core.store.schema import queue as q
 
@@ -49,11 +47,6 @@ def first_load_not_missing() -> InvalidArgument:
     )
 
 
-def staged_by_older_client() -> CommitRefused:
-    """Build the error of staged entries whose buckets nobody can tell."""
-    return CommitRefused("entries were staged by an older client before their queue had subscriptions")
-
-
 def reader_rows(work: Reading, parent: int) -> list[Mapping[str, Any]]:
     """Read the options of a queue's subscriptions, by name."""
     statement = sa.select(q).where(q.c.parent == parent).order_by(q.c.id)
@@ -61,12 +54,8 @@ def reader_rows(work: Reading, parent: int) -> list[Mapping[str, Any]]:
 
 
 def begin_fan_out(work: Work, parent: int) -> None:
-    """Let a queue have subscriptions, and no sink of its own; from now on no older code opens the store."""
-    work.database.dialect.admit_subscriptions(work.connection)
+    """Let a queue have subscriptions, and no sink of its own."""
     work.connection.execute(q.update().where(q.c.number == parent).values(fans_out=True, sink=None))
-    work.connection.execute(
-        store.update().where(store.c.oldest_code < SUBSCRIPTIONS_CODE).values(oldest_code=SUBSCRIPTIONS_CODE)
-    )
 
 
 def has_rows(work: Work, number: int, *, locked_at: int | None = None) -> bool:

@@ -16,7 +16,7 @@ from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.dialect import EntryKey
 from export_queue.core.store.queries.id_lists import visible_ids
 from export_queue.core.store.queries.inserts import insert_for, insert_into
-from export_queue.core.store.schema import SEGMENTS_CODE, active, store
+from export_queue.core.store.schema import active
 from export_queue.core.store.schema import compacted as c
 from export_queue.core.store.schema import load as ld
 from export_queue.core.store.schema import segment as g
@@ -51,14 +51,6 @@ def _noting(dialect: str) -> Any:
     put = insert_for(dialect, d)
     replaced = {column.name: put.excluded[column.name] for column in d.columns if not column.primary_key}
     return put.on_conflict_do_update(index_elements=list(d.primary_key.columns), set_=replaced)
-
-
-def admit(work: Work) -> None:
-    """Let the store have segments; from now on no older code opens it."""
-    if (work.connection.scalar(sa.select(store.c.oldest_code)) or 0) >= SEGMENTS_CODE:
-        return
-    work.database.dialect.admit_segments(work.connection)
-    work.connection.execute(store.update().where(store.c.oldest_code < SEGMENTS_CODE).values(oldest_code=SEGMENTS_CODE))
 
 
 def begin(work: Work, transaction: int, folder: str) -> str:

@@ -41,15 +41,14 @@ from export_queue.core.store.dialect import (
 )
 from export_queue.core.store.hints import Channel, Listener
 from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
+from export_queue.core.store.queries.layouts import layout_closed
 from export_queue.core.store.queries.loads import removed_while_loading
 from export_queue.core.store.queries.readers import (
     added_to_subscription,
     first_load_not_missing,
-    staged_by_older_client,
 )
-from export_queue.core.store.registration import HOUR_OF_IDS, STAYED_MS, IdSource, Kind, floor_refused
+from export_queue.core.store.registration import HOUR_OF_IDS, STAYED_MS, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
-from export_queue.core.store.sqlite import migrations
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.backup import back_up
 from export_queue.core.store.sqlite.file import (
@@ -151,21 +150,10 @@ class SqliteDialect:
             return contextlib.nullcontext()
         return Writing(self._file, raw, self._begun, durable=durable)
 
-    def id_source(self, connection: Handle) -> IdSource:
-        """SQLite has no sequences."""
-        return "clock"
-
     def create(self, connection: Handle) -> None:
         """Create the triggers by which a process knows that the ids which it has read are still those of the store."""
         raw = _raw_of(connection)
         for statement in sql.TRIGGERS:
-            raw.execute(statement)
-
-    def migrate(self, connection: Handle, *, to_schema: int) -> None:
-        """Change the tables."""
-        raw = _raw_of(connection)
-        raw.create_function("xq_wider", 1, migrations.wider, deterministic=True)
-        for statement in migrations.TO_SCHEMA[to_schema]:
             raw.execute(statement)
 
     def try_readers(self, connection: Handle, queue: int) -> bool:
@@ -178,17 +166,6 @@ class SqliteDialect:
     def brief_waits(self, connection: Handle, queue: str) -> contextlib.AbstractContextManager[None]:
         """Nothing: whoever writes waits for nobody any more."""
         return contextlib.nullcontext()
-
-    def admit_subscriptions(self, connection: Handle) -> None:
-        """Let the file refuse what a client of schema 2 would add where nobody reads it."""
-        _raw_of(connection).execute(sql.REFUSE_OLDER_CLIENTS)
-
-    def admit_segments(self, connection: Handle) -> None:
-        """Nothing: a trigger publishes them, whoever commits."""
-
-    def admit_layouts(self, connection: Handle) -> None:
-        """Let the file refuse what a client of an older schema has staged for a layout that is closed."""
-        _raw_of(connection).execute(sql.REFUSE_CLOSED_LAYOUTS)
 
     def last_id(self, connection: Handle) -> int:
         """Read the clock's row."""
@@ -453,8 +430,6 @@ class SqliteDialect:
                 _require_subscription(raw, load)
                 raise first_load_not_missing()
         elif raw.execute(sql.STAGED_FOR_READERS, (transaction,)).fetchone() is not None:
-            if raw.execute(sql.STAGED_BY_OLDER_CLIENT, (transaction,)).fetchone() is not None:
-                raise staged_by_older_client()
             self._run_for_each(raw, sql.PUBLISH_STAGED, (transaction,))
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
@@ -514,6 +489,7 @@ class SqliteDialect:
         self._write_cells(raw, transaction, writes)
         if call.kind == "long":
             self._publish_staged(raw, transaction, call.load)
+            _publish_segments(raw, transaction)
         if writes.entries:
             executemany(sql.PUT_ENTRY, _of_readers(raw, writes.entries, transaction, call.load))
         if writes.notifications:
@@ -706,6 +682,16 @@ def _staged(
         else:
             found.append(((queue, layout, hashed % buckets, key), None, value))
     return found
+
+
+def _publish_segments(raw: sqlite3.Connection, transaction: int) -> None:
+    """Publish the segments of a long transaction to the readers that its queues have now.
+
+    :raises LayoutClosed: files were written for a layout that is closed.
+    """
+    if (closed := raw.execute(sql.CLOSED_LAYOUT, {"id": transaction}).fetchone()) is not None:
+        raise layout_closed(f"queue {closed[0]!r}")
+    raw.execute(sql.PUBLISH_SEGMENTS, {"id": transaction})
 
 
 def _require_subscription(raw: sqlite3.Connection, load: int) -> None:

@@ -42,16 +42,6 @@ TRIGGERS = (
     f"create trigger if not exists xq_active_delete after delete on xq_active when old.kind = 'long' {_CHANGED}",
     f"create trigger if not exists xq_invalid_insert after insert on xq_invalid {_CHANGED}",
     f"create trigger if not exists xq_invalid_delete after delete on xq_invalid {_CHANGED}",
-    # Publishes the segments of a long transaction, in commits of older clients too.
-    """create trigger if not exists xq_outcome_of_segments after insert on xq_outcome
-       when new.status = 'committed' and exists (select 1 from xq_segment where transaction_id = new.id)
-       begin
-         insert into xq_segment_reader (queue_number, transaction_id, number)
-           select q.number, g.transaction_id, g.number
-           from xq_segment g
-           join xq_queue q on not q.fans_out and (q.number = g.queue_number or q.parent = g.queue_number)
-           where g.transaction_id = new.id;
-       end""",
 )
 KEEPS_FROM_FLOOR = "select 1 from xq_active, xq_last_id where last_id < ? limit 1"
 SET_FLOOR = "update xq_last_id set last_id = max(last_id, ?)"
@@ -139,10 +129,6 @@ SUBSCRIPTION = "select id from xq_queue where number = ? and parent is not null"
 STAGED_FOR_READERS = """
     select 1 from xq_staged_entry where id = ? and queue_number in (select number from xq_queue where fans_out) limit 1
 """
-STAGED_BY_OLDER_CLIENT = """
-    select 1 from xq_staged_entry
-    where id = ? and hash is null and queue_number in (select number from xq_queue where fans_out) limit 1
-"""
 PUBLISH_STAGED = (
     f"""insert into xq_entry (queue_number, layout, bucket, key, seq, value)
        select r.number, r.layout, ((s.hash % r.buckets) + r.buckets) % r.buckets, s.key, s.id, e.value
@@ -157,20 +143,19 @@ PUBLISH_STAGED = (
        (select queue_number, layout, bucket, key from xq_staged_entry where id = :id and hash is not null)""",
 )
 MAKE_FIRST_LOAD = "update xq_queue set first_load = 'made' where number = ? and first_load in ('missing', 'waived')"
-# Clients of schema 2 write entries under the number of the queue that they add to, in layout 1.
-REFUSE_OLDER_CLIENTS = """
-    create trigger if not exists xq_entry_of_readers before insert on xq_entry
-    when new.layout <> 0 and exists (select 1 from xq_queue where number = new.queue_number and fans_out)
-    begin select raise(abort, 'the queue has subscriptions, for which this client is too old'); end
+CLOSED_LAYOUT = """
+    select q.id from xq_segment g join xq_queue q on q.number = g.queue_number
+    where g.transaction_id = :id and g.layout <> q.layout and not exists (
+      select 1 from xq_layout l
+      where l.queue_number = coalesce(q.parent, q.number) and l.layout = g.layout and l.closed_ms is null)
+    limit 1
 """
-REFUSE_CLOSED_LAYOUTS = """
-    create trigger if not exists xq_outcome_of_layouts before insert on xq_outcome
-    when new.status = 'committed' and exists (
-      select 1 from xq_segment g join xq_queue q on q.number = g.queue_number
-      where g.transaction_id = new.id and g.layout <> q.layout and not exists (
-        select 1 from xq_layout l
-        where l.queue_number = coalesce(q.parent, q.number) and l.layout = g.layout and l.closed_ms is null))
-    begin select raise(abort, 'files were written in a layout of the queue that is closed: load again'); end
+PUBLISH_SEGMENTS = """
+    insert into xq_segment_reader (queue_number, transaction_id, number)
+      select q.number, g.transaction_id, g.number
+      from xq_segment g
+      join xq_queue q on not q.fans_out and (q.number = g.queue_number or q.parent = g.queue_number)
+      where g.transaction_id = :id
 """
 PUT_NOTIFICATION = """
     insert or ignore into xq_notification (table_number, row_key, column_key, version) values (?, ?, ?, ?)

@@ -18,7 +18,7 @@ begin
 end $body$;
 
 -- Whether an id up to the last one is in progress; called under the gate. A lock counts until it is free.
-create or replace function {s}.xq_any_registered_v2(last bigint) returns boolean
+create or replace function {s}.xq_any_registered_v1(last bigint) returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   return exists (select 1 from {s}.xq_active)
@@ -33,7 +33,7 @@ end $body$;
 -- more than {hour} ahead has stepped, or nothing was drawn for so long. While an id is in progress it is followed by that
 -- much at a time, unless clean-up has met it there before; and not at all where the lock of a registered id would come
 -- near the end of the window in which locks are listed.
-create or replace function {s}.xq_draw_v2(registered boolean, lists boolean, out id bigint, out excluded bigint[])
+create or replace function {s}.xq_draw_v1(registered boolean, lists boolean, out id bigint, out excluded bigint[])
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   mask constant bigint := {mask};
@@ -50,7 +50,7 @@ begin
           where v.id <= last and v.id > greatest(last - {lock_window}, 0) and v.id < last + ahead - {lock_window} / 2))
       then
         id := nextval('{s}.xq_id');
-      elsif ahead > {hour} and {s}.xq_any_registered_v2(last) and not {s}.xq_has_clock_stayed_v2() then
+      elsif ahead > {hour} and {s}.xq_any_registered_v1(last) and not {s}.xq_has_clock_stayed_v1() then
         id := setval('{s}.xq_id', last + {hour});
       else
         id := setval('{s}.xq_id', last + ahead);
@@ -59,7 +59,7 @@ begin
       exit when not registered or pg_try_advisory_xact_lock(id # mask);
     end loop;
     if lists then
-      excluded := {s}.xq_unfinished_v2(id);
+      excluded := {s}.xq_unfinished_v1(id);
     end if;
     perform pg_advisory_unlock(mask);
   exception when query_canceled or others then  -- "others" alone leaves out cancel and statement time-out
@@ -72,15 +72,15 @@ exception when query_canceled or others then  -- a second cancel, in the first h
 end $body$;
 
 -- Makes all ids to come greater than a number; false if ids are in progress, which would lie too far below it.
-create or replace function {s}.xq_set_floor_v2(floor bigint) returns boolean
+create or replace function {s}.xq_set_floor_v1(floor bigint) returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   last bigint;
 begin
-  perform {s}.xq_hold_gate_v2();
+  perform {s}.xq_hold_gate_v1();
   last := coalesce(pg_sequence_last_value('{s}.xq_id'), 0);
   if floor > last then
-    if {s}.xq_any_registered_v2(last) then
+    if {s}.xq_any_registered_v1(last) then
       return false;
     end if;
     perform setval('{s}.xq_id', floor);
@@ -89,7 +89,7 @@ begin
 end $body$;
 
 -- Holds the gate until the writes of this SQL transaction are visible; never over a flush.
-create or replace function {s}.xq_hold_gate_v2() returns void
+create or replace function {s}.xq_hold_gate_v1() returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   perform pg_advisory_xact_lock({mask});
@@ -99,7 +99,7 @@ end $body$;
 -- transactional: it has every id that may be in progress. One later SQL snapshot, of the active rows and of the
 -- outcomes, decides which of them are, because a server makes a commit visible before it frees its locks.
 -- The window keeps out the keys of other stores and of applications, the view's database those of copies of this store.
-create or replace function {s}.xq_unfinished_v2(below bigint) returns bigint[]
+create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   listed bigint[];
@@ -124,7 +124,7 @@ begin
   return unfinished;
 end $body$;
 
-create or replace function {s}.xq_take_snapshot_v2(out read_pointer bigint, out excluded bigint[])
+create or replace function {s}.xq_take_snapshot_v1(out read_pointer bigint, out excluded bigint[])
 language plpgsql volatile set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 declare
   mask constant bigint := {mask};
@@ -132,12 +132,12 @@ begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
-  perform {s}.xq_require_primary_v2();
+  perform {s}.xq_require_primary_v1();
   begin
     begin
       read_pointer := case when pg_advisory_lock(mask) is null then null
         else coalesce(pg_sequence_last_value('{s}.xq_id'), 0) end;
-      excluded := {s}.xq_unfinished_v2(read_pointer + 1);
+      excluded := {s}.xq_unfinished_v1(read_pointer + 1);
       perform pg_advisory_unlock(mask);
     exception when query_canceled or others then
       perform pg_advisory_unlock(mask);
@@ -151,7 +151,7 @@ end $body$;
 
 -- Proves at the commit that an id is registered by a lock of this SQL transaction, the user's; returns the fault, null
 -- if there is none.
-create or replace function {s}.xq_prove_v2(tx bigint) returns text
+create or replace function {s}.xq_prove_v1(tx bigint) returns text
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if not exists (select 1 from {s}.xq_locked_id v where v.pid = pg_backend_pid() and v.id = tx) then
@@ -162,7 +162,7 @@ end $body$;
 
 -- Holds the readers of queues as they are until this SQL transaction ends, beside others who hold them. The key is that
 -- of the queue's number with bit 62 set: no id is as great, so that it is never read as one, nor is it the gate's.
-create or replace function {s}.xq_hold_readers_v3(queues bigint[]) returns void
+create or replace function {s}.xq_hold_readers_v1(queues bigint[]) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   queue bigint;
@@ -178,7 +178,7 @@ end $body$;
 
 -- Takes the right to change the readers of a queue, until this SQL transaction ends; false where others hold them for
 -- longer than a moment. Only who waits is let in between commits that overlap, and all later ones wait behind.
-create or replace function {s}.xq_try_readers_v3(queue bigint) returns boolean
+create or replace function {s}.xq_try_readers_v1(queue bigint) returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = {moment_ms} as $body$
 begin
   perform pg_advisory_xact_lock((queue | {queue_bit}) # {mask});

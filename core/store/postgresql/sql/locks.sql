@@ -5,7 +5,7 @@
 -- wherever anything is on record that such a lock meets, anybody waits, or another attempt of the task is known.
 -- The row of the queue stays locked to the end of the SQL transaction, which is this call's: one request at a time.
 -- own: the attempt that asks, and behind it others of its task that it does not take over.
-create or replace function {s}.xq_lock_at_once_v5(
+create or replace function {s}.xq_lock_at_once_v1(
   of_queue bigint, of_layout int, unit int, firsts int[], ends int[], members text[],
   of_mode text, of_priority int, of_task text, own text[], lease bigint) returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
@@ -38,7 +38,7 @@ begin
   then
     return null;
   end if;
-  drawn := ({s}.xq_draw_v2(true, false)).id;
+  drawn := ({s}.xq_draw_v1(true, false)).id;
   insert into {s}.xq_lock (fence, first_bucket, queue_number, layout, end_bucket, segment, mode, priority, task,
                            attempt, lease_ms, revoked)
     select drawn, w.low, of_queue, of_layout, w.high, w.names, of_mode, of_priority, of_task, own[1], {now} + lease, false
@@ -47,7 +47,7 @@ begin
 end $body$;
 
 -- Gives locks back, by fence and first bucket; tells whether anybody waits for locks of one of the queues.
-create or replace function {s}.xq_release_v5(fences bigint[], firsts int[], queues bigint[]) returns boolean
+create or replace function {s}.xq_release_v1(fences bigint[], firsts int[], queues bigint[]) returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   perform 1 from unnest(fences, firsts) as w(fence, low)

@@ -1,16 +1,16 @@
 -- The transaction steps of a PostgreSQL store, one call each. {s} is the quoted schema, {now} the store's clock.
--- How ids are drawn, and registered without a row, is in ids_by_locks.sql or ids_by_clock.sql: whichever the store has.
+-- How ids are drawn, and registered without a row, is in ids_by_locks.sql.
 -- A version is part of each name: a later release adds functions and leaves these to running clients.
 -- Each pins its search_path: nothing that somebody creates in a schema of the caller's path is called.
 -- Where plans are generic by order: the server would choose anew at each call, and find the same.
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
 --         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level,
 --         XQ008 another store, XQ009 commits are not durable, XQ010 added to a subscription itself,
---         XQ011 a first load that is not missing, XQ012 staged before the queue had subscriptions,
+--         XQ011 a first load that is not missing,
 --         XQ013 a first load whose subscription was removed, XQ014 files of a layout that is closed.
 
 -- A standby shows no registration: its snapshots would be wrong.
-create or replace function {s}.xq_require_primary_v2() returns void
+create or replace function {s}.xq_require_primary_v1() returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $body$
 begin
   if pg_is_in_recovery() then
@@ -19,7 +19,7 @@ begin
 end $body$;
 
 -- Whether a run of clean-up has met the clock where it is now, some minutes ago: it has not stepped a moment ago.
-create or replace function {s}.xq_has_clock_stayed_v2() returns boolean
+create or replace function {s}.xq_has_clock_stayed_v1() returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   return exists (
@@ -28,10 +28,10 @@ end $body$;
 
 -- registration: 'transaction' by a lock of the user's SQL transaction, 'row' by an active row, which any session may
 -- end, 'rows' by one for each write pointer; registration.py chooses.
--- relaxed: a start need not be durable, only its id never drawn again, which the clock in it sees to. Never inside
+-- relaxed: a start need not be durable, only its id never drawn again, which the clock in it ensures. Never inside
 -- a SQL transaction of the user's, all of which would lose its durability.
 -- first_*: a cell to be read at once.
-create or replace function {s}.xq_start_v2(
+create or replace function {s}.xq_start_v1(
   kind text, registration text, relaxed boolean, request uuid, timeout_ms bigint, client text,
   first_table bigint, first_row bytea, first_column bytea,
   out id bigint, out excluded bigint[], out deadline_ms bigint, out found_version bigint, out found_value bytea)
@@ -47,7 +47,7 @@ begin
   if relaxed then
     setting := set_config('synchronous_commit', 'off', true);
   end if;
-  select d.id, d.excluded into id, excluded from {s}.xq_draw_v2(true, true) d;
+  select d.id, d.excluded into id, excluded from {s}.xq_draw_v1(true, true) d;
   low := coalesce(excluded[1], id);
   deadline_ms := {now} + timeout_ms;
   if registration in ('row', 'rows') then
@@ -71,20 +71,20 @@ end $body$;
 
 -- The start of a first load, noted as one at once: a process that is killed right afterwards leaves a load, which
 -- the next one replaces, and not a long transaction for which everybody waits until its time-out.
-create or replace function {s}.xq_start_load_v3(
+create or replace function {s}.xq_start_load_v1(
   registration text, relaxed boolean, request uuid, timeout_ms bigint, client text, subscription bigint,
   out id bigint, out excluded bigint[], out deadline_ms bigint)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   select b.id, b.excluded, b.deadline_ms into id, excluded, deadline_ms
-    from {s}.xq_start_v2('long', registration, relaxed, request, timeout_ms, client, null, null, null) b;
-  update {s}.xq_active a set load = subscription where a.id = xq_start_load_v3.id;
+    from {s}.xq_start_v1('long', registration, relaxed, request, timeout_ms, client, null, null, null) b;
+  update {s}.xq_active a set load = subscription where a.id = xq_start_load_v1.id;
 end $body$;
 
 -- One more write pointer of a long transaction, in progress as long as it. No greater id is drawn before its row is
 -- visible: a lock in its place would be listed without a word on whether the transaction has ended since. So that the
 -- gate is not held over a flush, its caller makes the row durable, in a call of its own.
-create or replace function {s}.xq_checkpoint_v2(tx bigint) returns bigint
+create or replace function {s}.xq_checkpoint_v1(tx bigint) returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   pointer bigint;
@@ -93,9 +93,9 @@ begin
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  perform {s}.xq_hold_active_v2(tx);
-  perform {s}.xq_hold_gate_v2();
-  pointer := ({s}.xq_draw_v2(false, false)).id;
+  perform {s}.xq_hold_active_v1(tx);
+  perform {s}.xq_hold_gate_v1();
+  pointer := ({s}.xq_draw_v1(false, false)).id;
   insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
     select pointer, a.request, a.kind, a.started_ms, a.deadline_ms, a.low, a.owner, a.client
     from {s}.xq_active a where a.id = tx;
@@ -103,7 +103,7 @@ begin
 end $body$;
 
 -- Commit, abort and sweep delete a transaction's first row before all others, so nothing is staged after any of them.
-create or replace function {s}.xq_hold_active_v2(tx bigint) returns void
+create or replace function {s}.xq_hold_active_v1(tx bigint) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   perform 1 from {s}.xq_active a where a.id = tx for share;
@@ -113,7 +113,7 @@ begin
 end $body$;
 
 -- Ends a long transaction's registration: its write pointers, its id first; null if it has ended before.
-create or replace function {s}.xq_forget_active_v2(tx bigint) returns bigint[]
+create or replace function {s}.xq_forget_active_v1(tx bigint) returns bigint[]
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   others bigint[];
@@ -131,7 +131,7 @@ end $body$;
 -- Proves that rows go into the store that their writer knows: numbers of queues and tables are never used again, so
 -- that a store which was restored to an earlier state, or created anew, has none that the writer learned before. What
 -- is added to a queue reaches its subscriptions; only the one of a first load is added to by itself.
-create or replace function {s}.xq_prove_store_v3(store text, queues bigint[], tables bigint[], load bigint) returns void
+create or replace function {s}.xq_prove_store_v1(store text, queues bigint[], tables bigint[], load bigint) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 declare
   subscription text;
@@ -158,7 +158,7 @@ begin
 end $body$;
 
 -- The queues whose readers decide where entries go: a first load's is that of its subscription.
-create or replace function {s}.xq_sources_v3(queues bigint[], load bigint) returns bigint[]
+create or replace function {s}.xq_sources_v1(queues bigint[], load bigint) returns bigint[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $body$
 begin
   if load is null then
@@ -169,15 +169,11 @@ end $body$;
 
 -- Publishes the entries that a long transaction has staged for queues with subscriptions, at its commit: the readers
 -- that there are now get them, whichever there were when they were staged. Called after the readers have been held.
-create or replace function {s}.xq_publish_staged_v3(tx bigint, queues bigint[]) returns void
+create or replace function {s}.xq_publish_staged_v1(tx bigint, queues bigint[]) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if not exists (select 1 from {s}.xq_queue q where q.number = any(queues) and q.fans_out) then
     return;
-  end if;
-  if exists (select 1 from {s}.xq_staged_entry e join {s}.xq_queue q on q.number = e.queue_number
-             where e.id = tx and e.hash is null and q.fans_out) then
-    raise exception using errcode = 'XQ012', message = 'staged before the queue had subscriptions';
   end if;
   -- Apart from the readers: joined to them first, each staged entry would be looked for among all of its queue.
   with s as materialized (
@@ -191,23 +187,23 @@ begin
 end $body$;
 
 -- Begins the staging of segments: the transaction stays in progress, and the readers of its queues as they are.
-create or replace function {s}.xq_hold_long_v4(store text, tx bigint, queues bigint[]) returns void
+create or replace function {s}.xq_hold_long_v1(store text, tx bigint, queues bigint[]) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   load bigint;
 begin
   select a.load into load from {s}.xq_active a where a.id = tx;
   if cardinality(queues) > 0 then
-    perform {s}.xq_hold_readers_v3({s}.xq_sources_v3(queues, load));
+    perform {s}.xq_hold_readers_v1({s}.xq_sources_v1(queues, load));
   end if;
-  perform {s}.xq_prove_store_v3(store, queues, '{}', load);
-  perform {s}.xq_hold_active_v2(tx);
+  perform {s}.xq_prove_store_v1(store, queues, '{}', load);
+  perform {s}.xq_hold_active_v1(tx);
 end $body$;
 
 -- Publishes the segments of a long transaction, at its commit, to the readers that there are now, as its entries; those
 -- of a first load to its subscription. Called after the readers have been held. Clients that have staged files look at
 -- their layout then; those of older schemas do not.
-create or replace function {s}.xq_publish_segments_v4(tx bigint) returns void
+create or replace function {s}.xq_publish_segments_v1(tx bigint) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if exists (
@@ -230,7 +226,7 @@ end $body$;
 -- the flush drew its number; nothing is written then, and a process that is still there draws another number.
 -- Entries of a queue with subscriptions stay under the queue's own number, in layout and bucket 0, up to the commit.
 -- load: the subscription whose first load this is, and to which alone it adds.
-create or replace function {s}.xq_stage_v3(
+create or replace function {s}.xq_stage_v1(
   store text, tx bigint, flush bigint, keys bytea[],
   cell_table bigint[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
   entry_queue bigint[], entry_hash bigint[], entry_key bytea[], entry_value bytea[],
@@ -243,10 +239,10 @@ declare
   taken bigint;
 begin
   if cardinality(entry_queue) > 0 then
-    perform {s}.xq_hold_readers_v3({s}.xq_sources_v3(entry_queue, load));
+    perform {s}.xq_hold_readers_v1({s}.xq_sources_v1(entry_queue, load));
   end if;
-  perform {s}.xq_prove_store_v3(store, entry_queue, cell_table || notify_table, load);
-  perform {s}.xq_hold_active_v2(tx);
+  perform {s}.xq_prove_store_v1(store, entry_queue, cell_table || notify_table, load);
+  perform {s}.xq_hold_active_v1(tx);
   pointers := array(select a.id from {s}.xq_active a where a.owner = tx order by a.id);
   pointer := greatest(tx, pointers[cardinality(pointers)]);
   if flush < pointer then
@@ -254,7 +250,7 @@ begin
   end if;
   insert into {s}.xq_staged_key (id, key) select pointer, k from unnest(keys) k on conflict do nothing;
   insert into {s}.xq_staged_cell as o (id, table_number, row_key, column_key, flush)
-    select pointer, c.n, c.r, c.k, xq_stage_v3.flush from unnest(cell_table, cell_row, cell_column) as c(n, r, k)
+    select pointer, c.n, c.r, c.k, xq_stage_v1.flush from unnest(cell_table, cell_row, cell_column) as c(n, r, k)
     on conflict on constraint xq_staged_cell_pkey do update set flush = excluded.flush where o.flush < excluded.flush;
   get diagnostics taken = row_count;
   if taken < cardinality(cell_table) then
@@ -262,7 +258,7 @@ begin
   end if;
   insert into {s}.xq_staged_entry as o (id, queue_number, layout, bucket, key, flush, hash)
     select tx, q.number, case when q.fans_out then 0 else q.layout end,
-      case when q.fans_out then 0 else {bucket} end, e.k, xq_stage_v3.flush, case when q.fans_out then e.h end
+      case when q.fans_out then 0 else {bucket} end, e.k, xq_stage_v1.flush, case when q.fans_out then e.h end
     from unnest(entry_queue, entry_hash, entry_key) as e(q, h, k) join {queues_of_tx} q on q.number = e.q
     on conflict on constraint xq_staged_entry_pkey do update set flush = excluded.flush where o.flush < excluded.flush;
   get diagnostics taken = row_count;
@@ -288,17 +284,11 @@ end $body$;
 -- conflict keys and the keys of its entries, and refuses nothing: another bound transaction with one of the keys waits
 -- here for that end. So a number that is drawn afterwards is in the order of the commits for every key.
 -- ended: an id whose active row goes with the user's commit; null where a lock registers it.
-create or replace function {s}.xq_lock_keys_v2(keys bytea[], ended bigint) returns void
+create or replace function {s}.xq_lock_keys_v1(keys bytea[]) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
-  end if;
-  if ended is not null then
-    delete from {s}.xq_active a where a.id = ended;
-    if not found then
-      raise exception using errcode = 'XQ002', message = 'transaction has ended';
-    end if;
   end if;
   -- Writer and xid 0: a key that was only locked refuses nobody.
   insert into {s}.xq_conflict_key as o select k.k, 0, 0 from unnest(keys) as k(k) order by k.k
@@ -312,7 +302,7 @@ end $body$;
 -- server_xmax, server_xip: the server's snapshot in which it read, but for the ids in excluded; server_xmax is null if
 -- its snapshot is made of ids.
 -- load: as in staging.
-create or replace function {s}.xq_commit_v3(
+create or replace function {s}.xq_commit_v1(
   store text, registration text, request uuid, tx bigint, excluded bigint[], low bigint,
   server_xmax bigint, server_xip bigint[], deadline bigint,
   idempotency_key text, generation int, result text, keys bytea[],
@@ -343,14 +333,14 @@ begin
 
   -- 1. The registration is proven, or made now.
   if registration = 'commit' then
-    tx := ({s}.xq_draw_v2(true, false)).id;
+    tx := ({s}.xq_draw_v1(true, false)).id;
   elsif registration in ('row', 'rows') then
-    pointers := {s}.xq_forget_active_v2(tx);
+    pointers := {s}.xq_forget_active_v1(tx);
     if pointers is null then
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
   else
-    lost := coalesce({s}.xq_prove_v2(tx), case when started <> tx then {s}.xq_prove_v2(started) end);
+    lost := coalesce({s}.xq_prove_v1(tx), case when started <> tx then {s}.xq_prove_v1(started) end);
     if lost is not null then
       raise exception using errcode = 'XQ002', message = lost;
     end if;
@@ -363,7 +353,7 @@ begin
   -- 2. The outcome, before the deadline and the keys, so that a repeated call meets neither, nor its own writes.
   insert into {s}.xq_outcome values (request, 'committed', tx, {now}) on conflict do nothing;
   if not found then
-    select o.status, o.id into decided from {s}.xq_outcome o where o.request = xq_commit_v3.request;
+    select o.status, o.id into decided from {s}.xq_outcome o where o.request = xq_commit_v1.request;
     if decided.status = 'committed' then
       return decided.id;
     end if;
@@ -422,18 +412,18 @@ begin
     insert into {s}.xq_cell select c.n, c.r, c.k, tx, c.v
       from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
       on conflict on constraint xq_cell_pkey do update set value = excluded.value;
-    queues := {s}.xq_sources_v3(
+    queues := {s}.xq_sources_v1(
       array(
         select s.queue_number from {s}.xq_staged_entry s where s.id = tx
         union select g.queue_number from {s}.xq_segment g where g.transaction_id = tx) || entry_queue, load);
-    perform {s}.xq_hold_readers_v3(queues);
-    perform {s}.xq_publish_segments_v4(tx);
+    perform {s}.xq_hold_readers_v1(queues);
+    perform {s}.xq_publish_segments_v1(tx);
     if load is null then
-      perform {s}.xq_publish_staged_v3(tx, queues);
+      perform {s}.xq_publish_staged_v1(tx, queues);
     else
       update {s}.xq_queue q set first_load = 'made' where q.number = load and q.first_load in ('missing', 'waived');
       if not found then
-        perform {s}.xq_prove_store_v3(store, array[load], '{}', load);  -- it may have been removed
+        perform {s}.xq_prove_store_v1(store, array[load], '{}', load);  -- it may have been removed
         raise exception using errcode = 'XQ011', message = 'the first load is not missing';
       end if;
     end if;
@@ -447,7 +437,7 @@ begin
         from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v);
     end if;
     if cardinality(entry_queue) > 0 then
-      perform {s}.xq_hold_readers_v3(entry_queue);
+      perform {s}.xq_hold_readers_v1(entry_queue);
       -- A new statement, and so a new SQL snapshot: of the readers that cannot change any more.
       insert into {s}.xq_entry select q.number, q.layout, {bucket}, e.k, tx, e.v
         from unnest(entry_queue, entry_hash, entry_key, entry_value) as e(q, h, k, v)
@@ -472,7 +462,7 @@ begin
     delete from {s}.xq_staged_entry s where s.id = any(pointers);
   end if;
 
-  perform {s}.xq_prove_store_v3(store, entry_queue, cell_table || notify_table || seen_table, load);
+  perform {s}.xq_prove_store_v1(store, entry_queue, cell_table || notify_table || seen_table, load);
 
   -- 6. The horizon, in a statement after the checks: a purge that removed a key raised it, and 4 waited for that.
   if low < (select s.horizon from {s}.xq_store s) then
@@ -482,7 +472,7 @@ begin
 end $body$;
 
 -- Deletes the rows that were staged under a write pointer.
-create or replace function {s}.xq_rollback_v2(pointer bigint) returns void
+create or replace function {s}.xq_rollback_v1(pointer bigint) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   delete from {s}.xq_cell c using {s}.xq_staged_cell s
@@ -501,7 +491,7 @@ end $body$;
 
 -- Forgets an id and what was staged under it. kept: write pointers that become invalid for good in the same SQL
 -- transaction, since the participants in left_to could not undo what they wrote under them; null if there are none.
-create or replace function {s}.xq_abort_v2(registration text, tx bigint, kept bigint[], holders text) returns void
+create or replace function {s}.xq_abort_v1(registration text, tx bigint, kept bigint[], holders text) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   pointer bigint;
@@ -518,15 +508,15 @@ begin
     with own as (select l.id from {s}.xq_active l where l.id = tx for update skip locked)
       delete from {s}.xq_active a using own where a.owner = own.id;
   elsif registration = 'rows' then
-    foreach pointer in array coalesce({s}.xq_forget_active_v2(tx), '{}') loop
-      perform {s}.xq_rollback_v2(pointer);
+    foreach pointer in array coalesce({s}.xq_forget_active_v1(tx), '{}') loop
+      perform {s}.xq_rollback_v1(pointer);
     end loop;
   end if;
 end $body$;
 
 -- Makes transactions past their deadline invalid. failed: the first error, where a transaction could not be ended;
 -- it keeps no other.
-create or replace function {s}.xq_expire_v2(out ended bigint, out failed text)
+create or replace function {s}.xq_expire_v1(out ended bigint, out failed text)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   late bigint[];
@@ -550,7 +540,7 @@ begin
 end $body$;
 
 -- Deletes the rows of invalid transactions and forgets their ids.
-create or replace function {s}.xq_prune_v2(most bigint, out ended bigint, out failed text)
+create or replace function {s}.xq_prune_v1(most bigint, out ended bigint, out failed text)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   i bigint;
@@ -559,7 +549,7 @@ begin
   for i in select v.id from {s}.xq_invalid v
            where v.left_to is null order by v.id limit most for update skip locked loop
     begin
-      perform {s}.xq_rollback_v2(i);
+      perform {s}.xq_rollback_v1(i);
       delete from {s}.xq_invalid v where v.id = i;
       ended := ended + 1;
     exception when others then
