@@ -15,7 +15,6 @@ from export_queue.core.errors import (
     ConflictError,
     EntryError,
     InvalidArgument,
-    LeaseLost,
     LockNotAvailable,
     OptionsDiffer,
     UnknownQueue,
@@ -23,7 +22,6 @@ from export_queue.core.errors import (
 from export_queue.core.locks import Owner, claim, release
 from export_queue.core.queue import Range
 from export_queue.core.sinks import MemorySink
-from export_queue.core.store import queries
 from export_queue.core.transactions import OpenTransaction
 
 
@@ -164,18 +162,6 @@ def test_a_staged_entry_is_one_that_waits(store: Store, queue_id: str) -> None:
     with pytest.raises(InvalidArgument, match="expected an empty queue"):
         store.alter_queue(queue_id, buckets_per_range=8)
     opened_by(long).abort()
-
-
-def test_units_that_an_older_release_has_altered_in_place_are_not_claimed_as_they_were(
-    store: Store, queue_id: str
-) -> None:
-    old = store.queue(queue_id)
-    with store.database.begin() as work:
-        queries.queues.alter_queue(work, old.number, {"buckets_per_range": 8})
-    with pytest.raises(LeaseLost, match="expected 4 buckets a unit, as at the start, found 8"):
-        claim(store.database, old, old.units(), owner=Owner.unique(), lease_seconds=600)
-    new = store.queue(queue_id)
-    assert len(claim(store.database, new, new.units(), owner=Owner.unique(), lease_seconds=600)) == 2
 
 
 def test_subscriptions_are_altered_with_their_queue(store: Store) -> None:
