@@ -10,13 +10,15 @@ import weakref
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
 from psycopg import waiting
 from psycopg.abc import PQGen
 from psycopg.pq import ExecStatus
 from psycopg.rows import tuple_row
+
+from export_queue.core.postgresql_arrays import PLAIN
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
@@ -53,6 +55,11 @@ class BoundedConnection(psycopg.Connection[Any]):
         super().__init__(*arguments, **options)
         self._prepared_names: set[bytes] = set()
         _all.add(self)
+
+    @classmethod
+    def open(cls, *arguments: Any, **options: Any) -> Self:
+        """Connect, as :meth:`connect` does, with the plain adapters."""
+        return cls.connect(*arguments, **{**options, "context": PLAIN})
 
     @cached_property
     def single(self) -> psycopg.Cursor[tuple[Any, ...]]:

@@ -11,7 +11,7 @@ from psycopg.pq import TransactionStatus
 from sqlalchemy import event
 
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection
-from export_queue.core.store.postgresql.errors import async_commits, standby
+from export_queue.core.store.postgresql.errors import async_commits, not_utf8, standby
 
 CONNECT_SECONDS = 10
 """How long a connection attempt may take."""
@@ -69,9 +69,12 @@ def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[
     def _open(dialect: object, record: object, arguments: Any, options: Any) -> BoundedConnection:
         if password is not None:
             options["password"] = password()
-        raw = BoundedConnection.connect(*arguments, autocommit=True, **options)
+        raw = BoundedConnection.open(*arguments, autocommit=True, **options)
         try:
             raw.answer_seconds = CONNECT_SECONDS
+            encoding = raw.info.parameter_status("server_encoding")
+            if encoding not in ("UTF8", None):
+                raise not_utf8(raw.info.dbname, encoding)
             found = raw.execute(_SET_UP, (settings, raw.info.backend_pid)).fetchone()
             assert found is not None
             is_standby, is_ours, commits, _ = found

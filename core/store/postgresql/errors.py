@@ -148,6 +148,15 @@ def async_commits() -> ConfigurationError:
     )
 
 
+def not_utf8(database: str, encoding: str) -> ConfigurationError:
+    """Build the error of a database that cannot hold every text: names, reasons of dead letters, results."""
+    return ConfigurationError(
+        f"database {database}: expected the encoding UTF8, which holds every text, found {encoding}",
+        hint="create a database for the store: CREATE DATABASE exports TEMPLATE template0 ENCODING 'UTF8' "
+        "LOCALE 'C.UTF-8'",
+    )
+
+
 def standby() -> StoreUnavailable:
     """Build the error of a standby, whose snapshots would be wrong; it may be promoted."""
     return StoreUnavailable("the server is a standby", hint=STANDBY_HINT)
