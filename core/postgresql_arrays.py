@@ -1,4 +1,4 @@
-"""Arrays as PostgreSQL's binary protocol has them; the store and the SQL sink share them.
+"""Arrays as PostgreSQL's binary protocol has them, and how values are sent and read; the store and the SQL sink share it.
 
 psycopg finds the type of each item of a list anew, which costs more than the rest of a commit's client side, and gives
 arrays of small and of large numbers different types, and so different prepared statements.
@@ -10,7 +10,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import psycopg
+import psycopg.postgres
+import psycopg.types.array
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
@@ -150,13 +151,14 @@ def numbers_of(array: bytes) -> tuple[int, ...]:
     return struct.unpack(">" + "iq" * count, array[_HEADER.size :])[1::2] if count > 0 else ()
 
 
-def register_arrays(adapters: AdaptersMap) -> None:
-    """Let a connection take these as arguments.
-
-    :param adapters: the connection's.
-    """
+def _plain_adapters() -> AdaptersMap:
+    found = AdaptersMap(types=psycopg.postgres.types)
+    psycopg.postgres.register_default_adapters(found)
+    psycopg.types.array.register_all_arrays(found)
     for kind, dumper in _DUMPERS.items():
-        adapters.register_dumper(kind, dumper)
+        found.register_dumper(kind, dumper)
+    return found
 
 
-register_arrays(psycopg.adapters)  # for all connections to come
+PLAIN = _plain_adapters()
+"""How values are sent and read: as the driver does it by itself, whatever a program registers for its own use."""

@@ -10,13 +10,15 @@ import weakref
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
 from psycopg import waiting
 from psycopg.abc import PQGen
 from psycopg.pq import ExecStatus
 from psycopg.rows import tuple_row
+
+from export_queue.core.postgresql_arrays import PLAIN
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
@@ -35,7 +37,7 @@ class Prepared:
     """A statement that a connection prepares once."""
 
     name: bytes
-    """Of all statements with this name on one connection, the text is the same."""
+    """Made from the text: a pooler's session may have statements of another store's clients."""
     text: bytes
     """With the server's own placeholders, whose types it finds itself: ``$1``, ``$2``."""
 
@@ -53,6 +55,11 @@ class BoundedConnection(psycopg.Connection[Any]):
         super().__init__(*arguments, **options)
         self._prepared_names: set[bytes] = set()
         _all.add(self)
+
+    @classmethod
+    def open(cls, *arguments: Any, **options: Any) -> Self:
+        """Connect, as :meth:`connect` does, with the plain adapters."""
+        return cls.connect(*arguments, **{**options, "context": PLAIN})
 
     @cached_property
     def single(self) -> psycopg.Cursor[tuple[Any, ...]]:
@@ -74,8 +81,9 @@ class BoundedConnection(psycopg.Connection[Any]):
             end = time.monotonic() + self.answer_seconds
             try:
                 return self._run_prepared(statement, values, end)
-            except psycopg.errors.InvalidSqlStatementName:  # the driver has forgotten all: DEALLOCATE ALL
-                self._prepared_names.clear()
+            except psycopg.errors.InvalidSqlStatementName:  # the driver has run DEALLOCATE ALL
+                # Only this name is known to be gone: others may have been prepared since then.
+                self._prepared_names.discard(statement.name)
                 return self._run_prepared(statement, values, end)
         except psycopg.Error:
             raise
@@ -87,7 +95,8 @@ class BoundedConnection(psycopg.Connection[Any]):
         server = self.pgconn
         if statement.name not in self._prepared_names:
             server.send_prepare(statement.name, statement.text)
-            self._answer(end)
+            with contextlib.suppress(psycopg.errors.DuplicatePreparedStatement):  # it is the same text
+                self._answer(end)
             self._prepared_names.add(statement.name)
         server.send_query_prepared(statement.name, list(values), _BINARY[: len(values)], 1)
         return self._answer(end)

@@ -265,8 +265,11 @@ class StoreDialect(Protocol):
     def check_bound(self, raw: object) -> None:
         """Check that a driver's own connection can carry a transaction of this store and has a SQL transaction open.
 
-        :raises InvalidArgument: it is another driver's, or each statement would commit by itself.
+        :raises InvalidArgument: it is another driver's, each statement would commit by itself, or texts would be lost.
         """
+
+    def plainly(self, raw: object) -> AbstractContextManager[None]:
+        """Have a user's own connection give values as its driver does by itself, for a block."""
 
     def lend(self, raw: object) -> AbstractContextManager[Connection] | None:
         """Lend a user's own connection, for a write which on any other connection would wait for the user's commit.
@@ -275,7 +278,10 @@ class StoreDialect(Protocol):
         """
 
     def store_id(self, connection: Handle) -> str:
-        """Read the identity of the store that a connection leads to."""
+        """Read the identity of the store that a user's own connection leads to.
+
+        :raises InvalidArgument: the connection changes values that it reads.
+        """
 
     def begin(
         self,

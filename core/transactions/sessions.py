@@ -121,7 +121,8 @@ class BoundSession(Session):
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
     ) -> Answer:
         """Run one step."""
-        with self.turn(), self._database.translated():
+        database = self._database
+        with self.turn(), database.translated(), database.dialect.plainly(self._raw):
             return step(self._raw, *plain, **named)
 
     def begin(self) -> contextlib.AbstractContextManager[Work]:
@@ -131,7 +132,8 @@ class BoundSession(Session):
 
     @contextlib.contextmanager
     def _work(self, lent: contextlib.AbstractContextManager[sa.Connection]) -> Iterator[Work]:
-        with self._database.translated(), lent as connection:
+        database = self._database
+        with database.translated(), database.dialect.plainly(self._raw), lent as connection:
             yield Work(connection, self._database)
 
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import sqlalchemy as sa
+from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 
 from export_queue.core.postgresql_arrays import (
     NO_BIGINTS,
     NO_BYTEAS,
+    PLAIN,
     BigintArray,
     ByteaArray,
     Packed,
@@ -40,7 +42,7 @@ def raw(connection: Handle) -> psycopg.Connection[Any]:
 def rows(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """Run a statement and fetch all of its rows, in binary form."""
     with Translated(), _cursor(connection) as cursor:
-        return cursor.execute(statement, arguments, binary=True).fetchall()
+        return cursor.execute(statement, arguments, prepare=_prepares(connection), binary=True).fetchall()
 
 
 def one(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> tuple[Any, ...]:
@@ -64,10 +66,9 @@ def ask(connection: Handle, statement: Prepared, values: Sequence[bytes | None])
     try:
         if isinstance(session, BoundedConnection) and may_prepare(session) and is_idle(session):
             return session.call(statement, values)
-        # A user's own connection prepares what its user likes, one that leads to a pooler nothing.
-        with psycopg.RawCursor(session) as cursor:
+        with _PlainRawCursor(session, row_factory=tuple_row) as cursor:
             packed = [None if value is None else Packed(value) for value in values]
-            cursor.execute(statement.text, packed, binary=True)
+            cursor.execute(statement.text, packed, prepare=False, binary=True)
             cursor.fetchone()  # in a pipeline of the user's the answer comes now
             answer = cursor.pgresult
         assert answer is not None
@@ -82,12 +83,35 @@ def ask(connection: Handle, statement: Prepared, values: Sequence[bytes | None])
 def run(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> None:
     """Run a statement that gives no rows."""
     with Translated(), _cursor(connection) as cursor:
-        cursor.execute(statement, arguments)
+        cursor.execute(statement, arguments, prepare=_prepares(connection))
+
+
+class _PlainAdapters:
+    """Of a cursor that sends and reads values in our way, whatever its connection's user has registered."""
+
+    __slots__ = ()
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        return PLAIN
+
+
+class _PlainCursor(_PlainAdapters, psycopg.Cursor[tuple[Any, ...]]):
+    __slots__ = ()
+
+
+class _PlainRawCursor(_PlainAdapters, psycopg.RawCursor[tuple[Any, ...]]):
+    __slots__ = ()
 
 
 def _cursor(connection: Handle) -> psycopg.Cursor[tuple[Any, ...]]:
     """Make a cursor of the driver's plain kind: a user's connection may make others (Django's binds in the client)."""
-    return psycopg.Cursor(raw(connection), row_factory=tuple_row)
+    return _PlainCursor(raw(connection), row_factory=tuple_row)
+
+
+def _prepares(connection: Handle) -> bool | None:
+    """Leave it to the driver on a session of ours; on a user's own nothing is prepared that its user may drop."""
+    return None if isinstance(raw(connection), BoundedConnection) else False
 
 
 class Translated:

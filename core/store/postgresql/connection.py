@@ -11,7 +11,7 @@ from psycopg.pq import TransactionStatus
 from sqlalchemy import event
 
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection
-from export_queue.core.store.postgresql.errors import async_commits, standby
+from export_queue.core.store.postgresql.errors import async_commits, not_utf8, standby
 
 CONNECT_SECONDS = 10
 """How long a connection attempt may take."""
@@ -45,21 +45,23 @@ _BOUND_TRANSACTION = b"""
     from pg_catalog.pg_settings s where s.name = 'idle_in_transaction_session_timeout' and s.setting = '0'
 """
 # No function or operator that somebody creates in a schema of the role's path is called; and what has been acknowledged
-# survives a crash, whatever the default of the role or the database is.
-_PINNED = b"""
-    select pg_catalog.pg_is_in_recovery(),
-           case when pg_catalog.current_setting('synchronous_commit') = 'off'
-                then pg_catalog.set_config('synchronous_commit', 'on', false) end,
-           pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)
+# survives a crash, whatever the default of the role or the database is. Only a session that is ours is set up: a pooler
+# tells its clients of another process than the server's own.
+_SET_UP = b"""
+    select pg_catalog.pg_is_in_recovery(), s.is_ours,
+           case when s.commits = 'off' and s.is_ours
+                then pg_catalog.set_config('synchronous_commit', 'on', false) else s.commits end,
+           case when s.is_ours then pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) end
+    from (select %s and pg_catalog.pg_backend_pid() operator(pg_catalog.=) %s,
+                 pg_catalog.current_setting('synchronous_commit')) s(is_ours, commits)
 """
-_FOUND = b"select pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('synchronous_commit')"
 
 
 def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[], str] | None = None) -> None:
     """Make an engine's connections bounded, and lend none whose server has already ended it.
 
     :param engine: made with ``pool_reset_on_return=None``, since the reset is done here.
-    :param settings: whether the server sessions belong to us, so that they may be set up.
+    :param settings: whether the server sessions belong to us, as far as is known, so that they may be set up.
     :param password: asked at each new connection, since it may have changed.
     """
 
@@ -67,17 +69,23 @@ def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[
     def _open(dialect: object, record: object, arguments: Any, options: Any) -> BoundedConnection:
         if password is not None:
             options["password"] = password()
-        raw = BoundedConnection.connect(*arguments, autocommit=True, **options)
+        raw = BoundedConnection.open(*arguments, autocommit=True, **options)
         try:
             raw.answer_seconds = CONNECT_SECONDS
-            found = raw.execute(_PINNED if settings else _FOUND).fetchone()
+            encoding = raw.info.parameter_status("server_encoding")
+            if encoding not in ("UTF8", None):
+                raise not_utf8(raw.info.dbname, encoding)
+            found = raw.execute(_SET_UP, (settings, raw.info.backend_pid)).fetchone()
             assert found is not None
-            if found[0]:
+            is_standby, is_ours, commits, _ = found
+            if is_standby:
                 raise standby()
-            if found[1] == "off":
+            if commits == "off":
                 raise async_commits()  # the session is not ours to set up
-            if settings:
+            if is_ours:
                 raw.execute(_SERVER_DEFAULTS, (_idle_ms(),))
+            else:
+                raw.prepare_threshold = None
         except BaseException:
             raw.close()
             raise

@@ -21,7 +21,7 @@ from export_queue.core.errors import (
     RegistrationLost,
     StoreUnavailable,
 )
-from export_queue.core.postgresql_arrays import BigintArray, ByteaArray, numbers_of, register_arrays
+from export_queue.core.postgresql_arrays import BigintArray, ByteaArray, numbers_of
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection, Prepared
 from export_queue.core.store.dialect import (
     NO_VERSION,
@@ -321,7 +321,16 @@ class PostgresDialect:
             )
         if raw.autocommit and raw.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             raise InvalidArgument("connection: expected an open SQL transaction, found autocommit")
-        register_arrays(raw.adapters)  # a connection that was opened before this module was loaded does not know them
+        encoding = raw.info.parameter_status("client_encoding")
+        if encoding not in ("UTF8", None):
+            raise InvalidArgument(
+                f"connection: expected client_encoding UTF8, in which every text can be sent, found {encoding}",
+                hint="run SET client_encoding TO 'UTF8' on it, or connect with client_encoding=utf8",
+            )
+
+    def plainly(self, raw: object) -> contextlib.AbstractContextManager[None]:
+        """Nothing: the cursors are plain ones."""
+        return contextlib.nullcontext()
 
     def lend(self, raw: object) -> None:
         """Nothing: another connection need not wait for the user's."""
@@ -558,9 +567,7 @@ class PostgresDialect:
         needs_excluded = snapshot is not None and (servers is None or writes.acknowledged)
         texts: tuple[bytes | None, bytes | None] = (None, None)
         if call.idempotency_key is not None:
-            encoding = calls.raw(connection).info.encoding
-            result = None if call.result is None else call.result.encode(encoding)
-            texts = (call.idempotency_key.encode(encoding), result)
+            texts = (call.idempotency_key.encode(), None if call.result is None else call.result.encode())
         columns = (*calls.columns(writes), *calls.cells(writes.notifications), *calls.cells(writes.acknowledged))
         values = (
             call.store_id.encode(),

@@ -26,6 +26,8 @@ from export_queue.core.store.queries.readers import (
 )
 
 NO_WRITES = "25006"
+OTHER_SESSION = ("26000", "42P05")
+"""A prepared statement is missing, or exists already: the session is not the one that the driver knows."""
 STANDBY_HINT = (
     "a store is the primary: let the URL lead there, with several hosts by target_session_attrs=primary; "
     "or else the role, the database or the server has default_transaction_read_only = on"
@@ -69,22 +71,27 @@ def is_transient(error: BaseException) -> bool:
     if state is None:
         return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
     # 25006: no writes, as on a standby before it is promoted; 25P03, 25P04: a SQL transaction was open for too long
-    return state[:2] in ("08", "53", "57", "40", "55", "58") or state in (NO_WRITES, "25P03", "25P04")
+    return state[:2] in ("08", "53", "57", "40", "55", "58") or state in (NO_WRITES, "25P03", "25P04", *OTHER_SESSION)
 
 
 def unavailable(error: BaseException, *, where: str = "the store's database") -> StoreUnavailable:
     """Build the error of a database that could not do it now, with a hint where to look."""
     hint = None
-    takes_no_writes = getattr(error, "sqlstate", None) == NO_WRITES
-    if getattr(error, "sqlstate", None) == "53200" and "lock" in str(error):
+    state = getattr(error, "sqlstate", None)
+    if state == "53200" and "lock" in str(error):
         hint = (
             "the server's lock table is full: look at pg_locks for the sessions that fill it, or raise "
             "max_locks_per_transaction; a commit of a store takes one lock beside those of its tables"
         )
-    elif takes_no_writes:
+    elif state == NO_WRITES:
         hint = STANDBY_HINT
+    elif state in OTHER_SESSION:
+        hint = (
+            "a pooler or a proxy gives this connection different sessions of the server: open the store with "
+            "behind_pooler=True (export-queue --behind-pooler), or connect to the server itself"
+        )
     unavailable = StoreUnavailable(f"{where}: {str(error).strip()}", hint=hint)
-    unavailable.sent = not takes_no_writes
+    unavailable.sent = state not in (NO_WRITES, *OTHER_SESSION)
     return unavailable
 
 
@@ -138,6 +145,15 @@ def async_commits() -> ConfigurationError:
         "synchronous_commit: expected on, local, remote_write or remote_apply, found off: a crash of the server would "
         "lose commits that have been acknowledged and exported",
         hint="in a SQL transaction of your own: SET LOCAL synchronous_commit = on; else ALTER ROLE or ALTER DATABASE",
+    )
+
+
+def not_utf8(database: str, encoding: str) -> ConfigurationError:
+    """Build the error of a database that cannot hold every text: names, reasons of dead letters, results."""
+    return ConfigurationError(
+        f"database {database}: expected the encoding UTF8, which holds every text, found {encoding}",
+        hint="create a database for the store: CREATE DATABASE exports TEMPLATE template0 ENCODING 'UTF8' "
+        "LOCALE 'C.UTF-8'",
     )
 
 

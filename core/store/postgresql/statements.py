@@ -6,6 +6,8 @@ import itertools
 import re
 from typing import Any
 
+import xxhash
+
 from export_queue.core.postgresql_arrays import BigintArray, ByteaArray
 from export_queue.core.postgresql_connection import Prepared
 from export_queue.core.store.dialect import Span, VersionKey
@@ -166,9 +168,10 @@ they are counted off in the order of the index, and ``offset 0`` keeps the plann
 
 
 def prepared(name: str, statement: str) -> Prepared:
-    """Give a statement the server's own placeholders, so that it can be prepared under a name."""
+    """Give a statement the server's own placeholders, and a name of its own under which it can be prepared."""
     numbers = itertools.count(1)
-    return Prepared(name.encode(), re.sub("%[bs]", lambda _: f"${next(numbers)}", statement).encode())
+    text = re.sub("%[bs]", lambda _: f"${next(numbers)}", statement).encode()
+    return Prepared(f"{name}_{xxhash.xxh64_hexdigest(text)}".encode(), text)
 
 
 def scan(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool, newest: bool) -> bytes:

@@ -6,12 +6,13 @@ import contextlib
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 
 from export_queue.core.errors import (
     AlreadyCommitted,
@@ -22,6 +23,7 @@ from export_queue.core.errors import (
     StoreReplaced,
     TransactionTimeout,
 )
+from export_queue.core.store import schema
 from export_queue.core.store.dialect import (
     NO_VERSION,
     Begun,
@@ -62,6 +64,12 @@ from export_queue.core.store.sqlite.file import (
 )
 from export_queue.core.store.sqlite.writing import Writing, savepoint
 
+_DECLARED = {
+    column.type.compile(SQLiteDialect()).partition("(")[0]: column
+    for table in schema.metadata.tables.values()
+    for column in table.columns
+}
+"""A column of each type that the tables declare, by the name under which the driver looks for a converter."""
 _SHRINK_MS = 1000
 """Milliseconds for which readers that come and go may keep the log from being cut."""
 
@@ -213,8 +221,21 @@ class SqliteDialect:
         """Check a driver's own connection."""
         if not isinstance(raw, sqlite3.Connection):
             raise InvalidArgument(f"expected a connection of sqlite3 to the store's file, found {type(raw).__name__}")
-        if raw.isolation_level is None and not raw.in_transaction:
+        # With the attribute autocommit (Python 3.12) commit() does nothing, and isolation_level says nothing.
+        begins_none = raw.isolation_level is None or getattr(raw, "autocommit", None) is True
+        if begins_none and not raw.in_transaction:
             raise InvalidArgument("connection: expected an open SQL transaction, found autocommit; run BEGIN IMMEDIATE")
+
+    @contextlib.contextmanager
+    def plainly(self, raw: object) -> Iterator[None]:
+        """Set the connection's own factories aside: a cursor cannot set that of texts aside."""
+        assert isinstance(raw, sqlite3.Connection)
+        kept = (raw.row_factory, raw.text_factory)
+        raw.row_factory, raw.text_factory = None, str
+        try:
+            yield
+        finally:
+            raw.row_factory, raw.text_factory = kept
 
     def lend(self, raw: object) -> contextlib.AbstractContextManager[sa.Connection]:
         """Lend the user's connection: it may hold the write lock, for which any other connection would wait."""
@@ -224,7 +245,16 @@ class SqliteDialect:
 
     def store_id(self, connection: Handle) -> str:
         """Read the store's identity."""
-        return str(_raw_of(connection).execute(sql.STORE_ID).fetchone()[0])
+        raw = _raw_of(connection)
+        store_id = raw.execute(sql.STORE_ID).fetchone()[0]
+        for kind, column in _DECLARED.items():
+            if kind in sqlite3.converters and _is_converted(raw, column):
+                raise InvalidArgument(
+                    f"connection: it converts values of type {kind} (detect_types=PARSE_DECLTYPES), which the store "
+                    "reads as they are",
+                    hint="connect without detect_types, or register the converter under another type",
+                )
+        return str(store_id)
 
     def begin(
         self,
@@ -625,6 +655,17 @@ def _raw_of(connection: Handle) -> sqlite3.Connection:
         return raw.raw
     assert isinstance(raw, sqlite3.Connection)
     return raw
+
+
+def _is_converted(raw: sqlite3.Connection, column: sa.Column[object]) -> bool:
+    """Tell whether a connection changes values of a column as it reads them."""
+    probe = f"select {column.name} from {column.table.name} where false union all select x'00'"
+    try:
+        return bool(raw.execute(probe).fetchone() != (b"\0",))
+    except sqlite3.OperationalError:
+        raise
+    except Exception:  # the converter's own
+        return True
 
 
 def _told_by_ids(snapshot: AnySnapshot) -> Snapshot:

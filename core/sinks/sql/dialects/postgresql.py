@@ -122,7 +122,7 @@ class PostgresDialect:
 
         @event.listens_for(engine, "do_connect")
         def connect(_dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> BoundedConnection:
-            raw = BoundedConnection.connect(*arguments, **parameters)
+            raw = BoundedConnection.open(*arguments, **parameters)
             raw.answer_seconds = self._timeout + _GRACE_SECONDS
             return raw
 
