@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import orjson
 
+from export_queue.core.callables import check_methods, returned
 from export_queue.core.errors import CodecError, InvalidArgument
 from export_queue.core.json_text import NotJson, json_bytes
 from export_queue.core.references import import_object
@@ -49,6 +50,10 @@ class Refused(ValueError):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message, self.hint = message, hint
+
+
+class _NotRun(CodecError):
+    """The result of a user's function shows that it has not run."""
 
 
 def _bytes(value: Any) -> bytes:
@@ -153,10 +158,13 @@ def _imported(path: str) -> Codec:
     encode, decode = getattr(found, "encode", None), getattr(found, "decode", None)
     if not (callable(encode) and callable(decode)):
         raise CodecError(f"codec {path}: expected an object with encode and decode, found {type(found).__name__}")
+    check_methods(found, ("encode", "decode"), f"codec {path}", error=CodecError)
 
     def checked(value: Any) -> bytes:
         try:
-            encoded = encode(value)
+            encoded = returned(encode(value), f"encode() of codec {path}", error=_NotRun)
+        except _NotRun as error:
+            raise Refused(error.message, hint=error.hint) from None
         except Exception as error:
             if is_transient(error):
                 raise
@@ -165,7 +173,10 @@ def _imported(path: str) -> Codec:
             raise Refused(f"expected bytes of the codec {path}, found {type(encoded).__name__}")
         return encoded
 
-    return Codec(path, checked, decode)
+    def decoded(raw: bytes) -> Any:
+        return returned(decode(raw), f"decode() of codec {path}", error=_NotRun)
+
+    return Codec(path, checked, decoded)
 
 
 def raise_undecodable(codec: Codec, raw: bytes, what: str, error: Exception) -> NoReturn:
@@ -176,5 +187,7 @@ def raise_undecodable(codec: Codec, raw: bytes, what: str, error: Exception) -> 
     """
     if is_transient(error):
         raise error
+    if isinstance(error, _NotRun):
+        raise CodecError(f"{what}: {error.message}", hint=error.hint) from None
     kind = type(error).__name__
     raise CodecError(f"{what}: the codec {codec.name} cannot decode its {len(raw)} bytes: {kind}") from error

@@ -21,6 +21,7 @@ import re
 import stat
 from urllib.parse import unquote
 
+from export_queue.core.callables import check_runs, returned
 from export_queue.core.errors import ExportQueueError, InvalidArgument, SecretNotFound
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -112,14 +113,13 @@ def _from_file(reference: str) -> str:
 
 
 def _from_callable(reference: str) -> str:
-    found = import_object(reference, error=SecretNotFound)
-    if not callable(found):
-        raise SecretNotFound(f"{reference} is not callable")
+    found = check_runs(import_object(reference, error=SecretNotFound), reference, error=SecretNotFound)
     try:
-        secret = found()
+        secret: object = found()
     except Exception as error:
         # only its type: the text of an error that a vault raised may hold what was asked for
         raise SecretNotFound(f"{reference} raised {type(error).__name__}") from None
+    returned(secret, reference, error=SecretNotFound)
     if not isinstance(secret, str):
         raise SecretNotFound(f"{reference} returned {type(secret).__name__}, expected str")
     return secret

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from export_queue.core.callables import check_runs, returned
 from export_queue.core.errors import ExportQueueError, InvalidArgument
 
 Result = TypeVar("Result")
@@ -42,7 +43,7 @@ class Retry:
     seconds: float | None = None
     first_pause: float = 0.005
     longest_pause: float = 1.0
-    sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
+    sleep: Callable[[float], object] = field(default=time.sleep, repr=False, compare=False)
     random: Callable[[], float] = field(default=random.random, repr=False, compare=False)
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
 
@@ -53,6 +54,8 @@ class Retry:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidArgument(f"{name}: expected more than 0, found {value}")
+        for name in ("sleep", "random", "clock"):
+            check_runs(getattr(self, name), name)
         if self.attempts is None and self.seconds is None:
             raise InvalidArgument("retry: expected a bound, found neither attempts nor seconds")
 
@@ -83,7 +86,7 @@ class Retry:
                 pause = self.pause(attempt)
                 if self.seconds is not None and self.clock() + pause > begun + self.seconds:
                     raise
-            self.sleep(pause)
+            returned(self.sleep(pause), "sleep")
         raise AssertionError("unreachable")
 
     def pause(self, attempt: int) -> float:

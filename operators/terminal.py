@@ -7,7 +7,10 @@ from contextlib import contextmanager
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from export_queue.core.errors import ExportQueueError
+from export_queue.core.errors import AfterCommitFailed, CommitOutcomeUnknown, ExportQueueError
+
+_TOLD_BY_A_RETRY = (AfterCommitFailed, CommitOutcomeUnknown)
+"""Errors behind which the work may have taken effect: another try of the same unit of work finds out."""
 
 
 @contextmanager
@@ -19,7 +22,7 @@ def terminal_errors_fail_at_once() -> Iterator[None]:
     try:
         yield
     except ExportQueueError as error:
-        if error.transient or isinstance(error, AirflowFailException):
+        if error.transient or isinstance(error, (*_TOLD_BY_A_RETRY, AirflowFailException)):
             raise
         raise _as_failure(error) from error
 

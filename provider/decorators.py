@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
+from export_queue.core.callables import check_runs, name_of
+from export_queue.core.errors import InvalidArgument
 from export_queue.core.retry import Retry
 from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.once import UnitOfWork
@@ -73,6 +75,8 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
 
     def execute_callable(self) -> Any:
         """Run the function in its transaction, unless an earlier try has committed it."""
+        from export_queue.operators.terminal import terminal_errors_fail_at_once
+
         function = self.python_callable.__wrapped__  # type: ignore[attr-defined]
         calls = 0
 
@@ -82,7 +86,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
             return function(*self.op_args, **{**self.op_kwargs, PARAMETER: transaction})
 
         described = ExportQueueHook(self.export_queue_conn_id).describe()
-        with open_store(described) as store:
+        with terminal_errors_fail_at_once(), open_store(described) as store:
             result = store.run(
                 work,
                 idempotency_key=self._idempotency_key,
@@ -133,18 +137,19 @@ def export_transaction_task(
 
 def _without_transaction(function: Callable[..., Any]) -> Callable[..., Any]:
     """Hide ``tx`` from Airflow, which would ask for its value when the DAG is written."""
+    name = name_of(function)
+    try:
+        check_runs(function, "@task.export_transaction")
+    except InvalidArgument as error:
+        raise TypeError(str(error)) from None
     signature = inspect.signature(function)
-    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-        raise TypeError(
-            f"{function.__name__}: @task.export_transaction takes a plain function, not a generator or async"
-        )
     found = signature.parameters.get(PARAMETER)
     if found is None or found.kind not in (found.KEYWORD_ONLY, found.POSITIONAL_OR_KEYWORD):
-        raise TypeError(f"{function.__name__}: @task.export_transaction needs a keyword parameter {PARAMETER}")
+        raise TypeError(f"{name}: @task.export_transaction needs a keyword parameter {PARAMETER}")
 
     @functools.wraps(function)
     def outside(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(f"{function.__name__} runs only as a task, which gives it its transaction")
+        raise RuntimeError(f"{name} runs only as a task, which gives it its transaction")
 
     visible = [parameter for name, parameter in signature.parameters.items() if name != PARAMETER]
     outside.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]

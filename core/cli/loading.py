@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from export_queue.core.callables import check_runs
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import import_object
 
@@ -27,6 +28,4 @@ def load_function(target: str) -> Callable[..., Any]:
     here = search_current_folder()
     hint = f"modules are looked for among what is installed and in {here}"
     found = import_object(target, error=InvalidArgument, hint=hint)
-    if not callable(found):
-        raise InvalidArgument(f"{target}: expected a function, found {type(found).__name__}")
-    return found
+    return check_runs(found, target)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from export_queue.core.callables import returned
 from export_queue.core.cli.console import BehindPooler, Password, Schema, Url, app, open_store, show_log
 from export_queue.core.cli.loading import load_function
 from export_queue.core.cli.stopping import StopSignals
@@ -46,7 +47,7 @@ def observe(
             raise InvalidArgument(
                 f"{target}: expected a function that takes the store, found another: {error}"
             ) from None
-        register(opened)
+        returned(register(opened), target)
         log.info("observing %s; SIGTERM ends this", opened.url_safe)
 
         def one_round() -> Processed:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
+from export_queue.core.callables import check_runs, checked, name_of, returned
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.client.context import FirstLoad, TransactionContext
 from export_queue.core.client.dead_letters import DeadLetters, user_at_host
@@ -177,9 +178,10 @@ class Store:
         :raises InvalidArgument: the store is on PostgreSQL, whose own tools copy it.
         :raises StoreError: the file exists, or cannot be written.
         """
+        tell = checked(on_progress or (lambda done, total: None), "on_progress")
         if self.database.dialect.is_file:
             _ = self.identity
-        return self.database.dialect.back_up(Path(target).absolute(), on_progress or (lambda done, total: None))
+        return self.database.dialect.back_up(Path(target).absolute(), tell)
 
     @property
     def id(self) -> str:
@@ -311,12 +313,13 @@ class Store:
         :param retry: how often and after which pauses; ``Retry()``.
         :returns: what the function returned.
         """
+        check_runs(function, "function")
         _ = self.identity
 
         def attempt() -> Result:
             opened = OpenTransaction(self.database, timeout=timeout, idempotency_key=idempotency_key)
             try:
-                result = function(self._context(opened))
+                result = returned(function(self._context(opened)), f"function {name_of(function)}")
                 opened.commit(result)
             except BaseException as error:
                 opened.abort(error)

@@ -11,7 +11,7 @@ from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import SinkBelongsToAnother
 from export_queue.core.queue import Queue, Range, find_reader, join_ranges
-from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
+from export_queue.core.sinks import FencedSink, Sink, SinkSpec, call_sink, opened_sink
 from export_queue.core.store import Database, queries
 
 log = logging.getLogger("export_queue.drain")
@@ -64,7 +64,8 @@ def ask_sink(
     :raises SinkError: the sink refuses.
     """
     check_request(sink, request)
-    call_again(request.retry, lambda: sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown))
+    named = {"queue_id": queue_id, "store_id": store_id, "fence": fence, "shown": shown}
+    call_again(request.retry, lambda: call_sink(sink, "admit", **named))
 
 
 def note_fence(database: Database, queue: Queue, sink_name: str, fence: int) -> None:
@@ -121,7 +122,7 @@ def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink | FencedSin
     with opened_sink(sink) as opened:
         fence = admit(
             store.database,
-            lambda fence: opened.admit(queue_id=queue_id, store_id=store.id, fence=fence, readmit=True),
+            lambda fence: call_sink(opened, "admit", queue_id=queue_id, store_id=store.id, fence=fence, readmit=True),
         )
     if queue.sink is not None:
         note_fence(store.database, queue, queue.sink, fence)

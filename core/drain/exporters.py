@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from export_queue.core.callables import check_methods, check_runs, returned
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import ExporterError, text_of
 from export_queue.core.queue import Entries, Queue
@@ -94,6 +95,10 @@ class CopyExporter:
         """Do nothing."""
 
 
+class _NotRun(ExporterError):
+    """The result of an exporter shows that it has not run."""
+
+
 class FunctionExporter:
     """A user's ``export(entry)``, alone or as a method beside ``open`` and ``close``.
 
@@ -122,7 +127,10 @@ class FunctionExporter:
             for _ in range(2):
                 try:
                     entry = Entry(queue.source, queue.decode_key(key), queue.decode_value(value, key=key), seq)
-                    builder.add(self._export(entry), seq=seq, entry=i)
+                    found = returned(self._export(entry), f"exporter {self.name}", may_yield=True, error=_NotRun)
+                    builder.add(found, seq=seq, entry=i)
+                except _NotRun as error:  # no fault of the entry
+                    raise ExporterError(error.message, hint=error.hint) from None
                 except Exception as error:
                     if is_transient(error):
                         raise
@@ -141,11 +149,12 @@ class FunctionExporter:
         if function is None:
             return
         try:
-            function()
+            result = function()
         except Exception as error:
             if is_transient(error):
                 raise
             raise ExporterError(f"{method}() of exporter {self.name} failed: {Failure.of(error)}") from error
+        returned(result, f"{method}() of exporter {self.name}", error=ExporterError)
 
 
 _HINT = "the module must be importable where the drain runs, on Spark's executors too"
@@ -171,8 +180,10 @@ def load_exporter(exporter: object | None) -> Exporter:
             raise ExporterError(f"exporter {name} cannot be made: {error}") from error
     method = getattr(found, "export", None)
     if callable(method):
+        check_methods(found, ("open", "export", "close"), f"exporter {name}", may_yield=["export"], error=ExporterError)
         return FunctionExporter(name, method, found)
     if callable(found):
+        check_runs(found, f"exporter {name}", may_yield=True, error=ExporterError)
         return FunctionExporter(name, found)
     raise ExporterError(
         f"exporter {name} is a {type(found).__name__}: expected a function, or an object with export(entry)"

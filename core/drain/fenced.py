@@ -22,7 +22,7 @@ from export_queue.core.errors import ConfigurationError, EntriesNotSettled
 from export_queue.core.locks import Lease
 from export_queue.core.queue import DeadLetterFilter, Queue, close_layouts, count_dead_letters, find_queue
 from export_queue.core.retry import Retry
-from export_queue.core.sinks import Claim, FencedSink, Sink
+from export_queue.core.sinks import Claim, FencedSink, Sink, call_sink
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Snapshot, name_transactions
 
@@ -38,13 +38,13 @@ def claim_units(sink: Sink | FencedSink, queue: Queue, leases: Sequence[Lease], 
     :raises LeaseLost: a younger drain has claimed one of them.
     """
     claims = [claim_of(queue, lease) for lease in leases]
-    call_again(retry, lambda: cast(FencedSink, sink).claim(claims))
+    call_again(retry, lambda: call_sink(sink, "claim", claims))
 
 
 def sink_of_unit(sink: Sink | FencedSink, queue: Queue, lease: Lease) -> Sink:
     """Return where the entries of a leased unit go: the sink, and if it is fenced the one of the lease's claim."""
     if sink.capabilities.fenced:
-        return cast(FencedSink, sink).under(claim_of(queue, lease))
+        return cast(Sink, call_sink(sink, "under", claim_of(queue, lease)))
     return cast(Sink, sink)
 
 

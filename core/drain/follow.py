@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Unpack
 
+from export_queue.core.callables import checked
 from export_queue.core.drain.admission import StoreHandle
 from export_queue.core.drain.course import Course
 from export_queue.core.drain.engine import Engine, Progress
@@ -104,7 +105,7 @@ def follow_as_requested(
     :param request: parameters, made of :func:`follower_options`.
     :param stop: tells whether to end.
     """
-    follower = Follower(store, request, stop)
+    follower = Follower(store, request, checked(stop, "stop"))
 
     @contextlib.contextmanager
     def open_engines() -> Iterator[EngineOf]:

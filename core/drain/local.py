@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Unpack
 
+from export_queue.core.callables import checked
 from export_queue.core.drain.admission import StoreHandle, ask_sink
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, OnProgress, Progress
@@ -75,6 +76,8 @@ def drain_as_requested(
     """
     deadline = Deadline.after(request.time_limit)
     request = replace(request, retry=deadline.bounded(request.retry))
+    if on_progress is not None:
+        on_progress = checked(on_progress, "on_progress")
 
     @contextlib.contextmanager
     def local_engine() -> Iterator[Engine]:

@@ -9,7 +9,7 @@ from export_queue.core.drain.exporters import Failure
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import DrainError, ExportQueueError, text_of
 from export_queue.core.retry import Retry, is_transient
-from export_queue.core.sinks import ApplyResult, Operations, Sink, isolate
+from export_queue.core.sinks import ApplyResult, Operations, Sink, call_sink, isolate
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Sender:
             reject(i, failure)
 
     def _apply(self, part: Operations) -> ApplyResult:
-        result = call_again(self.retry, lambda: self.sink.apply(part), check=self.check)
+        result: ApplyResult = call_again(self.retry, lambda: call_sink(self.sink, "apply", part), check=self.check)
         answered = result.written + result.stale + len(result.rejected)
         if answered != len(part):
             raise DrainError(

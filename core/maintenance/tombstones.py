@@ -8,7 +8,7 @@ from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.references import check_sink_name
-from export_queue.core.sinks import Sink, SinkSpec, SweepableSink, opened_sink
+from export_queue.core.sinks import Sink, SinkSpec, SweepableSink, call_sink, opened_sink
 from export_queue.core.store import Database, queries
 
 
@@ -93,6 +93,6 @@ def sweep_sink(database: Database, store_id: str, sink: SinkSpec | Sink, *, sink
                 hint="a sink of your own may have one: see export_queue.SweepableSink",
             )
         safe = safe_floor(database)
-        removed = opened.sweep(store_id=store_id, floor=safe.floor)
+        removed: int = call_sink(opened, "sweep", store_id=store_id, floor=safe.floor)
     seconds = round(time.monotonic() - begun, 3)
     return SinkSweep(sink=sink_name, floor=safe.floor, held_by=safe.held_by, removed=removed, seconds=seconds)

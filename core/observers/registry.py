@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from export_queue.core.arguments import whole_number
+from export_queue.core.callables import check_runs, checked, name_of
 from export_queue.core.errors import InvalidArgument, OptionsDiffer
 from export_queue.core.observers.failures import ObserverFailure, observer_failures
 from export_queue.core.observers.rounds import Observation, Observer, Processed, Round
@@ -39,13 +40,12 @@ class Observers:
         :raises InvalidArgument: this process has another function for the column, or the table can have no such column.
         """
         key, wanted = _column(table, column), _kind(kind)
-        if not callable(function):
-            raise InvalidArgument(f"observer: expected a function, found {type(function).__name__}")
+        check_runs(function, "observer")
         before = self._known.get((table.number, key))
         if before is not None and before.function != function:
             raise InvalidArgument(
-                f"column {before.name} has the observer {_name(before.function)} in this process, "
-                f"found another one, {_name(function)}",
+                f"column {before.name} has the observer {name_of(before.function)} in this process, "
+                f"found another one, {name_of(function)}",
                 hint="a column has one observer; call both functions from one",
             )
         self._declare(table, key, wanted)
@@ -74,12 +74,13 @@ class Observers:
         """Call observers for the notifications that are due now; see :meth:`Store.process_notifications`."""
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidArgument(f"limit: expected a number of notifications from 1 on, found {limit!r}")
+        stop = checked(stop or _never, "stop")
         if not self._known:
             raise InvalidArgument(
                 "no observer is registered in this process", hint="call store.observe(table, column, function) first"
             )
         self._follow()
-        return Round(self._database, self._bind, self._random, limit=limit, timeout=timeout, stop=stop or _never).run(
+        return Round(self._database, self._bind, self._random, limit=limit, timeout=timeout, stop=stop).run(
             list(self._known.values())
         )
 
@@ -117,7 +118,3 @@ def _never() -> bool:
 
 def _random() -> random.Random:
     return random.Random()
-
-
-def _name(function: Observer) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)

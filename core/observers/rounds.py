@@ -10,6 +10,7 @@ from enum import Enum
 from random import Random
 from typing import Any
 
+from export_queue.core.callables import name_of, returned
 from export_queue.core.errors import CodecError, ConflictError
 from export_queue.core.observers.backoff import delay_ms
 from export_queue.core.observers.failures import describe
@@ -180,7 +181,8 @@ class Round:
     def _attempt(self, one: Observation, opened: OpenTransaction, row: bytes) -> tuple[_End, Exception | None]:
         try:
             types = one.types
-            one.function(self._bind(opened), types.decode_row(row), types.decode_column(one.column))
+            result = one.function(self._bind(opened), types.decode_row(row), types.decode_column(one.column))
+            returned(result, f"observer {name_of(one.function)}")
         except Exception as error:
             return _End.FAILED, error  # a conflict too: it is not this transaction's
         try:

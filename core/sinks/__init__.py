@@ -38,6 +38,7 @@ from export_queue.core.sinks.protocol import (
     Rejection,
     Sink,
     SweepableSink,
+    call_sink,
 )
 from export_queue.core.sinks.spec import SinkSpec, is_kind, opened_sink
 
@@ -75,6 +76,7 @@ __all__ = [
     "SqlSink",
     "SweepableSink",
     "apply_batch",
+    "call_sink",
     "check_owner",
     "collapse",
     "document_bytes",

@@ -17,6 +17,8 @@ from export_queue.core.sinks.protocol import (
     Rejection,
     Sink,
     SweepableSink,
+    call_sink,
+    check_sink,
 )
 
 log = logging.getLogger("export_queue.sweep")
@@ -38,6 +40,7 @@ class CompositeSink:
         if not names or len(set(names)) < len(names):
             raise SinkConfigurationError(f"a composite sink has parts of different names, found {names}")
         for name, sink in parts:
+            check_sink(sink)
             if sink.capabilities.fenced:
                 raise SinkConfigurationError(f"part {name!r} of a composite sink needs the guard seq, found fence")
         self._parts = list(parts)
@@ -53,13 +56,14 @@ class CompositeSink:
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Ask all parts; see :class:`~export_queue.core.sinks.Sink`."""
         for _, sink in self._parts:
-            sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown, readmit=readmit)
+            named = {"queue_id": queue_id, "store_id": store_id, "fence": fence, "shown": shown, "readmit": readmit}
+            call_sink(sink, "admit", **named)
 
     def continue_drain(self, queue_id: str) -> None:
         """Tell all parts; see :class:`~export_queue.core.sinks.ContinuingSink`."""
         for _, sink in self._parts:
             if isinstance(sink, ContinuingSink):
-                sink.continue_drain(queue_id)
+                call_sink(sink, "continue_drain", queue_id)
 
     def apply(self, operations: Operations) -> ApplyResult:
         """Apply a batch to all parts; see :class:`~export_queue.core.sinks.Sink`.
@@ -71,7 +75,8 @@ class CompositeSink:
         written = 0
         taken: Sequence[int] = range(len(operations))
         for name, sink in self._parts:
-            result = sink.apply(operations if len(taken) == len(operations) else operations.take(taken))
+            part = operations if len(taken) == len(operations) else operations.take(taken)
+            result: ApplyResult = call_sink(sink, "apply", part)
             written = max(written, result.written)
             if result.rejected:
                 rejected |= {taken[one.position]: f"{name}: {one.reason}" for one in result.rejected}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from export_queue.core.callables import check_methods, returned
+from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.operations import Operations
+
+_METHODS = ("admit", "apply", "claim", "under", "continue_drain", "ddl", "run_ddl", "sweep", "close")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +144,20 @@ class SweepableSink(Sink, Protocol):
         :raises SinkBelongsToAnother: another store feeds the sink, too.
         :raises SinkUnavailable: the sink does not answer; sweeping again goes on.
         """
+
+
+def check_sink(sink: object) -> None:
+    """Refuse a sink with a method that does not run when it is called.
+
+    :raises SinkConfigurationError: it has one; the error names it.
+    """
+    check_methods(sink, _METHODS, f"sink {type(sink).__name__}", error=SinkConfigurationError)
+
+
+def call_sink(sink: object, method: str, *arguments: Any, **named: Any) -> Any:
+    """Call a method of a sink that may be a user's.
+
+    :raises SinkConfigurationError: what the method returned shows that it has not run.
+    """
+    answer = getattr(sink, method)(*arguments, **named)
+    return returned(answer, f"{method}() of sink {type(sink).__name__}", error=SinkConfigurationError)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
+from export_queue.core.callables import check_runs, returned
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.references import check_sink_name, has_password, import_object, is_reference, resolve_secret
 from export_queue.core.sinks.claims import FencedSink
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.option_types import check_options
-from export_queue.core.sinks.protocol import Sink
+from export_queue.core.sinks.protocol import Sink, check_sink
 
 _BUILT_IN = {
     "elasticsearch": "export_queue.core.sinks.elasticsearch:ElasticsearchSink",
@@ -154,6 +155,7 @@ def is_kind(kind: object) -> bool:
 def opened_sink(sink: SinkSpec | Sink | FencedSink) -> Iterator[Sink | FencedSink]:
     """Open a described sink and close it at the end; an open one stays open."""
     if not isinstance(sink, SinkSpec):
+        check_sink(sink)
         yield sink
         return
     opened = sink.open()
@@ -204,13 +206,12 @@ def _compose(parts: Sequence[tuple[str, Callable[[], Sink]]]) -> Sink:
 
 def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Sink:
     extra = f"pip install 'airflow-provider-export-queue[{spec.kind}]'"
-    factory = import_object(
+    found = import_object(
         _BUILT_IN.get(spec.kind, spec.kind),
         error=SinkConfigurationError,
         hint=extra if spec.kind in _BUILT_IN else "name a module that this process can import",
     )
-    if not callable(factory):
-        raise SinkConfigurationError(f"sink {spec.kind}: {type(factory).__name__} is not callable")
+    factory = check_runs(found, f"sink {spec.kind}", error=SinkConfigurationError)
     arguments = {**spec.options, **secrets}
     signature = inspect.signature(factory)
     try:
@@ -220,12 +221,13 @@ def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Si
         raise SinkConfigurationError(f"sink {spec.kind}: {error}; it takes: {known}") from None
     if spec.kind in _BUILT_IN:
         check_options(factory, spec.options, kind=spec.kind)
-    sink = factory(**arguments)
+    sink = returned(factory(**arguments), f"sink {spec.kind}", error=SinkConfigurationError)
     is_fenced = getattr(getattr(sink, "capabilities", None), "fenced", False)
     parts = ("capabilities", "admit", *(("claim", "under") if is_fenced else ("apply",)), "close")
     missing = [part for part in parts if not hasattr(sink, part)]
     if missing:
         raise SinkConfigurationError(f"{spec.kind} returned {type(sink).__name__}, which has no {', '.join(missing)}")
+    check_sink(sink)
     return cast(Sink, sink)
 
 

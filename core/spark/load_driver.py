@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from export_queue.core.callables import check_runs, returned
 from export_queue.core.errors import ConfigurationError, InvalidArgument
 from export_queue.core.references import import_object
 from export_queue.core.spark.load_job import LoadArguments
@@ -39,7 +40,7 @@ def load(arguments: LoadArguments) -> LoadReport:
     with start_deadline(arguments.start_timeout):
         start_spark(f"export queue: load of {arguments.options.get('queue') or 'several queues'}")
         spark = SparkSession.builder.getOrCreate()
-    frame = function(spark, **arguments.frame_arguments)
+    frame = returned(function(spark, **arguments.frame_arguments), arguments.frame)
     if not isinstance(frame, DataFrame):
         raise InvalidArgument(f"{arguments.frame}: expected a DataFrame, found {type(frame).__name__}")
     report = write_transactional(frame, arguments.store, **arguments.options)
@@ -61,6 +62,4 @@ def find_frame(path: str) -> Callable[..., Any]:
             raise ConfigurationError(f"{path}: the script cannot be read: {error.strerror}") from error
     else:
         found = import_object(path, error=ConfigurationError)
-    if not callable(found):
-        raise ConfigurationError(f"{path}: expected a function of the Spark session, found {type(found).__name__}")
-    return found
+    return check_runs(found, path, error=ConfigurationError)

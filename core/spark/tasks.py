@@ -26,7 +26,7 @@ from export_queue.core.drain import (
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.locks import Lease, check_leases
 from export_queue.core.queue import Queue
-from export_queue.core.sinks import ContinuingSink, FencedSink, Sink, SinkSpec
+from export_queue.core.sinks import ContinuingSink, FencedSink, Sink, SinkSpec, call_sink
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.store import Database, StoreSpec
 from export_queue.core.transactions import Snapshot
@@ -149,7 +149,7 @@ class TaskSetup:
         try:
             sink = self.sink.open()
             if isinstance(sink, ContinuingSink):
-                sink.continue_drain(self.queue.id)
+                call_sink(sink, "continue_drain", self.queue.id)
             _kept.append(_Opened(of, database, sink))
         except BaseException:
             database.close()

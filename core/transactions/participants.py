@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from export_queue.core.callables import check_methods, returned
 from export_queue.core.store import participant_key
 from export_queue.core.transactions.value import Transaction
 
@@ -40,6 +41,9 @@ class Participant(Protocol):
         """Learn that the transaction has committed."""
 
 
+_STEPS = ("start", "update", "changes", "persist", "rollback", "after_commit")
+
+
 class Participants:
     """All participants of one transaction, in the order in which they joined."""
 
@@ -53,20 +57,24 @@ class Participants:
         return bool(self._joined)
 
     def join(self, participant: Participant, transaction: Transaction) -> None:
-        """Take one in; it is rolled back from now on, also if it fails to start."""
+        """Take one in; it is rolled back from now on, also if it fails to start.
+
+        :raises InvalidArgument: one of its methods does not run when it is called.
+        """
+        check_methods(participant, _STEPS, f"participant {participant.name!r}", may_yield=["changes"])
         self._joined.append(participant)
-        participant.start(transaction)
+        _call(participant, "start", transaction)
 
     def update(self, transaction: Transaction) -> None:
         """Tell all of a new write pointer."""
         for participant in self._joined:
-            participant.update(transaction)
+            _call(participant, "update", transaction)
 
     def persist(self) -> set[bytes]:
         """Let all write; returns the conflict keys of all."""
-        keys = {participant_key(one.name, key) for one in self._joined for key in one.changes()}
+        keys = {participant_key(one.name, key) for one in self._joined for key in _call(one, "changes")}
         for one in self._joined:
-            one.persist()
+            _call(one, "persist")
         return keys
 
     def roll_back(self, reason: BaseException | None) -> list[str]:
@@ -97,7 +105,7 @@ class Participants:
             one = self._joined[next_one]
             try:
                 self._joined.pop(next_one)  # inside, so that an interruption at any moment counts as its failure
-                getattr(one, step)()
+                _call(one, step)
             except BaseException as error:
                 self._failed.append(one.name)
                 if not isinstance(error, Exception):
@@ -109,3 +117,8 @@ class Participants:
                         f"besides, participant {one.name!r} failed in {step}: {type(error).__name__}: {error}"
                     )
         return first
+
+
+def _call(participant: Participant, step: str, *arguments: Transaction) -> Any:
+    result = getattr(participant, step)(*arguments)
+    return returned(result, f"{step}() of participant {participant.name!r}", may_yield=step == "changes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -255,6 +256,36 @@ def test_generators_and_coroutines_are_refused_when_the_dag_is_written() -> None
 
         @task.export_transaction
         async def coroutine(*, tx: Any) -> None: ...
+
+
+def test_a_function_that_only_its_result_betrays_commits_nothing_and_is_not_tried_again(
+    airflow_store: Any, run_dag: Any
+) -> None:
+    calls: list[int] = []
+
+    async def later(tx: Any) -> None: ...
+
+    with DAG("lazy", schedule=None) as dag:
+
+        @task.export_transaction(retries=2, retry_delay=0)
+        def lazy(*, tx: Any) -> Any:
+            calls.append(1)
+            tx.queue("orders").add("anna", {})
+            return later(tx)
+
+        lazy()
+
+        class Work:
+            async def __call__(self, *, tx: Any) -> None: ...
+
+        for function in (Work(), functools.partial(later)):
+            with pytest.raises(TypeError, match="plain function"):
+                task.export_transaction(function, task_id="refused")
+    run = run_dag(dag)
+    assert run.state == "failed"
+    assert "returned a coroutine, which has not run" in str(run.errors["lazy"])
+    assert calls == [1]
+    assert sum(unit.entries for unit in airflow_store.backlog("orders")) == 0
 
 
 def test_the_function_cannot_be_run_outside_of_its_transaction() -> None:

@@ -920,6 +920,11 @@ def test_a_worker_says_what_is_wrong_with_its_target(worker: Callable[..., subpr
     assert process.returncode == 1
     assert "has no attribute 'missing'" in told
     assert "Traceback" not in told
+    process = worker("asyncio:sleep")
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "asyncio:sleep: expected a plain function, found an async function" in told
+    assert "never awaited" not in told
 
 
 class Mute(Exception):
