@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 NEEDED = (
     "pip install 'airflow-provider-export-queue[spark]' where Spark runs, 'airflow-provider-export-queue[s3]' elsewhere"
 )
-_BLOCK = 1 << 20
 _REFUSED = re.compile(
     r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|NO_SUCH_BUCKET|SIGNATURE_DOES_NOT_MATCH)\b"
 )
@@ -95,8 +95,13 @@ def parent_of(url: str) -> str:
     return urlunsplit(parts._replace(path=parts.path.rpartition("/")[0]))
 
 
+def checksum(content: Any) -> str:
+    """Compute the checksum of bytes: algorithm and digest."""
+    return f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}"
+
+
 class Written:
-    """A file that is being written, with its size and its checksum so far."""
+    """A file that is being written, with its size so far."""
 
     closed = False
 
@@ -127,10 +132,10 @@ class Written:
         """Tell the bytes so far."""
         return self.bytes
 
-    @property
-    def checksum(self) -> str:
-        """Algorithm and digest."""
-        return f"xxh3_128:{self._hash.hexdigest()}"
+    def end_section(self) -> str:
+        """Return the checksum of what was written since the last call."""
+        found, self._hash = f"xxh3_128:{self._hash.hexdigest()}", xxhash.xxh3_128()
+        return found
 
 
 @contextlib.contextmanager
@@ -185,24 +190,15 @@ def open_file(url: str, *, size: int) -> Any:
     with translated(url):
         filesystem, path = _filesystem(url)
         try:
+            if url.startswith("/") and not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe would be waited for
+                raise SegmentLost(f"file {url}: expected {size} bytes, found something that is not a regular file")
             source = filesystem.open_input_file(path)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise SegmentLost(f"file {url}: expected {size} bytes, found no file") from error
         if (found := source.size()) != size:
             source.close()
             raise SegmentLost(f"file {url}: expected {size} bytes, found {found}")
         return source
-
-
-def checksum_of(url: str) -> str:
-    """Read a whole file and compute its checksum."""
-    digest = xxhash.xxh3_128()
-    with translated(url):
-        filesystem, path = _filesystem(url)
-        with filesystem.open_input_stream(path) as stream:
-            while block := stream.read(_BLOCK):
-                digest.update(block)
-    return f"xxh3_128:{digest.hexdigest()}"
 
 
 def list_files(folder: str) -> list[str]:

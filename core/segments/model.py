@@ -32,7 +32,10 @@ class FileReport:
     file: str
     """Its URL, or its absolute path."""
     bytes: int
+    footer_bytes: int
+    """Size of the footer, which is the end of the file."""
     checksum: str
+    """Of the footer, which has the checksums of all else."""
     slices: tuple[Slice, ...]
 
     @property
@@ -53,6 +56,7 @@ class FileReport:
             "end_bucket": min(part.end, queue.buckets),
             "file": self.file,
             "file_bytes": self.bytes,
+            "footer_bytes": self.footer_bytes,
             "checksum": self.checksum,
             "row_group_first": part.row_group_first,
             "row_group_end": part.row_group_end,
@@ -70,7 +74,7 @@ class FileReport:
     def from_json(cls, value: Mapping[str, Any]) -> FileReport:
         """Read what :meth:`to_json` gave."""
         slices = tuple(Slice(**part) for part in value["slices"])
-        return cls(value["file"], value["bytes"], value["checksum"], slices)
+        return cls(value["file"], value["bytes"], value["footer_bytes"], value["checksum"], slices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +92,9 @@ class Segment:
     end: int
     file: str
     file_bytes: int
+    footer_bytes: int
     checksum: str
+    """Of the footer."""
     row_group_first: int
     row_group_end: int
     entries: int

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from export_queue.core.errors import SegmentLost
 from export_queue.core.queue import Position
-from export_queue.core.segments.files import checksum_of, load_pyarrow, open_file, translated
 from export_queue.core.segments.model import Segment
-from export_queue.core.segments.writing import TRANSACTION
+from export_queue.core.segments.verified_file import COLUMNS, VerifiedFile
 from export_queue.core.store import EntryKey
 
 if TYPE_CHECKING:
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
 
 Row = tuple[int, bytes, int, bytes | None]
 BATCH_ROWS = 4096
-_BUFFER_BYTES = 1 << 16
-_AT_ONCE_BYTES = 1 << 20
-_COLUMNS = ["bucket", "key", "seq", "value"]
+_ALL_SLICES_AT_ONCE_BYTES = 1 << 20
 
 
 place_of: Callable[[Row], EntryKey] = itemgetter(slice(3))
@@ -49,19 +46,11 @@ def row_groups(segments: Sequence[Segment]) -> list[list[RowGroup]]:
     :raises SegmentLost: a file is missing.
     :raises SegmentUnavailable: it cannot be read now.
     """
-    import pyarrow.parquet as pq
-
-    load_pyarrow()
     heads: dict[str, Any] = {}
     for segment in segments:
-        if segment.file in heads:
-            continue
-        source = open_file(segment.file, size=segment.file_bytes)
-        try:
-            with translated(segment.file):
-                heads[segment.file] = pq.read_metadata(source)
-        finally:
-            source.close()
+        if segment.file not in heads:
+            with contextlib.closing(VerifiedFile(segment)) as file:
+                heads[segment.file] = file.metadata
     return [_groups_of(segment, heads[segment.file]) for segment in segments]
 
 
@@ -120,9 +109,8 @@ class SegmentReader:
             try:
                 self._batches = self._batches or self._open()
                 found, is_last = next(self._batches, ([], True))
-            except BaseException as error:
+            except BaseException:
                 self.close()
-                _explain(self.segment, error)
                 raise
             if found:
                 self.rows = found
@@ -148,18 +136,12 @@ class SegmentReader:
         self._batches, self._close = None, _nothing
 
     def _open(self) -> Iterator[tuple[list[Row], bool]]:
-        import pyarrow.parquet as pq
-
-        load_pyarrow()
-        segment = self.segment
-        source = open_file(segment.file, size=segment.file_bytes)
-        self._close = source.close
-        with translated(segment.file):
-            file = pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
-        _check(segment, file.metadata)
+        file = VerifiedFile(self.segment)
+        self._close = file.close
+        file.check(self.segment)
         return self._read(file)
 
-    def _read(self, file: Any) -> Iterator[tuple[list[Row], bool]]:
+    def _read(self, file: VerifiedFile) -> Iterator[tuple[list[Row], bool]]:
         """Yield batches, each with whether it is the last one."""
         segment = self.segment
         groups = [
@@ -167,13 +149,13 @@ class SegmentReader:
             for i in range(segment.row_group_first, segment.row_group_end)
             if self._may_have_more(file.metadata.row_group(i))
         ]
-        if not groups:
-            return
-        left = sum(file.metadata.row_group(i).num_rows for i in groups)
-        for batch in file.iter_batches(batch_size=self._batch_rows, row_groups=groups, columns=_COLUMNS):
-            columns = (batch.column(name).to_pylist() for name in _COLUMNS)
-            left -= batch.num_rows
-            yield self._wanted(list(zip(*columns, strict=True))), left == 0
+        for i in groups:
+            table = file.table(i)
+            for start in range(0, table.num_rows, self._batch_rows):
+                batch = table.slice(start, self._batch_rows)
+                columns = (batch.column(name).to_pylist() for name in COLUMNS)
+                is_last = i == groups[-1] and start + batch.num_rows == table.num_rows
+                yield self._wanted(list(zip(*columns, strict=True))), is_last
 
     def _may_have_more(self, group: Any) -> bool:
         """Tell by its statistics whether a row group has entries that are wanted."""
@@ -200,62 +182,22 @@ def read_slices(segments: Sequence[Segment]) -> list[pa.Table]:
     :raises SegmentUnavailable: it cannot be read now.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    load_pyarrow()
-    segment = segments[0]
-    source = open_file(segment.file, size=segment.file_bytes)
     found = []
-    try:
-        with translated(segment.file):
-            # A small file comes in one request, which an object store answers sooner than several.
-            content = pa.BufferReader(source.read_buffer()) if segment.file_bytes <= _AT_ONCE_BYTES else source
-            file = pq.ParquetFile(content, page_checksum_verification=True)
+    with contextlib.closing(VerifiedFile(segments[0], at_once=_ALL_SLICES_AT_ONCE_BYTES)) as file:
         for segment in segments:
-            _check(segment, file.metadata)
+            file.check(segment)
             groups = range(segment.row_group_first, segment.row_group_end)
-            table = file.read_row_groups(list(groups), columns=_COLUMNS, use_threads=False)
-            found.append(_left_of(segment, table))
-    except (OSError, pa.ArrowException) as error:
-        _explain(segment, error)
-        raise
-    finally:
-        source.close()
+            found.append(_left_of(segment, pa.concat_tables([file.table(i) for i in groups])))
     return found
 
 
 def _left_of(segment: Segment, table: pa.Table) -> pa.Table:
     if not segment.done:
         return table
-    places = zip(*(table[name].to_pylist() for name in _COLUMNS[:3]), strict=True)
+    places = zip(*(table[name].to_pylist() for name in COLUMNS[:3]), strict=True)
     numbered = [(*place, number) for number, place in enumerate(places)]
     return table.take([number for *_, number in without(numbered, segment.done)])
-
-
-def _check(segment: Segment, metadata: Any) -> None:
-    """Compare what a file says of itself with the store's row."""
-    found = (metadata.metadata or {}).get(TRANSACTION, b"none").decode()
-    if found != str(segment.transaction):
-        raise SegmentLost(f"file {segment.file}: expected one of transaction {segment.transaction}, found {found}")
-    groups = range(segment.row_group_first, segment.row_group_end)
-    entries = sum(metadata.row_group(i).num_rows for i in groups if i < metadata.num_row_groups)
-    if entries != segment.entries:
-        raise SegmentLost(f"file {segment.file}: expected {segment.entries} entries in a unit, found {entries}")
-
-
-def _explain(segment: Segment, error: BaseException) -> None:
-    """Say what is wrong with the file, where the error is about what it holds.
-
-    :raises SegmentLost: its content is another one than was written.
-    """
-    import pyarrow as pa
-
-    if isinstance(error, OSError | pa.ArrowException):
-        found = checksum_of(segment.file)
-        if found != segment.checksum:
-            raise SegmentLost(f"file {segment.file}: expected checksum {segment.checksum}, found {found}") from error
-        with translated(segment.file):
-            raise error
 
 
 def without(rows: Sequence[Any], parts: Iterable[tuple[EntryKey, EntryKey]]) -> list[Any]:

@@ -7,21 +7,23 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
+import orjson
+
 from export_queue.core.codecs import MAX_KEY_BYTES
 from export_queue.core.errors import EntryError, InvalidArgument
 from export_queue.core.segments.files import Written, check_base, create, joined, load_pyarrow, translated
 from export_queue.core.segments.model import FileReport, Slice
+from export_queue.core.segments.verified_file import FILE, GROUPS, STORE, TRANSACTION
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP_ROWS = 1 << 16
-GROUP_BYTES = 8 << 20
-"""A row group has no more rows, and about no more bytes: what a drain holds in memory of each slice that it merges."""
+GROUP_BYTES = 1 << 20
+"""Maximum rows and bytes of a row group, unless one entry is larger. A drain holds one row group of each slice that it
+merges in memory."""
 TARGET_BYTES = 128 << 20
 OnDuplicate = Literal["error", "keep_last"]
-TRANSACTION = b"export_queue.transaction"
-"""Key of the file's metadata that names the transaction."""
 
 
 def write_segments(
@@ -57,8 +59,7 @@ def write_segments(
     if on_duplicate not in ("error", "keep_last"):
         raise InvalidArgument(f"on_duplicate: expected error or keep_last, found {on_duplicate!r}")
     load_pyarrow()
-    folder = folder_of(base, store_id, transaction)
-    with _Files(folder, name, transaction, target_bytes) as files:
+    with _Files(base, store_id, transaction, name, target_bytes) as files:
         for batch in _in_order(_checked(batches, name, max_value_bytes), name, on_duplicate):
             for unit, part in by_unit(batch, buckets_per_range):
                 files.add(unit * buckets_per_range, (unit + 1) * buckets_per_range, part)
@@ -80,7 +81,7 @@ def write_merged(
     :param transaction: id of the long transaction in whose folder the file is.
     """
     load_pyarrow()
-    with _Files(folder_of(base, store_id, transaction), name, transaction, None) as files:
+    with _Files(base, store_id, transaction, name, None) as files:
         for first, end, batch in batches:
             files.add(first, end, batch)
         return files.end()
@@ -184,15 +185,17 @@ def by_unit(batch: pa.RecordBatch, buckets_per_range: int) -> Iterator[tuple[int
 class _Files:
     """The files of one call, written one after the other."""
 
-    def __init__(self, folder: str, name: str, transaction: int, target_bytes: int | None) -> None:
-        self._folder, self._name, self._transaction = folder, name, transaction
-        self._target_bytes = target_bytes
+    def __init__(self, base: str, store_id: str, transaction: int, name: str, target_bytes: int | None) -> None:
+        self._folder, self._name, self._transaction = folder_of(base, store_id, transaction), name, transaction
+        self._store_id, self._target_bytes = store_id, target_bytes
         self._reports: list[FileReport] = []
         self._open = contextlib.ExitStack()
         self._url = ""
         self._output: Written | None = None
         self._writer: Any = None
         self._slices: list[Slice] = []
+        self._groups: list[tuple[int, str]] = []
+        """End and checksum of each row group of the open file."""
         self._unit: tuple[int, int] | None = None
         self._parts: list[pa.RecordBatch] = []
         """Of the row group to come."""
@@ -240,11 +243,12 @@ class _Files:
         with translated(self._url or self._folder):
             if self._writer is None:
                 self._begin_file(table.schema)
+            assert self._output is not None
             self._writer.write_table(table, row_group_size=table.num_rows)
+            self._groups.append((self._output.bytes, self._output.end_section()))
         size = sum(pc.sum(pc.binary_length(table[column])).as_py() or 0 for column in ("key", "value"))
         self._extend(table.num_rows, size)
         self._parts, self._rows, self._bytes = [], 0, 0
-        assert self._output is not None
         if self._target_bytes is not None and self._output.bytes >= self._target_bytes:
             self._end_file()
 
@@ -268,21 +272,31 @@ class _Files:
         self._output = self._open.enter_context(create(self._url))
         self._writer = pq.ParquetWriter(
             self._output,
-            schema.with_metadata({TRANSACTION: str(self._transaction).encode()}),
+            schema,
             compression="zstd",
             compression_level=1,
             use_dictionary=["bucket", "seq"],
             write_statistics=["bucket", "key", "seq"],
-            write_page_checksum=True,
         )
 
     def _end_file(self) -> None:
         if self._writer is None:
             return
         assert self._output is not None
+        footer = {
+            STORE: self._store_id,
+            TRANSACTION: str(self._transaction),
+            FILE: self._url.partition("?")[0].rpartition("/")[2],
+            GROUPS: orjson.dumps(self._groups),
+        }
+        before = self._output.bytes
         with translated(self._url):
+            self._writer.add_key_value_metadata(footer)
             self._writer.close()
             self._open.close()
-        report = FileReport(self._url, self._output.bytes, self._output.checksum, tuple(self._slices))
-        self._reports.append(report)
-        self._writer, self._output, self._slices, self._url = None, None, [], ""
+        size = self._output.bytes
+        self._reports.append(
+            FileReport(self._url, size, size - before, self._output.end_section(), tuple(self._slices))
+        )
+        self._writer, self._output, self._url = None, None, ""
+        self._slices, self._groups = [], []

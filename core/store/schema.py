@@ -229,7 +229,8 @@ segment = _table(
     _int("end_bucket"),
     _text("file"),  # its URL
     _id("file_bytes"),
-    _text("checksum"),  # of the file
+    _id("footer_bytes"),
+    _text("checksum"),  # of the file's footer, which has the checksums of all else
     _int("row_group_first"),
     _int("row_group_end"),
     _id("entries"),

@@ -20,7 +20,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import DRAIN_RETRY, DrainRequest, Entry, Part, RangeReport, by_range, share_out, sharing
 from export_queue.core.locks import Lease, Owner, claim, revoke
 from export_queue.core.queue import bucket, read_entries
-from export_queue.core.segments import reading, writing
+from export_queue.core.segments import verified_file, writing
 from export_queue.core.sinks import MemorySink, Put, SinkSpec
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.tasks import TaskSetup, drain_task
@@ -245,14 +245,14 @@ def test_heads_of_files_are_read_once_and_beside_the_store(
     monkeypatch.setattr(sharing, "LEAST_WEIGHT", 1)
     skewed.database.segments = str(tmp_path / "segments")
     bulk.load(skewed, bulk.many(400), tasks=2)
-    step, opened, borrowed = reading.open_file, list[str](), list[int]()
+    step, opened, borrowed = verified_file.open_file, list[str](), list[int]()
 
     def open_file(file: str, **options: Any) -> Any:
         opened.append(file)
         borrowed.append(len(skewed.database._lent))
         return step(file, **options)
 
-    monkeypatch.setattr(reading, "open_file", open_file)
+    monkeypatch.setattr(verified_file, "open_file", open_file)
     share_out(skewed.database, skewed.queue("orders"), claimed(skewed), take_snapshot(skewed.database), tasks=4)
     assert len(opened) == len(set(opened)) == 2
     assert set(borrowed) == {0}

@@ -26,6 +26,7 @@ def segment(transaction: int, *, number: int = 1, size: int = 10, seqs: tuple[in
         end=5,
         file="/f",
         file_bytes=1,
+        footer_bytes=1,
         checksum="",
         row_group_first=0,
         row_group_end=1,

@@ -81,7 +81,7 @@ def test_a_file_lies_in_its_folder(base: str) -> None:
 
 
 def test_a_report_travels_as_json() -> None:
-    report = FileReport("/a", 7, "xxh3_128:0", (Slice(0, 5, 0, 1, 2, 3), Slice(5, 10, 1, 2, 2, 3)))
+    report = FileReport("/a", 7, 3, "xxh3_128:0", (Slice(0, 5, 0, 1, 2, 3), Slice(5, 10, 1, 2, 2, 3)))
     assert FileReport.from_json(report.to_json()) == report
     assert report.entries == 4
 
