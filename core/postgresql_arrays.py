@@ -1,4 +1,4 @@
-"""Arrays as PostgreSQL's binary protocol has them, and how values are sent and read; the store and the SQL sink share it.
+"""Arrays as PostgreSQL's binary protocol has them, and how values are sent and read: for the store and the SQL sink.
 
 psycopg finds the type of each item of a list anew, which costs more than the rest of a commit's client side, and gives
 arrays of small and of large numbers different types, and so different prepared statements.

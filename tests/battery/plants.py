@@ -32,16 +32,13 @@ def pause_before_registering(url: str, pause: str = PAUSE) -> None:
     _edit(url, "xq_draw", lambda text: _once(_DRAWING, lambda found: f"{found[0]} {pause}", text))
 
 
-def pause_now_and_then(url: str, *, has_gate: bool) -> None:
+def pause_now_and_then(url: str) -> None:
     """Let time pass where the right order of two steps matters, and load alone would hardly show a wrong one.
 
     These are: an id is drawn, then registered; active rows and outcomes are read after the list of locks, never before.
-
-    :param has_gate: whether ids come from a sequence under a gate; a clock stays locked over both steps.
     """
-    if has_gate:
-        pause_before_registering(url, RARE_PAUSE.format(0.01))
-        pause_behind_listing(url, RARE_PAUSE.format(0.02))
+    pause_before_registering(url, RARE_PAUSE.format(0.01))
+    pause_behind_listing(url, RARE_PAUSE.format(0.02))
     pause_before_listing(url, RARE_PAUSE.format(0.05))
 
 

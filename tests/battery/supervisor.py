@@ -24,7 +24,6 @@ from tests.support.histories import HistoryTransaction, Verdict, check_history
 
 from export_queue.core.client import Store
 from export_queue.core.store import schema
-from export_queue.core.store.postgresql.dialect import WRITE_ONLY_MS
 from export_queue.core.transactions import take_snapshot
 
 CLIENTS, JANITORS = 10, 2
@@ -198,7 +197,7 @@ class Run:
 
     def settle(self) -> None:
         """Ask for the last requests of the dead, wait until nothing is in progress, and read everything once more."""
-        self.set_clock(self.clock.highest + DAY + WRITE_ONLY_MS)  # what dead clients registered has timed out
+        self.set_clock(self.clock.highest + DAY + MINUTE)  # what dead clients registered has timed out
         with self.way.open(self.url, clock=self.shared.clock) as store:
             plants.follow_the_stores_clock(store)
             for path in self.journals:

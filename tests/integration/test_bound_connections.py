@@ -1,4 +1,4 @@
-"""A user's own connection may be set up in any way that its driver knows: a bound transaction works, or says why not."""
+"""A user's own connection may be set up in any way that its driver knows: a bound transaction works or says why."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def url(ready: Store) -> str:
         {"prepare_threshold": None},
         {"prepare_threshold": 0},
         {
-            "options": "-c datestyle=german,dmy -c intervalstyle=sql_standard -c bytea_output=escape -c timezone=Asia/Kolkata"
+            "options": "-c datestyle=german,dmy -c intervalstyle=sql_standard -c bytea_output=escape "
+            "-c timezone=Asia/Kolkata"
         },
         {"options": "-c search_path=elsewhere -c extra_float_digits=-15 -c standard_conforming_strings=off"},
     ],

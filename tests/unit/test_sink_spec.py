@@ -236,8 +236,8 @@ def test_the_doors_export_what_they_always_did():
         "ElasticsearchSink ErrorRow ErrorTable Fate FencedSink FloorRecord MemorySink "
         "Operations OperationsBuilder PreparableSink "
         "Put RedisSink Rejection Round Sink SinkSpec SqlSink SweepableSink "
-        "apply_batch call_sink check_owner collapse document_bytes is_kind isolate register_store next_round opened_sink "
-        "raise_floor refuse_seqs stale_rank".split()
+        "apply_batch call_sink check_owner collapse document_bytes is_kind isolate register_store next_round "
+        "opened_sink raise_floor refuse_seqs stale_rank".split()
     )
     assert set(testing.__all__) == {"FencedConformance", "MemorySink", "SinkConformance", "assert_converges"}
     assert all(getattr(module, name) for module in (sinks, testing) for name in module.__all__)
