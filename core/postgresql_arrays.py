@@ -1,4 +1,4 @@
-"""Arrays as PostgreSQL's binary protocol has them, and how values are sent and read: for the store and the SQL sink.
+"""Arrays as PostgreSQL's binary protocol has them, and how values are sent; the store and the SQL sink share them.
 
 psycopg finds the type of each item of a list anew, which costs more than the rest of a commit's client side, and gives
 arrays of small and of large numbers different types, and so different prepared statements.
@@ -10,8 +10,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import psycopg.postgres
-import psycopg.types.array
+import psycopg
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
@@ -151,14 +150,7 @@ def numbers_of(array: bytes) -> tuple[int, ...]:
     return struct.unpack(">" + "iq" * count, array[_HEADER.size :])[1::2] if count > 0 else ()
 
 
-def _plain_adapters() -> AdaptersMap:
-    found = AdaptersMap(types=psycopg.postgres.types)
-    psycopg.postgres.register_default_adapters(found)
-    psycopg.types.array.register_all_arrays(found)
-    for kind, dumper in _DUMPERS.items():
-        found.register_dumper(kind, dumper)
-    return found
-
-
-PLAIN = _plain_adapters()
-"""How values are sent and read: as the driver does it by itself, whatever a program registers for its own use."""
+PLAIN = AdaptersMap(psycopg.adapters)
+"""How values are sent and read: as the driver does it by itself, whatever a program registers for its own use later."""
+for _kind, _dumper in _DUMPERS.items():
+    PLAIN.register_dumper(_kind, _dumper)
