@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TypeVar
 
-from export_queue.core.errors import DrainTimedOut, LockError
+from export_queue.core.errors import DrainTimedOut, ExportQueueError, LockError
 from export_queue.core.retry import Retry, is_transient
 
 Result = TypeVar("Result")
@@ -22,7 +23,24 @@ def call_again(retry: Retry, step: Callable[[], Result], *, check: Callable[[], 
     :param check: called before each call; an error of its own ends the matter.
     :returns: what ``step`` returned.
     """
-    return retry.call(step, worth_repeating=_is_worth_repeating, check=check)
+    failures = 0
+    since: datetime | None = None
+
+    def counted() -> Result:
+        nonlocal failures, since
+        try:
+            return step()
+        except Exception:
+            failures += 1
+            since = since or datetime.now(UTC)
+            raise
+
+    try:
+        return retry.call(counted, worth_repeating=_is_worth_repeating, check=check)
+    except ExportQueueError as error:
+        if failures > 1 and since is not None and _is_worth_repeating(error):
+            error.message += f" (since {since:%Y-%m-%d %H:%M:%S} UTC, tried {failures} times)"
+        raise
 
 
 def _is_worth_repeating(error: Exception) -> bool:

@@ -92,8 +92,8 @@ def batch(*documents: bytes | None, seq: int = 5) -> Operations:
     return Operations(["orders"] * n, [b"%d" % i for i in range(n)], documents, [seq] * n, range(n))
 
 
-def admit(sink: ElasticsearchSink) -> ElasticsearchSink:
-    sink.admit(queue_id="q", store_id="s", fence=1)
+def admit(sink: ElasticsearchSink, *, fence: int = 1) -> ElasticsearchSink:
+    sink.admit(queue_id="q", store_id="s", fence=fence)
     return sink
 
 
@@ -684,34 +684,67 @@ def test_another_number_of_answers_than_of_operations_is_no_acknowledgement(make
 
 
 @pytest.mark.parametrize(
-    ("block", "error", "status"),
+    ("block", "reason"),
     [
-        ("read_only_allow_delete", SinkUnavailable, "429"),
-        ("write", SinkRefused, "403"),
-        ("read_only", SinkRefused, "403"),
+        ("read_only_allow_delete", "429 cluster_block_exception: .*read-only-allow-delete block"),
+        ("write", "403 cluster_block_exception: .*index write"),
+        ("read_only", "403 cluster_block_exception: .*index read-only"),
     ],
 )
-def test_a_block_of_a_full_disk_is_waited_for_and_one_that_a_person_put_ends_the_drain(
-    make, name, ask, block, error, status, no_pauses
-):
+def test_a_block_of_an_index_is_waited_for_and_named_in_the_servers_words(make, name, ask, block, reason, no_pauses):
     sink = admit(make())
     sink.apply(puts(b"1"))
     overheard = Overheard(sink)
     ask("PUT", f"/{name}/_settings", {f"index.blocks.{block}": True})
     for document in (b"{}", None):
-        with pytest.raises(error, match=f"{status} cluster_block_exception"):
+        with pytest.raises(SinkUnavailable, match=reason):
             sink.apply(puts(b"2", seq=7, document=document))
-    assert overheard.sizes == [1, 1], "the sink repeats nothing by itself: a full disk stays so for longer"
+    assert overheard.sizes == [1, 1] * 2, "each batch once, and one operation once more, for the server's reason"
     ask("PUT", f"/{name}-000001/_settings", {f"index.blocks.{block}": None})
     assert sink.apply(puts(b"2", seq=7)).written == 1
 
 
-def test_a_closed_index_parks_the_drain_and_blames_no_record(make, name, ask):
+@pytest.mark.parametrize(
+    ("path", "setting"),
+    [
+        ("/xq_control/_settings", "index.blocks.write"),
+        ("/xq_control/_settings", "index.blocks.read"),
+        ("/{name}-000001/_settings", "index.blocks.metadata"),
+        ("/_cluster/settings", "cluster.blocks.read_only"),
+        ("/_cluster/settings", "cluster.blocks.read_only_allow_delete"),
+    ],
+)
+def test_a_block_that_a_drain_meets_at_its_start_or_while_it_creates_an_index_is_waited_for(
+    make, name, ask, path, setting, no_pauses
+):
+    fences = iter(range(100, 1000))
+    sink = admit(make(index=name), fence=next(fences))
+    sink.apply(puts(b"1"))
+
+    def block(value: bool | None) -> None:
+        body: dict[str, Any] = {setting: value}
+        ask("PUT", path.format(name=name), {"persistent": body} if path.startswith("/_cluster") else body)
+
+    block(True)
+    try:
+        with pytest.raises(SinkUnavailable, match="403 cluster_block_exception: .*blocked by"):
+            admit(make(index=name), fence=next(fences)).apply(puts(b"2"))
+        if path.startswith("/_cluster"):
+            with pytest.raises(SinkUnavailable, match="403 cluster_block_exception: .*blocked by"):
+                make(index=f"{name}-new").create("anything")
+    finally:
+        block(None)
+    assert admit(make(index=name), fence=next(fences)).apply(puts(b"2")).written == 1
+
+
+def test_a_closed_index_is_waited_for_until_it_is_open_and_blames_no_record(make, name, ask):
     sink = admit(make())
     sink.apply(puts(b"1"))
     ask("POST", f"/{name}-000001/_close")
-    with pytest.raises(SinkRefused, match="index_closed_exception"):
+    with pytest.raises(SinkUnavailable, match="index_closed_exception: closed"):
         sink.apply(puts(b"2"))
+    ask("POST", f"/{name}-000001/_open")
+    assert sink.apply(puts(b"2")).written == 1
 
 
 def test_a_shard_that_is_nowhere_is_unavailable_and_said_in_time(make, name, ask):

@@ -5,18 +5,28 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import pytest
 import redis
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
+from export_queue.core.client import Store
+from export_queue.core.drain import DRAIN_RETRY, drain
 from export_queue.core.errors import SinkRefused, SinkUnavailable
-from export_queue.core.sinks import ApplyResult, Operations, RedisSink
+from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec
 
 PATIENCE = 60.0
 """Seconds that even a slow machine does not need."""
+
+
+passwords: list[str] = []
+
+
+def a_password() -> str:
+    return passwords[-1]
 
 
 @pytest.fixture
@@ -105,6 +115,64 @@ def test_a_server_that_is_reading_its_data_is_unavailable(server, client, sink):
         client.config_set("key-load-delay", 0)
     assert documents(client) == {b"old"}
     assert sink.apply(puts(seq=2)) == ApplyResult(50, 0)
+
+
+def test_a_server_that_reads_its_append_only_file_is_not_said_to_have_none(caplog):
+    settings = {"appendonly": "yes", "appendfsync": "always", "enable-debug-command": "yes"}
+    with RedisServer(settings) as server, connected(server) as client, connected(server) as other:
+        with client.pipeline(transaction=False) as many:
+            for n in range(20_000):
+                many.set(f"more:{n}", "x")
+            many.execute()
+        client.config_set("key-load-delay", 200)  # it answers after each 1024 commands that it reads
+        late = RedisSink(server.host, server.port, password=server.password)
+        with beside(lambda: other.execute_command("DEBUG LOADAOF")), closing(late):
+            wait_until(lambda: client.info("persistence")["loading"], "it does not load")
+            assert not client.info("persistence")["aof_enabled"], "this is what it says meanwhile"
+            with pytest.raises(SinkUnavailable, match=r"LOADING: .* since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"):
+                late.admit(queue_id="q", store_id="s", fence=1)
+            client.config_set("key-load-delay", 0)
+        assert str(server.port) not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("refuse", "lift", "code"),
+    [
+        (("min-replicas-to-write", 1), ("min-replicas-to-write", 0), "NOREPLICAS"),
+        (("maxmemory", 1), ("maxmemory", 0), "OOM"),
+    ],
+)
+def test_a_drain_waits_at_each_of_its_steps_for_a_server_that_takes_no_writes(
+    server, client, sqlite_url, refuse, lift, code
+):
+    secrets = {"password": f"{__name__}:a_password"}
+    passwords.append(server.password)
+    with Store.open(sqlite_url) as store:
+        store.create()
+        for guard in ("seq", "fence"):
+            options = {"host": server.host, "port": server.port, "guard": guard, "key": guard + ":{id}"}
+            spec = SinkSpec("redis", options, secrets, name=guard)
+            store.configure_queue(guard, buckets=1, value="bytes")
+            pauses: list[float] = []
+
+            def lift_at_the_third(seconds: float) -> None:
+                pauses.append(seconds)  # noqa: B023
+                if len(pauses) == 3:  # noqa: B023
+                    client.config_set(*lift)
+
+            patient = replace(DRAIN_RETRY, sleep=lift_at_the_third)
+            impatient = replace(DRAIN_RETRY, attempts=2, sleep=lambda seconds: None)
+            on_error = "fail" if guard == "fence" else None
+            for key in ("first", "second"):  # the control records are written, then they are there
+                with store.transaction() as tx:
+                    tx.queue(guard).add(key, b"new")
+                client.config_set(*refuse)
+                with pytest.raises(SinkUnavailable, match=rf"{code}: .*\(since .* UTC, tried 2 times\)") as caught:
+                    drain(store, guard, spec, retry=impatient, on_error=on_error)
+                assert caught.value.transient
+                pauses.clear()
+                assert drain(store, guard, spec, retry=patient, on_error=on_error).acknowledged == 1
+                assert len(pauses) == 3
 
 
 def test_a_server_with_too_few_replicas_is_unavailable(client, sink):

@@ -217,8 +217,11 @@ def test_a_server_that_takes_no_writes_for_now_is_unavailable(own_url, make):
     assert admit(make(as_writer)).apply(puts(b"1")).written == 1, "these are the least privileges"
     execute(own_url, "SET GLOBAL read_only = ON")
     try:
-        with pytest.raises(SinkUnavailable, match="1290"):
+        with pytest.raises(SinkUnavailable, match="1290") as refused:
             make(as_writer).apply(puts(b"1", seq=6))
+        assert "read_only" in refused.value.hint
+        with pytest.raises(SinkUnavailable, match="1290"):
+            make(as_writer).admit(queue_id="q", store_id="s", fence=2)
     finally:
         execute(own_url, "SET GLOBAL read_only = OFF")
     with pytest.raises(SinkRefused, match="1142") as caught:
@@ -271,7 +274,13 @@ def test_any_driver_may_be_named(mariadb_url, make, scheme):
 
 @pytest.mark.parametrize(
     ("number", "kind"),
-    [(1213, "TryAgain"), (1062, "Poison"), (1205, "SinkUnavailable"), (2013, "SinkUnavailable"), (1146, "SinkRefused")],
+    [
+        (1213, "TryAgain"),
+        (1412, "TryAgain"),
+        (1062, "Poison"),
+        *((code, "SinkUnavailable") for code in (1036, 1040, 1114, 1135, 1203, 1205, 1223, 1290, 1836, 2013, 3572, 3989)),
+        (1146, "SinkRefused"),
+    ],
 )
 def test_errors_are_told_apart_by_their_number(number, kind):
     dialect = MySqlDialect(make_url("mysql+pymysql://db/x"), password=None, timeout=1)

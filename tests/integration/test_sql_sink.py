@@ -332,8 +332,11 @@ def test_a_server_that_takes_no_writes_for_now_is_unavailable(postgres_url, make
     name = make_url(postgres_url).database
     execute(postgres_url, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
     sink.close()
-    with pytest.raises(SinkUnavailable, match="25006"):
+    with pytest.raises(SinkUnavailable, match="25006") as caught:
         sink.apply(puts(b"1", seq=6))
+    assert "default_transaction_read_only" in caught.value.hint
+    with pytest.raises(SinkUnavailable, match="25006"):
+        make(postgres_url).admit(queue_id="q", store_id="s", fence=2)
 
 
 def test_a_lock_that_somebody_keeps_ends_in_a_transient_error(postgres_url, make):

@@ -36,6 +36,16 @@ def test_the_last_error_comes_out_as_it_is():
         call_again(retry, failing(StoreUnavailable("first"), StoreUnavailable("second")))
 
 
+def test_the_last_error_says_since_when_and_how_often_it_was_tried():
+    retry = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
+    with pytest.raises(SinkUnavailable, match=r"^busy \(since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, tried 3 times\)") as caught:
+        call_again(retry, failing(*[SinkUnavailable("busy") for _ in range(3)]))
+    assert caught.value.transient
+    with pytest.raises(SinkRefused) as terminal:
+        call_again(retry, failing(SinkUnavailable("busy"), SinkRefused("no rights")))
+    assert terminal.value.message == "no rights"
+
+
 def test_a_server_that_hangs_is_given_two_minutes():
     now, calls = [1000.0], []
 

@@ -44,10 +44,16 @@ ERRORS = ErrorTable(
         ErrorRow(
             "429 cluster_block_exception",
             Fate.LATER,
-            "a disk is full: free space, and the server takes its block off; entries wait in the queue",
+            "the index has the block read_only_allow_delete, which a full disk or a person sets: free space, or remove "
+            "the block; entries wait in the queue",
         ),
-        ErrorRow("403 cluster_block_exception", Fate.REFUSED, "take the block off the index or the cluster"),
-        ErrorRow("400 index_closed_exception", Fate.REFUSED, "open the index"),
+        ErrorRow(
+            "403 cluster_block_exception",
+            Fate.LATER,
+            "the index or the cluster has a block, which a person or a program sets: remove it; entries wait in the "
+            "queue",
+        ),
+        ErrorRow("400 index_closed_exception", Fate.LATER, "open the index; entries wait in the queue"),
         ErrorRow("404*", Fate.REFUSED, "the index or its alias is gone: the next drain says what was lost"),
         ErrorRow("401*", Fate.REFUSED, "check user and password, or the API key, of the sink's connection"),
         ErrorRow("403*", Fate.REFUSED, "grant the user the privileges that docs/sinks/elasticsearch.md lists"),

@@ -339,8 +339,10 @@ class ElasticsearchSink:
             raise SinkRefused(
                 f"{self}, {alias}: {len(answers)} answers to {len(wanted)} operations; which belongs to which?"
             )
-        for answer in answers if answers.count(DONE) != len(answers) else ():
+        for i, answer in enumerate(answers) if answers.count(DONE) != len(answers) else ():
             if answer.meaning in (Meaning.UNAVAILABLE, Meaning.REFUSED, Meaning.UNFIT):
+                if not reasons:  # they say which block it is, or what else is wrong
+                    self._request(alias, [wanted[i]], floor, reasons=True)
                 raise answer.explain(f"{self}, {alias}")
         return answers
 

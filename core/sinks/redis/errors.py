@@ -41,7 +41,7 @@ ERRORS = ErrorTable(
         ErrorRow(NO_ANSWER, Fate.LATER, "the server is not there or too slow, or the connection broke"),
         ErrorRow("LOADING", Fate.LATER, "the server is reading its data from disk; try again"),
         ErrorRow("BUSY", Fate.LATER, "the server is busy with a script; try again"),
-        ErrorRow("READONLY", Fate.LATER, "the server is a replica: after a fail-over, connect to the new primary"),
+        ErrorRow("READONLY", Fate.LATER, "the server is a replica, which takes no writes: connect to the primary"),
         ErrorRow("MASTERDOWN", Fate.LATER, "the replica has lost its primary; try again"),
         ErrorRow("NOREPLICAS", Fate.LATER, "too few replicas are connected; try again"),
         ErrorRow("TRYAGAIN", Fate.LATER, "a slot is being moved to another node; try again"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import cache
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult
 from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.connection import Connection, Reply
+from export_queue.core.sinks.redis.errors import ERRORS
 from export_queue.core.sinks.redis.incarnation import Incarnations
 from export_queue.core.sinks.redis.packing import Command
 
@@ -69,6 +71,11 @@ def check_server(connection: Connection) -> str:
     :returns: the server's mode, ``standalone`` or ``cluster``.
     """
     facts, name = _facts(connection.ask("INFO")), f"Redis at {connection.server}"
+    if facts.get("loading") == "1":  # what it says of itself is not true yet: it has no append-only file meanwhile
+        begun = datetime.fromtimestamp(int(facts.get("loading_start_time", "0")), UTC)
+        raise ERRORS.find("LOADING").error(
+            f"{name}: LOADING: it is reading its data from disk, since {begun:%Y-%m-%d %H:%M:%S} UTC"
+        )
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy.startswith("allkeys"):
         raise SinkConfigurationError(

@@ -265,7 +265,8 @@ class SqlSink:
             # also after a refusal: another process may have run the same at this moment
             DDL_RETRY.call(attempt, worth_repeating=lambda error: isinstance(error, Poison | TryAgain | SinkError))
         except (Poison, TryAgain) as error:
-            raise SinkRefused(f"{self}: {error}") from error
+            kind = SinkUnavailable if _gave_way(error) else SinkRefused
+            raise kind(f"{self}: {error}") from error
         for table in tables:
             problems, commands, _ = self._ask(partial(self._examine, table=table))
             self._refuse_misfits(table, problems, commands)
@@ -507,7 +508,8 @@ class SqlSink:
             self._retry.call(create, worth_repeating=lambda error: isinstance(error, _NotCreated))
         except _NotCreated as failure:
             hint = f"let a user with more rights run:\n{_script(failure.commands)}"
-            raise SinkRefused(f"{self}: {failure}", hint=hint) from failure.__cause__
+            kind = SinkUnavailable if _gave_way(failure.__cause__) else SinkRefused
+            raise kind(f"{self}: {failure}", hint=hint) from failure.__cause__
 
     def _ask(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run a transaction that writes no rows of records."""
@@ -560,6 +562,11 @@ class SqlSink:
 
     def __repr__(self) -> str:
         return f"<SqlSink {self}>"
+
+
+def _gave_way(error: BaseException | None) -> bool:
+    """Return whether a transaction gave way to others, so that it may succeed later."""
+    return isinstance(error, TryAgain) and not isinstance(error, Clash)
 
 
 def _by_table(names: Sequence[str]) -> Mapping[str, Sequence[int]]:

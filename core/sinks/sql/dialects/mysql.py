@@ -31,10 +31,10 @@ from export_queue.core.sinks.sql.values import as_literal
 ERRORS = ErrorTable(
     "MySQL",
     [
-        ErrorRow("1020, 1213", Fate.AGAIN, "deadlock, or a record that changed since it was read"),
+        ErrorRow("1020, 1213, 1412", Fate.AGAIN, "deadlock, or a record or a table that changed since it was read"),
         ErrorRow("no answer", Fate.LATER, "the server is not there, or the connection broke"),
         ErrorRow(
-            "1047, 1053, 1129, 1158, 1159, 1160, 1161, 1927, 4031",
+            "1047, 1053, 1129, 1158, 1159, 1160, 1161, 1927, 3169, 4031",
             Fate.LATER,
             "the server stops, has ended an idle session, or packets were lost",
         ),
@@ -43,9 +43,14 @@ ERRORS = ErrorTable(
             Fate.LATER,
             "a disk or a table is full, or the disk fails: make room, see the server's log; entries wait in the queue",
         ),
-        ErrorRow("5, 1037, 1038, 1040, 1041, 1203, 1206, 1226", Fate.LATER, "the server lacks memory or connections"),
-        ErrorRow("1205, 1317, 1969, 3024", Fate.LATER, "a lock or a statement took longer than the sink's timeout"),
-        ErrorRow("1290, 1792, 1836", Fate.LATER, "the server became a replica: connect to the new primary"),
+        ErrorRow("5, 1037, 1038, 1040, 1041, 1135, 1203, 1206, 1226, 1637", Fate.LATER, "the server lacks memory or connections"),
+        ErrorRow("1205, 1223, 1317, 1969, 3024, 3572", Fate.LATER, "a lock or a statement took longer than the sink's timeout"),
+        ErrorRow(
+            "1036, 1290, 1792, 1836, 3989",
+            Fate.LATER,
+            "the server, its storage engine or the schema is read-only: a replica (connect to the primary), or set by a "
+            "person (read_only, super_read_only, innodb_read_only); entries wait in the queue",
+        ),
         ErrorRow("3100, 3101", Fate.LATER, "a member of the group did not agree; try again"),
         ErrorRow(
             "1048, 1264, 1265, 1292, 1366, 1367, 1406, 1411, 1690", Fate.REJECTED, "data that the column does not take"

@@ -46,7 +46,12 @@ ERRORS = ErrorTable(
         ErrorRow("40*", Fate.LATER, "the transaction was rolled back; try again"),
         ErrorRow("no answer", Fate.LATER, "the server is not there or admits nobody, or the connection broke"),
         ErrorRow("08*", Fate.LATER, "the connection broke"),
-        ErrorRow("25006", Fate.LATER, "the server is a standby: after a fail-over, connect to the new primary"),
+        ErrorRow(
+            "25006",
+            Fate.LATER,
+            "the server is a standby (connect to the primary), or the database or user was set read-only "
+            "(default_transaction_read_only); entries wait in the queue",
+        ),
         ErrorRow("25P03, 25P04", Fate.LATER, "this process stood still for longer than the sink's timeout"),
         ErrorRow("53100", Fate.LATER, "the server's disk is full: make room; entries wait in the queue"),
         ErrorRow("53*", Fate.LATER, "the server lacks memory or connections"),

@@ -29,6 +29,11 @@ ERRORS = ErrorTable(
         ErrorRow("SQLITE_PROTOCOL", Fate.LATER, "a race for the file's locks; try again"),
         ErrorRow("SQLITE_NOMEM", Fate.LATER, "this process lacks memory"),
         ErrorRow("SQLITE_FULL", Fate.LATER, "the disk is full: make room; entries wait in the queue"),
+        ErrorRow(
+            "SQLITE_READONLY_RECOVERY, SQLITE_READONLY_CANTLOCK, SQLITE_READONLY_CANTINIT, SQLITE_READONLY_ROLLBACK",
+            Fate.LATER,
+            "another process must first open or restore the file; try again",
+        ),
         ErrorRow("SQLITE_READONLY*", Fate.REFUSED, "the file or its folder may not be written by this user"),
         ErrorRow("SQLITE_CONSTRAINT*", Fate.REJECTED, "a constraint of the table"),
         ErrorRow("SQLITE_MISMATCH", Fate.REJECTED, "data that the column does not take"),
