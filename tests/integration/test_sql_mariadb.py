@@ -278,7 +278,10 @@ def test_any_driver_may_be_named(mariadb_url, make, scheme):
         (1213, "TryAgain"),
         (1412, "TryAgain"),
         (1062, "Poison"),
-        *((code, "SinkUnavailable") for code in (1036, 1040, 1114, 1135, 1203, 1205, 1223, 1290, 1836, 2013, 3572, 3989)),
+        *(
+            (code, "SinkUnavailable")
+            for code in (1036, 1040, 1114, 1135, 1203, 1205, 1223, 1290, 1836, 2013, 3572, 3989)
+        ),
         (1146, "SinkRefused"),
     ],
 )

@@ -38,7 +38,9 @@ def test_the_last_error_comes_out_as_it_is():
 
 def test_the_last_error_says_since_when_and_how_often_it_was_tried():
     retry = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
-    with pytest.raises(SinkUnavailable, match=r"^busy \(since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, tried 3 times\)") as caught:
+    with pytest.raises(
+        SinkUnavailable, match=r"^busy \(since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, tried 3 times\)"
+    ) as caught:
         call_again(retry, failing(*[SinkUnavailable("busy") for _ in range(3)]))
     assert caught.value.transient
     with pytest.raises(SinkRefused) as terminal:

@@ -43,13 +43,21 @@ ERRORS = ErrorTable(
             Fate.LATER,
             "a disk or a table is full, or the disk fails: make room, see the server's log; entries wait in the queue",
         ),
-        ErrorRow("5, 1037, 1038, 1040, 1041, 1135, 1203, 1206, 1226, 1637", Fate.LATER, "the server lacks memory or connections"),
-        ErrorRow("1205, 1223, 1317, 1969, 3024, 3572", Fate.LATER, "a lock or a statement took longer than the sink's timeout"),
+        ErrorRow(
+            "5, 1037, 1038, 1040, 1041, 1135, 1203, 1206, 1226, 1637",
+            Fate.LATER,
+            "the server lacks memory or connections",
+        ),
+        ErrorRow(
+            "1205, 1223, 1317, 1969, 3024, 3572",
+            Fate.LATER,
+            "a lock or a statement took longer than the sink's timeout",
+        ),
         ErrorRow(
             "1036, 1290, 1792, 1836, 3989",
             Fate.LATER,
-            "the server, its storage engine or the schema is read-only: a replica (connect to the primary), or set by a "
-            "person (read_only, super_read_only, innodb_read_only); entries wait in the queue",
+            "the server, its storage engine or the schema is read-only: a replica (connect to the primary), or set by "
+            "a person (read_only, super_read_only, innodb_read_only); entries wait in the queue",
         ),
         ErrorRow("3100, 3101", Fate.LATER, "a member of the group did not agree; try again"),
         ErrorRow(
