@@ -92,8 +92,8 @@ def batch(*documents: bytes | None, seq: int = 5) -> Operations:
     return Operations(["orders"] * n, [b"%d" % i for i in range(n)], documents, [seq] * n, range(n))
 
 
-def admit(sink: ElasticsearchSink, *, fence: int = 1) -> ElasticsearchSink:
-    sink.admit(queue_id="q", store_id="s", fence=fence)
+def admit(sink: ElasticsearchSink, *, queue_id: str = "q", fence: int = 1) -> ElasticsearchSink:
+    sink.admit(queue_id=queue_id, store_id="s", fence=fence)
     return sink
 
 
@@ -718,7 +718,7 @@ def test_a_block_that_a_drain_meets_at_its_start_or_while_it_creates_an_index_is
     make, name, ask, path, setting, no_pauses
 ):
     fences = iter(range(100, 1000))
-    sink = admit(make(index=name), fence=next(fences))
+    sink = admit(make(), queue_id=name, fence=next(fences))
     sink.apply(puts(b"1"))
 
     def block(value: bool | None) -> None:
@@ -728,13 +728,13 @@ def test_a_block_that_a_drain_meets_at_its_start_or_while_it_creates_an_index_is
     block(True)
     try:
         with pytest.raises(SinkUnavailable, match="403 cluster_block_exception: .*blocked by"):
-            admit(make(index=name), fence=next(fences)).apply(puts(b"2"))
+            admit(make(), queue_id=name, fence=next(fences)).apply(puts(b"2"))
         if path.startswith("/_cluster"):
             with pytest.raises(SinkUnavailable, match="403 cluster_block_exception: .*blocked by"):
                 make(index=f"{name}-new").create("anything")
     finally:
         block(None)
-    assert admit(make(index=name), fence=next(fences)).apply(puts(b"2")).written == 1
+    assert admit(make(), queue_id=name, fence=next(fences)).apply(puts(b"2")).written == 1
 
 
 def test_a_closed_index_is_waited_for_until_it_is_open_and_blames_no_record(make, name, ask):
