@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 from tests.support.sql_targets import Documents, Make, OnPostgresql, admit, execute, opened_sinks, puts
 from tests.support.waiting import wait_until
 
-from export_queue.core.postgresql_arrays import BigintArray, BooleanArray, TextArray
+from export_queue.core.postgresql_arrays import PLAIN, BigintArray, BooleanArray, TextArray
 from export_queue.core.sinks import ApplyResult, Claim, Operations, SqlSink
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects import postgresql
@@ -56,7 +56,7 @@ def test_rows_are_looked_up_and_locked_in_the_order_of_the_batch(postgres_url, p
     count = len(ids)
     arrays = [TextArray.of(ids), TextArray.of([b"new"] * count), BigintArray.of([9] * count)]
     merge = statements.merge_arrays(Table("orders", Contents.of(None, "text")), {})
-    with psycopg.connect(plain_url) as connection:
+    with psycopg.connect(plain_url, context=PLAIN) as connection:
         connection.execute(statements.BY_ARRAY + statements.SAVE)
         found = connection.execute(b"EXPLAIN " + merge.encode(), [*arrays, BooleanArray.of([False] * count)])
         plan = [line for (line,) in found]
