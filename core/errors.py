@@ -249,7 +249,10 @@ class TransactionTimeout(TransactionError):
     """The transaction's deadline has passed, so it cannot commit."""
 
     transient = True
-    default_hint = "do less in one transaction, or give it a longer timeout="
+    default_hint = (
+        "do less in one transaction, or give it more time: timeout= of store.run and store.transaction, "
+        "transaction_timeout= of @task.export_transaction"
+    )
 
 
 class TransactionsInProgress(TransactionError):

@@ -65,12 +65,14 @@ class Retry:
         *,
         worth_repeating: Callable[[Exception], bool] = is_transient,
         check: Callable[[], None] | None = None,
+        on_pause: Callable[[Exception], None] | None = None,
     ) -> Result:
         """Call ``step`` until it returns, fails for good, or the bounds are reached; then its last error is raised.
 
         :param step: what is done; it must be safe to repeat.
         :param worth_repeating: tells whether another call may help after an error.
         :param check: called before each call; what it raises ends the matter.
+        :param on_pause: called with the error before the pause after a failed call.
         :returns: what ``step`` returned.
         """
         # Own code, since a library's machinery would cost as much as the commit that it repeats.
@@ -86,6 +88,8 @@ class Retry:
                 pause = self.pause(attempt)
                 if self.seconds is not None and self.clock() + pause > begun + self.seconds:
                     raise
+                if on_pause is not None:
+                    on_pause(error)
             returned(self.sleep(pause), "sleep")
         raise AssertionError("unreachable")
 

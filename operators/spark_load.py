@@ -98,7 +98,7 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
             if state.committed:
                 self.log.warning(
                     "Load %r committed in an earlier try, so nothing was submitted; returning the stored report. "
-                    "To run it anew, run `export-queue idempotency key --close %s` and clear the task.",
+                    "To run it anew, run `export-queue idempotency %s --close` and clear the task.",
                     self._idempotency_key,
                     shlex.quote(self._idempotency_key),
                 )

@@ -17,6 +17,7 @@ from export_queue.core.retry import Retry
 from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.once import UnitOfWork
 from export_queue.hooks.tasks import task_name
+from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,7 +39,8 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
     :param op_args: its positional arguments. (templated)
     :param op_kwargs: its keyword arguments. (templated)
     :param export_queue_conn_id: connection of the store. (templated)
-    :param transaction_timeout: seconds after which the transaction can no longer commit.
+    :param transaction_timeout: seconds after which the transaction can no longer commit. A function that itself takes
+        longer fails the task at once.
     :param attempts: most runs of the function, each from its start, when its transaction meets a conflict.
     """
 
@@ -75,8 +77,6 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
 
     def execute_callable(self) -> Any:
         """Run the function in its transaction, unless an earlier try has committed it."""
-        from export_queue.operators.terminal import terminal_errors_fail_at_once
-
         function = self.python_callable.__wrapped__  # type: ignore[attr-defined]
         calls = 0
 
@@ -98,7 +98,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
         if not calls:
             self.log.warning(
                 "Transaction %r committed in an earlier try, so the function was not called; returning the stored "
-                "result. To run it anew, run `export-queue idempotency key --close %s` and clear the task.",
+                "result. To run it anew, run `export-queue idempotency %s --close` and clear the task.",
                 self._idempotency_key,
                 shlex.quote(self._idempotency_key),
             )

@@ -33,6 +33,7 @@ FAILED, WRONG_USE, TRY_AGAIN = 1, 2, 75
 _NO_ASCII = re.compile(r"[\x7f-\U0010ffff]")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
+DELETE = "(delete)"
 IDENTIFYING = frozenset({"queue", "subscription", "sink", "seq", "drain_id"})
 """Columns that a narrow terminal does not break."""
 
@@ -155,6 +156,13 @@ def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str
     elif needed.minimum > console.width:
         console.width = needed.minimum
     console.print(table)
+
+
+def shown_delete(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Show people an entry that says that its record is gone; JSON has null there."""
+    return {
+        name: DELETE if name in ("value", "value_bytes") and value is None else value for name, value in row.items()
+    }
 
 
 def print_json(value: object, *, indented: bool = False) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,11 +18,14 @@ from export_queue.core.cli.console import (
     app,
     bytes_of_hex,
     open_store,
+    say,
     show,
+    shown_delete,
     text_of_bytes,
     utc_time,
 )
-from export_queue.core.cli.queues import QueueId
+from export_queue.core.cli.queues import QueueId, hidden_reader, readers_of
+from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.printable import printable
 from export_queue.core.queue import ALL_DEAD_LETTERS, DeadLetter, DeadLetterFilter
@@ -34,6 +40,11 @@ Error = Annotated[str | None, typer.Option(help="only letters with this class of
 OfDrain = Annotated[str | None, typer.Option(help="only letters of the drain of this id")]
 Limit = Annotated[int, typer.Option(min=1, help="most letters, oldest entries first")]
 Who = Annotated[str | None, typer.Option(help="name for the record; by default user and host")]
+
+_LINE = 100
+"""Characters of a line of a reason."""
+_REASON = 300
+"""Characters of a reason that a list shows."""
 
 
 @dead.command("list")
@@ -58,8 +69,45 @@ def list_letters(
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         which = _filter(key, key_hex, seq, error, drain_id)
         place = None if after is None else _place(after)
-        letters = opened.dead_letters.list(queue_id, which, after=place, limit=limit)
-    show([_row(letter) for letter in letters], as_json=as_json, hide=("key_hex", "value_bytes"))
+        found = _letters(opened, queue_id, which, after=place, limit=limit)
+    rows = [_row(reader, letter) for reader, letter in found]
+    below = ("key_hex", "reason", "drain_id", "value_bytes")
+    show(rows, as_json=as_json, hide=(*below, *hidden_reader(queue_id, rows)))
+    if as_json:
+        return
+    # Below the table, where a sentence has room; a reason that many letters share is told once.
+    reasons = Counter((row["drain_id"], row["error"], row["reason"]) for row in rows)
+    for (drain, name, reason), count in reasons.items():
+        short = (
+            reason if len(reason) <= _REASON else f"{reason[:_REASON]}… (whole: export-queue dead show QUEUE --key KEY)"
+        )
+        say_wrapped(f"{count} {'letters' if count > 1 else 'letter'} of drain {drain}: {name}: {short}")
+
+
+def say_wrapped(text: str) -> None:
+    """Print a sentence that may be long, in lines that break at words."""
+    for line in textwrap.wrap(printable(text), _LINE, subsequent_indent="  ", break_long_words=False):
+        say(line)
+
+
+def _letters(
+    store: Store,
+    queue_id: str,
+    which: DeadLetterFilter,
+    *,
+    after: tuple[int, bytes] | None = None,
+    limit: int,
+    values: bool = False,
+) -> Sequence[tuple[str, DeadLetter]]:
+    """Read the letters of all readers of a queue, oldest entries first, each with its reader."""
+    found = [
+        (reader.id, letter)
+        for reader in readers_of(store, queue_id)
+        for letter in store.dead_letters.list(reader.id, which, after=after, limit=limit, values=values)
+    ]
+    found.sort(key=lambda one: one[1].place)
+    # The next page begins after a place, so that letters of one place come on one page.
+    return [one for one in found if one[1].place <= found[limit - 1][1].place] if len(found) > limit else found
 
 
 @dead.command("show")
@@ -81,12 +129,12 @@ def show_letters(
         raise typer.BadParameter("which letter? give --key or --key-hex")
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         which = _filter(key, key_hex, seq, None, None)
-        letters = opened.dead_letters.list(queue_id, which, limit=limit, values=value)
-    rows = [_row(letter) | ({"value": text_of_bytes(letter.value)} if value else {}) for letter in letters]
+        found = _letters(opened, queue_id, which, limit=limit, values=value)
+    rows = [_row(name, letter) | ({"value": text_of_bytes(letter.value)} if value else {}) for name, letter in found]
     if as_json or not rows:
         show(rows, as_json=as_json)
         return
-    for row in rows:
+    for row in map(shown_delete, rows):
         print("\n".join(f"{name:<12} {printable(found)}" for name, found in row.items()), end="\n\n")
 
 
@@ -158,8 +206,9 @@ def _place(text: str) -> tuple[int, bytes]:
     return int(seq), bytes_of_hex(key)
 
 
-def _row(letter: DeadLetter) -> dict[str, Any]:
+def _row(reader: str, letter: DeadLetter) -> dict[str, Any]:
     return {
+        "queue": reader,
         "key": text_of_bytes(letter.key) if isinstance(letter.key, bytes) else str(letter.key),
         "key_hex": letter.position.key.hex(),
         "seq": str(letter.position.seq),

@@ -15,13 +15,15 @@ from export_queue.core.cli.console import (
     app,
     bytes_of_hex,
     open_store,
+    print_json,
     seq_time,
     show,
     show_one,
+    shown_delete,
     text_of_bytes,
     utc_time,
 )
-from export_queue.core.cli.queues import QueueId
+from export_queue.core.cli.queues import QueueId, hidden_reader, readers_of
 from export_queue.core.client import Store
 from export_queue.core.drain import FinishedDrain, KeyStory
 from export_queue.core.errors import CodecError, InvalidArgument
@@ -38,7 +40,7 @@ def peek(
     password: Password = None,
     schema: Schema = "export_queue",
     behind_pooler: BehindPooler = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="most entries")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="most entries of a reader")] = 10,
     key: Annotated[str | None, typer.Option(help="only entries of this key")] = None,
     key_hex: KeyHex = None,
     values: Annotated[bool, typer.Option("--values", help="show values, too")] = False,
@@ -47,9 +49,16 @@ def peek(
     """Show the entries that wait, in the order in which a drain takes them; nothing is removed."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         chosen = None if key is None and key_hex is None else _key(opened, queue_id, key, key_hex)
-        found = opened.peek(queue_id, key=chosen, limit=limit, values=values)
-    rows = [_entry(one) | ({"value": text_of_bytes(one.value)} if values else {}) for one in found]
-    show(rows, as_json=as_json, hide=("key_hex",))
+        rows = [
+            {"queue": reader.id, **_entry(one)} | ({"value": text_of_bytes(one.value)} if values else {})
+            for reader in readers_of(opened, queue_id)
+            for one in opened.peek(reader.id, key=chosen, limit=limit, values=values)
+        ]
+    show(
+        rows if as_json else list(map(shown_delete, rows)),
+        as_json=as_json,
+        hide=("key_hex", *hidden_reader(queue_id, rows)),
+    )
 
 
 @app.command()
@@ -65,11 +74,14 @@ def why(
 ) -> None:
     """Tell what the store knows of one key: its last commit, what waits, what is dead, and which drains came by."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        story = opened.why(queue_id, _key(opened, queue_id, key, key_hex))
-    if as_json:
-        show_one(_story(story), as_json=True)
+        chosen = _key(opened, queue_id, key, key_hex)
+        stories = [opened.why(reader.id, chosen) for reader in readers_of(opened, queue_id)]
+    if as_json and [story.queue.id for story in stories] == [queue_id]:
+        show_one(_story(stories[0]), as_json=True)
+    elif as_json:
+        print_json([_story(story) for story in stories], indented=True)
     else:
-        print("\n".join(map(printable, _told(story))))
+        print("\n\n".join("\n".join(map(printable, _told(story))) for story in stories))
 
 
 def _key(store: Store, queue_id: str, key: str | None, key_hex: str | None) -> Any:
@@ -118,6 +130,8 @@ def _drain(drain: FinishedDrain | None) -> dict[str, Any] | None:
         "acknowledged": report.acknowledged,
         "dead": report.dead,
         "stopped_by": None if report.problem is None else report.problem.error_class,
+        "message": None if report.problem is None else report.problem.message,
+        "hint": None if report.problem is None else report.problem.hint or None,
     }
 
 
@@ -132,7 +146,11 @@ def _story(story: KeyStory) -> dict[str, Any]:
         "unit": story.unit.to_json(),
         "last_commit": None
         if commit is None
-        else {"seq": str(commit.seq), "time": seq_time(commit.seq), "known_by": commit.known_by},
+        else {
+            "seq": None if commit.seq is None else str(commit.seq),
+            "time": None if commit.seq is None else seq_time(commit.seq),
+            "known_by": commit.known_by,
+        },
         "queued": [
             {name: value for name, value in _entry(one).items() if name not in ("key", "key_hex")}
             for one in story.queued
@@ -146,16 +164,10 @@ def _story(story: KeyStory) -> dict[str, Any]:
 
 def _told(story: KeyStory) -> list[str]:
     """Tell a story in lines."""
-    commit = story.last_commit
     lines = [
         f"queue {story.queue.id}, sink {story.queue.sink or 'none yet'}",
         f"key {text_of_bytes(story.key)!r}: bucket {story.bucket}, unit {story.unit}",
-        "last commit: "
-        + (
-            "no trace in the store: it was drained, or there was none"
-            if commit is None
-            else f"seq {commit.seq} of {seq_time(commit.seq)}, known by its {commit.known_by}"
-        ),
+        f"last commit: {_told_commit(story)}",
         f"waiting: {len(story.queued) or 'nothing'}",
     ]
     lines += [
@@ -172,13 +184,46 @@ def _told(story: KeyStory) -> list[str]:
         f"since {utc_time(letter.dead_since_ms)}, drain {letter.drain_id}"
         for letter in story.dead
     ]
-    lines.append(f"last drain of its unit: {_told_drain(story.last_drain)}")
-    lines.append(f"may have been brought by: {_told_drain(story.may_have_brought)}")
-    lines.append("Of transactions in progress, nothing is known before they stage or commit.")
+    lines += [f"last drain of its unit: {_told_drain(story.last_drain)}", *_told_problem(story.last_drain)]
+    if story.may_have_brought is not None:
+        lines.append(f"{_told_delivery(story)}: {_told_drain(story.may_have_brought)}")
+    lines.append("Writes of transactions in progress are not known before they stage or commit.")
     return lines
+
+
+def _told_commit(story: KeyStory) -> str:
+    commit = story.last_commit
+    if commit is None and story.may_have_brought is None:
+        return (
+            "none on record, and no drain on record has delivered anything of its unit: it was probably never committed"
+        )
+    if commit is None:
+        return (
+            "none on record: the key was never committed here, or a drain delivered it, which leaves no trace of a key"
+        )
+    if commit.seq is None:
+        return "by a bound transaction; delivered since, and its time is not on record (known by its conflict key)"
+    return f"seq {commit.seq} of {seq_time(commit.seq)}, known by its {commit.known_by}"
+
+
+def _told_delivery(story: KeyStory) -> str:
+    if story.last_commit is None:
+        return "newest drain that has delivered anything of its unit, perhaps not this key"
+    if story.last_commit.known_by == "conflict key":
+        return "newest drain that may have delivered it"
+    return "newest drain that may have delivered an older entry of it"
 
 
 def _told_drain(drain: FinishedDrain | None) -> str:
     if drain is None:
-        return "none that is known"
+        return "none on record"
     return f"{drain.report.drain_id}, {utc_time(drain.finished_ms)}: {drain.report.line()}"
+
+
+def _told_problem(drain: FinishedDrain | None) -> list[str]:
+    """Tell why a drain stopped, with what to do about it."""
+    if drain is None or drain.report.problem is None:
+        return []
+    problem = drain.report.problem
+    told = f"{problem.error_class}: {problem.message}" + (f"\nhint: {problem.hint}" if problem.hint else "")
+    return [f"  {line}" for line in told.splitlines()]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, show
+from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, say, show
+from export_queue.core.transactions import IdempotencyState
 
 
 @app.command()
@@ -25,7 +26,37 @@ def idempotency(
 ) -> None:
     """Show whether a unit of work has taken effect, and with which result."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        if close and not opened.close_idempotency_key(name):
-            sys.exit(f"idempotency key {name!r} has not taken effect, so there is nothing to close")
+        was_closed = close and opened.close_idempotency_key(name)
         state = opened.idempotency(name)
-    show([{"idempotency_key": name, **asdict(state)}], as_json=as_json)
+    row = _row(name, state)
+    if close and not was_closed:
+        reason = "is closed already" if row["committed"] else "has not taken effect, so there is nothing to close"
+        sys.exit(f"idempotency key {name!r} {reason}")
+    show([row], as_json=as_json)
+    if not as_json:
+        say(_told(row))
+
+
+def _row(name: str, state: IdempotencyState) -> dict[str, Any]:
+    """Show the last commit under a key, whether or not its generation was closed since."""
+    is_closed = not state.committed and state.generation > 1
+    return {
+        "idempotency_key": name,
+        "committed": state.committed or is_closed,
+        "closed": is_closed,
+        "generation": state.generation - 1 if is_closed else state.generation,
+        "result": state.previous if is_closed else state.result,
+    }
+
+
+def _told(row: dict[str, Any]) -> str:
+    if not row["committed"]:
+        return (
+            "No commit under this key is on record: the work has not taken effect, or clean-up has deleted the record."
+        )
+    if row["closed"]:
+        return "The work has taken effect, and the key was closed: the next run is new work."
+    return (
+        "The work has taken effect: a retry returns the stored result. To let it take effect anew: "
+        f"export-queue idempotency {shlex.quote(row['idempotency_key'])} --close"
+    )

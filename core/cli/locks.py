@@ -19,6 +19,7 @@ from export_queue.core.cli.console import (
     show,
     utc_time,
 )
+from export_queue.core.cli.queues import readers_of
 from export_queue.core.locks import Area, LockView, RequestView, explained_locks, explained_requests, members_text
 from export_queue.core.queue import Queue, Range
 from export_queue.core.store import Reading
@@ -36,7 +37,7 @@ def locks(
     """Show who works on which part of a queue, who waits for whom, and what becomes of holders that are gone."""
     rows: list[dict[str, Any]] = []
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        readers = opened.queues() if queue_id is None else opened.subscriptions(queue_id) or [opened.queue(queue_id)]
+        readers = opened.queues() if queue_id is None else readers_of(opened, queue_id)
         for queue in readers:
             with opened.database.read() as work:
                 rows += _of_queue(work, queue)
@@ -44,7 +45,7 @@ def locks(
         show(rows, as_json=True)
         return
     show(
-        [row | {"covers": members_text(row["covers"])} for row in rows],
+        [row | {"range": str(Range(*row["range"])), "covers": members_text(row["covers"])} for row in rows],
         as_json=False,
         hide=("attempt", "fence", "waits_for", "explanation"),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -19,9 +19,20 @@ from export_queue.core.cli.console import (
     show,
     show_one,
 )
+from export_queue.core.client import Store
 from export_queue.core.queue import Queue
 
 QueueId = Annotated[str, typer.Argument(metavar="QUEUE", help="id of the queue")]
+
+
+def readers_of(store: Store, queue_id: str) -> list[Queue]:
+    """Return the readers of a queue: its subscriptions, or the queue or subscription itself."""
+    return store.subscriptions(queue_id) or [store.queue(queue_id)]
+
+
+def hidden_reader(queue_id: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Hide the column of readers where all rows are those of the queue that was asked for."""
+    return ("queue",) if all(row["queue"] == queue_id for row in rows) else ()
 
 
 @app.command()

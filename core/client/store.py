@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -16,7 +17,14 @@ from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.client.context import FirstLoad, TransactionContext
 from export_queue.core.client.dead_letters import DeadLetters, user_at_host
 from export_queue.core.drain import KeyStory, why
-from export_queue.core.errors import AlreadyCommitted, InvalidArgument, StoreError, TransactionError
+from export_queue.core.errors import (
+    AlreadyCommitted,
+    ExportQueueError,
+    InvalidArgument,
+    StoreError,
+    TransactionError,
+    TransactionTimeout,
+)
 from export_queue.core.maintenance import (
     MaintenanceReport,
     SinkSweep,
@@ -308,30 +316,50 @@ class Store:
     ) -> Result:
         """Run a function in a transaction, again from its start if the commit meets a conflict.
 
+        A function that itself takes longer than the time-out is not run again.
+
         :param function: called with the transaction; with an idempotency key it must return a JSON value.
         :param idempotency_key: the unit of work: it takes effect once, and later calls return the stored result (I14).
         :param retry: how often and after which pauses; ``Retry()``.
         :returns: what the function returned.
+        :raises TransactionTimeout: the time-out has passed before the commit; the error has both durations.
         """
         check_runs(function, "function")
         _ = self.identity
+        begun, runs = time.monotonic(), 0
 
         def attempt() -> Result:
+            nonlocal runs
+            runs += 1
             opened = OpenTransaction(self.database, timeout=timeout, idempotency_key=idempotency_key)
             try:
                 result = returned(function(self._context(opened)), f"function {name_of(function)}")
                 opened.commit(result)
             except BaseException as error:
                 opened.abort(error)
-                raise
+                overrun = None if isinstance(error, TransactionTimeout) else opened.overrun(error)
+                if overrun is None:
+                    raise
+                raise overrun from error
             return result
 
+        def is_run_again(error: Exception) -> bool:
+            if not _left_nothing(error):
+                return False
+            if isinstance(error, TransactionTimeout):
+                log.warning("run %d of a function was too late and is repeated: %s", runs, error.message)
+            return True
+
         try:
-            return (retry or _CONFLICTS).call(attempt, worth_repeating=_left_nothing)
+            return (retry or _CONFLICTS).call(attempt, worth_repeating=is_run_again)
         except AlreadyCommitted as error:
             if error.idempotency_key != idempotency_key:
                 raise
             return error.result  # type: ignore[no-any-return]
+        except ExportQueueError as error:
+            if runs > 1:
+                error.add_note(f"the function was run {runs} times in {time.monotonic() - begun:.1f} s")
+            raise
 
     def outcome(self, request: UUID | str) -> Outcome:
         """Tell the outcome of a commit; a commit that has not taken effect is refused from now on.

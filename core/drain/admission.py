@@ -65,7 +65,7 @@ def ask_sink(
     """
     check_request(sink, request)
     named = {"queue_id": queue_id, "store_id": store_id, "fence": fence, "shown": shown}
-    call_again(request.retry, lambda: call_sink(sink, "admit", **named))
+    call_again(request.retry, lambda: call_sink(sink, "admit", **named), whom="the sink")
 
 
 def note_fence(database: Database, queue: Queue, sink_name: str, fence: int) -> None:

@@ -56,7 +56,12 @@ class ChunkWriter:
             if self._dead + len(refused) > self.request.max_dead:
                 raise too_many(self.request, f"{self._shown(entries, entry)}: {failure.error_class}: {failure.reason}")
 
-        exported = call_again(self.request.retry, lambda: self.exporter.export(self.queue, entries), check=sender.check)
+        exported = call_again(
+            self.request.retry,
+            lambda: self.exporter.export(self.queue, entries),
+            whom="the exporter",
+            check=sender.check,
+        )
         for entry, failure in exported.failures.items():
             refuse(entry, failure)
         batch = Batch(exported.operations, dict(exported.failures))

@@ -74,7 +74,8 @@ class Course:
     """What was done: as the engine has reported it, or once all of it is counted by tallies, their sum."""
     is_tallied: bool = False
     promised: Snapshot | None = None
-    oldest_left_seconds: float = 0.0
+    waiting: Left | None = None
+    """What waits in the units that were asked for; None where it was not counted."""
     first_rejection: str | None = None
     claims: Claims = field(init=False)
     sink_fence: SinkFence = field(init=False)
@@ -305,9 +306,7 @@ class Course:
         if self.queue is None or self.promised is None:
             return None
         with self.database.read(seconds=_COUNT_SECONDS) as work:
-            units = backlog(work, self.queue, self.promised, self.wanted)
-            oldest = min((unit.oldest_seq for unit in units), default=None)
-            return Left(sum(unit.entries for unit in units), 0.0 if oldest is None else _age(work, oldest))
+            return count_waiting(work, self.queue, self.promised, self.wanted)
 
     def timed_out(self) -> DrainTimedOut:
         """Make the error that says how far a drain has come whose time is over."""
@@ -322,14 +321,13 @@ class Course:
         )
 
     def look_back(self) -> None:
-        """Find out how old the oldest entry is that still waits, and why the first dead letter is one."""
+        """Count what still waits, find out how old the oldest of it is, and why the first dead letter is one."""
+        self.waiting = None
         if self.queue is None:
             return
         snapshot = take_snapshot(self.database)
         with self.database.read() as work:
-            oldest = min((unit.oldest_seq for unit in backlog(work, self.queue, snapshot, self.wanted)), default=None)
-            if oldest is not None:
-                self.oldest_left_seconds = _age(work, oldest)
+            self.waiting = count_waiting(work, self.queue, snapshot, self.wanted)
             if any(part.dead for part in self.parts):
                 which = DeadLetterFilter(drain_id=self.request.drain_id)
                 for letter in list_dead_letters(work, self.queue, which, limit=1):
@@ -343,7 +341,8 @@ class Course:
             drain_id=self.request.drain_id,
             ranges=join_ranges(self.done),
             skipped=join_ranges(set(self.wanted) - self.done),
-            oldest_left_seconds=round(self.oldest_left_seconds, 3),
+            waiting=None if self.waiting is None else self.waiting.entries,
+            oldest_left_seconds=0.0 if self.waiting is None else round(self.waiting.oldest_seconds, 3),
             seconds=round(seconds, 3),
             problem=problem,
             first_rejection=self.first_rejection,
@@ -352,6 +351,13 @@ class Course:
         )
         report.check()
         return report
+
+
+def count_waiting(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range]) -> Left:
+    """Count the entries that a snapshot sees in units of a queue."""
+    found = backlog(work, queue, snapshot, units)
+    oldest = min((unit.oldest_seq for unit in found), default=None)
+    return Left(sum(unit.entries for unit in found), 0.0 if oldest is None else _age(work, oldest))
 
 
 def _age(work: Reading, seq: int) -> float:

@@ -193,7 +193,7 @@ def load_exporter(exporter: object | None) -> Exporter:
 @contextlib.contextmanager
 def opened_exporter(exporter: Exporter, retry: Retry) -> Iterator[Exporter]:
     """Open an exporter and close it at the end, whatever happens."""
-    call_again(retry, exporter.open)
+    call_again(retry, exporter.open, whom="the exporter")
     try:
         yield exporter
     finally:

@@ -38,7 +38,7 @@ def claim_units(sink: Sink | FencedSink, queue: Queue, leases: Sequence[Lease], 
     :raises LeaseLost: a younger drain has claimed one of them.
     """
     claims = [claim_of(queue, lease) for lease in leases]
-    call_again(retry, lambda: call_sink(sink, "claim", claims))
+    call_again(retry, lambda: call_sink(sink, "claim", claims), whom="the sink")
 
 
 def sink_of_unit(sink: Sink | FencedSink, queue: Queue, lease: Lease) -> Sink:

@@ -20,11 +20,12 @@ from typing import Unpack
 
 from export_queue.core.callables import checked
 from export_queue.core.drain.admission import StoreHandle
-from export_queue.core.drain.course import Course
+from export_queue.core.drain.course import Course, count_waiting
 from export_queue.core.drain.engine import Engine, Progress
 from export_queue.core.drain.exporters import load_exporter, opened_exporter
 from export_queue.core.drain.local import LocalEngine
 from export_queue.core.drain.one_drain import concluded
+from export_queue.core.drain.progress import Left
 from export_queue.core.drain.report import Counts, DrainReport, grouped, total
 from export_queue.core.drain.request import DrainOptions, DrainRequest
 from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost
@@ -168,6 +169,7 @@ class Follower:
     _line_at: float = 0.0
     _line_entries: int = 0
     _deadline: float = float("inf")
+    _outage_at: float = 0.0
 
     def run(self, open_engines: Callable[[], AbstractContextManager[EngineOf]]) -> DrainReport:
         """Follow until told to stop.
@@ -305,7 +307,11 @@ class Follower:
         if isinstance(error, LeaseLost):
             self._require_attempt()
         pause = _OUTAGES.pause(outages)
-        log.warning("%s: next attempt in %.1f s: %s: %s", self._title, pause, type(error).__name__, error)
+        if outages == 1:
+            self._outage_at = self.clock()
+        since = f", for {self.clock() - self._outage_at:.0f} s" if outages > 1 else ""
+        line = "%s: interrupted%s; next attempt in %.1f s, until it is stopped: %s: %s"
+        log.warning(line, self._title, since, pause, type(error).__name__, error)
         end = self.clock() + pause
         while not self.is_over() and (left := end - self.clock()) > 0:
             self.sleep(min(left, LONGEST_PAUSE))
@@ -346,16 +352,29 @@ class Follower:
         if course is not None:
             with contextlib.suppress(ExportQueueError):
                 course.look_back()
-                line += f"; oldest left {course.oldest_left_seconds:.0f} s"
+                if course.waiting is not None and course.waiting.entries:
+                    line += f"; entries left: {grouped(course.waiting.entries)}"
+                    line += f"; the oldest {course.waiting.oldest_seconds:.0f} s old"
         log.info("%s", line)
         self._line_at, self._line_entries = self.clock(), entries
 
+    def _count_waiting(self) -> Left | None:
+        with contextlib.suppress(ExportQueueError):
+            snapshot = take_snapshot(self.store.database)
+            with self.store.database.read() as work:
+                queue = find_reader(work, self.request.queue_id)
+                return count_waiting(work, queue, snapshot, units_to_watch(work, queue, self.request.ranges))
+        return None
+
     def _report(self, seconds: float) -> DrainReport:
+        left = self._count_waiting()
         report = DrainReport(
             queue=self.request.queue_id,
             sink=self.request.sink_name,
             drain_id=self.request.drain_id,
             ranges=self._wanted,
+            waiting=None if left is None else left.entries,
+            oldest_left_seconds=0.0 if left is None else round(left.oldest_seconds, 3),
             seconds=round(seconds, 3),
             **total([self._counts]),
         )

@@ -18,6 +18,7 @@ from export_queue.core.drain.parts import Part
 from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.report import Counts, DrainReport, RangeReport
 from export_queue.core.drain.request import DrainOptions, DrainRequest
+from export_queue.core.drain.transient import WatchedRetry
 from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
@@ -75,7 +76,7 @@ def drain_as_requested(
     :param on_progress: called after each chunk.
     """
     deadline = Deadline.after(request.time_limit)
-    request = replace(request, retry=deadline.bounded(request.retry))
+    request = replace(request, retry=WatchedRetry.of(deadline.bounded(request.retry), end=deadline.until))
     if on_progress is not None:
         on_progress = checked(on_progress, "on_progress")
 

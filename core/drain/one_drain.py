@@ -17,7 +17,7 @@ from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.progress import OnLeft, ProgressLog
 from export_queue.core.drain.report import DrainReport, Problem
 from export_queue.core.drain.request import DrainRequest
-from export_queue.core.drain.transient import DRAIN_RETRY, call_again
+from export_queue.core.drain.transient import DRAIN_RETRY, WatchedRetry, call_again
 from export_queue.core.errors import DrainTimedOut, ExportQueueError
 from export_queue.core.locks import end_attempt
 from export_queue.core.queue import close_layouts
@@ -54,10 +54,11 @@ def run_drain(
     deadline = deadline or Deadline.after(request.time_limit, clock=clock)
     course = Course(store.database, store.id, request, sleep, clock, deadline=deadline)
     title = f"{request.queue_id} → {request.sink_name}"
+    calls = request.retry.calls if isinstance(request.retry, WatchedRetry) else None
 
     def bring_all() -> None:
         with (
-            ProgressLog(title, course.count_left, on_left=on_left, clock=clock) as progress,
+            ProgressLog(title, course.count_left, calls=calls, on_left=on_left, clock=clock) as progress,
             engine as opened,
             course.shown_again(opened),
         ):

@@ -1,5 +1,7 @@
 """The lines that a drain writes into the log while it runs: one every 10 seconds, and one when it starts to wait.
 
+A line says what the drain does, and what it waits for: a store or sink that does not answer, or another holder.
+
 What is left is counted in the store, so that the same lines come from every engine. A count reads all that waits: it is
 made so seldom that it costs a small part of the drain's time at most, and lines come as seldom then.
 """
@@ -15,6 +17,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from export_queue.core.drain.report import grouped
+from export_queue.core.drain.transient import Calls
 
 log = logging.getLogger("export_queue.drain")
 
@@ -44,6 +47,7 @@ class ProgressLog:
 
     :param title: what the lines begin with.
     :param count_left: counts the entries that the drain has yet to bring; None where that is not known.
+    :param calls: the calls that the drain waits for, where it knows them.
     :param on_left: called with each count.
     :param clock: tells seconds.
     :param wait: waits for an event, for a number of seconds at most; tells whether the event has come.
@@ -54,12 +58,14 @@ class ProgressLog:
         title: str,
         count_left: Callable[[], Left | None],
         *,
+        calls: Calls | None = None,
         on_left: OnLeft | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         self._title = title
         self._count_left = count_left
+        self._calls = calls or Calls()
         self._on_left = on_left
         self._clock = clock
         self._wait = wait
@@ -113,6 +119,8 @@ class ProgressLog:
         with self._mutex:
             phase, describe = self._phase, self._describe
             parts = [phase if describe is None else f"{phase} for {_said(describe)}"]
+            if (awaited := self._calls.line()) is not None:
+                parts.append(awaited)
             before = self._last
             left = self._count()
             if left is not None:

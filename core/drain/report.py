@@ -27,7 +27,7 @@ class Counts:
     dead: int = 0
     """Entries that are dead letters now."""
     left: int = 0
-    """Entries that were read and are still in the queue."""
+    """Entries that were read and are still in the queue; entries that were not read are not counted."""
     produced: int = 0
     """Operations that the exporter made of acknowledged and dead entries."""
     written: int = 0
@@ -89,8 +89,9 @@ class Problem:
         """Make an exception of it: of its own class, if that is one of this library's."""
         kind = getattr(errors, self.error_class, None)
         if isinstance(kind, type) and issubclass(kind, ExportQueueError) and kind is not errors.AlreadyCommitted:
-            return kind(self.message, hint=self.hint)
-        error = DrainError(f"{self.error_class}: {self.message}", hint=self.hint)
+            error = kind(self.message, hint=self.hint)
+        else:
+            error = DrainError(f"{self.error_class}: {self.message}", hint=self.hint)
         error.transient = self.transient
         return error
 
@@ -141,8 +142,11 @@ class DrainReport(Counts):
     skipped: tuple[Range, ...] = ()
     """Ranges that were left to other holders, whole or in part (``if_locked="skip"``), or not reached because of the
     problem."""
+    waiting: int | None = None
+    """Committed entries that wait in the ranges that were asked for, counted in the store at the end of the drain; None
+    where the store was not asked or did not answer."""
     oldest_left_seconds: float = 0.0
-    """Age of the oldest waiting entry of the ranges that were asked for."""
+    """Age of the oldest of them."""
     seconds: float = 0.0
     problem: Problem | None = None
     """Why the drain stopped early; None if it did not."""
@@ -174,16 +178,26 @@ class DrainReport(Counts):
         return printable(self._line())
 
     def _line(self) -> str:
+        queue = " ".join(filter(None, [self.queue, _ranges_text(self.ranges + self.skipped)]))
         text = (
-            f"{self.queue} {_ranges_text(self.ranges + self.skipped)} → {self.sink}: "
+            f"{queue} → {self.sink}: "
             f"{grouped(self.read)} read = {grouped(self.acknowledged)} acknowledged + {grouped(self.dead)} dead "
-            f"+ {grouped(self.left)} left; oldest left {self.oldest_left_seconds:.0f} s; {self.seconds:.1f} s"
+            f"+ {self._left_text()}; {self.seconds:.1f} s"
         )
         if self.problem is not None:
             return f"{text}; stopped by {self.problem.error_class}"
         if self.skipped:
             return f"{text}; skipped {_ranges_text(self.skipped)}, which others hold"
         return text
+
+    def _left_text(self) -> str:
+        if self.waiting == self.left == 0:
+            return "0 left"
+        read = f"{grouped(self.left)} not removed; "
+        if self.waiting is None:
+            return f"{read}what is left in the queue was not counted"
+        oldest = f", the oldest {self.oldest_left_seconds:.0f} s old" if self.waiting else ""
+        return f"{read}{grouped(self.waiting)} left in the queue{oldest}"
 
     def warnings(self) -> list[str]:
         """Say what somebody should look at: dead letters, with the first one's reason; a first load that is missing."""

@@ -90,7 +90,9 @@ class Sender:
             reject(i, failure)
 
     def _apply(self, part: Operations) -> ApplyResult:
-        result: ApplyResult = call_again(self.retry, lambda: call_sink(self.sink, "apply", part), check=self.check)
+        result: ApplyResult = call_again(
+            self.retry, lambda: call_sink(self.sink, "apply", part), whom="the sink", check=self.check
+        )
         answered = result.written + result.stale + len(result.rejected)
         if answered != len(part):
             raise DrainError(

@@ -2,45 +2,149 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Literal, Self, TypeVar
 
-from export_queue.core.errors import DrainTimedOut, ExportQueueError, LockError
+from export_queue.core.errors import DrainTimedOut, ExportQueueError, LockError, text_of
 from export_queue.core.retry import Retry, is_transient
 
 Result = TypeVar("Result")
+Whom = Literal["the store", "the sink", "the exporter"]
+
+log = logging.getLogger("export_queue.drain")
 
 DRAIN_RETRY = Retry(attempts=9, seconds=120.0, first_pause=0.2, longest_pause=15.0)
 """About 40 seconds for a server that refuses, and two minutes for one that hangs until a time-out ends each call."""
+TOLD_ATTEMPT = 3
+"""The failed attempt after which the log says so: those before it last less than a second together."""
+QUIET_SECONDS = 5.0
+"""A call that has lasted for less is not reported."""
 
 
-def call_again(retry: Retry, step: Callable[[], Result], *, check: Callable[[], None] | None = None) -> Result:
+@dataclass(slots=True)
+class Call:
+    """One step of a drain that is under way, or tried again."""
+
+    whom: Whom
+    attempts: int | None
+    until: float
+    """When no attempt begins any more, by the wall clock; infinite where only their number is bounded."""
+    since: float = field(default_factory=time.time)
+    """When the first attempt began, by the wall clock."""
+    failed: int = 0
+    """Attempts that have failed."""
+    error: Exception | None = None
+
+    def seconds(self) -> float:
+        """Return how long the step has lasted."""
+        return max(0.0, time.time() - self.since)
+
+    def line(self) -> str:
+        """Say who does not answer, since when, and until when it is tried."""
+        since = f"since {_clock(self.since)} ({self.seconds():.0f} s)"
+        if self.error is None:
+            told = f"{self.whom} has not answered {since}"
+        else:
+            reason = text_of(getattr(self.error, "message", self.error)).splitlines()[0]
+            told = f"{self.whom} has failed {since}: {type(self.error).__name__}: {reason}"
+        tries = f"attempt {self.failed + 1}" + (f" of {self.attempts}" if self.attempts else "")
+        return f"{told}; {tries}" + ("" if math.isinf(self.until) else f", none begins after {_clock(self.until)}")
+
+
+class Calls:
+    """The calls that the threads of a drain wait for, for the lines of its log."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, Call] = {}
+
+    def begin(self, call: Call) -> None:
+        """Note a call of this thread."""
+        self._calls[threading.get_ident()] = call
+
+    def end(self) -> None:
+        """Forget it."""
+        self._calls.pop(threading.get_ident(), None)
+
+    def line(self) -> str | None:
+        """Describe the call that has failed or lasted longest; None while all calls are short."""
+        late = [call for call in list(self._calls.values()) if call.seconds() >= QUIET_SECONDS]
+        return max(late, key=Call.seconds).line() if late else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedRetry(Retry):
+    """A retry whose calls can be reported on while they last.
+
+    :param calls: where they are noted.
+    :param end: ``clock()`` at which the drain's time is over.
+    """
+
+    calls: Calls = field(default_factory=Calls, repr=False, compare=False)
+    end: float = math.inf
+
+    @classmethod
+    def of(cls, retry: Retry, *, end: float) -> Self:
+        """Watch the calls of a retry."""
+        return cls(**{one.name: getattr(retry, one.name) for one in fields(Retry)}, end=end)
+
+
+def call_again(
+    retry: Retry, step: Callable[[], Result], *, whom: Whom = "the store", check: Callable[[], None] | None = None
+) -> Result:
     """Call a step of a drain until it returns, fails for good, or the retry's bounds are reached.
 
     :param retry: how often, and how long apart.
     :param step: the step; it must be safe to repeat.
+    :param whom: who is to answer, for the log.
     :param check: called before each call; an error of its own ends the matter.
     :returns: what ``step`` returned.
     """
-    failures = 0
-    since: datetime | None = None
+    left = min(math.inf if retry.seconds is None else retry.seconds, _end(retry) - retry.clock())
+    call = Call(whom, retry.attempts, time.time() + left)
+    failed_at: list[datetime] = []
 
     def counted() -> Result:
-        nonlocal failures, since
         try:
             return step()
         except Exception:
-            failures += 1
-            since = since or datetime.now(UTC)
+            failed_at.append(datetime.now(UTC))
             raise
 
+    def paused(error: Exception) -> None:
+        call.failed, call.error = call.failed + 1, error
+        if call.failed == TOLD_ATTEMPT:
+            log.warning("%s", call.line())
+
+    calls = retry.calls if isinstance(retry, WatchedRetry) else None
+    if calls is not None:
+        calls.begin(call)
     try:
-        return retry.call(counted, worth_repeating=_is_worth_repeating, check=check)
+        result = retry.call(counted, worth_repeating=_is_worth_repeating, check=check, on_pause=paused)
     except ExportQueueError as error:
-        if failures > 1 and since is not None and _is_worth_repeating(error):
-            error.message += f" (since {since:%Y-%m-%d %H:%M:%S} UTC, tried {failures} times)"
+        if len(failed_at) > 1 and _is_worth_repeating(error):
+            error.message += f" (since {failed_at[0]:%Y-%m-%d %H:%M:%S} UTC, tried {len(failed_at)} times)"
         raise
+    finally:
+        if calls is not None:
+            calls.end()
+    if call.failed >= TOLD_ATTEMPT:
+        log.info("%s has answered after %.0f s", whom, call.seconds())
+    return result
+
+
+def _end(retry: Retry) -> float:
+    return retry.end if isinstance(retry, WatchedRetry) else math.inf
+
+
+def _clock(moment: float) -> str:
+    """Show a moment of the wall clock."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%H:%M:%S UTC")
 
 
 def _is_worth_repeating(error: Exception) -> bool:

@@ -33,7 +33,8 @@ _REPORTS = 1000
 class LastCommit:
     """The newest commit of a key of which the store still has a trace."""
 
-    seq: int
+    seq: int | None
+    """None where the trace does not tell: a bound transaction leaves a conflict key of its entry, without the time."""
     known_by: Literal["entry", "dead letter", "conflict key"]
 
 
@@ -54,7 +55,7 @@ class KeyStory:
     bucket: int
     unit: Range
     last_commit: LastCommit | None
-    """None where the store has no trace of one: it has been drained, or there was none."""
+    """None where the store has no trace of one: the key was never committed, or all its entries were drained."""
     queued: tuple[QueuedEntry, ...]
     """Committed entries that wait, oldest first, 100 at most."""
     not_committed: tuple[int, ...]
@@ -64,8 +65,8 @@ class KeyStory:
     last_drain: FinishedDrain | None
     """The newest drain that was asked for the key's unit, whatever it has found; perhaps it did not come so far."""
     may_have_brought: FinishedDrain | None
-    """The newest drain whose report fits the last delivery of the key. Reports count entries and name none, so that it
-    is not proven."""
+    """The newest drain whose report fits a delivery of the key. Reports count entries and do not name them, so this
+    proves nothing, not even that the key was ever committed."""
 
 
 def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
@@ -105,13 +106,14 @@ def last_commit(queued: Iterable[int], dead: Iterable[int], writer: int | None) 
 
     :param queued: sequences of committed entries.
     :param dead: sequences of dead letters.
-    :param writer: the transaction that wrote the key's conflict key last.
+    :param writer: the transaction that wrote the key's conflict key last; 0 if it was only locked by bound ones.
     """
-    traces = [LastCommit(seq, "conflict key") for seq in (writer,) if seq is not None]
+    traces = [LastCommit(writer, "conflict key")] if writer else []
     traces += [LastCommit(seq, "dead letter") for seq in dead]
     traces += [LastCommit(seq, "entry") for seq in queued]
     # of equal ones the last: an entry that waits says more than its conflict key
-    return max(reversed(traces), key=lambda trace: trace.seq, default=None)
+    known = max(reversed(traces), key=lambda trace: trace.seq or 0, default=None)
+    return LastCommit(None, "conflict key") if known is None and writer == 0 else known
 
 
 def may_have_brought(drains: Iterable[FinishedDrain], units: Sequence[Range], seq: int | None) -> FinishedDrain | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -17,12 +18,18 @@ Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
 
 
+SLOW_SECONDS = 1.0
+"""A step of this time has held its transaction up, for example by a lock of others; so does a tenth of the time-out."""
+
+
 class Session:
     """Lends a transaction its connection, to one thread at a time: a second one would get the first one's answers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._turn = threading.RLock()
+        self.held_up_seconds = 0.0
+        """Total time of slow steps."""
 
     def call(
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
@@ -58,11 +65,13 @@ class PooledSession(Session):
     """Any connection for each step: nothing of a transaction belongs to a connection between two of them.
 
     :param seconds: how long each answer is waited for.
+    :param slow_seconds: time of a step from which on it counts as held up.
     """
 
-    def __init__(self, database: Database, *, seconds: float) -> None:
+    def __init__(self, database: Database, *, seconds: float, slow_seconds: float) -> None:
         super().__init__(database)
         self._seconds = seconds
+        self._slow_seconds = slow_seconds
 
     def call(
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
@@ -70,6 +79,7 @@ class PooledSession(Session):
         """Run one step."""
         if not self._turn.acquire(blocking=False):
             raise _used_twice()
+        begun = time.monotonic()
         try:
             database = self._database
             loan = database.check_out()
@@ -89,6 +99,8 @@ class PooledSession(Session):
             finally:
                 database.check_in(loan)
         finally:
+            seconds = time.monotonic() - begun
+            self.held_up_seconds += seconds if seconds >= self._slow_seconds else 0.0
             self._turn.release()
 
     def drop(self) -> None:

@@ -19,6 +19,7 @@ from export_queue.core.errors import (
     ExportQueueError,
     InvalidArgument,
     RegistrationLost,
+    SnapshotTooOld,
     StoreUnavailable,
     TransactionEnded,
     TransactionsInProgress,
@@ -51,7 +52,7 @@ from export_queue.core.transactions.idempotency import (
 from export_queue.core.transactions.invalid_ids import expire_if_due
 from export_queue.core.transactions.outcomes import ask_outcome
 from export_queue.core.transactions.participants import Participant, Participants
-from export_queue.core.transactions.sessions import BoundSession, PooledSession, Session
+from export_queue.core.transactions.sessions import SLOW_SECONDS, BoundSession, PooledSession, Session
 from export_queue.core.transactions.snapshots import name_transactions, settled_snapshot, unfinished_below
 from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
 from export_queue.core.transactions.value import Level, Transaction
@@ -99,7 +100,8 @@ class OpenTransaction:
     ) -> None:
         self._timeout_ms = database.limits.timeout_ms(timeout, long=kind == "long")
         self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
-        session: Session = bound or PooledSession(database, seconds=self._seconds)
+        slow_seconds = min(SLOW_SECONDS, self._timeout_ms / 10_000)
+        session: Session = bound or PooledSession(database, seconds=self._seconds, slow_seconds=slow_seconds)
         self.database = database
         self._store_id = identity_of(database).store_id
         self.bound = bound
@@ -113,6 +115,8 @@ class OpenTransaction:
         self._id: int | None = None
         self._snapshot: AnySnapshot | None = None
         self._deadline_ms = 0
+        self._begun_at: float | None = None
+        """When its time began, by the clock of this process; None before, and where another process began it."""
         self._value: Transaction | None = None
         """What others may be told of it; it has an id and a snapshot made of ids."""
         self._settled = settled
@@ -236,6 +240,7 @@ class OpenTransaction:
 
     def _begin(self, first: Cell | None = None) -> Version | None:
         """Take the snapshot of the first read; returns the version of a first cell."""
+        self._begun_at = time.monotonic()
         if self.kind in ("long", "bound"):
             return self._start(first)
         found: Version | None = None
@@ -258,6 +263,7 @@ class OpenTransaction:
 
     def _start(self, first: Cell | None = None) -> Version | None:
         """Draw the id, and take a snapshot made of ids; returns the version of a first cell."""
+        self._begun_at = time.monotonic()
         if self.kind != "bound":
             expire_if_due(self.database, seconds=self._seconds)
         number, excluded, self._deadline_ms, found = self._draw(first)
@@ -501,12 +507,37 @@ class OpenTransaction:
             self._end(State.COMMITTED)
         except BaseException as error:
             self.abort(error)
-            raise
+            overrun = self.overrun(error)
+            if overrun is None:
+                raise
+            raise overrun from error
         failure = self._participants.after_commit()
         self._participants.raise_interruption()
         if failure is not None:
             raise AfterCommitFailed(f"transaction {committed} has committed; afterwards: {failure}") from failure
         return committed
+
+    def overrun(self, error: BaseException) -> TransactionTimeout | None:
+        """Explain an error by the time-out of a short transaction, with both durations; None for any other error.
+
+        A run that takes longer than the time-out without being held up by the store would take as long again, so that
+        the error is not transient. The clock of this process decides: a step of the store's clock is no such run.
+
+        :param error: what a step has raised; after the deadline also a lost registration, or a snapshot too old.
+        """
+        if self._begun_at is None or self.kind in ("long", "bound"):
+            return None
+        allowed, taken = self._timeout_ms / 1000, time.monotonic() - self._begun_at
+        if taken <= allowed or not isinstance(error, TransactionTimeout | RegistrationLost | SnapshotTooOld):
+            return None
+        held_up = self._session.held_up_seconds
+        name = "the transaction" if self._id is None else f"transaction {self._id}"
+        timeout = TransactionTimeout(
+            f"{name} took {taken:.1f} s from its first read, and may take {allowed:g} s (its time-out); "
+            + (f"the store held it up for {held_up:.1f} s" if held_up else "the store did not hold it up")
+        )
+        timeout.transient = taken - held_up <= allowed
+        return timeout
 
     def _has_nothing_to_commit(self) -> bool:
         only_read = self.kind in ("read", "short") or self._id is None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
+from tests.support.waiting import wait_until
 
 from export_queue.assets import queue_asset
+from export_queue.core.errors import TransactionTimeout
 
 NOON = {"logical_date": datetime(2026, 1, 1, 12, tzinfo=UTC), "run_after": datetime(2026, 1, 1, 12, tzinfo=UTC)}
 """The same arguments name the same run: running it again is what clearing its tasks does."""
@@ -295,3 +298,27 @@ def test_the_function_cannot_be_run_outside_of_its_transaction() -> None:
 
     with pytest.raises(RuntimeError, match="only as a task"):
         _without_transaction(totals)()
+
+
+def test_a_function_that_takes_longer_than_its_time_out_fails_the_task_at_once(
+    airflow_store: Any, run_dag: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = []
+    with DAG("transaction_too_slow", schedule=None) as dag:
+
+        @task.export_transaction(transaction_timeout=0.2, retries=2, retry_delay=timedelta(0))
+        def totals(*, tx: Any) -> None:
+            runs.append(1)
+            add_one(tx)
+            end = time.monotonic() + 0.4
+            wait_until(lambda: time.monotonic() > end, "the clock stands")
+
+        totals()
+
+    run = run_dag(dag)
+    assert run.state == "failed"
+    assert len(runs) == 1
+    assert isinstance(run.errors["totals"], TransactionTimeout)
+    assert "s from its first read, and may take 0.2 s (its time-out)" in str(run.errors["totals"])
+    assert "transaction_timeout= of @task.export_transaction" in str(run.errors["totals"].hint)
+    assert entries(airflow_store) == 0

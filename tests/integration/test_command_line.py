@@ -41,8 +41,8 @@ def test_a_store_is_set_up_and_looked_at(sqlite_url: str) -> None:
     (idempotency_key,) = json.loads(run_cli("idempotency", "dag/run/task", "--json", url=sqlite_url))
     assert (idempotency_key["committed"], idempotency_key["generation"]) == (True, 1)
     (closed,) = json.loads(run_cli("idempotency", "dag/run/task", "--close", "--json", url=sqlite_url))
-    assert (closed["committed"], closed["generation"]) == (False, 2)
-    assert "nothing to close" in run_cli("idempotency", "dag/run/task", "--close", url=sqlite_url, status=1)
+    assert (closed["committed"], closed["closed"], closed["generation"]) == (True, True, 1)
+    assert "closed already" in run_cli("idempotency", "dag/run/task", "--close", url=sqlite_url, status=1)
 
 
 def test_an_error_is_one_message_with_a_hint(sqlite_url: str) -> None:

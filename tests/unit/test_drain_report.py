@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -29,14 +30,20 @@ REPORT = DrainReport(
     rejected=1,
     lowest_seq=1763000000000000001,
     highest_seq=1763000000000000002,
+    waiting=0,
     seconds=4.1,
 )
 
 
 def test_the_line_of_the_log_reads_as_documented():
     assert REPORT.line() == (
-        "orders [0, 101) → redis_default: 12 345 read = 12 340 acknowledged + 5 dead + 0 left; oldest left 0 s; 4.1 s"
+        "orders [0, 101) → redis_default: 12 345 read = 12 340 acknowledged + 5 dead + 0 left; 4.1 s"
     )
+    assert replace(REPORT, read=12347, left=2, waiting=1300, oldest_left_seconds=40).line() == (
+        "orders [0, 101) → redis_default: 12 347 read = 12 340 acknowledged + 5 dead + 2 not removed; "
+        "1 300 left in the queue, the oldest 40 s old; 4.1 s"
+    )
+    assert "+ 0 not removed; what is left in the queue was not counted; " in replace(REPORT, waiting=None).line()
 
 
 def test_the_line_says_what_was_skipped_and_what_stopped_the_drain():
