@@ -26,6 +26,8 @@ from export_queue.core.cli.console import (
 from export_queue.core.cli.progress import shown_lines
 from export_queue.core.cli.queues import QueueId
 from export_queue.core.cli.stopping import StopSignals
+from export_queue.core.maintenance import Patience
+from export_queue.core.maintenance import vacuum as delete_files
 from export_queue.core.progress_bar import ProgressBar
 from export_queue.core.queue import find_reader
 from export_queue.core.segments import (
@@ -37,7 +39,6 @@ from export_queue.core.segments import (
     count_states,
     rewrite,
     stored_timeline,
-    vacuum_segments,
 )
 from export_queue.core.segments import compact as merge
 from export_queue.core.timeline import Timeline, draw
@@ -181,8 +182,8 @@ def vacuum(
     """Delete files of bulk entries that nothing refers to; never one of a transaction that may still commit."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         _ = opened.identity
-        report = vacuum_segments(
-            opened.database, grace_seconds=grace * HOUR, hidden_seconds=keep_hidden * HOUR, dry_run=dry_run
+        report = delete_files(
+            opened.database, hidden_seconds=keep_hidden * HOUR, patience=Patience(files=grace * HOUR), dry_run=dry_run
         )
     if as_json:
         waiting = [asdict(one) for one in report.waiting]

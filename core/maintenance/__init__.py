@@ -1,6 +1,6 @@
 """Clean-up, one bounded function a subject, and figures to watch."""
 
-from export_queue.core.maintenance.cleanup import MaintenanceReport, Patience, maintain
+from export_queue.core.maintenance.cleanup import MaintenanceReport, Patience, maintain, vacuum
 from export_queue.core.maintenance.metrics import read_metrics
 from export_queue.core.maintenance.openmetrics import Metric, Sample, render
 from export_queue.core.maintenance.tombstones import SafeFloor, SinkSweep, safe_floor, sweep_sink
@@ -17,4 +17,5 @@ __all__ = [
     "render",
     "safe_floor",
     "sweep_sink",
+    "vacuum",
 ]

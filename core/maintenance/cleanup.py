@@ -21,7 +21,7 @@ from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.core.maintenance import conflict_keys, idempotency_keys, invalid, outcomes, records, versions
 from export_queue.core.maintenance.horizon import raise_horizon, record_low_watermark
 from export_queue.core.maintenance.pages import CleanPage
-from export_queue.core.segments import GRACE_SECONDS, vacuum_segments
+from export_queue.core.segments import GRACE_SECONDS, HIDDEN_SECONDS, Vacuumed, vacuum_segments
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import MAX_SHORT_SECONDS, expire
 
@@ -148,7 +148,7 @@ def maintain(
         turn.repeat(partial(records.forget_reports, now_ms=settled_ms, keep_ms=int(keep_reports * 1000)))
         turn.repeat(partial(records.forget_acts, now_ms=settled_ms))
         turn.repeat(partial(records.forget_attempts, now_ms=settled_ms))
-    vacuumed = vacuum_segments(database, limit=limit, grace_seconds=patience.files)
+    vacuumed = vacuum(database, limit=limit, patience=patience)
     turn.tidy()
     with database.read() as work:
         horizon = queries.cleanup.horizon(work)
@@ -168,6 +168,35 @@ def maintain(
         segment_files=vacuumed.files,
         more=turn.more or pruned >= limit or vacuumed.more,
         busy=turn.busy,
+    )
+
+
+def vacuum(
+    database: Database,
+    *,
+    limit: int = 10_000,
+    hidden_seconds: float = HIDDEN_SECONDS,
+    patience: Patience,
+    dry_run: bool = False,
+) -> Vacuumed:
+    """Delete files of bulk entries that nobody needs any more, by the ages that an earlier call has seen.
+
+    :param limit: most transactions that are looked at.
+    :param hidden_seconds: for so long the inputs of a compaction are kept; 0 keeps none, whatever their age.
+    :param dry_run: only say which files would be deleted; nothing is written.
+    """
+    if not dry_run:
+        record_low_watermark(database, age_ms=int(patience.seconds * 1000))
+    gap_ms = int(patience.between_calls * 1000)
+    with database.read() as work:
+        settled_ms = queries.cleanup.settled_time(work, gap_ms=gap_ms)
+    return vacuum_segments(
+        database,
+        limit=limit,
+        grace_seconds=patience.files,
+        hidden_seconds=hidden_seconds,
+        aged_to_ms=0 if settled_ms is None else settled_ms + gap_ms,
+        dry_run=dry_run,
     )
 
 

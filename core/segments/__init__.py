@@ -26,11 +26,12 @@ from export_queue.core.segments.peek import peek
 from export_queue.core.segments.reading import RowGroup, row_groups
 from export_queue.core.segments.rewriting import RewritingReport, rewrite
 from export_queue.core.segments.stored_timeline import StoredSegment, count_states, stored_timeline
-from export_queue.core.segments.vacuum import GRACE_SECONDS, UnusedFile, Vacuumed, vacuum_segments
+from export_queue.core.segments.vacuum import GRACE_SECONDS, HIDDEN_SECONDS, UnusedFile, Vacuumed, vacuum_segments
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
 
 __all__ = [
     "GRACE_SECONDS",
+    "HIDDEN_SECONDS",
     "TARGET_BYTES",
     "BulkWriter",
     "Candidates",

@@ -65,6 +65,7 @@ def vacuum_segments(
     grace_seconds: float = GRACE_SECONDS,
     zombie_seconds: float = ZOMBIE_SECONDS,
     hidden_seconds: float = HIDDEN_SECONDS,
+    aged_to_ms: int | None = None,
     dry_run: bool = False,
 ) -> Vacuumed:
     """Delete the files of ended transactions to which no segment refers; safe beside everything, and to interrupt.
@@ -74,13 +75,16 @@ def vacuum_segments(
     :param limit: most transactions that are looked at.
     :param grace_seconds: for so long a file stays after a run has first found that nothing refers to it.
     :param zombie_seconds: for so long after its end, by the store's clock, a transaction's folder is looked at.
-    :param hidden_seconds: for so long a segment is kept for which a merged one stands.
+    :param hidden_seconds: for so long a segment is kept for which a merged one stands; 0 keeps none, whatever its age.
+    :param aged_to_ms: the time to which ages count, where the store's clock is not trusted; 0 makes nothing old.
     :param dry_run: only say which files would be deleted; nothing is written, and nobody waits.
     """
-    run = _Run(database, grace_seconds, zombie_seconds, hidden_seconds)
+    run = _Run(database, grace_seconds, zombie_seconds, hidden_seconds, aged_to_ms)
     if not dry_run:
         with database.begin() as work:
-            queries.vacuum.forget_hidden(work, before_ms=run.hidden_before(work.now()))
+            now_ms = work.now()
+            queries.vacuum.correct_times(work, now_ms=now_ms)
+            queries.vacuum.forget_hidden(work, before_ms=run.hidden_before(now_ms))
             queries.vacuum.forget_strays(work)
     seen = after = 0
     while seen < limit:
@@ -107,15 +111,18 @@ class Unused:
     waiting: tuple[UnusedFile, ...]
 
 
-def sort_unused(files: Collection[str], known: Mapping[str, int], *, now_ms: int, grace_seconds: float) -> Unused:
+def sort_unused(
+    files: Collection[str], known: Mapping[str, int], *, now_ms: int, aged_to_ms: int, grace_seconds: float
+) -> Unused:
     """Tell the files that go from those that are in their grace time.
 
     :param files: files to which nothing refers.
     :param known: since when, of those that an earlier run has found; what is to come, by a clock that has gone back,
         becomes now.
+    :param aged_to_ms: the time to which ages count.
     """
     since = {file: min(known.get(file, now_ms), now_ms) for file in files}
-    left = {file: grace_seconds - (now_ms - at) / 1000 for file, at in since.items()}
+    left = {file: grace_seconds - max(0, aged_to_ms - at) / 1000 for file, at in since.items()}
     return Unused(
         since=since,
         due=tuple(file for file, seconds in left.items() if seconds <= 0),
@@ -124,16 +131,28 @@ def sort_unused(files: Collection[str], known: Mapping[str, int], *, now_ms: int
 
 
 class _Run:
-    def __init__(self, database: Database, grace_seconds: float, zombie_seconds: float, hidden_seconds: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        grace_seconds: float,
+        zombie_seconds: float,
+        hidden_seconds: float,
+        aged_to_ms: int | None,
+    ) -> None:
         self._database = database
         self._grace_seconds = grace_seconds
         self._zombie_seconds = zombie_seconds
         self._hidden_seconds = hidden_seconds
+        self._aged_to_ms = aged_to_ms
         self._deleted: list[str] = []
         self._waiting: list[UnusedFile] = []
 
     def hidden_before(self, now_ms: int) -> int:
-        return now_ms - int(self._hidden_seconds * 1000)
+        aged_to_ms = self._aged_to(now_ms) if self._hidden_seconds > 0 else now_ms
+        return aged_to_ms - int(self._hidden_seconds * 1000)
+
+    def _aged_to(self, now_ms: int) -> int:
+        return now_ms if self._aged_to_ms is None else min(self._aged_to_ms, now_ms)
 
     def report(self, *, more: bool) -> Vacuumed:
         return Vacuumed(tuple(self._deleted), tuple(self._waiting), more)
@@ -153,7 +172,8 @@ class _Run:
                 delete_file(file)
                 self._deleted.append(file)
             self._waiting += unused.waiting
-            over = load["ended_ms"] is not None and now_ms - load["ended_ms"] >= self._zombie_seconds * 1000
+            ended_ms = load["ended_ms"]
+            over = ended_ms is not None and self._aged_to(now_ms) - ended_ms >= self._zombie_seconds * 1000
             if over and not needed and not unused.waiting:
                 delete_folder(folder)
                 with self._database.begin() as work:
@@ -179,7 +199,8 @@ class _Run:
 
     def _sorted(self, folder: str, needed: Collection[str], known: Mapping[str, int], now_ms: int) -> Unused:
         files = [file for file in list_files(folder) if file not in needed]
-        return sort_unused(files, known, now_ms=now_ms, grace_seconds=self._grace_seconds)
+        aged_to_ms = self._aged_to(now_ms)
+        return sort_unused(files, known, now_ms=now_ms, aged_to_ms=aged_to_ms, grace_seconds=self._grace_seconds)
 
     def _note(self, transaction: int, known: Mapping[str, int], unused: Unused) -> None:
         """Note what is new before anything is deleted: a run that is killed leaves to the next what it has found."""

@@ -29,6 +29,10 @@ QUEUE_BIT = 1 << 62
 STAYED_MS = 10 * 60 * 1000
 """How long ago, at least, a run of clean-up has met the clock where it has stayed."""
 
+SLOW_MS = 3600 * 1000
+"""A long transaction with this time-out, or a longer one, is ended only if it was found late :data:`STAYED_MS` earlier,
+too: a clock that is ahead for a moment does not take away the work of hours."""
+
 LAG_OF_IDS = 100 * 1_000_000
 """How far the ids of a sequence may lag the clock: the next number costs less than a number that is set."""
 

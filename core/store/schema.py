@@ -71,6 +71,7 @@ active = _table(
     _id("owner"),  # the transaction of a write pointer; its own id in the transaction's first row
     _text("client"),
     _id("load", nullable=True),  # of a first load: the number of the subscription to which alone it adds
+    _id("late_ms", nullable=True),  # when it was first found past its deadline, where a second look decides
     sa.Index("xq_active_owner", "owner"),
     # For snapshots on SQLite: the others are counted, these read anew.
     sa.Index("xq_active_short", "id", sqlite_where=sa.text("kind <> 'long'")).ddl_if(dialect="sqlite"),

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 from tests.battery import plants
+from tests.support import bulk
+from tests.support.bulk import many
 
 from export_queue.core.client import Store
-from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
+from export_queue.core.drain import drain
+from export_queue.core.errors import (
+    CommitOutcomeUnknown,
+    ConflictError,
+    InvalidArgument,
+    RegistrationLost,
+    SnapshotTooOld,
+)
+from export_queue.core.locks import Owner, begin_attempt
+from export_queue.core.maintenance import Patience, vacuum
+from export_queue.core.segments import Candidates, compact
+from export_queue.core.sinks import MemorySink
 from export_queue.core.store import schema
 from export_queue.core.store.creation import MAX_FLOOR
 
@@ -278,3 +292,173 @@ def test_snapshots_exclude_any_number_of_ids(store: Store, number: int) -> None:
         work.connection.execute(sa.insert(schema.invalid), rows)
     assert sum(one.entries for one in store.backlog("q")) == 1
     assert len(store.waiting_ranges("q")) == 1
+
+
+# --- what clean-up deletes because it is old --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bulky(stepping: tuple[Store, Callable[[int], None]], tmp_path: Path) -> Store:
+    """The store whose clock steps, with a queue and a folder of files."""
+    store, _ = stepping
+    store.database.segments = str(tmp_path / "segments")
+    store.configure_queue("orders", buckets=4, value="bytes")
+    return store
+
+
+def files_of(store: Store) -> set[str]:
+    return {str(path) for path in Path(str(store.database.segments)).rglob("*") if path.is_file()}
+
+
+def drain_all(store: Store) -> int:
+    return drain(store, "orders", MemorySink(), sink_name="sink").read
+
+
+def merged(store: Store) -> str:
+    for number in range(3):
+        bulk.load(store, many(10, b"%d" % number))
+    (file,) = compact(store.database, "orders", wanted=Candidates(least=2)).files
+    return file
+
+
+@both
+def test_a_glitch_of_the_clock_keeps_what_a_fall_back_needs(stepping: Any, bulky: Store) -> None:
+    _, step = stepping
+    file = merged(bulky)
+    bulky.maintain()
+    step(2 * DAY)
+    for _ in range(2):
+        assert bulky.maintain().segment_files == 0
+    step(0)
+    bulky.maintain()
+    Path(file).unlink()
+    assert bulky.dead_letters.fall_back("orders", file).given_up == 0
+    assert drain_all(bulky) == 30
+
+
+@both
+@pytest.mark.parametrize("glitch", ["of the run that finds them", "of the next run"])
+def test_a_glitch_of_the_clock_neither_ends_nor_prolongs_the_grace_time_of_files(
+    stepping: Any, bulky: Store, glitch: str
+) -> None:
+    _, step = stepping
+    bulk.load(bulky, many(10))
+    assert drain_all(bulky) == 10
+    there = files_of(bulky)
+    if glitch == "of the next run":
+        bulky.maintain()
+    step(2 * DAY)
+    for _ in range(2):
+        assert bulky.maintain().segment_files == 0
+    step(0)
+    assert bulky.maintain().segment_files == 0
+    step(HOUR)
+    assert bulky.maintain().segment_files == 0
+    assert files_of(bulky) == there
+    step(2 * HOUR + 1)
+    assert bulky.maintain().segment_files == len(there)
+    folders = list(Path(str(bulky.database.segments)).glob("*/*"))
+    for hours in (26, 27):  # what a lost task writes into the folder goes, too, for a day
+        assert all(path.exists() for path in folders)
+        step(hours * HOUR)
+        bulky.maintain()
+    assert not any(path.exists() for path in folders)
+
+
+@both
+def test_inputs_that_were_merged_while_the_clock_was_ahead_are_kept_for_a_day_and_no_longer(
+    stepping: Any, bulky: Store
+) -> None:
+    _, step = stepping
+    merged(bulky)
+    with bulky.database.begin() as work:
+        hidden = schema.hidden_segment
+        work.connection.execute(hidden.update().values(hidden_ms=hidden.c.hidden_ms + 40 * DAY))
+    bulky.maintain()
+    there = files_of(bulky)
+    for hours in (23, 25, 26, 27, 28):
+        assert files_of(bulky) == there
+        step(hours * HOUR)
+        bulky.maintain()
+    assert len(files_of(bulky)) == 1
+
+
+@both
+def test_a_vacuum_of_its_own_believes_no_glitch_of_the_clock(stepping: Any, bulky: Store) -> None:
+    _, step = stepping
+    merged(bulky)
+    there = files_of(bulky)
+    for milliseconds in (0, 2 * DAY, 2 * DAY, 0):
+        step(milliseconds)
+        assert vacuum(bulky.database, patience=Patience()).files == 0
+        assert vacuum(bulky.database, patience=Patience(files=0), dry_run=True).files == 0
+    assert files_of(bulky) == there
+    for milliseconds in (DAY + HOUR, DAY + 2 * HOUR):
+        step(milliseconds)
+        found = vacuum(bulky.database, patience=Patience(files=0)).files
+    assert found == 3
+
+
+@both
+def test_a_glitch_of_the_clock_forgets_no_record(stepping: Any, bulky: Store) -> None:
+    _, step = stepping
+
+    def refuse(entry: Any) -> Any:
+        raise ValueError("refused")
+
+    with bulky.transaction() as tx:
+        tx.queue("orders").add("k", b"v")
+    drain(bulky, "orders", MemorySink(), sink_name="sink", exporter=refuse)
+    bulky.dead_letters.drop("orders", who="anna")
+    begin_attempt(bulky.database, bulky.queue("orders"), Owner("task", "1"))
+    bulky.run(lambda tx: tx.queue("orders").add("k", b"v"), idempotency_key="key")
+    bulky.maintain()
+    figures = ("outcomes", "idempotency_keys", "drain_reports", "dead_letter_acts", "attempts", "conflict_keys")
+    step(400 * DAY)
+    for _ in range(2):
+        report = bulky.maintain()
+        assert {name: getattr(report, name) for name in figures} == dict.fromkeys(figures, 0)
+    step(400 * DAY + HOUR)  # the clock has stayed
+    report = bulky.maintain()
+    assert [name for name in figures if not getattr(report, name)] == ["conflict_keys"]
+
+
+@both
+def test_a_glitch_of_the_clock_ends_no_long_transaction(stepping: Any, bulky: Store) -> None:
+    _, step = stepping
+    with bulky.transaction(long=True) as tx:
+        bulk.add(tx, bulky, many(10))
+        for milliseconds in (2 * DAY, 2 * DAY, 0, 2 * DAY, -2 * DAY, 0):
+            step(milliseconds)
+            report = bulky.maintain()
+            assert (report.expired, report.pruned, report.segment_files) == (0, 0, 0)
+            assert drain_all(bulky) == 0
+    assert drain_all(bulky) == 10
+
+
+@both
+def test_a_long_transaction_past_its_time_out_is_ended_when_it_is_found_late_a_second_time(
+    stepping: Any, bulky: Store
+) -> None:
+    _, step = stepping
+    value = bulky.begin()
+    step(DAY + HOUR)
+    assert bulky.maintain().expired == 0
+    step(DAY + HOUR + HOUR // 12)
+    assert bulky.maintain().expired == 0
+    step(DAY + HOUR + HOUR // 6)
+    assert bulky.maintain().expired == 1
+    with pytest.raises((RegistrationLost, CommitOutcomeUnknown)):
+        bulky.commit(value)
+
+
+@both
+def test_a_clock_that_was_ahead_when_a_long_transaction_was_found_late_counts_anew(stepping: Any, bulky: Store) -> None:
+    _, step = stepping
+    bulky.begin()
+    step(4 * DAY)
+    assert bulky.maintain().expired == 0
+    step(DAY + HOUR)
+    assert bulky.maintain().expired == 0
+    step(DAY + 2 * HOUR)
+    assert bulky.maintain().expired == 1

@@ -46,10 +46,10 @@ def drain_all(store: Store) -> int:
 
 
 def let_pass(store: Store, *, seconds: int) -> None:
-    """Let what was noted of files look as if it had been noted earlier."""
+    """Let what was noted of files, and runs of clean-up, look as if it had been earlier."""
     with store.database.begin() as work:
-        since = schema.unused_file.c.since_ms
-        work.connection.execute(schema.unused_file.update().values(since_ms=since - 1000 * seconds))
+        for column in (schema.unused_file.c.since_ms, schema.low_watermark.c.at_ms):
+            work.connection.execute(column.table.update().values({column: column - 1000 * seconds}))
 
 
 def stored(store: Store) -> dict[str, list[Any]]:
@@ -105,6 +105,8 @@ def test_a_file_stays_for_an_hour_after_a_run_has_found_that_nothing_refers_to_i
     assert (found.files, waiting(found)) == (0, unused)
     assert all(0 < one.seconds <= 60 for one in found.waiting)
     let_pass(orders, seconds=60)
+    assert maintain(orders.database).segment_files == 0  # the first to find them old
+    let_pass(orders, seconds=600)
     assert maintain(orders.database).segment_files == 2
     assert files(orders) == needed
     assert vacuum_segments(orders.database, zombie_seconds=0.0).waiting == ()

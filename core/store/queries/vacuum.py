@@ -78,6 +78,12 @@ def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, A
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 
 
+def correct_times(work: Work, *, now_ms: int) -> None:
+    """Set times of the future to now: they were noted while the clock was ahead, and would keep files for as long."""
+    for column in (h.c.hidden_ms, ld.c.ended_ms):
+        work.connection.execute(column.table.update().where(column > now_ms).values({column: now_ms}))
+
+
 def forget_hidden(work: Work, *, before_ms: int) -> None:
     """Forget the hidden segments that no reader can get back any more; none goes before those that it hides.
 

@@ -49,7 +49,7 @@ from export_queue.core.store.queries.readers import (
     added_to_subscription,
     first_load_not_missing,
 )
-from export_queue.core.store.registration import HOUR_OF_IDS, STAYED_MS, Kind, floor_refused
+from export_queue.core.store.registration import HOUR_OF_IDS, SLOW_MS, STAYED_MS, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.backup import back_up
@@ -619,10 +619,12 @@ class SqliteDialect:
         """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""
         raw = _raw_of(connection)
         now = self._clock()
-        if raw.execute(sql.LATE, (now,)).fetchone() is None:
+        if raw.execute(sql.ANY_LATE, (now,)).fetchone() is None:
             return Swept(0)
+        arguments = {"now": now, "slow": SLOW_MS, "stayed_ms": STAYED_MS}
         with self.transaction(connection):
-            late = [row[0] for row in raw.execute(sql.LATE, (now,))]
+            raw.execute(sql.NOTE_LATE, arguments)
+            late = [row[0] for row in raw.execute(sql.LATE, arguments)]
             return self._sweep(raw, (sql.MAKE_INVALID, sql.FORGET_LATE), late, now)
 
     def prune(self, connection: Handle, *, limit: int) -> Swept:

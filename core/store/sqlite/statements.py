@@ -192,7 +192,18 @@ END_ALL = (
     "insert or ignore into xq_invalid (id, since_ms) select id, started_ms from xq_active where kind = 'long'",
     "delete from xq_active",
 )
-LATE = "select id from xq_active where deadline_ms < ? and id = owner order by id"
+_IS_SLOW = "kind = 'long' and deadline_ms - started_ms >= :slow"
+ANY_LATE = "select 1 from xq_active where deadline_ms < ? and id = owner"
+# A long transaction with a time-out of hours is only noted when it is first found late, and ended when it still is some
+# minutes later: the clock may be ahead for a moment.
+NOTE_LATE = f"""
+    update xq_active set late_ms = :now
+    where deadline_ms < :now and id = owner and {_IS_SLOW} and (late_ms is null or late_ms > :now)
+"""
+LATE = f"""
+    select id from xq_active
+    where deadline_ms < :now and id = owner and (not ({_IS_SLOW}) or late_ms <= :now - :stayed_ms) order by id
+"""
 MAKE_INVALID = """
     insert or ignore into xq_invalid (id, since_ms)
     select id, :now from xq_active where owner = :id and kind = 'long'

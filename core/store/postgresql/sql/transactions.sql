@@ -515,7 +515,8 @@ begin
 end $body$;
 
 -- Makes transactions past their deadline invalid. failed: the first error, where a transaction could not be ended;
--- it keeps no other.
+-- it keeps no other. A long transaction with a time-out of hours is only noted when it is first found late, and ended
+-- when it still is some minutes later: the clock may be ahead for a moment.
 create or replace function {s}.xq_expire_v1(out ended bigint, out failed text)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -523,9 +524,16 @@ declare
   tx bigint;
 begin
   ended := 0;
+  with found as (
+    select a.id from {s}.xq_active a
+    where a.deadline_ms < {now} and a.id = a.owner and a.kind = 'long' and a.deadline_ms - a.started_ms >= {slow_ms}
+      and (a.late_ms is null or a.late_ms > {now}) for update skip locked)
+  update {s}.xq_active a set late_ms = {now} from found f where a.id = f.id;
   -- First the locks, then, in a new statement, all rows: a checkpoint may have come in between.
   late := array(select a.id from {s}.xq_active a
-                where a.deadline_ms < {now} and a.id = a.owner for update skip locked);
+                where a.deadline_ms < {now} and a.id = a.owner
+                  and (a.kind <> 'long' or a.deadline_ms - a.started_ms < {slow_ms}
+                       or a.late_ms <= {now} - {stayed_ms}) for update skip locked);
   foreach tx in array late loop
     begin
       with gone as (delete from {s}.xq_active a where a.owner = tx returning a.id, a.kind)
