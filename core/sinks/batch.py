@@ -12,7 +12,8 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import TypeVar
 
-from export_queue.core.errors import AmbiguousRecord
+from export_queue.core.errors import AmbiguousRecord, SinkConfigurationError
+from export_queue.core.sinks.naming import first_collection
 from export_queue.core.sinks.operations import MAX_SEQ, Operations, collapse, ttl_problem
 from export_queue.core.sinks.protocol import ApplyResult, Rejection
 
@@ -176,12 +177,21 @@ def refuse_lengths(operations: Operations, reasons: Reasons, *, id_bytes: int, d
                 reasons.setdefault(i, f"the document has {len(document)} bytes, at most {document_bytes} are possible")
 
 
-def refuse_collections(operations: Operations, reasons: Reasons, refusals: Mapping[str, str]) -> None:
+def refuse_collections(
+    operations: Operations, reasons: Reasons, refusals: Mapping[str, str], *, queue_id: str | None = None
+) -> None:
     """Refuse collections that cannot be a target.
 
     :param refusals: why, by collection.
+    :param queue_id: the queue whose drain is at work.
+    :raises SinkConfigurationError: the collection that has the queue's name cannot be one: all entries would be dead.
     """
     if refusals:
+        if queue_id is not None and (own := first_collection(queue_id)) in refusals:
+            raise SinkConfigurationError(
+                f"queue {queue_id!r}, whose id names the collection: {refusals[own]}",
+                hint="give the sink another template (table=, index=), or an exporter that names the collection",
+            )
         for i, name in enumerate(operations.collections):
             if name in refusals:
                 reasons.setdefault(i, refusals[name])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError as UrlError
-from sqlalchemy.exc import DBAPIError, InvalidRequestError, NoSuchModuleError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, NoSuchModuleError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
@@ -325,6 +325,8 @@ class Database:
             return StoreUnavailable(f"store {self.shown_url}: sessions end as soon as they begin")
         if isinstance(error, DBAPIError):
             return self._translate(error.orig or error)
+        if isinstance(error, StatementError) and isinstance(error.orig, Exception):
+            return error.orig  # no error of the database's: of a signal's handler, which SQLAlchemy has wrapped
         return self._translate(error) if isinstance(error, self.dialect.driver_error) else None
 
     def _translate(self, error: BaseException) -> Exception:
@@ -552,7 +554,8 @@ class Translated:
             return
         translated = self._database.translate(error)
         if translated is not None and translated is not error:
-            raise translated from getattr(error, "orig", None) or error
+            cause = getattr(error, "orig", None) or error
+            raise translated from (translated.__cause__ if cause is translated else cause)
 
 
 def _host_clock() -> int:

@@ -144,7 +144,7 @@ class ElasticsearchSink:
         """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
         aliases, refused = indices.fill_collections(self._template, set(operations.collections))
         reasons: Reasons = {}
-        refuse_collections(operations, reasons, refused)
+        refuse_collections(operations, reasons, refused, queue_id=self._queue_id)
         refuse_seqs(operations, reasons)
         lines.refuse(operations, reasons)
         try:

@@ -34,6 +34,8 @@ def unit_table(schema: str | None) -> Table:
         schema=schema,
         mysql_engine="InnoDB",
         mariadb_engine="InnoDB",
+        mysql_row_format="DYNAMIC",
+        mariadb_row_format="DYNAMIC",
     )
 
 

@@ -44,6 +44,10 @@ def misfits(connection: Connection, table: Table) -> Misfits:
     columns = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
     missing = [name for name in table.columns if name not in columns]
     if missing:
+        by_folded = {name.lower(): name for name in columns}
+        others = [f"{name} is there as {by_folded[name.lower()]}" for name in missing if name.lower() in by_folded]
+        if others:
+            return Misfits([f"columns in another case: {', '.join(others)}; write them as the table does"])
         found = [f"missing columns: {', '.join(missing)}"]
         if missing == [RANK, DELETED]:
             found.append("a table that was filled with guard='fence' has none of them: open it with that guard")
@@ -61,6 +65,11 @@ def misfits(connection: Connection, table: Table) -> Misfits:
     ]
     if table.ranked:
         problems += _bad_marks(table, columns, database)
+    problems += [
+        f"column {name} is {kind}: the sink writes it, so that it has to be an ordinary column"
+        for name in table.columns
+        if (kind := _made_by_database(columns[name]))
+    ]
     demanding = [name for name, column in columns.items() if name not in table.columns and _demands(column)]
     if demanding:
         problems.append(f"columns that want a value and get none: {', '.join(demanding)}")
@@ -150,6 +159,13 @@ def _takes(key: Column, found: Any, database: str) -> bool:
     if database in ("mysql", "mariadb") and isinstance(found, _Binary):
         return True  # its bytes are those of the text
     return isinstance(found, String) and not isinstance(found, CHAR) and "CITEXT" not in str(found).upper()
+
+
+def _made_by_database(column: Any) -> str:
+    """Say how a database makes the values of a column that takes none; empty where it takes them."""
+    if column.get("computed"):
+        return "generated from other columns"
+    return "GENERATED ALWAYS AS IDENTITY" if (column.get("identity") or {}).get("always") else ""
 
 
 def _demands(column: Any) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import Connection, inspect
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from export_queue.core.errors import (
     ExportQueueError,
@@ -120,7 +120,11 @@ class SqlSink:
     ) -> None:
         check_guard(guard)
         if not isinstance(table, str):
-            raise SinkConfigurationError(f"table: expected a template such as {{collection}}, found {table!r}")
+            raise SinkConfigurationError(
+                f"table: expected a template such as {{collection}}, found {table!r}",
+                hint="where a DAG renders templates as native objects, digits alone become a number: give the name a"
+                " prefix, or the schema before it",
+            )
         for name, given in (("key", key), ("columns", columns)):
             if not (given is None or isinstance(given, str | Sequence | Mapping)):
                 raise SinkConfigurationError(f"{name}: expected names, or names and types, found {given!r}")
@@ -202,7 +206,7 @@ class SqlSink:
     def _apply(self, operations: Operations, write_rows: _WriteRows) -> ApplyResult:
         tables, refused = fill_collections(self._template, set(operations.collections), fold=self._folds_names())
         reasons: Reasons = {}
-        refuse_collections(operations, reasons, refused)
+        refuse_collections(operations, reasons, refused, queue_id=self._queue_id)
         refuse_seqs(operations, reasons)
         return apply_batch(retarget(operations, tables), reasons=reasons, write=partial(self._write, write_rows))
 
@@ -551,8 +555,10 @@ class SqlSink:
         except (SQLAlchemyError, self._dialect.driver_error) as error:
             raise self._explain(error) from error
 
-    def _explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
+    def _explain(self, error: Exception) -> Exception:
         original = error.orig if isinstance(error, DBAPIError) else error
+        if isinstance(error, StatementError) and isinstance(error.orig, Exception) and original is error:
+            return error.orig  # no error of the database's: of a signal's handler, which SQLAlchemy has wrapped
         if not isinstance(original, self._dialect.driver_error):
             return SinkUnavailable(f"{self}: {original}")
         return self._dialect.explain(original)

@@ -14,11 +14,12 @@ SELECT set_config('lock_timeout', :lock, true),
        set_config('statement_timeout', :statement, true),
        set_config('idle_in_transaction_session_timeout', :idle, true),
        set_config('TimeZone', 'UTC', true),
+       set_config('quote_all_identifiers', 'off', true),
        set_config('synchronous_commit', CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END, true)
   FROM (SELECT current_setting('synchronous_commit') AS setting) s"""
 """PostgreSQL, for one transaction: settings of a session would be lost, or kept, behind a pooler. A time without a zone
-is one of UTC. A database or a role may have switched off that a commit waits for the disk: what is acknowledged has to
-be there."""
+is one of UTC. The catalogue names types without quotes. A database or a role may have switched off that a commit waits
+for the disk: what is acknowledged has to be there."""
 
 LIMIT_LOCKS = "SELECT set_config('lock_timeout', :lock, true)"
 """PostgreSQL, for one transaction."""
@@ -28,6 +29,15 @@ SELECT a.attname, c.collname
   FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation
  WHERE a.attrelid = to_regclass(:table) AND NOT c.collisdeterministic"""
 """Columns, and their collations where these take different texts for equal."""
+
+ODD_TABLES_POSTGRESQL = """\
+SELECT c.relname AS name, c.relpersistence <> 'p' AS is_lost_in_crash, pg_encoding_to_char(d.encoding) AS encoding,
+       EXISTS (
+           SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate) AS is_deferrable
+  FROM pg_class c, pg_database d
+ WHERE d.datname = current_database()
+   AND (c.oid = to_regclass(:table) OR c.oid IN (SELECT p.relid FROM pg_partition_tree(to_regclass(:table)) p))"""
+"""What makes a table, or one of its partitions, no place for records."""
 
 MERGING_COLLATION_SQLITE = """\
 SELECT x.name, x.coll

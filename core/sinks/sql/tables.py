@@ -71,8 +71,8 @@ class Key:
         """
         names = [key] if isinstance(key, str) else list(key)
         types = dict(key) if isinstance(key, Mapping) else dict.fromkeys(names, "text")
-        if not names or len(types) != len(names):
-            raise SinkConfigurationError("key: expected at least one name, each of them once")
+        if not names or len({name.lower() for name in types}) != len(names):
+            raise SinkConfigurationError("key: expected at least one name, each of them once, whatever its case")
         for name, kind in types.items():
             if not _COLUMN.fullmatch(name) or name.lower() in (RANK, DELETED):
                 raise SinkConfigurationError(
@@ -155,8 +155,8 @@ class Contents:
                 )
             return cls((Column(name, kind),), whole=True)
         pairs = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns, "text")
-        if not pairs or len(pairs) != len(columns):
-            raise SinkConfigurationError("columns: expected at least one name, each of them once")
+        if not pairs or len({name.lower() for name in pairs}) != len(columns):
+            raise SinkConfigurationError("columns: expected at least one name, each of them once, whatever its case")
         for name, kind in pairs.items():
             if not _COLUMN.fullmatch(name) or name.lower() in taken:
                 raise SinkConfigurationError(

@@ -28,6 +28,7 @@ from export_queue.core.store.queries.readers import (
 NO_WRITES = "25006"
 OTHER_SESSION = ("26000", "42P05")
 """A prepared statement is missing, or exists already: the session is not the one that the driver knows."""
+_TIME_LIMITS = ("57014", "57P05", "55P03", "25P03", "25P04")
 STANDBY_HINT = (
     "a store is the primary: let the URL lead there, with several hosts by target_session_attrs=primary; "
     "or else the role, the database or the server has default_transaction_read_only = on"
@@ -85,6 +86,11 @@ def unavailable(error: BaseException, *, where: str = "the store's database") ->
         )
     elif state == NO_WRITES:
         hint = STANDBY_HINT
+    elif state in _TIME_LIMITS:
+        hint = (
+            "if nobody cancelled it, a time limit of the role, the database or the server did (statement_timeout, "
+            "lock_timeout, idle_session_timeout …): ALTER ROLE … SET … = 0 for the role that uses the store"
+        )
     elif state in OTHER_SESSION:
         hint = (
             "a pooler or a proxy gives this connection different sessions of the server: open the store with "

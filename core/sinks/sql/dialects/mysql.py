@@ -109,6 +109,7 @@ class MySqlDialect:
         settings = {
             "charset": "utf8mb4",
             "client_flag": 0,  # rows that are only found are not counted
+            "init_command": mysql_statements.SET_UP,
             "connect_timeout": 10,
             "read_timeout": self._timeout + _GRACE_SECONDS,
             "write_timeout": self._timeout + _GRACE_SECONDS,

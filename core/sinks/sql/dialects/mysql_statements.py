@@ -8,12 +8,18 @@ from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
 SQL_MODE = "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 """Values that do not fit are errors, not cut or replaced; a backslash in a literal escapes."""
 
-SET_LIMITS = (
-    f"SET SESSION sql_mode = '{SQL_MODE}', SESSION innodb_lock_wait_timeout = :lock, "
-    "SESSION lock_wait_timeout = :lock, SESSION wait_timeout = :idle, "
-    "SESSION time_zone = '+00:00'"
+SET_UP = (
+    f"SET SESSION sql_mode = '{SQL_MODE}', SESSION time_zone = '+00:00', SESSION sql_quote_show_create = 1, "
+    "SESSION completion_type = 'NO_CHAIN', SESSION sql_big_selects = 1, SESSION sql_safe_updates = 0"
 )
-"""At each transaction: settings of a session may be lost behind a proxy."""
+"""At each connection, before SQLAlchemy learns from the session how names are quoted, and at each transaction: settings
+of a session may be lost behind a proxy."""
+
+SET_LIMITS = (
+    f"{SET_UP}, SESSION innodb_lock_wait_timeout = :lock, SESSION lock_wait_timeout = :lock, "
+    "SESSION wait_timeout = :idle"
+)
+"""At each transaction."""
 
 LIMIT_LOCKS = "SET SESSION lock_wait_timeout = :lock"
 
@@ -76,7 +82,8 @@ def syntax(table: Table | None = None, *, is_mariadb: bool) -> Syntax:
             "timestamp": "datetime(6)",
         },
         {"text": text, "integer": "bigint", "uuid": "char(36) CHARACTER SET ascii COLLATE ascii_bin", "date": "date"},
-        options=" ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4",
+        # other formats of rows have no room for such keys in an index
+        options=" ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4",
     )
 
 

@@ -29,6 +29,8 @@ from export_queue.core.sinks.sql.rows import Limits, Rows
 from export_queue.core.sinks.sql.tables import Table
 from export_queue.core.sinks.sql.values import as_text
 
+_MERGING_ENCODINGS = ("EUC_JP",)
+"""Of the server's encodings, those in which two characters become one; what the others lack they refuse."""
 _GRACE_SECONDS = 5.0
 """Seconds after a statement's time limit at which the server counts as hanging."""
 _FIRST_MERGE = 150000
@@ -167,10 +169,24 @@ class PostgresDialect:
         )
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
-        """Look at the collations of the key."""
-        name = statements.POSTGRESQL.name(table)
-        found = connection.execute(text(statements.MERGING_COLLATION_POSTGRESQL), {"table": name})
-        return merging(table, {row.attname: row.collname for row in found})
+        """Look at the collations of the key, the primary key, how the table is kept, and the database's encoding."""
+        name = {"table": statements.POSTGRESQL.name(table)}
+        found = connection.execute(text(statements.MERGING_COLLATION_POSTGRESQL), name)
+        problems = merging(table, {row.attname: row.collname for row in found})
+        for part in connection.execute(text(statements.ODD_TABLES_POSTGRESQL), name):
+            if part.is_lost_in_crash:
+                problems.append(
+                    f"{part.name} is UNLOGGED or temporary: a crash of the server empties it, after entries have left"
+                    " the queue; ALTER TABLE … SET LOGGED"
+                )
+            if part.is_deferrable:
+                problems.append(f"the primary key of {part.name} is DEFERRABLE: no upsert can use it")
+            if part.encoding in _MERGING_ENCODINGS:
+                problems.append(
+                    f"the database has the encoding {part.encoding}, which takes different characters for one:"
+                    " expected UTF8"
+                )
+        return problems
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Give the rows in their order, which is the order in which their locks are taken.

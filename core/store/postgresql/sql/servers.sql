@@ -28,8 +28,10 @@ update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_v1() v) w
 
 -- The ids that snapshots exclude for long (of long transactions, and invalid ones), change by change: an id that came, or
 -- less than zero, one that went. A process knows them as of a snapshot and asks for the changes that are new in another.
+-- The number makes a primary key of it: without one, a publication of all tables would forbid to delete.
 create table if not exists {s}.xq_change (
-  xid bigint not null default pg_current_xact_id()::text::bigint, change bigint not null);
+  xid bigint not null default pg_current_xact_id()::text::bigint, change bigint not null,
+  number bigint generated always as identity, primary key (xid, number));
 
 create or replace function {s}.xq_note_change_v1() returns trigger
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
@@ -40,10 +42,6 @@ end $body$;
 
 do $body$
 begin
-  -- Asked first, as below: the statement locks out all who write, also where the index is there.
-  if to_regclass('{s}.xq_change_xid') is null then
-    create index xq_change_xid on {s}.xq_change (xid);
-  end if;
   -- Asked first: a trigger that is made anew would wait for all who write.
   if not exists (select 1 from pg_trigger t where t.tgrelid = '{s}.xq_active'::regclass and t.tgname = 'xq_active_comes')
   then
