@@ -56,7 +56,7 @@ from export_queue.core.queue import (
     waive_first_load,
 )
 from export_queue.core.retry import Retry
-from export_queue.core.segments import Candidates, CompactionReport, compact, peek, rewrite
+from export_queue.core.segments import Candidates, CompactionReport, compact, delete_aborted, peek, rewrite
 from export_queue.core.sinks import Sink, SinkSpec
 from export_queue.core.store import (
     Clock,
@@ -300,7 +300,10 @@ class Store:
 
         :raises StoreUnavailable: the store cannot be told; this process tries again when it starts a transaction.
         """
-        self._resumed(transaction).abort()
+        opened = self._resumed(transaction)
+        number = opened.id
+        opened.abort()
+        delete_aborted(self.database, number)
 
     def _resumed(self, transaction: dict[str, Any]) -> OpenTransaction:
         _ = self.identity

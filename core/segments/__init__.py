@@ -9,6 +9,7 @@ from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_c
 from export_queue.core.segments.catalogue import (
     begin_load,
     by_range,
+    delete_aborted,
     give_up_file,
     leave_out_drained,
     mark_done,
@@ -18,7 +19,7 @@ from export_queue.core.segments.catalogue import (
 from export_queue.core.segments.compaction import compact
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.falling_back import FellBack, fall_back
-from export_queue.core.segments.files import check_base
+from export_queue.core.segments.files import check_base, delete_files
 from export_queue.core.segments.mergers import Merge, Merged, Merger
 from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
@@ -61,6 +62,8 @@ __all__ = [
     "choose_candidates",
     "compact",
     "count_states",
+    "delete_aborted",
+    "delete_files",
     "fall_back",
     "give_up_file",
     "leave_out_drained",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from export_queue.core.errors import EntryError
+from export_queue.core.errors import EntryError, ExportQueueError, StoreError
 from export_queue.core.queue import Queue, QueueWriter, buckets_of, queue_of
 from export_queue.core.segments.catalogue import begin_load, stage_segments
-from export_queue.core.segments.files import load_pyarrow
+from export_queue.core.segments.files import delete_files, load_pyarrow
 from export_queue.core.segments.writing import OnDuplicate, write_segments
 from export_queue.core.store import identity_of
 from export_queue.core.transactions import OpenTransaction
@@ -80,7 +80,12 @@ class BulkWriter(QueueWriter):
             on_duplicate=on_duplicate,
             max_value_bytes=queue.max_value_bytes,
         )
-        stage_segments(opened.database, opened, queue, reports)
+        try:
+            stage_segments(opened.database, opened, queue, reports)
+        except ExportQueueError as error:
+            if not isinstance(error, StoreError):  # else they may be staged
+                delete_files(report.file for report in reports)
+            raise
 
 
 def _as_stored(column: Any, codec: str) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from export_queue.core.errors import InvalidArgument
+from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.core.queue import Entries, Queue, Range, queue_of
-from export_queue.core.segments.files import check_base, parent_of
+from export_queue.core.segments.files import check_base, delete_files, list_files, parent_of
 from export_queue.core.segments.merging import Chunk, Run, bytes_of_all
 from export_queue.core.segments.model import FileReport, Segment
 from export_queue.core.segments.reading import place_of, without
@@ -33,7 +35,21 @@ def begin_load(database: Database, transaction: int | OpenTransaction, base: str
         found = queries.segments.begin(work, number, folder)
     if found != folder:
         raise InvalidArgument(f"transaction {number} writes its files into {found}, found {folder}")
+    if isinstance(transaction, OpenTransaction):
+        transaction.after_abort = functools.partial(delete_aborted, database, number)
     return place
+
+
+def delete_aborted(database: Database, transaction: int) -> None:
+    """Delete at once the files of a transaction that has been aborted: a full disk has room again.
+
+    Nobody has ever read them. Clean-up deletes what cannot be deleted now, and what tasks still write.
+    """
+    with contextlib.suppress(ExportQueueError):
+        with database.read() as work:
+            folder = queries.vacuum.folder_of_aborted(work, transaction)
+        if folder is not None:
+            delete_files(list_files(folder))
 
 
 def stage_segments(

@@ -40,7 +40,7 @@ from export_queue.core.queue import Queue, Range, find_reader
 from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_candidates
 from export_queue.core.segments.catalogue import begin_load, waiting_segments
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
-from export_queue.core.segments.files import check_base, delete_file, load_pyarrow
+from export_queue.core.segments.files import check_base, load_pyarrow
 from export_queue.core.segments.mergers import LocalMerger, Merge, Merger
 from export_queue.core.segments.model import FileReport
 from export_queue.core.segments.replacing import MergedUnit, is_published, publish
@@ -345,8 +345,6 @@ class _Worker:
             self._publish(opened.id, found, leases, units, reports)
         except BaseException as error:
             opened.abort(error)  # after a publication there is nothing left to abort
-            if isinstance(error, LeaseLost):
-                delete_files(reports)  # clean-up would do so some time
             raise
         reached("published")
         self.report.files += [one.file for one in reports]
@@ -374,13 +372,6 @@ class _Worker:
             with self.database.read() as work:
                 if not is_published(work, transaction):
                     raise
-
-
-def delete_files(reports: Sequence[FileReport]) -> None:
-    """Delete files that will never be published; what cannot be deleted now is left to clean-up."""
-    for report in reports:
-        with contextlib.suppress(ExportQueueError):
-            delete_file(report.file)
 
 
 def reached(step: str) -> None:

@@ -8,18 +8,27 @@ Neither a rename nor a list is relied on for what counts: a store's rows say whi
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import io
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import xxhash
 
-from export_queue.core.errors import InvalidArgument, SegmentLost, SegmentRefused, SegmentUnavailable, text_of
+from export_queue.core.errors import (
+    ExportQueueError,
+    InvalidArgument,
+    SegmentLost,
+    SegmentRefused,
+    SegmentUnavailable,
+    text_of,
+)
 from export_queue.core.references import has_password
 
 if TYPE_CHECKING:
@@ -32,6 +41,7 @@ _REFUSED = re.compile(
     r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|NO_SUCH_BUCKET|SIGNATURE_DOES_NOT_MATCH)\b"
 )
 """What an object store says that will say the same again; Arrow has no number for it."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OBJECT_STORES = 8
 """Places of one process whose connections are kept."""
 
@@ -108,17 +118,26 @@ class Written:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._hash = xxhash.xxh3_128()
-        self._is_given_up = False
+        self._is_abandoned = False
         self.bytes = 0
 
-    def give_up(self) -> None:
-        """Drop what comes from now on: a Parquet file that nobody ends writes its end when its memory is freed."""
-        self._is_given_up = True
+    def close(self) -> None:
+        """End the file. A local one is on the disk then."""
+        self._stream.flush()
+        if isinstance(self._stream, io.BufferedWriter):
+            os.fsync(self._stream.fileno())
+        self._stream.close()
+
+    def abandon(self) -> None:
+        """Close the stream, and drop what follows: an unfinished Parquet file writes its end when it is freed."""
+        self._is_abandoned = True
+        with contextlib.suppress(OSError):  # a full disk refuses what is buffered once more
+            self._stream.close()
 
     def write(self, content: Any) -> int:
         """Append bytes."""
         block = bytes(content)
-        if self._is_given_up:
+        if self._is_abandoned:
             return len(block)
         self._stream.write(block)
         self._hash.update(block)
@@ -140,43 +159,61 @@ class Written:
 
 @contextlib.contextmanager
 def create(url: str) -> Iterator[Written]:
-    """Write a file: it is there, whole and on the disk, at the end of the block."""
-    if url.startswith("/"):
-        with _create_local(Path(url)) as local:
-            yield local
-        return
-    filesystem, path = _filesystem(url)
-    stream = filesystem.open_output_stream(path)
-    written = Written(stream)
-    try:
+    """Write a file: at the end of the block it is complete, and on the disk. An error leaves nothing of it.
+
+    :raises SegmentRefused: this process may not write it.
+    :raises SegmentUnavailable: it cannot be written now.
+    """
+    with contextlib.ExitStack() as undo:
+        undo.callback(_delete_quietly, url)
+        with translated(url):
+            written = Written(_local_stream(url) if url.startswith("/") else _object_stream(url))
+        undo.callback(written.abandon)
         yield written
-    except BaseException:
-        written.give_up()
-        with contextlib.suppress(OSError):  # the reason is another one; nobody learns of the file
-            stream.close()
-        raise
-    stream.close()
+        with translated(url):
+            written.close()
+            if url.startswith("/"):
+                _publish(Path(url))
+        undo.pop_all()
 
 
-@contextlib.contextmanager
-def _create_local(path: Path) -> Iterator[Written]:
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
+
+
+def _local_stream(url: str) -> Any:
+    path = Path(url)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("xb") as stream:
-        written = Written(stream)
-        try:
-            yield written
-        except BaseException:
-            written.give_up()
-            raise
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.rename(path)
+    return _temporary(path).open("xb")
+
+
+def _object_stream(url: str) -> Any:
+    filesystem, path = _filesystem(url)
+    return filesystem.open_output_stream(path)
+
+
+def _publish(path: Path) -> None:
+    """Give a complete local file its name, and see that the name is on the disk."""
+    _temporary(path).rename(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _delete_quietly(url: str) -> None:
+    """Delete what an error has left; the error itself is reported. Clean-up tries once more."""
+    with contextlib.suppress(ExportQueueError, OSError):
+        if url.startswith("/"):
+            _temporary(Path(url)).unlink(missing_ok=True)
+        delete_file(url)
+
+
+def delete_files(urls: Iterable[str]) -> None:
+    """Delete files that nothing refers to; those that cannot be deleted now are left to clean-up."""
+    for url in urls:
+        _delete_quietly(url)
 
 
 def open_file(url: str, *, size: int) -> Any:
@@ -261,4 +298,5 @@ def translated(url: str) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, PermissionError) or _REFUSED.search(str(error)):
             raise SegmentRefused(f"file {url}: {text_of(error)}") from error
-        raise SegmentUnavailable(f"file {url}: {text_of(error)}") from error
+        hint = "make room there, then run the same again" if error.errno in _FULL else None
+        raise SegmentUnavailable(f"file {url}: {text_of(error)}", hint=hint) from error

@@ -35,7 +35,6 @@ from export_queue.core.segments.compaction import (
     acquire_free,
     attempt,
     batches,
-    delete_files,
 )
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.files import check_base, load_pyarrow
@@ -275,8 +274,6 @@ class _Job:
             self._publish(older, target, opened.id, settled, held, units, pieces)
         except BaseException as error:
             opened.abort(error)  # after a publication there is nothing left to abort
-            if isinstance(error, LeaseLost | LayoutClosed | _Stopped) and pieces is not None:
-                delete_files([one.report for one in pieces.written])  # clean-up would do so some time
             raise
         reached("published")
         self.report.segments += sum(len(one.report.slices) for one in pieces.written)

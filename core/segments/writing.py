@@ -11,7 +11,7 @@ import orjson
 
 from export_queue.core.codecs import MAX_KEY_BYTES
 from export_queue.core.errors import EntryError, InvalidArgument
-from export_queue.core.segments.files import Written, check_base, create, joined, load_pyarrow, translated
+from export_queue.core.segments.files import Written, check_base, create, delete_files, joined, load_pyarrow, translated
 from export_queue.core.segments.model import FileReport, Slice
 from export_queue.core.segments.verified_file import FILE, GROUPS, STORE, TRANSACTION
 
@@ -207,6 +207,8 @@ class _Files:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._open.__exit__(kind, error, trace)
+        if kind is not None:  # nobody learns of the files
+            delete_files(report.file for report in self._reports)
 
     def add(self, first: int, end: int, part: pa.RecordBatch) -> None:
         """Append entries of one unit."""

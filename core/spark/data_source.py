@@ -27,7 +27,13 @@ from export_queue.core.queue import buckets_of
 from export_queue.core.segments import FileReport, begin_load, write_segments
 from export_queue.core.spark.encoding import key_bytes, place, raw_keys, row_without_queue, value_bytes
 from export_queue.core.spark.job_commit import check_complete, report_of, stage_files
-from export_queue.core.spark.load_tasks import Outcome, attempt_name, checked_for_repetition, collect_files
+from export_queue.core.spark.load_tasks import (
+    Outcome,
+    attempt_name,
+    checked_for_repetition,
+    collect_files,
+    delete_reported,
+)
 from export_queue.core.spark.targets import Target, Targets
 from export_queue.core.store import StoreSpec, identity_of
 from export_queue.core.transactions import OpenTransaction, Transaction, outcome
@@ -179,8 +185,9 @@ class ExportQueueWriter(DataSourceArrowWriter):
                 runs.add(batch)
             runs.end()
             outcome = Outcome(partition=partition, files=runs.files)
-        except ExportQueueError as error:
-            if error.transient:
+        except BaseException as error:
+            delete_reported(runs.files)
+            if not isinstance(error, ExportQueueError) or error.transient:
                 raise
             outcome = Outcome(partition=partition, files={}, problem=Problem.of(error))
         return Message(outcome.to_json())

@@ -1,8 +1,8 @@
 """A DataFrame as entries, all or none: the driver's side of a bulk load.
 
 Tasks write files and report them (task commit). The driver puts exactly the reported files under the id of a long
-transaction, and commits it (job commit). Nothing is ever listed to find out what was written, and no file is deleted
-here: those that no commit refers to are for the clean-up of the store.
+transaction, and commits it (job commit). Nothing is ever listed to find out what counts. An abort deletes
+the files at once; those that later attempts of tasks write are left to the clean-up of the store.
 
 Rows are spread over tasks by other bits of the key's hash than those that make the bucket, so that a queue whose
 keys crowd in few buckets keeps all cores busy, too.

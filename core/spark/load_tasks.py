@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ from pyspark import TaskContext
 from export_queue.core.drain import Problem
 from export_queue.core.errors import EntryError, ExportQueueError
 from export_queue.core.queue import Queue
-from export_queue.core.segments import FileReport, write_segments
+from export_queue.core.segments import FileReport, delete_files, write_segments
 from export_queue.core.spark.encoding import key_bytes, shown_key, value_bytes
 from export_queue.core.spark.frames import parts_by_queue, place_of
 from export_queue.core.spark.targets import Targets
@@ -53,15 +53,19 @@ class LoadSetup:
         files: dict[str, list[FileReport]] = {}
         for queue_id, part in parts_by_queue(batches, self.single):
             queue = self.targets[queue_id]
-            files[queue.id] = write_segments(
-                (encoded(batch, queue) for batch in checked_for_repetition(part, queue, self.latest_by)),
-                base=self.base,
-                store_id=self.store_id,
-                transaction=self.transaction,
-                name=name,
-                buckets_per_range=queue.buckets_per_range,
-                on_duplicate="error" if self.latest_by is None else "keep_last",
-            )
+            try:
+                files[queue.id] = write_segments(
+                    (encoded(batch, queue) for batch in checked_for_repetition(part, queue, self.latest_by)),
+                    base=self.base,
+                    store_id=self.store_id,
+                    transaction=self.transaction,
+                    name=name,
+                    buckets_per_range=queue.buckets_per_range,
+                    on_duplicate="error" if self.latest_by is None else "keep_last",
+                )
+            except BaseException:
+                delete_reported(files)
+                raise
         return files
 
 
@@ -175,6 +179,11 @@ def load_task(setup: LoadSetup) -> Callable[[Iterable[pa.RecordBatch]], Iterator
         yield pa.RecordBatch.from_pydict({"outcome": [outcome.to_json()]})
 
     return task
+
+
+def delete_reported(files: Mapping[str, Sequence[FileReport]]) -> None:
+    """Delete the files of a task that has failed."""
+    delete_files(report.file for reports in files.values() for report in reports)
 
 
 def collect_files(outcomes: Sequence[Outcome]) -> dict[str, list[FileReport]]:

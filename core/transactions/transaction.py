@@ -125,6 +125,8 @@ class OpenTransaction:
         self._participants = Participants()
         self._is_resumed = False
         self._process = os.getpid()
+        self.after_abort: Callable[[], None] | None = None
+        """Delete what was written outside of the store; called after the abort."""
         if idempotency_key is not None:
             check_idempotency_key(idempotency_key)
             state = idempotency_state(database, idempotency_key, seconds=self._seconds)
@@ -683,6 +685,9 @@ class OpenTransaction:
             if self._value is not None:
                 what = "made invalid" if failed else "aborted in the store, which is tried again at a later start"
                 reason.add_note(f"besides, transaction {self._value.id} could not be {what}: {error}")
+        else:
+            if self.after_abort is not None:
+                self.after_abort()
         finally:
             self._end(State.ABORTED)
         self._participants.raise_interruption()

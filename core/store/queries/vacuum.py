@@ -117,6 +117,17 @@ def files(work: Reading, transaction: int) -> set[str]:
     return set(work.connection.scalars(sa.select(g.c.file).where(g.c.transaction_id == transaction).distinct()))
 
 
+def folder_of_aborted(work: Reading, transaction: int) -> str | None:
+    """Read the folder of a transaction that has been aborted; None if it is in progress, has committed, or is invalid.
+
+    A commit leaves its segments until :func:`delete_unread`, which is recorded as the transaction's end.
+    """
+    others = [sa.exists().where(table.c.id == transaction) for table in (active, invalid)]
+    staged = sa.exists().where(g.c.transaction_id == transaction)
+    aborted = sa.select(ld.c.folder).where(ld.c.transaction_id == transaction, ld.c.ended_ms.is_(None))
+    return work.connection.scalar(aborted.where(~staged, *(~other for other in others)))
+
+
 def files_kept(work: Reading, transactions: Sequence[int], *, before_ms: int) -> set[str]:
     """Read the files of ended transactions to which a segment would refer behind the deletions above.
 
