@@ -29,7 +29,7 @@ from export_queue.core.errors import (
     SegmentUnavailable,
     text_of,
 )
-from export_queue.core.references import has_password
+from export_queue.core.store import parse_place
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -63,7 +63,7 @@ def load_pyarrow() -> Any:
 def check_base(base: str | None) -> str:
     """Check the place of all files of a store; returns a URL, or the absolute path of a local folder.
 
-    :raises InvalidArgument: it is none, or it holds a secret.
+    :raises InvalidArgument: it is none, or may hold a secret.
     """
     if base is None:
         raise InvalidArgument(
@@ -71,22 +71,7 @@ def check_base(base: str | None) -> str:
             hint="say where all that write and drain can reach files: segments='s3://bucket/folder', or a shared "
             "folder, in Store.open or StoreSpec; only a SQLite store has one by itself",
         )
-    parts = urlsplit(base)
-    if parts.username or parts.password or has_password(base):
-        raise InvalidArgument(
-            "the place of segments: expected a URL without keys and passwords (what was found is not shown)",
-            hint="credentials come from the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-        )
-    if parts.scheme in ("", "file") and not parts.netloc:
-        path = base if not parts.scheme else unquote(parts.path)
-        if path.startswith("/"):
-            return path.rstrip("/") or "/"
-    if parts.scheme in ("s3", "s3a") and parts.netloc:
-        return urlunsplit(("s3", parts.netloc, parts.path.rstrip("/"), parts.query, ""))
-    raise InvalidArgument(
-        f"the place of segments: expected an absolute path, file:///path or s3://bucket/folder, "
-        f"found {base.partition('?')[0]!r}"
-    )
+    return parse_place(base)
 
 
 def joined(base: str, *names: str) -> str:
@@ -165,9 +150,9 @@ def create(url: str) -> Iterator[Written]:
     :raises SegmentUnavailable: it cannot be written now.
     """
     with contextlib.ExitStack() as undo:
-        undo.callback(_delete_quietly, url)
         with translated(url):
             written = Written(_local_stream(url) if url.startswith("/") else _object_stream(url))
+        undo.callback(_delete_quietly, url)
         undo.callback(written.abandon)
         yield written
         with translated(url):

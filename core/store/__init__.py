@@ -27,6 +27,7 @@ from export_queue.core.store.dialect import (
 )
 from export_queue.core.store.hints import ALL_QUEUES, Listener
 from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
+from export_queue.core.store.place import parse_place
 from export_queue.core.store.queries.conflict_keys import (
     cell_key,
     cells_of_key,
@@ -81,6 +82,7 @@ __all__ = [
     "new_request",
     "notification_key",
     "pack_ids",
+    "parse_place",
     "participant_key",
     "queries",
     "row_key",

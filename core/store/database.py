@@ -27,6 +27,7 @@ from export_queue.core.store import forks
 from export_queue.core.store.counters import Counters
 from export_queue.core.store.hints import ALL_QUEUES, Channel, Hints, Listener
 from export_queue.core.store.limits import Limits
+from export_queue.core.store.place import parse_place
 
 if TYPE_CHECKING:
     from export_queue.core.store.dialect import Clock, StoreDialect
@@ -146,8 +147,10 @@ class Database:
         :param limits: time-outs and sizes of its transactions.
         :param segments: the place of files with bulk entries, a URL or an absolute path; for SQLite by default a folder
             beside the file.
-        :raises InvalidArgument: the URL is of another kind.
+        :raises InvalidArgument: the URL is of another kind, or the place of segments is refused.
         """
+        if segments is not None:
+            segments = parse_place(segments)
         parsed = _read_url(url, password if isinstance(password, str) else None)
         backend = parsed.get_backend_name()
         shown = hide_secrets(parsed.render_as_string(hide_password=True))
@@ -161,7 +164,7 @@ class Database:
             parsed = parsed.set(database=file.path)
             shown = hide_secrets(parsed.render_as_string(hide_password=True))
             engine, dialect = open_engine(parsed, file), SqliteDialect(file, clock or _host_clock)
-            place = segments or f"{file.path}.segments"
+            place = f"{os.path.normpath(file.path)}.segments" if segments is None else segments
             return cls(engine, dialect, shown_url=shown, client=client, limits=limits, segments=place)
         if backend in ("postgresql", "postgres"):
             _check_schema(schema)

@@ -14,6 +14,7 @@ from export_queue.core.references import has_password, is_reference, resolve_sec
 from export_queue.core.store.database import Database
 from export_queue.core.store.dialect import Clock
 from export_queue.core.store.limits import Limits
+from export_queue.core.store.place import parse_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +43,8 @@ class StoreSpec:
                 "the store's URL holds a password, which a command line would show",
                 hint="leave it out, and name it: secret='env:NAME', 'file:/PATH' or 'module:callable'",
             )
-        if self.segments is not None and has_password(self.segments):
-            raise InvalidArgument(
-                "the place of segments holds a password, which a command line would show",
-                hint="credentials come from the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            )
+        if self.segments is not None:
+            parse_place(self.segments)
         if self.secret is not None and not is_reference(self.secret):
             raise InvalidArgument("the store's secret: expected env:NAME, file:/PATH or module:callable")
 
