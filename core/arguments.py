@@ -1,50 +1,115 @@
-"""Reads arguments as they arrive: as values, as texts that a template rendered, or from another task."""
+"""Reads arguments as they arrive: as values, as texts that a template rendered, or from another task.
+
+A template renders None to a text, and a list or a mapping to JSON or to Python's own notation. With
+``render_template_as_native_obj`` it renders ``"2024"`` to a number. Each function takes all of these. None, and a text
+that stands for it, is the argument's default.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument
 
+_NOTHING = frozenset(("", "None", "null"))
+"""Texts that templates make of None."""
 
-def parse_ranges(value: Any) -> list[list[int]] | None:
+
+def given(value: Any) -> Any:
+    """Return an argument, or None for a text that a template made of None."""
+    return None if isinstance(value, str) and value.strip() in _NOTHING else value
+
+
+def decoded(value: Any) -> Any:
+    """Decode the text of a value, in JSON or Python's notation; another text stays as it is."""
+    value = given(value)
+    if not isinstance(value, str):
+        return value
+    for decode in (json.loads, ast.literal_eval):
+        try:
+            return decode(value.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return value
+
+
+def text(value: Any, *, what: str, default: str | None = None) -> str | None:
+    """Read a text, or its JSON; a whole number is a text that a template took for a number."""
+    value = given(value)
+    if value is None:
+        return default
+    if isinstance(value, str) or type(value) is int:
+        return str(_unquoted(value))
+    raise InvalidArgument(
+        f"{what}: expected text, found {value!r}",
+        hint="a native template makes a value of text that looks like one: write {{ … | tojson }}",
+    )
+
+
+def required_text(value: Any, *, what: str) -> str:
+    """Read a text that has no default."""
+    found = text(value, what=what)
+    if found is None:
+        raise InvalidArgument(f"{what}: expected text, found {value!r}")
+    return found
+
+
+def names(value: Any, *, what: str) -> list[str] | None:
+    """Read a list of texts, or its JSON; None in it is left out."""
+    value = decoded(value)
+    if value is None:
+        return None
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        raise InvalidArgument(f"{what}: expected a list of texts, found {value!r}")
+    return [found for one in value if (found := text(one, what=what)) is not None]
+
+
+def mapping(value: Any, *, what: str) -> dict[str, Any] | None:
+    """Read names and values, or their JSON; the text ``None`` is a value that a template rendered."""
+    found = decoded(value)
+    if found is None:
+        return None
+    if not isinstance(found, Mapping):
+        # The value may hold a secret, so it is not shown.
+        raise InvalidArgument(f"{what}: expected names and values, as a mapping or JSON, found {_described(found)}")
+    return {str(name): None if one == "None" else one for name, one in found.items()}
+
+
+def parse_ranges(value: Any, *, what: str = "ranges") -> list[list[int]] | None:
     """Read ranges of buckets: pairs of whole numbers, one such pair, or either as JSON text.
 
     A third number is the layout of the queue, where that is not its first one.
 
     :param value: such as ``[[0, 101], [202, 303]]``, ``[0, 101]`` or ``"[[0, 101]]"``; None for all.
+    :param what: name of the argument.
     :returns: a list of ranges, or None for all.
     :raises InvalidArgument: it is something else.
     """
-    if isinstance(value, str):
-        text = value.strip()
-        if text.lower() in ("", "none", "null"):
-            return None
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            raise _not_ranges(text) from None
+    value = decoded(value)
     if value is None:
         return None
-    if not isinstance(value, Sequence):
-        raise _not_ranges(value)
-    if _is_range(value):
-        return [list(value)]
-    if not all(map(_is_range, value)):
-        raise _not_ranges(value)
-    return [list(one) for one in value]
+    if (one := _range(value)) is not None:
+        return [one]
+    found = [_range(decoded(part)) for part in value] if _is_list(value) else [None]
+    if None in found:
+        raise InvalidArgument(
+            f"{what}: expected pairs of whole numbers such as [[0, 101], [101, 202]], found {value!r}"
+        )
+    return [one for one in found if one is not None]
 
 
 def whole_number(value: Any, *, what: str, least: int = 0) -> int:
     """Read a whole number that may have been rendered to text."""
     try:
-        number = int(value)
+        number = int(_unquoted(value))
     except (TypeError, ValueError, OverflowError):  # the last of infinity
         number = least - 1
-    if number < least or (isinstance(value, float) and value != number):
+    if number < least or isinstance(value, bool) or (isinstance(value, float) and value != number):
         raise InvalidArgument(f"{what}: expected a whole number from {least}, found {value!r}")
     return number
 
@@ -52,7 +117,7 @@ def whole_number(value: Any, *, what: str, least: int = 0) -> int:
 def number(value: Any, *, what: str) -> float:
     """Read a number that may have been rendered to text."""
     try:
-        return float(value)
+        return float(_unquoted(value))
     except (TypeError, ValueError):
         raise InvalidArgument(f"{what}: expected a number, found {value!r}") from None
 
@@ -60,22 +125,42 @@ def number(value: Any, *, what: str) -> float:
 def seconds(value: Any, *, what: str, may_be_zero: bool = False) -> float:
     """Read a time in seconds, which has an end and may have been rendered to text."""
     try:
-        found = float(value)
+        found = value.total_seconds() if isinstance(value, timedelta) else float(_unquoted(value))
     except (TypeError, ValueError, OverflowError):
         found = math.nan
-    if not math.isfinite(found) or found < 0 or (found == 0 and not may_be_zero):
+    if isinstance(value, bool) or not math.isfinite(found) or found < 0 or (found == 0 and not may_be_zero):
         raise InvalidArgument(f"{what}: expected seconds {'from' if may_be_zero else 'above'} 0, found {value!r}")
     return found
 
 
-def _is_range(item: Any) -> bool:
-    is_sequence = isinstance(item, Sequence) and not isinstance(item, str | bytes)
-    return is_sequence and len(item) in (2, 3) and all(map(_is_whole, item))
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _is_whole(item: Any) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
+def _range(value: Any) -> list[int] | None:
+    if not _is_list(value) or len(value) not in (2, 3):
+        return None
+    try:
+        return [whole_number(one, what="ranges") for one in value]
+    except InvalidArgument:
+        return None
 
 
-def _not_ranges(value: Any) -> InvalidArgument:
-    return InvalidArgument(f"ranges: expected pairs of whole numbers such as [[0, 101], [101, 202]], found {value!r}")
+def _described(value: Any) -> str:
+    try:
+        json.loads(value)
+    except TypeError:
+        pass
+    except ValueError as error:
+        return f"text that is not valid JSON: {error}"
+    return type(value).__name__
+
+
+def _unquoted(value: Any) -> Any:
+    """Read the JSON of a text; a text without quotes is no JSON."""
+    if isinstance(value, str) and value[:1] == value[-1:] == '"' and len(value) > 1:
+        try:
+            return str(json.loads(value))
+        except ValueError:
+            pass
+    return value

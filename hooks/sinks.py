@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from export_queue.core.arguments import given, mapping
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.hooks.connections import find_connection
 from export_queue.hooks.described import Described
@@ -58,7 +58,8 @@ def resolve_sink(
     :raises InvalidArgument: the arguments name no sink, or two.
     :raises SinkConfigurationError: the description fits no sink.
     """
-    options = _mapping(sink_options, what="sink_options")
+    found = mapping(sink_options, what="sink_options") or {}
+    options = {name: value for name, value in found.items() if given(value) is not None or value == ""}
     if (sink_conn_id is None) == (sink is None):
         raise InvalidArgument("give either sink_conn_id or sink")
     if sink_conn_id is not None:
@@ -71,17 +72,4 @@ def resolve_sink(
         raise InvalidArgument("sink_options go with sink_conn_id or an import path; this sink describes its own")
     if isinstance(sink, SinkSpec):
         return Described(sink)
-    return Described(SinkSpec.from_dict(_mapping(sink, what="sink")))
-
-
-def _mapping(value: Mapping[str, Any] | str | None, *, what: str) -> dict[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except json.JSONDecodeError as error:
-            raise InvalidArgument(f"{what} is not valid JSON: {error}") from None
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InvalidArgument(f"{what}: expected a mapping, found {type(value).__name__}")
-    return dict(value)
+    return Described(SinkSpec.from_dict(mapping(sink, what="sink")))

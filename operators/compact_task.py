@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseOperator
-
-from export_queue.core.arguments import whole_number
+from export_queue.core.arguments import required_text, whole_number
 from export_queue.hooks import ExportQueueHook
+from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional
 
 if TYPE_CHECKING:
     from export_queue.core.segments import Candidates, CompactionReport
 
 
-class CompactTask(BaseOperator):
+class CompactTask(RenderedTask):
     """A task that merges small segments and settled rows of a queue, while others add, load and drain.
 
     It takes what nobody works on, never waits, and gives way to drains: units that it had to leave are merged by the
@@ -28,7 +27,14 @@ class CompactTask(BaseOperator):
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
-    template_fields: Collection[str] = ("queue_id", "small_bytes", "least", "age_seconds", "export_queue_conn_id")
+    readers: ClassVar[Mapping[str, Reader]] = {
+        "queue_id": required_text,
+        "small_bytes": optional(whole_number, default=8 << 20),
+        "least": optional(whole_number, default=8),
+        "age_seconds": optional(whole_number, default=0),
+        "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
+    }
+    template_fields: Collection[str] = tuple(readers)
 
     def __init__(
         self,
@@ -45,23 +51,20 @@ class CompactTask(BaseOperator):
         self.queue_id = queue_id
         # not ``dry_run``, which is a method of every operator
         self.only_say = dry_run
-        self.small_bytes = small_bytes
-        self.least = least
-        self.age_seconds = age_seconds
+        self.small_bytes: Any = small_bytes
+        self.least: Any = least
+        self.age_seconds: Any = age_seconds
         self.export_queue_conn_id = export_queue_conn_id
 
     def wanted(self) -> Candidates:
-        """Read from the rendered arguments what is worth it.
+        """Read the rendered arguments, and return what is worth it.
 
         :raises InvalidArgument: an argument is not allowed.
         """
         from export_queue.core.segments import Candidates
 
-        return Candidates(
-            small_bytes=whole_number(self.small_bytes, what="small_bytes"),
-            least=whole_number(self.least, what="least"),
-            age_seconds=whole_number(self.age_seconds, what="age_seconds"),
-        )
+        self.read_arguments()
+        return Candidates(small_bytes=self.small_bytes, least=self.least, age_seconds=self.age_seconds)
 
     def told(self, report: CompactionReport) -> dict[str, Any]:
         """Log a report.

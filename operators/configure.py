@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseOperator
-
-from export_queue.core.arguments import whole_number
+from export_queue.core.arguments import given, mapping, names, required_text, seconds, text, whole_number
+from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook
+from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional
+from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class ExportQueueConfigureOperator(BaseOperator):
+class ExportQueueConfigureOperator(RenderedTask):
     """Create an export queue with its subscriptions, and the store where there is none; again changes nothing.
 
     A queue or a table that exists with other options is an error that lists the differences.
@@ -35,18 +36,20 @@ class ExportQueueConfigureOperator(BaseOperator):
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
-    template_fields: Collection[str] = (
-        "queue_id",
-        "buckets",
-        "buckets_per_range",
-        "key",
-        "value",
-        "max_value_bytes",
-        "coalesce",
-        "subscriptions",
-        "tables",
-        "export_queue_conn_id",
-    )
+    readers: ClassVar[Mapping[str, Reader]] = {
+        "queue_id": required_text,
+        "buckets": optional(whole_number, default=1009),
+        "buckets_per_range": optional(whole_number),
+        "key": name_or("str"),
+        "value": name_or("json"),
+        "max_value_bytes": optional(whole_number, default=1 << 20),
+        "coalesce": text,
+        "subscriptions": names,
+        "tables": mapping,
+        "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
+    }
+    template_fields: Collection[str] = tuple(readers)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"subscriptions": "json", "tables": "json"}
     ui_color = "#e8f4ea"
 
     def __init__(
@@ -60,23 +63,23 @@ class ExportQueueConfigureOperator(BaseOperator):
         max_value_bytes: int | str = 1 << 20,
         exclusive: bool = False,
         coalesce: str | None = None,
-        subscriptions: Sequence[str] | None = None,
-        tables: Mapping[str, Mapping[str, Any]] | None = None,
+        subscriptions: Sequence[str] | str | None = None,
+        tables: Mapping[str, Mapping[str, Any]] | str | None = None,
         create_store: bool = True,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.queue_id = queue_id
-        self.buckets = buckets
-        self.buckets_per_range = buckets_per_range
+        self.buckets: Any = buckets
+        self.buckets_per_range: Any = buckets_per_range
         self.key = key
         self.value = value
-        self.max_value_bytes = max_value_bytes
+        self.max_value_bytes: Any = max_value_bytes
         self.exclusive = exclusive
         self.coalesce = coalesce
         self.subscriptions = subscriptions
-        self.tables = tables
+        self.tables: Any = tables
         self.create_store = create_store
         self.export_queue_conn_id = export_queue_conn_id
 
@@ -85,24 +88,43 @@ class ExportQueueConfigureOperator(BaseOperator):
 
         :returns: the queue's id, its number of buckets and its units.
         """
+        with terminal_errors_fail_at_once():
+            self.read_arguments()
+            tables = {name: _table_options(name, options) for name, options in (self.tables or {}).items()}
+            return self._configure(tables)
+
+    def _configure(self, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
             if self.create_store:
                 store.create()
             queue = store.configure_queue(
                 self.queue_id,
-                buckets=whole_number(self.buckets, what="buckets"),
-                buckets_per_range=None
-                if self.buckets_per_range is None
-                else whole_number(self.buckets_per_range, what="buckets_per_range"),
+                buckets=self.buckets,
+                buckets_per_range=self.buckets_per_range,
                 key=self.key,
                 value=self.value,
-                max_value_bytes=whole_number(self.max_value_bytes, what="max_value_bytes"),
+                max_value_bytes=self.max_value_bytes,
                 exclusive=self.exclusive,
                 coalesce=self.coalesce,
                 subscriptions=self.subscriptions,
             )
-            for name, options in (self.tables or {}).items():
+            for name, options in tables.items():
                 store.configure_table(name, **options)
         units = queue.units()
         self.log.info("Queue %s is ready: %d buckets in %d units", queue.id, queue.buckets, len(units))
         return {"queue": queue.id, "buckets": queue.buckets, "units": [unit.to_json() for unit in units]}
+
+
+_TABLE_READERS: Mapping[str, Reader] = {"conflict": text, "ttl": seconds, "row": text, "value": text}
+
+
+def _table_options(name: str, options: Any) -> dict[str, Any]:
+    """Read the options of one table, whose values templates may have rendered, too."""
+    where = f"tables[{name!r}]"
+    found = mapping(options, what=where) or {}
+    if unknown := sorted(found.keys() - _TABLE_READERS.keys()):
+        raise InvalidArgument(
+            f"{where}: a table has no option {', '.join(unknown)}; it has: {', '.join(_TABLE_READERS)}"
+        )
+    kept = {option: value for option, value in found.items() if given(value) is not None}
+    return {option: _TABLE_READERS[option](value, what=f"{where}[{option!r}]") for option, value in kept.items()}

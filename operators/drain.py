@@ -37,6 +37,7 @@ class ExportQueueDrainOperator(DrainTask):
         from export_queue.core.drain import drain_as_requested
 
         with terminal_errors_fail_at_once():
+            self.read_arguments()
             sink = self.describe_sink()
             request = self.request(task_name(context), sink_name=sink.spec.name)
             self._owner = request.owner

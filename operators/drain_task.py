@@ -6,9 +6,17 @@ import uuid
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseOperator
-
+from export_queue.core.arguments import (
+    given,
+    mapping,
+    parse_ranges,
+    required_text,
+    seconds,
+    text,
+    whole_number,
+)
 from export_queue.hooks import Described, ExportQueueHook, resolve_sink
+from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional
 from export_queue.operators.revoking import take_locks_away
 
 if TYPE_CHECKING:
@@ -21,7 +29,15 @@ _OPTIONS = ("exporter", "ranges", "if_locked", "lock_timeout", "time_limit", "on
 """Arguments that go into the drain's request."""
 
 
-class DrainTask(BaseOperator):
+def _sink(value: Any, *, what: str) -> Any:
+    """Read a sink: a description as it is, its JSON, or an import path."""
+    found = given(value)
+    if isinstance(found, str) and not found.lstrip().startswith("{"):
+        return text(found, what=what)
+    return mapping(found, what=what) if isinstance(found, str) else found
+
+
+class DrainTask(RenderedTask):
     """A task that drains a queue into a sink.
 
     Success means: every entry of the ranges that was committed before the drain started is in the sink or is a dead
@@ -47,19 +63,20 @@ class DrainTask(BaseOperator):
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
-    template_fields: Collection[str] = (
-        "queue_id",
-        "sink_conn_id",
-        "sink_options",
-        "sink",
-        "exporter",
-        "ranges",
-        "if_locked",
-        "time_limit",
-        "on_error",
-        "max_dead",
-        "export_queue_conn_id",
-    )
+    readers: ClassVar[Mapping[str, Reader]] = {
+        "queue_id": required_text,
+        "sink_conn_id": text,
+        "sink_options": mapping,
+        "sink": _sink,
+        "exporter": text,
+        "ranges": parse_ranges,
+        "if_locked": name_or("wait"),
+        "time_limit": optional(seconds),
+        "on_error": name_or("dead_letter"),
+        "max_dead": optional(whole_number, default=1000),
+        "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
+    }
+    template_fields: Collection[str] = tuple(readers)
     _store: Described[StoreSpec] | None = None
     """The store that the drain claims in, once it does."""
     _owner: Owner | None = None

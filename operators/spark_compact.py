@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowTaskTerminated
 
-from export_queue.core.arguments import number
 from export_queue.core.errors import SparkJobFailed
 from export_queue.hooks import Described, ExportQueueHook, environment, open_store
+from export_queue.hooks.rendered import Reader
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.compact_task import CompactTask
 from export_queue.operators.revoking import take_locks_away
@@ -36,7 +36,8 @@ class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
         how Spark is started, and of ``SparkSubmitOperator``.
     """
 
-    template_fields: Collection[str] = (*SparkSubmission.template_fields, *CompactTask.template_fields)
+    readers: ClassVar[Mapping[str, Reader]] = {**SparkSubmission.readers, **CompactTask.readers}
+    template_fields: Collection[str] = tuple(readers)
     ui_color = "#e7dcf3"
 
     _is_killed = False
@@ -98,7 +99,7 @@ class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
             queue_id=self.queue_id,
             owner=owner,
             wanted=wanted,
-            start_timeout=number(self.start_timeout, what="start_timeout"),
+            start_timeout=self.start_timeout,
             submitter=submitter,
         )
         self._take_job(job.application, job.py_files, job.arguments, job.conf)

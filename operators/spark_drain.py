@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowTaskTerminated
 
-from export_queue.core.arguments import number, whole_number
+from export_queue.core.arguments import whole_number
 from export_queue.core.errors import SparkJobFailed
 from export_queue.hooks import ExportQueueHook, environment, open_store
+from export_queue.hooks.rendered import Reader, optional
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.drain_task import DrainTask
 from export_queue.operators.free_units import OpenUnits
@@ -47,11 +48,12 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         how Spark is started, and of ``SparkSubmitOperator``.
     """
 
-    template_fields: Collection[str] = (
-        *SparkSubmission.template_fields,
-        *DrainTask.template_fields,
-        "max_parallel",
-    )
+    readers: ClassVar[Mapping[str, Reader]] = {
+        **SparkSubmission.readers,
+        **DrainTask.readers,
+        "max_parallel": optional(whole_number, least=1),
+    }
+    template_fields: Collection[str] = tuple(readers)
     ui_color = "#fdebd0"
 
     def __init__(
@@ -65,7 +67,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
     ) -> None:
         # durable=True would take up an earlier submission, whose entries are gone from the queue anyway.
         super().__init__(name=name, durable=durable, **kwargs)
-        self.max_parallel = max_parallel
+        self.max_parallel: Any = max_parallel
         self.sink_secrets = dict(sink_secrets or {})
         check_references(self.sink_secrets)
         self._is_killed = False
@@ -93,6 +95,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
     def _drain(self, context: Context) -> DrainReport:
         from export_queue.core.spark import DrainArguments
 
+        self.read_arguments()
         sink = self.describe_sink()
         spec = dataclasses.replace(sink.spec, secrets={**sink.spec.secrets, **self.sink_secrets})
         self._store = ExportQueueHook(self.export_queue_conn_id).describe()
@@ -101,8 +104,6 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
             passwords |= self._store.variables
         store_spec = dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret)
         request = self.request(task_name(context), sink_name=spec.name)
-        max_parallel = whole_number(self.max_parallel, what="max_parallel") if self.max_parallel else None
-        start_timeout = number(self.start_timeout, what="start_timeout")
         variables, submitter = self._prepare_spark(store_spec, spec, has_passwords=bool(passwords))
         reports: list[DrainReport] = []
         self._owner = request.owner
@@ -113,8 +114,8 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                     store=store_spec,
                     sink=spec,
                     request=units.next_request(),
-                    max_parallel=max_parallel,
-                    start_timeout=start_timeout,
+                    max_parallel=self.max_parallel,
+                    start_timeout=self.start_timeout,
                     submitter=submitter,
                 )
                 self._describe_job(arguments)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from export_queue.core.arguments import number
+from export_queue.core.arguments import mapping, required_text, text
 from export_queue.core.errors import SparkJobFailed
 from export_queue.hooks import Described, ExportQueueHook, environment, open_store
 from export_queue.hooks.once import UnitOfWork
+from export_queue.hooks.rendered import Reader, name_or
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.spark_submission import SparkSubmission
 from export_queue.operators.terminal import terminal_errors_fail_at_once
@@ -43,24 +44,25 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
         how Spark is started, and of ``SparkSubmitOperator``.
     """
 
-    template_fields: Collection[str] = (
-        *SparkSubmission.template_fields,
-        "frame",
-        "frame_arguments",
-        "queue_id",
-        "queue_column",
-        "key",
-        "value",
-        "latest_by",
-        "export_queue_conn_id",
-    )
+    readers: ClassVar[Mapping[str, Reader]] = {
+        **SparkSubmission.readers,
+        "frame": required_text,
+        "frame_arguments": mapping,
+        "queue_id": text,
+        "queue_column": text,
+        "key": name_or("key"),
+        "value": name_or("value"),
+        "latest_by": text,
+        "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
+    }
+    template_fields: Collection[str] = tuple(readers)
     ui_color = "#fdf3d0"
 
     def __init__(
         self,
         *,
         frame: str,
-        frame_arguments: Mapping[str, Any] | None = None,
+        frame_arguments: Mapping[str, Any] | str | None = None,
         queue_id: str | None = None,
         queue_column: str | None = None,
         key: str = "key",
@@ -75,7 +77,7 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
         # durable=True would take up an earlier submission; the idempotency key sees to that.
         super().__init__(name=name, durable=durable, **kwargs)
         self.frame = frame
-        self.frame_arguments = frame_arguments
+        self.frame_arguments: Any = frame_arguments
         self.queue_id = queue_id
         self.queue_column = queue_column
         self.key = key
@@ -92,8 +94,13 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
         :returns: the report, as plain values.
         """
         self._idempotency_key = task_name(context)
+        with terminal_errors_fail_at_once():
+            self.read_arguments()
+            return self._load(context)
+
+    def _load(self, context: Context) -> dict[str, Any]:
         described = ExportQueueHook(self.export_queue_conn_id).describe()
-        with terminal_errors_fail_at_once(), open_store(described) as store:
+        with open_store(described) as store:
             state = store.idempotency(self._idempotency_key)
             if state.committed:
                 self.log.warning(
@@ -132,7 +139,7 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
             frame=self.frame,
             frame_arguments=self.frame_arguments or {},
             options=options,
-            start_timeout=number(self.start_timeout, what="start_timeout"),
+            start_timeout=self.start_timeout,
             submitter=submitter,
         )
         job = describe_load(arguments)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
+from export_queue.core.arguments import seconds, text
 from export_queue.core.errors import ConfigurationError, InvalidArgument
 from export_queue.core.references import is_reference
 from export_queue.hooks.connections import find_connection
+from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional, settings, untouched
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ _PYTHON_SETTINGS = (
 _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
 
 
-class SparkSubmission(SparkSubmitOperator):
+class SparkSubmission(RenderedTask, SparkSubmitOperator):
     """A task that submits one of this library's jobs.
 
     Passwords reach the driver through the environment of ``spark-submit``; they are in no argument, no configuration,
@@ -48,13 +50,17 @@ class SparkSubmission(SparkSubmitOperator):
     :param kwargs: further arguments of ``SparkSubmitOperator``.
     """
 
-    template_fields: Collection[str] = (  # type: ignore[assignment]
-        *SparkSubmitOperator.template_fields,
-        "spark_conn_id",
-        "spark_home",
-        "spark_python",
-        "start_timeout",
-    )
+    readers: ClassVar[Mapping[str, Reader]] = {
+        **dict.fromkeys(SparkSubmitOperator.template_fields, untouched),
+        "conf": settings,
+        "env_vars": settings,
+        "name": name_or("export-queue"),
+        "spark_conn_id": name_or("spark_default"),
+        "spark_home": text,
+        "spark_python": text,
+        "start_timeout": optional(seconds, default=600.0),
+    }
+    template_fields: Collection[str] = tuple(readers)  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -66,11 +72,13 @@ class SparkSubmission(SparkSubmitOperator):
         store_secret: str | None = None,
         **kwargs: Any,
     ) -> None:
+        if "conn_id" in kwargs:
+            raise InvalidArgument("conn_id: the connection of Spark is named by spark_conn_id")
         super().__init__(conn_id=spark_conn_id, **kwargs)
         self.spark_conn_id = spark_conn_id
         self.spark_home = spark_home
         self.spark_python = spark_python
-        self.start_timeout = start_timeout
+        self.start_timeout: Any = start_timeout
         self.store_secret = store_secret
         check_references({"store_secret": store_secret})
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
@@ -16,6 +16,7 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.retry import Retry
 from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.once import UnitOfWork
+from export_queue.hooks.rendered import Reader, RenderedTask, name_or
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 PARAMETER = "tx"
 
 
-class ExportTransactionOperator(DecoratedOperator, PythonOperator):
+class ExportTransactionOperator(RenderedTask, DecoratedOperator, PythonOperator):
     """Run a function in a transaction that takes effect once, however often the task is retried.
 
     The transaction carries the task's name as its idempotency key. If an earlier try has committed already, the
@@ -44,6 +45,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
     :param attempts: most runs of the function, each from its start, when its transaction meets a conflict.
     """
 
+    readers: ClassVar[Mapping[str, Reader]] = {"export_queue_conn_id": name_or(ExportQueueHook.default_conn_name)}
     template_fields: Collection[str] = ("templates_dict", "op_args", "op_kwargs", "export_queue_conn_id")  # type: ignore[assignment]
     custom_operator_name = "@task.export_transaction"
     ui_color = "#fef9e7"
@@ -72,6 +74,7 @@ class ExportTransactionOperator(DecoratedOperator, PythonOperator):
 
         :returns: its result, as it reads back from JSON.
         """
+        self.read_arguments()
         self._idempotency_key = task_name(context)
         return super().execute(context)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
-from export_queue.core.arguments import parse_ranges, whole_number
+from export_queue.core.arguments import parse_ranges, required_text, whole_number
 from export_queue.hooks import ExportQueueHook
+from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.sensors.waiting import WaitForStore
 from export_queue.triggers import ExportQueueTrigger
 
@@ -25,7 +26,13 @@ class ExportQueueSensor(WaitForStore):
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
-    template_fields: Collection[str] = ("queue_id", "ranges", "groups", "export_queue_conn_id")
+    readers: ClassVar[Mapping[str, Reader]] = {
+        "queue_id": required_text,
+        "ranges": parse_ranges,
+        "groups": optional(whole_number, least=1),
+        "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
+    }
+    template_fields: Collection[str] = tuple(readers)
     ui_color = "#eee4f5"
 
     def __init__(
@@ -41,19 +48,19 @@ class ExportQueueSensor(WaitForStore):
             whole_number(groups, what="groups", least=1)
         self.queue_id = queue_id
         self.ranges = ranges
-        self.groups = groups
+        self.groups: Any = groups
 
     def look(self) -> dict[str, Any]:
         """Find the units that have work; nothing is counted, since most looks find none."""
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
-            waiting = store.waiting_ranges(self.queue_id, parse_ranges(self.ranges))
+            waiting = store.waiting_ranges(self.queue_id, self.ranges)
         return {"waiting": [unit.to_json() for unit in waiting]} if waiting else {}
 
     def trigger(self) -> ExportQueueTrigger:
         """Watch the queue."""
         return ExportQueueTrigger(
             queue_id=self.queue_id,
-            ranges=parse_ranges(self.ranges),
+            ranges=self.ranges,
             poll_interval=self.poke_interval,
             export_queue_conn_id=self.export_queue_conn_id,
         )
@@ -68,7 +75,7 @@ class ExportQueueSensor(WaitForStore):
             entries = {tuple(unit.range.to_json()): unit.entries for unit in store.backlog(self.queue_id)}
         # A unit that was drained meanwhile weighs nothing, and stays in the list of what was announced.
         weighed = [[*unit, entries.get(tuple(unit), 0)] for unit in waiting]
-        return group_ranges(weighed, whole_number(self.groups, what="groups", least=1))
+        return group_ranges(weighed, self.groups)
 
 
 def group_ranges(waiting: Sequence[Sequence[int]], groups: int) -> list[list[list[int]]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
 
-from export_queue.core.arguments import whole_number
+from export_queue.core.arguments import given, whole_number
 from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook
+from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.sensors.waiting import WaitForStore
 from export_queue.triggers import ExportQueueNotificationTrigger, ExportQueueTrigger
 
@@ -30,36 +31,48 @@ class ExportQueueNotificationSensor(WaitForStore):
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
-    template_fields: Collection[str] = ("table", "column", "queue_id", "limit", "export_queue_conn_id")
+    readers: ClassVar[Mapping[str, Reader]] = {
+        "table": name_or(""),
+        "column": name_or(""),
+        "queue_id": name_or(""),
+        "limit": optional(whole_number, default=100, least=1),
+        "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
+    }
+    template_fields: Collection[str] = tuple(readers)
     ui_color = "#eee4f5"
 
     def __init__(
         self,
         *,
-        table: str = "",
-        column: str = "",
-        queue_id: str = "",
+        table: str | None = None,
+        column: str | None = None,
+        queue_id: str | None = None,
         limit: int | str = 100,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        given = [name for name, value in (("table", table), ("column", column), ("queue_id", queue_id)) if value]
-        if given not in (["table", "column"], ["queue_id"]):
-            raise InvalidArgument(
-                f"expected table and column, or queue_id alone; found {' and '.join(given) or 'none of them'}"
-            )
-        self.table = table
-        self.column = column
+        self.table: Any = table
+        self.column: Any = column
         self.queue_id = queue_id
-        self.limit = limit
+        self.limit: Any = limit
+        if all(isinstance(value, str | None) and "{" not in (value or "") for value in (table, column, queue_id)):
+            self._check_choice()  # else it is known once the templates are rendered
+
+    def _check_choice(self) -> None:
+        found = [name for name in ("table", "column", "queue_id") if given(getattr(self, name))]
+        if found not in (["table", "column"], ["queue_id"]):
+            raise InvalidArgument(
+                f"expected table and column, or queue_id alone; found {' and '.join(found) or 'none of them'}"
+            )
 
     def look(self) -> dict[str, Any]:
         """Look once, by one snapshot."""
+        self._check_choice()
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
             if self.queue_id:
                 waiting = store.waiting_ranges(self.queue_id)
                 return {"waiting": [unit.to_json() for unit in waiting]} if waiting else {}
-            rows = store.waiting_rows(self.table, self.column, limit=self._limit())
+            rows = store.waiting_rows(self.table, self.column, limit=self.limit)
         return {"table": self.table, "column": self.column, **rows.to_json()} if rows else {}
 
     def trigger(self) -> ExportQueueTrigger | ExportQueueNotificationTrigger:
@@ -73,7 +86,7 @@ class ExportQueueNotificationSensor(WaitForStore):
         return ExportQueueNotificationTrigger(
             table=self.table,
             column=self.column,
-            limit=self._limit(),
+            limit=self.limit,
             poll_interval=self.poke_interval,
             export_queue_conn_id=self.export_queue_conn_id,
         )
@@ -86,6 +99,3 @@ class ExportQueueNotificationSensor(WaitForStore):
         counted = f"{len(seen['rows']) + seen['more']} rows{'' if seen['is_all'] else ' or more'}"
         self.log.info("Column %s of table %s: notifications await work on %s", self.column, self.table, counted)
         return seen
-
-    def _limit(self) -> int:
-        return whole_number(self.limit, what="limit", least=1)

@@ -10,6 +10,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 
 from export_queue.core.arguments import seconds
 from export_queue.hooks import ExportQueueHook
+from export_queue.hooks.rendered import RenderedTask
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from export_queue.triggers import StoreTrigger
 
 
-class WaitForStore(BaseSensorOperator):
+class WaitForStore(RenderedTask, BaseSensorOperator):
     """Wait until something waits in a store, and return what.
 
     :param deferrable: wait on the triggerer and hold no worker; ``poke_interval`` is above 0 then.
@@ -51,6 +52,7 @@ class WaitForStore(BaseSensorOperator):
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once."""
+        self.read_arguments()
         seen = self.look()
         return PokeReturnValue(is_done=bool(seen), xcom_value=self.result(seen) if seen else None)
 
@@ -58,6 +60,7 @@ class WaitForStore(BaseSensorOperator):
         """Wait in the worker, or defer unless something waits already."""
         if not self.deferrable:
             return super().execute(context)
+        self.read_arguments()
         if seen := self.look():
             return self.result(seen)
         return self.defer(
@@ -66,4 +69,5 @@ class WaitForStore(BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Go on after the trigger's event."""
+        self.read_arguments()
         return self.result(event)

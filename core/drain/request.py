@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypedDict, get_args
 
-from export_queue.core.arguments import number, parse_ranges, seconds, whole_number
+from export_queue.core.arguments import given, number, parse_ranges, seconds, whole_number
 from export_queue.core.drain.transient import DRAIN_RETRY
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import Owner
@@ -173,13 +173,10 @@ class DrainRequest:
 
 
 _RETRY_FIELDS = ("attempts", "seconds", "first_pause", "longest_pause")
-_NOTHING = ("", "None")
-"""What templates make of nothing."""
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "exporter": lambda value: value or None,
     "ranges": parse_ranges,
     "lock_timeout": lambda value: number(value, what="lock_timeout"),
-    "time_limit": lambda value: None if value in _NOTHING else seconds(value, what="time_limit"),
+    "time_limit": lambda value: seconds(value, what="time_limit"),
     "max_dead": lambda value: whole_number(value, what="max_dead"),
     "lease_seconds": lambda value: number(value, what="lease_seconds"),
     "chunk_rows": lambda value: whole_number(value, what="chunk_rows", least=1),
@@ -188,6 +185,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _read(name: str, value: Any) -> Any:
+    value = given(value)
     return value if value is None or name not in _READERS else _READERS[name](value)
 
 

@@ -1,4 +1,4 @@
-"""Whether an option of a sink, which comes as JSON, has the type that the sink's constructor names (pure)."""
+"""Options of a sink, which come as JSON or from templates, in the types that its constructor names (pure)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from export_queue.core.arguments import decoded
 from export_queue.core.errors import SinkConfigurationError
 
 _NAMES: Mapping[Any, str] = {
@@ -18,8 +19,8 @@ _NAMES: Mapping[Any, str] = {
 }
 
 
-def check_options(factory: Callable[..., Any], options: Mapping[str, Any], *, kind: str) -> None:
-    """Refuse options of wrong types.
+def read_options(factory: Callable[..., Any], options: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
+    """Return options in their types: a template makes text of a number or a list, and a number of text.
 
     :param factory: the class of the sink, whose constructor names the types.
     :param options: JSON values.
@@ -27,11 +28,23 @@ def check_options(factory: Callable[..., Any], options: Mapping[str, Any], *, ki
     :raises SinkConfigurationError: an option has another type.
     """
     hints = get_type_hints(factory.__init__)
-    for name, value in options.items():
-        if not _fits(value, hints[name]):
-            raise SinkConfigurationError(
-                f"option {name!r} of sink {kind}: expected {_expected(hints[name])}, found {value!r:.100}"
-            )
+    found = {name: _read(name, value, hints[name], kind) for name, value in options.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _read(name: str, value: Any, hint: Any, kind: str) -> Any:
+    """Read one option; None is its default."""
+    read = decoded(value)
+    if read is None and value != "":
+        return None
+    # A column that is named 12 stays text, and a list of columns is no name.
+    read_first = isinstance(read, str | list | dict)
+    for one in (read, value) if read_first else (value, read):
+        if _fits(one, hint):
+            return one
+    if type(value) is int and _fits(str(value), hint):
+        return str(value)
+    raise SinkConfigurationError(f"option {name!r} of sink {kind}: expected {_expected(hint)}, found {value!r:.100}")
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -17,7 +17,7 @@ from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.references import check_sink_name, has_password, import_object, is_reference, resolve_secret
 from export_queue.core.sinks.claims import FencedSink
 from export_queue.core.sinks.composite import CompositeSink
-from export_queue.core.sinks.option_types import check_options
+from export_queue.core.sinks.option_types import read_options
 from export_queue.core.sinks.protocol import Sink, check_sink
 
 _BUILT_IN = {
@@ -220,7 +220,7 @@ def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Si
         known = ", ".join(signature.parameters)
         raise SinkConfigurationError(f"sink {spec.kind}: {error}; it takes: {known}") from None
     if spec.kind in _BUILT_IN:
-        check_options(factory, spec.options, kind=spec.kind)
+        arguments = {**read_options(factory, spec.options, kind=spec.kind), **secrets}
     sink = returned(factory(**arguments), f"sink {spec.kind}", error=SinkConfigurationError)
     is_fenced = getattr(getattr(sink, "capabilities", None), "fenced", False)
     parts = ("capabilities", "admit", *(("claim", "under") if is_fenced else ("apply",)), "close")

@@ -474,7 +474,7 @@ def test_a_sink_of_ones_own_needs_no_connection() -> None:
         ({"sink": {"kind": "redis", "option": {}}}, "the description of a sink"),
         ({"sink": "{broken"}, "not valid JSON"),
         ({"sink": {"kind": "redis"}, "sink_options": {"db": 1}}, "describes its own"),
-        ({"sink": "b:c", "sink_options": [1]}, "expected a mapping"),
+        ({"sink": "b:c", "sink_options": [1]}, "expected names and values, as a mapping or JSON, found list"),
     ],
 )
 def test_a_sink_that_is_not_described_well_is_refused(arguments: dict[str, Any], expected: str) -> None:

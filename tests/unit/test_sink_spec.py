@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import types
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,6 +15,7 @@ from export_queue.core import sinks, testing
 from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
 from export_queue.core.references import has_password
 from export_queue.core.sinks import MemorySink, SinkSpec
+from export_queue.core.sinks.option_types import read_options
 
 REDIS = SinkSpec("redis", {"host": "cache.example", "key": "customer:{id}"}, {"password": "env:XQ_TEST"})
 
@@ -135,9 +137,9 @@ def test_a_description_of_no_sink_is_refused(build):
 @pytest.mark.parametrize(
     ("kind", "option", "value", "expected"),
     [
-        ("memory", "name", 5, "text"),
-        ("redis", "host", 5, "text"),
-        ("redis", "port", "6379", "a whole number"),
+        ("memory", "name", 5.5, "text"),
+        ("redis", "host", True, "text"),
+        ("redis", "port", "http", "a whole number"),
         ("redis", "db", True, "a whole number"),
         ("redis", "ssl", "no", "true or false"),
         ("redis", "ssl_options", "ca.pem", "names and values"),
@@ -145,14 +147,14 @@ def test_a_description_of_no_sink_is_refused(build):
         ("redis", "target", ["hash"], "'string' or 'hash' or 'set'"),
         ("redis", "shards", 1.5, "a whole number"),
         ("redis", "socket_timeout", "soon", "a number"),
-        ("elasticsearch", "hosts", 5, "text, or a list of texts"),
+        ("elasticsearch", "hosts", 5.5, "text, or a list of texts"),
         ("elasticsearch", "hosts", ["http://a:9200", 5], "text, or a list of texts"),
         ("elasticsearch", "create_indices", 0, "true or false"),
-        ("elasticsearch", "timeout", None, "a number"),
+        ("elasticsearch", "timeout", "[1]", "a number"),
         ("sql", "columns", 5, "a list of texts, or names and texts"),
         ("sql", "columns", "total", "a list of texts, or names and texts"),
         ("sql", "columns", {"total": 5}, "a list of texts, or names and texts"),
-        ("sql", "create_tables", "false", "true or false"),
+        ("sql", "create_tables", "no", "true or false"),
         ("sql", "timeout", [60], "a number"),
         ("sql", "guard", 1, "'seq' or 'fence'"),
     ],
@@ -168,6 +170,23 @@ def test_options_of_right_types_are_taken():
     redis = {"socket_timeout": 5, "shards": None, "ssl_options": {"ssl_check_hostname": False}, "target": "hash"}
     SinkSpec("redis", redis | {"ssl": True}).open().close()
     SinkSpec("elasticsearch", {"hosts": ["http://a:9200"], "timeout": 5}).open().close()
+
+
+def test_options_that_templates_made_texts_of_are_read():
+    class Sink:
+        def __init__(
+            self, name: str = "", size: int = 1, key: str | Sequence[str] = "id", is_new: bool = False
+        ) -> None: ...
+
+    def read(**options):
+        return read_options(Sink, options, kind="sink")
+
+    assert read(name=2024, size="7", key='["a", "b"]', is_new="True") == {
+        "name": "2024", "size": 7, "key": ["a", "b"], "is_new": True
+    }  # fmt: skip
+    assert read(name='"quoted"', key="a", is_new="false") == {"name": "quoted", "key": "a", "is_new": False}
+    assert read(name="None", size=None, key="null") == {}
+    assert read(name="12", key="") == {"name": "12", "key": ""}
 
 
 def test_an_unknown_option_is_answered_with_the_known_ones():

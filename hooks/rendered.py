@@ -1,0 +1,77 @@
+"""Templated arguments of tasks: each takes its type, its JSON and None, whichever way Airflow renders templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+from airflow.sdk import BaseOperator
+
+from export_queue.core.arguments import given, mapping, required_text, text
+
+Reader = Callable[..., Any]
+"""Called with a value as it was rendered, and with ``what=``, the argument's name."""
+
+
+def optional(read: Reader, *, default: Any = None, **limits: Any) -> Reader:
+    """Return a reader of an argument that may be left out.
+
+    :param read: reads a value that is given.
+    :param default: stands for None.
+    :param limits: further arguments of ``read``.
+    """
+
+    def read_given(value: Any, *, what: str) -> Any:
+        found = given(value)
+        return default if found is None else read(found, what=what, **limits)
+
+    return read_given
+
+
+def name_or(default: str) -> Reader:
+    """Return a reader of a text that has a default."""
+    return partial(text, default=default)
+
+
+def settings(value: Any, *, what: str) -> dict[str, str] | None:
+    """Read names and texts, or their JSON; None leaves a name out."""
+    found = mapping(value, what=what)
+    return None if found is None else {name: str(one) for name, one in found.items() if one is not None}
+
+
+def untouched(value: Any, *, what: str) -> Any:
+    """Read an argument of Airflow's own: None where a template made a text of it."""
+    return given(value)
+
+
+class RenderedTask(BaseOperator):
+    """A task with templated arguments, which it reads once they are rendered."""
+
+    readers: ClassVar[Mapping[str, Reader]]
+    """How each templated argument is read."""
+
+    def read_arguments(self) -> None:
+        """Replace the rendered arguments by the values that they stand for. A second call changes nothing.
+
+        :raises InvalidArgument: an argument is something else; the error names it.
+        """
+        for name, read in self.readers.items():
+            setattr(self, name, read(getattr(self, name), what=name))
+
+    def _do_render_template_fields(
+        self, parent: Any, template_fields: Any, context: Any, jinja_env: Any, seen_oids: set[int]
+    ) -> None:
+        """Render texts to texts, in DAGs that render native objects too: the name ``1_000`` is no number."""
+        texts = [name for name in template_fields if parent is self and _is_text(self.readers.get(name))]
+        others = [name for name in template_fields if name not in texts]
+        super()._do_render_template_fields(parent, others, context, jinja_env, seen_oids)
+        chosen, self.render_template_as_native_obj = self.render_template_as_native_obj, False
+        try:
+            super()._do_render_template_fields(parent, texts, context, self.get_template_env(), seen_oids)
+        finally:
+            self.render_template_as_native_obj = chosen
+
+
+def _is_text(read: Reader | None) -> bool:
+    return getattr(read, "func", read) in (text, required_text)
