@@ -142,7 +142,7 @@ class RedisTarget:
 
     def fresh(self) -> Sink:
         self._raw.admin.flushall()
-        return RedisSink(self._server.host, self._server.port, password=self._server.password, key="r:{id}")
+        return RedisSink(self._server.host, self._server.port, password=self._server.password, key="r:$id")
 
     def raw(self, watch: Watch) -> None:
         self._raw.raw(watch, "insert")

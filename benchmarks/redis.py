@@ -121,7 +121,7 @@ class Bench:
     ) -> None:
         self.admin.flushall()
         server, shards = self.server, shards or self.shards
-        opened = RedisSink(server.host, server.port, password=server.password, key="r:{id}", shards=shards, guard=guard)
+        opened = RedisSink(server.host, server.port, password=server.password, key="r:$id", shards=shards, guard=guard)
         opened.admit(queue_id="q", store_id="s", fence=1)
         sink: Sink = opened
         if guard == "fence":

@@ -82,7 +82,7 @@ class IntoRedis:
 
     def fresh(self) -> Sink:
         self._raw.admin.flushall()
-        return RedisSink(self._server.host, self._server.port, password=self._server.password, key="r:{id}")
+        return RedisSink(self._server.host, self._server.port, password=self._server.password, key="r:$id")
 
     def unguarded(self, watch: Watch, files: Sequence[str]) -> None:
         self._raw.admin.flushall()

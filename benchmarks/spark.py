@@ -70,7 +70,7 @@ class Bench:
         self.address = StoreSpec(url=address, secret="env:BENCH_STORE")
         self.sink = SinkSpec(
             "redis",
-            {"host": redis.host, "port": redis.port, "key": "r:{id}"},
+            {"host": redis.host, "port": redis.port, "key": "r:$id"},
             {"password": "env:BENCH_REDIS"},
             name="bench",
         )

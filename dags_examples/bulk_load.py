@@ -26,7 +26,7 @@ def bulk_load():
         task_id="drain",
         queue_id="totals",
         sink_conn_id="redis_default",
-        sink_options={"key": "total:{id}"},
+        sink_options={"key": "total:$id"},
         time_limit=3600,  # then the sink has a rest, and a retry brings what is left
         retries=2,
     )

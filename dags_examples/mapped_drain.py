@@ -17,7 +17,7 @@ def mapped_drain():
         task_id="drain",
         queue_id="orders",
         sink_conn_id="redis_default",
-        sink_options={"key": "customer:{id}"},
+        sink_options={"key": "customer:$id"},
         map_index_template="ranges {{ task.ranges }}",
         max_active_tis_per_dagrun=1,
     ).expand(ranges=waiting.output)

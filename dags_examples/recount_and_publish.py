@@ -38,7 +38,7 @@ def recount():
 @dag(schedule=queue_asset("orders"), start_date=START, max_active_runs=1)
 def publish():
     ExportQueueSparkDrainOperator(
-        task_id="drain", queue_id="orders", sink_conn_id="redis_default", sink_options={"key": "customer:{id}"}
+        task_id="drain", queue_id="orders", sink_conn_id="redis_default", sink_options={"key": "customer:$id"}
     )
 
 

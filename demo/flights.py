@@ -17,8 +17,8 @@ from export_queue.operators import ExportQueueConfigureOperator, ExportQueueSpar
 
 EXPORTERS = "demo.exporters"
 FAULTS = "demo.faults"
-INDEX_IN_REDIS = {"key": "count:{id}", "target": "set"}
-STATUS_IN_REDIS = {"key": "aircraft:{id}"}
+INDEX_IN_REDIS = {"key": "count:$id", "target": "set"}
+STATUS_IN_REDIS = {"key": "aircraft:$id"}
 
 
 @dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), max_active_runs=1)

@@ -43,7 +43,7 @@ class SinkHook(BaseHook):
     def describe(self, options: Mapping[str, Any] | None = None) -> Described[SinkSpec]:
         """Describe the sink.
 
-        :param options: options that the connection does not give, such as ``{"key": "customer:{id}"}``.
+        :param options: options that the connection does not give, such as ``{"key": "customer:$id"}``.
         :raises MissingConnection: Airflow has no such connection.
         :raises SinkConfigurationError: the connection or the options do not describe such a sink.
         """

@@ -46,7 +46,7 @@ class DrainTask(RenderedTask):
     :param queue_id: the queue. (templated)
     :param sink_conn_id: connection of the sink, whose type tells the kind of sink: ``redis``, ``elasticsearch``,
         ``postgres``, ``mysql`` or ``sqlite``. (templated)
-    :param sink_options: options that the connection does not give, such as ``{"key": "customer:{id}"}``. (templated)
+    :param sink_options: options that the connection does not give, such as ``{"key": "customer:$id"}``. (templated)
     :param sink: instead of ``sink_conn_id``: a sink's description, or the import path ``module:factory`` of a sink of
         your own. (templated)
     :param exporter: import path ``module:name`` of the function that turns entries into puts and deletes; by default

@@ -83,7 +83,7 @@ class InRedis(Target):
         return {"host": self.server.host, "port": self.server.port}
 
     def sink(self, guard: str) -> dict[str, Any]:
-        return self.described("redis", {**self.address(), "key": "r:{id}", "guard": guard})
+        return self.described("redis", {**self.address(), "key": "r:$id", "guard": guard})
 
     def found(self) -> Found:
         keys = list(self.client.scan_iter("r:*", count=10_000))

@@ -226,12 +226,12 @@ def test_a_redis_connection_is_a_redis_sink(connect: Any) -> None:
     connect(
         "cache", conn_type="redis", host="h", port=6380, login="u", password=PASSWORD, extra={"db": "3", "ssl": "true"}
     )
-    described = sink_hook("cache").describe({"key": "customer:{id}"})
+    described = sink_hook("cache").describe({"key": "customer:$id"})
     spec, variables = described.spec, described.variables
     assert spec.kind == "redis"
     assert spec.name == "cache"
     assert spec.options == {
-        "host": "h", "port": 6380, "db": 3, "username": "u", "ssl": True, "key": "customer:{id}"
+        "host": "h", "port": 6380, "db": 3, "username": "u", "ssl": True, "key": "customer:$id"
     }  # fmt: skip
     assert spec.secrets == {"password": "env:XQ_SINK_CACHE_PASSWORD"}
     assert variables == {"XQ_SINK_CACHE_PASSWORD": PASSWORD}

@@ -158,7 +158,7 @@ def test_an_asset_stands_for_a_queue_or_for_a_subscription() -> None:
 
 def test_arguments_are_templated(airflow_store: Any, run_task: Any, copies: Any, monkeypatch: Any) -> None:
     add(airflow_store, 20)
-    for name, value in {"QUEUE": "orders", "RANGES": "[[0, 101]]", "TABLE": "{collection}"}.items():
+    for name, value in {"QUEUE": "orders", "RANGES": "[[0, 101]]", "TABLE": "$collection"}.items():
         monkeypatch.setenv(f"AIRFLOW_VAR_{name}", value)
     result = run_task(
         ExportQueueDrainOperator,

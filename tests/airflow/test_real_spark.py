@@ -102,7 +102,7 @@ def test_passwords_are_in_no_command_line_template_log_or_error(
     places |= {str(path.relative_to(airflow_home)): path.read_bytes() for path in files}
     assert any(b"spark-submit" in line or b"SparkSubmit" in line for line in watched.seen)
     database = b"".join(content for name, content in places.items() if name.startswith("airflow.db"))
-    assert b"customer:{id}" in database  # where rendered templates are
+    assert b"customer:$id" in database  # where rendered templates are
     for secret in [*stores.passwords, WRONG]:
         found = [name for name, content in places.items() if secret.encode() in content]
         assert found == []

@@ -157,7 +157,7 @@ def test_arguments_are_templated_and_reach_the_job(
     run_drain(
         queue_id="{{ 'orders' }}",
         sink_conn_id="{{ 'copies' }}",
-        sink_options={"table": "{{ 'mine_{collection}' }}"},
+        sink_options={"table": "{{ 'mine_$collection' }}"},
         ranges="{{ [[0, 101]] }}",
         if_locked="{{ 'skip' }}",
         max_dead="{{ 7 }}",
@@ -173,7 +173,7 @@ def test_arguments_are_templated_and_reach_the_job(
     assert {name: job["request"][name] for name in wanted} == wanted
     assert 0 < job["request"]["time_limit"] < 60, "what is left of it when the job is submitted"
     assert job["max_parallel"] == 3
-    assert job["sink"]["options"]["table"] == "mine_{collection}"
+    assert job["sink"]["options"]["table"] == "mine_$collection"
     assert "spark.executor.memory=2g" in call["arguments"]
     assert "spark.log.level=ERROR" in call["arguments"]  # the user's word counts more than ours
     assert call["arguments"][call["arguments"].index("--py-files") + 1].endswith(",/mine.zip")

@@ -228,9 +228,9 @@ def test_a_redis_server_with_a_password_is_named_by_a_variable(
     url: str, redis_server: RedisServer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CACHE", f"redis://:{redis_server.password}@127.0.0.1:{redis_server.port}/9")
-    line = run_cli("drain", "orders", "--sink", "env:CACHE", "--sink-option", "key=order:{id}", url=url)
+    line = run_cli("drain", "orders", "--sink", "env:CACHE", "--sink-option", "key=order:$id", url=url)
     assert "20 acknowledged" in line
-    assert f"redis://127.0.0.1:{redis_server.port}/9 as order:{{id}}" in line
+    assert f"redis://127.0.0.1:{redis_server.port}/9 as order:$id" in line
     assert redis_server.password not in line
     assert redis_client.dbsize() == 0, "of another database"
 
@@ -281,8 +281,8 @@ def test_options_and_secrets_complete_what_a_text_says(tmp_path: Path, monkeypat
     file = tmp_path / "copies.json"
     file.write_text('{"kind": "redis", "options": {"host": "h"}}')
     for text in (str(file), "redis://h"):
-        with named_sink(text, options=["key=c:{id}", "wait_replicas=1"], secrets=["password=env:PW"]) as spec:
-            assert (spec.options["key"], spec.options["wait_replicas"]) == ("c:{id}", 1)
+        with named_sink(text, options=["key=c:$id", "wait_replicas=1"], secrets=["password=env:PW"]) as spec:
+            assert (spec.options["key"], spec.options["wait_replicas"]) == ("c:$id", 1)
             assert spec.secrets == {"password": "env:PW"}
 
 

@@ -61,7 +61,7 @@ class TestElasticsearch(SinkConformance):
         monkeypatch.setattr(floor_module, "TIMEOUTS", 0.02)
 
     def make_sink(self) -> ElasticsearchSink:
-        index = f"{self.name}-{{collection}}"
+        index = f"{self.name}-$collection"
         return ElasticsearchSink(self.server.url, self.server.user, self.server.password, index=index)
 
     def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
@@ -222,7 +222,7 @@ def test_two_collections_with_one_index_are_one_record(make, name, ask):
 
 
 def test_what_would_be_created_can_be_created_by_hand(make, name, elasticsearch_server):
-    sink = make(create_indices=False, index="{collection}")
+    sink = make(create_indices=False, index="$collection")
     with pytest.raises(SinkRefused, match=name) as caught:
         sink.apply(puts(b"1", collection=name))
     text = sink.ddl(name)
@@ -235,7 +235,7 @@ def test_what_would_be_created_can_be_created_by_hand(make, name, elasticsearch_
 
 
 def test_create_makes_an_index_before_anything_is_written(make, name, ask):
-    make(index="{collection}").create(name)
+    make(index="$collection").create(name)
     assert ask("GET", f"/{name}/_count")["count"] == 0
 
 
@@ -290,7 +290,7 @@ def test_a_control_record_that_changes_meanwhile_is_read_again(make, name):
 
 
 def test_two_requests_of_a_batch_are_under_way_at_once_and_their_answers_find_their_operations(make, name, ask):
-    sink = make(index=f"{name}-{{collection}}")
+    sink = make(index=f"{name}-$collection")
     sink.apply(puts(b"0005", b"1500", seq=9, document=None, collection="a"))
     barrier, bulk = threading.Barrier(2), sink._connection.ask
     meet = iter([True, True])
@@ -594,7 +594,7 @@ def test_a_strict_mapping_takes_tombstones_and_rejects_unknown_fields(make, name
 
 
 def test_collections_that_no_index_can_be_called_are_rejected(make, name):
-    sink = make(index=f"{name}-{{collection}}")
+    sink = make(index=f"{name}-$collection")
     mixed = Operations(["a", "A", "b/c", "d" * 300], [b"1"] * 4, [b"{}"] * 4, [1] * 4, range(4))
     result = sink.apply(mixed)
     assert (result.written, rejected(result)) == (1, [1, 2, 3])
@@ -774,11 +774,11 @@ def test_a_user_without_rights_is_refused(make, name):
 
 
 def test_the_least_privileges_suffice(make, name):
-    admit(make(username="creator", index="least-{collection}")).apply(puts(b"1"))
-    sink = admit(make(username="writer", index="least-{collection}", create_indices=False))
+    admit(make(username="creator", index="least-$collection")).apply(puts(b"1"))
+    sink = admit(make(username="writer", index="least-$collection", create_indices=False))
     assert sink.apply(puts(b"1", seq=6, document=None)).written == 1
     with pytest.raises(SinkRefused, match="403") as caught:
-        make(username="writer", index="least-{collection}").apply(puts(b"1", collection="other"))
+        make(username="writer", index="least-$collection").apply(puts(b"1", collection="other"))
     assert "PUT /least-other-000001" in caught.value.hint
 
 
@@ -870,7 +870,7 @@ def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(make, elasticsearch_
 
 def test_only_indices_of_the_template_are_swept(make, name, monkeypatch):
     waits(monkeypatch, sleep=lambda seconds: None)
-    sink, other = admit(make(index=f"{name}-{{collection}}")), admit(make(index=f"{name}other-{{collection}}"))
+    sink, other = admit(make(index=f"{name}-$collection")), admit(make(index=f"{name}other-$collection"))
     for one in (sink, other):
         one.apply(batch(None, seq=20))
     assert sink.sweep(store_id="s", floor=25) == 1
@@ -956,7 +956,7 @@ def test_what_is_not_elasticsearch_is_refused(stub):
 @pytest.mark.parametrize(
     "options",
     [
-        {"index": "{id}"},
+        {"index": "$id"},
         {"index": "xq_control"},
         {"index": "Upper"},
         {"hosts": "nowhere"},

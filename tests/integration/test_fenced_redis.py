@@ -73,7 +73,7 @@ def claimed(sink: RedisSink) -> RedisSink:
 
 
 def test_the_server_holds_no_ranks(make, redis_client):
-    sink = claimed(make(key="customer:{id}"))
+    sink = claimed(make(key="customer:$id"))
     sink.under(MINE).apply(puts(b"1", b"2"))
     sink.under(MINE).apply(puts(b"2", document=None))
     assert sorted(redis_client.keys()) == [b"customer:1", b"xq:control", b"xq:fence:q/1/0", b"xq:queue:q"]
@@ -82,7 +82,7 @@ def test_the_server_holds_no_ranks(make, redis_client):
 
 @pytest.mark.parametrize("target", ["string", "hash"])
 def test_a_put_has_its_own_time_to_live_or_none(make, redis_client, target):
-    sink = claimed(make(key="k:{id}", target=target))
+    sink = claimed(make(key="k:$id", target=target))
     batch = Operations(["c"] * 2, [b"1", b"2"], [b'{"a": 1}'] * 2, [5] * 2, range(2), [3600.0, None])
     assert sink.under(MINE).apply(batch).written == 2
     assert 0 < redis_client.ttl("k:1") <= 3600
@@ -93,7 +93,7 @@ def test_a_put_has_its_own_time_to_live_or_none(make, redis_client, target):
 
 def test_a_claim_between_look_and_write_keeps_the_batch_out(make, redis_client):
     """The younger drain comes when the fence has been compared, and before the records are written."""
-    sink, younger = claimed(make(key="k:{id}")), make(key="k:{id}")
+    sink, younger = claimed(make(key="k:$id")), make(key="k:$id")
     met = before(sink, "MULTI", lambda: younger.claim([Claim(MINE.unit, 8)]))
     with pytest.raises(LeaseLost, match="taken over"):
         sink.under(MINE).apply(puts(b"1", b"2"))
@@ -103,7 +103,7 @@ def test_a_claim_between_look_and_write_keeps_the_batch_out(make, redis_client):
 
 def test_a_set_that_is_no_set_is_rejected_alone(make, redis_client):
     redis_client.set("by:1", "a string")
-    sink = claimed(make(key="by:{id}", target="set"))
+    sink = claimed(make(key="by:$id", target="set"))
     result = sink.under(MINE).apply(puts(b"0/a", b"1/b", b"2/c", b"1/d"))
     assert (result.written, [rejection.position for rejection in result.rejected]) == (2, [1, 3])
     assert "WRONGTYPE" in result.rejected[0].reason
@@ -113,7 +113,7 @@ def test_a_set_that_is_no_set_is_rejected_alone(make, redis_client):
 
 
 def test_a_key_that_ceases_to_be_a_set_at_the_last_moment_is_rejected(make, redis_client):
-    sink = claimed(make(key="by:{id}", target="set"))
+    sink = claimed(make(key="by:$id", target="set"))
     before(sink, "MULTI", lambda: redis_client.set("by:1", "a string"))
     result = sink.under(MINE).apply(puts(b"0/a", b"1/b"))
     assert (result.written, [rejection.position for rejection in result.rejected]) == (1, [1])
@@ -141,7 +141,7 @@ def test_a_queue_that_was_drained_with_the_other_guard_is_refused(make, first, s
 
 def test_a_piece_that_memory_refuses_is_not_written_in_part(make, redis_client, monkeypatch):
     monkeypatch.setattr(pieces, "BYTES", 1 << 30)
-    sink = claimed(make(key="k:{id}"))
+    sink = claimed(make(key="k:$id"))
     redis_client.config_set("maxmemory", "1mb")
     try:
         batch = Operations(["c"] * 3, [b"1", b"2", b"3"], [b"x", b"y" * (4 << 20), b"z"], [5] * 3, range(3))
@@ -154,7 +154,7 @@ def test_a_piece_that_memory_refuses_is_not_written_in_part(make, redis_client, 
 
 
 def test_an_answer_that_was_lost_leaves_a_batch_that_may_be_repeated(make, redis_client, monkeypatch):
-    sink = claimed(make(key="k:{id}"))
+    sink = claimed(make(key="k:$id"))
     send, connection = sink._connection.send, sink._connection
 
     def lose(commands: Any) -> None:

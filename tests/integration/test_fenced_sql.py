@@ -221,7 +221,7 @@ def test_a_claim_that_the_sink_has_lost_is_not_taken_for_one_that_stands(url, ma
 
 def test_units_of_one_table_live_in_the_schema_of_the_tables(postgres_url, make):
     execute(postgres_url, "CREATE SCHEMA sales")
-    sink = claimed(make(postgres_url, guard="fence", table="sales.{collection}"))
+    sink = claimed(make(postgres_url, guard="fence", table="sales.$collection"))
     assert sink.under(MINE).apply(puts(b"1", b"2")).written == 2
     assert sink.under(MINE).apply(puts(b"2", document=None)).written == 1
     assert execute(postgres_url, "SELECT id FROM sales.orders") == [("1",)]

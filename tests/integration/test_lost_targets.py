@@ -94,7 +94,7 @@ def test_a_table_that_lost_its_rows_is_refused_until_it_is_readmitted(orders: St
     sink.close()
 
 
-@pytest.mark.parametrize("table", ["{collection}", "copies"])
+@pytest.mark.parametrize("table", ["$collection", "copies"])
 def test_a_table_that_is_readmitted_for_one_queue_is_still_lost_to_another(orders: Store, url: str, table: str):
     orders.configure_queue("bills", buckets=1)
     tables = ["copies"] if table == "copies" else ["orders", "bills"]
@@ -304,9 +304,9 @@ def test_keys_of_redis_have_one_guard_whatever_queue_writes_them(redis_server: R
         sink.admit(queue_id=queue, store_id="s", fence=1)
         return sink
 
-    admitted("a", "seq", "customer:{id}").close()
+    admitted("a", "seq", "customer:$id").close()
     with pytest.raises(SinkConfigurationError, match="guard='seq', not 'fence'"):
-        admitted("b", "fence", "customer:{id}")
-    admitted("b", "fence", "bill:{id}").close()
+        admitted("b", "fence", "customer:$id")
+    admitted("b", "fence", "bill:$id").close()
     with pytest.raises(SinkConfigurationError, match="guard='fence', not 'seq'"):
-        admitted("c", "seq", "bill:{id}")
+        admitted("c", "seq", "bill:$id")

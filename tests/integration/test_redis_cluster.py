@@ -51,7 +51,7 @@ class TestRedisClusterStrings(SinkConformance):
 class TestRedisClusterStringsInOneSlot(TestRedisClusterStrings):
     """Keys with a hash tag: appliers meet all the time."""
 
-    options: ClassVar = {"key": "{collection}:{{one}}{id}"}
+    options: ClassVar = {"key": "$collection:{one}$id"}
 
     def read_all(self) -> Mapping[tuple[str, bytes], bytes]:
         return {(name, record.removeprefix(b"{one}")): value for (name, record), value in super().read_all().items()}
@@ -92,7 +92,7 @@ def everything(cluster: RedisCluster, *command: Any) -> list[Any]:
 
 
 def test_the_rank_lies_in_the_slot_of_its_record(make, client):
-    make(key="customer:{id}").apply(puts(*(b"%d" % n for n in range(40))))
+    make(key="customer:$id").apply(puts(*(b"%d" % n for n in range(40))))
     ranks = list(client.scan_iter("xq:rank:*"))
     found = {field: key for key in ranks for field in client.hkeys(key)}
     assert set(found) == {b"customer:%d" % n for n in range(40)}
@@ -101,7 +101,7 @@ def test_the_rank_lies_in_the_slot_of_its_record(make, client):
 
 
 def test_a_hash_tag_of_the_users_own_keeps_keys_together(make, client):
-    make(key="customer:{{{id}}}:status").apply(puts(b"77"))
+    make(key="customer:{$id}:status").apply(puts(b"77"))
     assert client.get("customer:{77}:status") == b"x"
 
 
@@ -118,7 +118,7 @@ def test_shards_cannot_be_chosen(make):
 
 def test_a_key_that_is_no_set_is_rejected_alone(make, client):
     client.set("by:1", "a string")
-    sink = make(key="by:{id}", target="set")
+    sink = make(key="by:$id", target="set")
     result = sink.apply(puts(b"0/a", b"1/b", b"2/c", b"1/d"))
     assert (result.written, [rejection.position for rejection in result.rejected]) == (2, [1, 3])
     assert "holds a string" in result.rejected[0].reason
@@ -239,7 +239,7 @@ def slot_on_the_move(cluster: RedisCluster, key: bytes) -> Iterator[Callable[[],
 
 def test_a_record_in_a_slot_that_is_being_moved_waits_and_keeps_its_rank(make, redis_cluster, client, monkeypatch):
     monkeypatch.setattr(cluster_module, "MOVES", replace(cluster_module.MOVES, attempts=3))
-    sink = make(key="orders:{{moving}}{id}")
+    sink = make(key="orders:{moving}$id")
     sink.apply(puts(b"1", b"2", seq=5))
     with slot_on_the_move(redis_cluster, b"orders:{moving}1") as move_keys:
         assert sink.apply(puts(b"1", seq=6)).written == 1, "all is still where it was"

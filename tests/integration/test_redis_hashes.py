@@ -34,9 +34,7 @@ class TestRedisHashes(SinkConformance):
 
 @pytest.fixture
 def sink(redis_server: RedisServer, redis_client: redis.Redis) -> Iterator[RedisSink]:
-    opened = RedisSink(
-        redis_server.host, redis_server.port, password=redis_server.password, key="p:{id}", target="hash"
-    )
+    opened = RedisSink(redis_server.host, redis_server.port, password=redis_server.password, key="p:$id", target="hash")
     opened.admit(queue_id="q", store_id="s", fence=1)
     yield opened
     opened.close()

@@ -41,7 +41,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make(redis_server: RedisServer, redis_client: redis.Redis) -> Iterator[Make]:
-    with making(redis_server, key="k:{id}", shards=7) as make_sink:
+    with making(redis_server, key="k:$id", shards=7) as make_sink:
 
         def make_admitted(**options: Any) -> RedisSink:
             return admit(make_sink(**options))
@@ -256,7 +256,7 @@ def apply_all(server: RedisServer, options: dict[str, Any], batches: Sequence[Op
     """Apply batches in a process of its own, as one drain does."""
     try:
         pieces.ROWS = 40
-        sink = admit(RedisSink(server.host, server.port, password=server.password, key="k:{id}", **options))
+        sink = admit(RedisSink(server.host, server.port, password=server.password, key="k:$id", **options))
         for batch in batches:
             result = sink.apply(batch)
             assert result.written + result.stale == len(batch)

@@ -93,7 +93,7 @@ def shown(error: BaseException) -> str:
 
 
 def test_a_key_follows_its_template_and_the_rank_stands_beside_it(make, redis_client):
-    sink = make(key="customer:{id}:status")
+    sink = make(key="customer:$id:status")
     sink.apply(puts(b"77", seq=5))
     sink.apply(puts(b"78", seq=6, document=None))
     assert sorted(redis_client.keys()) == sorted(
@@ -104,7 +104,7 @@ def test_a_key_follows_its_template_and_the_rank_stands_beside_it(make, redis_cl
 
 
 def test_members_of_sets_are_what_readers_expect(make, redis_client):
-    sink = make(key="by_count:{id}", target="set")
+    sink = make(key="by_count:$id", target="set")
     sink.apply(puts(b"12/N1", b"12/N2", b"13/N/3"))
     sink.apply(puts(b"12/N1", seq=6, document=None))
     assert redis_client.smembers("by_count:12") == {b"N2"}
@@ -112,25 +112,25 @@ def test_members_of_sets_are_what_readers_expect(make, redis_client):
 
 
 def test_two_collections_with_one_key_are_one_record(make, redis_client):
-    sink = make(key="k:{id}")
+    sink = make(key="k:$id")
     batch = Operations(["a", "b"], [b"1", b"1"], [b"old", b"new"], [5, 6], [0, 1])
     assert sink.apply(batch) == ApplyResult(1, 1)
     assert redis_client.get("k:1") == b"new"
 
 
 def test_two_sinks_with_one_template_guard_one_record(make, redis_client):
-    make(key="k:{id}").apply(puts(b"1", seq=6, collection="a", document=b"new"))
-    assert make(key="k:{id}").apply(puts(b"1", seq=5, collection="b", document=b"old")).stale == 1
+    make(key="k:$id").apply(puts(b"1", seq=6, collection="a", document=b"new"))
+    assert make(key="k:$id").apply(puts(b"1", seq=5, collection="b", document=b"old")).stale == 1
     assert redis_client.get("k:1") == b"new"
 
 
 def test_strings_and_sets_of_one_id_do_not_share_a_rank(make, redis_client):
-    make(key="s:{id}").apply(puts(b"12/N1", seq=9))
-    assert make(key="t:{id}", target="set").apply(puts(b"12/N1", seq=5)).written == 1
+    make(key="s:$id").apply(puts(b"12/N1", seq=9))
+    assert make(key="t:$id", target="set").apply(puts(b"12/N1", seq=5)).written == 1
 
 
 def test_keys_of_the_sink_cannot_be_written_by_an_exporter(make, redis_client):
-    sink = make(key="{id}")
+    sink = make(key="$id")
     result = sink.apply(puts(b"good", b"xq:control"))
     assert (result.written, [rejection.position for rejection in result.rejected]) == (1, [1])
     assert redis_client.type("xq:control") == b"hash"
@@ -164,7 +164,7 @@ def test_options_are_checked_before_anything_is_connected(options):
 
 def test_a_set_that_is_no_set_is_rejected_alone(make, redis_client):
     redis_client.set("by:1", "a string")
-    sink = make(key="by:{id}", target="set")
+    sink = make(key="by:$id", target="set")
     result = sink.apply(puts(b"0/a", b"1/b", b"2/c", b"1/d"))
     assert (result.written, [rejection.position for rejection in result.rejected]) == (2, [1, 3])
     assert "WRONGTYPE" in result.rejected[0].reason
@@ -174,7 +174,7 @@ def test_a_set_that_is_no_set_is_rejected_alone(make, redis_client):
 
 
 def test_a_key_that_turns_into_no_set_in_between_is_rejected_and_heals(make, redis_client, monkeypatch):
-    sink = admit(make(key="by:{id}", target="set"))
+    sink = admit(make(key="by:$id", target="set"))
     look, first = sink._target.checked_keys, iter([True])
 
     def look_and_change(records):

@@ -68,7 +68,7 @@ def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(make, redis_client):
 @pytest.mark.parametrize("shards", [1, 7])
 @pytest.mark.parametrize("rows", [5, 3000])
 def test_hashes_of_any_size_are_swept(make, redis_client, shards, rows):
-    sink, members = admit(make(shards=shards)), admit(make(target="set", key="sets:{id}"))
+    sink, members = admit(make(shards=shards)), admit(make(target="set", key="sets:$id"))
     ids = [b"%d/a" % n for n in range(rows)]
     for one in (sink, members):
         for start in range(0, rows, 500):
@@ -102,7 +102,7 @@ def test_pages_are_small_and_a_sweep_that_meets_writers_goes_on(make, redis_clie
 
 
 def test_the_floor_is_one_for_the_whole_database_and_none_for_another(make):
-    sink, other, elsewhere = admit(make()), admit(make(key="other:{id}")), admit(make(db=1))
+    sink, other, elsewhere = admit(make()), admit(make(key="other:$id")), admit(make(db=1))
     sink.sweep(store_id="s", floor=25)
     assert other.apply(puts(b"1", seq=25)).stale == 1
     assert elsewhere.apply(puts(b"1", seq=25)).written == 1

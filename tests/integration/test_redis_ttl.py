@@ -37,7 +37,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[Any]:
 @pytest.fixture(params=["string", "hash"])
 def sink(request: pytest.FixtureRequest, client: Any) -> Iterator[RedisSink]:
     server = request.getfixturevalue("redis_cluster" if isinstance(client, redis.RedisCluster) else "redis_server")
-    opened = RedisSink(server.host, server.port, password=server.password, key="p:{id}", target=request.param)
+    opened = RedisSink(server.host, server.port, password=server.password, key="p:$id", target=request.param)
     opened.admit(queue_id="q", store_id="s", fence=1)
     yield opened
     opened.close()
@@ -80,7 +80,7 @@ def test_the_rank_outlives_the_record(sink, client):
 
 def test_members_of_sets_do_not_expire(client, request):
     server = request.getfixturevalue("redis_cluster" if isinstance(client, redis.RedisCluster) else "redis_server")
-    sink = RedisSink(server.host, server.port, password=server.password, key="p:{id}", target="set")
+    sink = RedisSink(server.host, server.port, password=server.password, key="p:$id", target="set")
     batch = Operations(["c"] * 2, [b"1/a", b"1/b"], [b"", b""], [5, 5], [0, 1], [None, HOUR])
     result = sink.apply(batch)
     assert (result.written, [one.position for one in result.rejected]) == (1, [1])

@@ -101,7 +101,7 @@ def use_sinks(url: str, folder: Any) -> None:
             for columns in (None, FIELDS):
                 queue = f"{guard}_{'documents' if columns is None else 'fields'}"
                 store.configure_queue(queue)
-                sink = SqlSink(url, table="T_{collection}", columns=columns, guard=guard, timeout=10)  # type: ignore[arg-type]
+                sink = SqlSink(url, table="T_$collection", columns=columns, guard=guard, timeout=10)  # type: ignore[arg-type]
                 for value in (DOCUMENT, {**DOCUMENT, "i": 8}):
                     with store.transaction() as tx:
                         for number in range(3):
@@ -136,7 +136,7 @@ def test_settings_of_a_postgresql_database_change_nothing_in_sinks(postgres_url:
 def test_a_search_path_that_leads_nowhere_needs_the_name_of_a_schema(postgres_url, make, schema):
     set_for_database(postgres_url, f"search_path='{schema}'")
     use_store(postgres_url)
-    sink = admit(make(postgres_url, table="public.{collection}"))
+    sink = admit(make(postgres_url, table="public.$collection"))
     assert sink.apply(puts(b"1")).written == 1
 
 

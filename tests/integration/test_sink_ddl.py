@@ -109,7 +109,7 @@ def test_a_table_that_somebody_reads_is_waited_for_shortly(url, make, monkeypatc
 
 def test_an_index_is_created_or_completed(elasticsearch_server: ElasticsearchServer):
     server = elasticsearch_server
-    sink = ElasticsearchSink(server.url, server.user, server.password, index="ddl-{collection}", create_indices=False)
+    sink = ElasticsearchSink(server.url, server.user, server.password, index="ddl-$collection", create_indices=False)
     assert isinstance(sink, PreparableSink)
     server.request("PUT", "/ddl-bills-1", {"aliases": {"ddl-bills": {}}})
     try:

@@ -241,7 +241,7 @@ class TestRedis(Faults):
         self.host, self.port = redis_server.host, redis_server.port
 
     def open(self, port: int, timeout: float) -> Sink:
-        return RedisSink(self.host, port, password=self.server.password, key="t:{id}", socket_timeout=timeout)
+        return RedisSink(self.host, port, password=self.server.password, key="t:$id", socket_timeout=timeout)
 
     def read(self) -> dict[bytes, bytes]:
         return {key.removeprefix(b"t:"): self.client.get(key) for key in self.client.keys("t:*")}

@@ -150,7 +150,7 @@ def test_a_drain_waits_at_each_of_its_steps_for_a_server_that_takes_no_writes(
     with Store.open(sqlite_url) as store:
         store.create()
         for guard in ("seq", "fence"):
-            options = {"host": server.host, "port": server.port, "guard": guard, "key": guard + ":{id}"}
+            options = {"host": server.host, "port": server.port, "guard": guard, "key": guard + ":$id"}
             spec = SinkSpec("redis", options, secrets, name=guard)
             store.configure_queue(guard, buckets=1, value="bytes")
             pauses: list[float] = []

@@ -292,7 +292,7 @@ def test_errors_are_told_apart_by_their_number(number, kind):
 
 def test_tables_of_another_database_are_named_by_a_schema(mariadb_url, mariadb_server, make):
     other = mariadb_server.create_database()
-    sink: SqlSink = admit(make(mariadb_url, table=f"{other}.t_{{collection}}"))
+    sink: SqlSink = admit(make(mariadb_url, table=f"{other}.t_$collection"))
     assert sink.apply(puts(b"1")).written == 1
     assert execute(mariadb_server.url(other), "SELECT id FROM t_orders_live") == [("1",)]
     assert execute(mariadb_url, "SHOW TABLES") == []

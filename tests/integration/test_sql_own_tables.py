@@ -186,7 +186,7 @@ def test_a_missing_view_is_created_with_the_next_sink(url, make):
 
 def test_a_schema_stands_before_the_template(postgres_url, make):
     execute(postgres_url, 'CREATE SCHEMA "Sales"', "CREATE TABLE orders (id integer)")
-    sink = admit(make(postgres_url, table="Sales.{collection}"))
+    sink = admit(make(postgres_url, table="Sales.$collection"))
     assert sink.apply(puts(b"1", b"2", collection="orders")).written == 2
     assert sink.apply(puts(b"1", collection="a.b")).written == 1
     assert sink.apply(puts(b"1", seq=4)).stale == 1
@@ -203,7 +203,7 @@ def test_a_schema_stands_before_the_template(postgres_url, make):
 
 def test_an_sqlite_table_has_no_schema(tmp_path, make):
     with pytest.raises(SinkConfigurationError, match="no schema"):
-        make(f"sqlite:///{tmp_path}/sink.db", table="main.{collection}").create("orders")
+        make(f"sqlite:///{tmp_path}/sink.db", table="main.$collection").create("orders")
 
 
 def test_types_of_users_take_what_their_database_reads(postgres_url, make):

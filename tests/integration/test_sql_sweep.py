@@ -137,7 +137,7 @@ def test_keys_of_several_columns_are_paged(way, url, make, monkeypatch):
 
 
 def test_only_tables_of_the_template_and_of_the_sinks_shape_are_swept(url, make):
-    sink, other = admit(make(url, table="a_{collection}")), admit(make(url, table="b_{collection}"))
+    sink, other = admit(make(url, table="a_$collection")), admit(make(url, table="b_$collection"))
     execute(url, "CREATE TABLE a_foreign (id integer, _deleted boolean)", "INSERT INTO a_foreign VALUES (1, true)")
     for one in (sink, other):
         one.apply(puts(b"1", seq=20, document=None))

@@ -129,7 +129,7 @@ def refused(store: Store, sink: Any) -> set[Any]:
 def test_redis_makes_of_every_codec_what_the_tables_say(
     others: Store, redis_server: RedisServer, redis_client: redis.Redis, target: str
 ) -> None:
-    options = {"password": redis_server.password, "key": "r:{id}", "target": target}
+    options = {"password": redis_server.password, "key": "r:$id", "target": target}
     with closing(RedisSink(redis_server.host, redis_server.port, **options)) as sink:
         gone = refused(others, sink)
     for n, value in enumerate(VALUES):
@@ -187,7 +187,7 @@ def test_sql_takes_numbers_as_keys_of_numbers(
 def test_strings_of_redis_hold_the_stored_text(
     filled: Store, redis_server: RedisServer, redis_client: redis.Redis
 ) -> None:
-    with closing(RedisSink(redis_server.host, redis_server.port, password=redis_server.password, key="v:{id}")) as sink:
+    with closing(RedisSink(redis_server.host, redis_server.port, password=redis_server.password, key="v:$id")) as sink:
         drain(filled, "fields", sink)
     for number, field in enumerate(FIELDS):
         assert redis_client.get(f"v:{number}") == f'{{"f{number}":{field.text}}}'.encode(), field.type
@@ -196,7 +196,7 @@ def test_strings_of_redis_hold_the_stored_text(
 def test_hashes_of_redis_hold_what_the_table_says(
     filled: Store, redis_server: RedisServer, redis_client: redis.Redis
 ) -> None:
-    options = {"password": redis_server.password, "key": "v:{id}", "target": "hash"}
+    options = {"password": redis_server.password, "key": "v:$id", "target": "hash"}
     with closing(RedisSink(redis_server.host, redis_server.port, **options)) as sink:
         drain(filled, "fields", sink)
     compare("redis", {n: (redis_client.hget(f"v:{n}", f"f{n}") or NONE.encode()).decode() for n in range(len(FIELDS))})

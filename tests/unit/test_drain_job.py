@@ -27,7 +27,7 @@ from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secr
 from export_queue.core.spark.pyspark_path import without_archives
 from export_queue.core.store import StoreSpec
 
-SINK = SinkSpec("redis", {"host": "r", "key": "o:{id}"}, {"password": "env:XQ_SINK_R"}, name="r")
+SINK = SinkSpec("redis", {"host": "r", "key": "o:$id"}, {"password": "env:XQ_SINK_R"}, name="r")
 STORE = StoreSpec(url="postgresql+psycopg://user@host/db", secret="env:XQ_STORE")
 MINIMUM = {"queue_id": "orders", "sink": SINK, "store": STORE, "drain_id": "t", "owner": Owner("dag/run/task")}
 

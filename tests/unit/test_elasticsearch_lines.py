@@ -49,10 +49,10 @@ def test_only_documents_with_the_reserved_field_are_refused(fields, escaped):
 
 @pytest.mark.parametrize("name", ["", "A", "-a", "_a", ".a", "a b", "a/b", "a*", "a,b", "é", "a" * 201, "xq_control"])
 def test_names_that_no_index_may_have_are_refused(name):
-    assert indices.fill_collections("{collection}", [name, "good"])[0] == {"good": "good"}
+    assert indices.fill_collections("$collection", [name, "good"])[0] == {"good": "good"}
 
 
-@pytest.mark.parametrize("template", ["{id}", "{collection}{x}", "xq_control", "A{collection}", "a b"])
+@pytest.mark.parametrize("template", ["$id", "$collection{x}", "xq_control", "A$collection", "a b"])
 def test_templates_are_checked(template):
     with pytest.raises(SinkConfigurationError):
         indices.check_template(template)
@@ -172,8 +172,8 @@ HIDES = {"filter": {"bool": {"must_not": [{"term": {"_xq.deleted": True}}]}}}
     ("template", "wanted"),
     [
         ("orders", ["internal-7"]),
-        ("daily-{collection}", ["daily-a-000001", "daily-b-000001"]),
-        ("{collection}", ["daily-a-000001", "daily-b-000001", "internal-7"]),
+        ("daily-$collection", ["daily-a-000001", "daily-b-000001"]),
+        ("$collection", ["daily-a-000001", "daily-b-000001", "internal-7"]),
         ("order", []),
     ],
 )

@@ -20,7 +20,7 @@ RECORDS = st.dictionaries(
 
 def operations(records: dict[bytes, bytes | None]) -> Operations:
     count = len(records)
-    return Operations(["k:{id}"] * count, list(records), list(records.values()), list(range(count)), range(count))
+    return Operations(["k:$id"] * count, list(records), list(records.values()), list(range(count)), range(count))
 
 
 @given(RECORDS, st.integers(0, 9), st.integers(1, 30), st.integers(1, 2000))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.sinks import MAX_SEQ, Operations
+from export_queue.core.sinks import MAX_SEQ, Operations, naming
+from export_queue.core.sinks.elasticsearch import indices
 from export_queue.core.sinks.json_texts import numbers_in, texts_of
 from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.packing import word_of
@@ -25,7 +26,7 @@ from export_queue.core.sinks.sql.values import as_literal, as_native, as_text
 LIMITS = Limits(id_bytes=20, convert=as_text)
 
 
-def operations(*rows: tuple[bytes, int, bytes | None], collection: str = "c:{id}") -> Operations:
+def operations(*rows: tuple[bytes, int, bytes | None], collection: str = "c:$id") -> Operations:
     ids, seqs, documents = ([row[i] for row in rows] for i in range(3))
     return Operations([collection] * len(rows), ids, documents, seqs, list(range(len(rows))))
 
@@ -44,9 +45,8 @@ def test_ranks_as_text_are_ordered_as_numbers(one, other):
 @pytest.mark.parametrize(
     "template",
     [
-        *("{collection}", "{id}{id}", "{key}:{id}", "xq:{id}", "", "{collection}:{seq}:{id}"),
-        *("{id", "{id}}", "{id!r}", "{id:9}", "{{id}}:{id}", "{{collection}}:{collection}:{id}", "{{xq}}", "{}:{id}"),
-        "{{collection}}:{id}",
+        *("$collection", "$id$id", "$key:$id", "xq:$id", "", "$collection:$seq:$id", "$collection$collection:$id"),
+        *("$", "$id:$", "$id:$ ", "$9$id", "${id", "${}:$id", "${id!r}", "$$id", "${id}}${id}", "$ID", "$id_"),
     ],
 )
 def test_templates_without_one_id_or_with_our_keys_are_refused(template):
@@ -55,10 +55,66 @@ def test_templates_without_one_id_or_with_our_keys_are_refused(template):
 
 
 @pytest.mark.parametrize(
-    ("template", "key"), [("{{{id}}}:a", b"{7}:a"), ("{{t}}{id}", b"{t}7"), ("a{id}", b"a7"), ("}}{id}", b"}7")]
+    ("template", "shown"),
+    [
+        *(("customer:{id}", "customer:$id"), ("$collection:{id}", "$collection:$id"), ("{id}_a", "${id}_a")),
+        *(("customer:{{{id}}}:status", "customer:{$id}:status"), ("{{t}}{id}", "{t}$id")),
+        *(("{collection}:$id", "$collection:$id"), ("$id:{collection}", "$id:$collection"), ("$$[{id}]", "$$[$id]")),
+    ],
 )
-def test_a_doubled_brace_in_a_template_is_a_brace_of_the_key(template, key):
+def test_a_template_with_braces_is_answered_with_its_right_spelling(template, shown):
+    with pytest.raises(SinkConfigurationError, match="a field is written") as refused:
+        layout.check_template(template)
+    assert refused.value.hint == f"write {shown}"
+    layout.check_template(shown)
+
+
+@pytest.mark.parametrize("check", [tables.check_template, indices.check_template])
+def test_a_name_with_braces_is_answered_with_its_right_spelling(check):
+    with pytest.raises(SinkConfigurationError, match="a field is written") as refused:
+        check("copy_{collection}")
+    assert refused.value.hint == "write copy_$collection"
+
+
+@pytest.mark.parametrize(
+    ("template", "key"),
+    [
+        *(("{$id}:a", b"{7}:a"), ("{{t}}$id", b"{{t}}7"), ("a$id", b"a7"), ("}$id", b"}7"), ("${id}a", b"7a")),
+        *(
+            ("$$$id", b"$7"),
+            ("$$id:$id", b"$id:7"),
+            ("$id$$", b"7$"),
+            ("$$${id}$$$$", b"$7$$"),
+            ("$id\u00e9", "7\u00e9".encode()),
+        ),
+    ],
+)
+def test_a_brace_in_a_template_is_text_and_two_dollar_signs_are_one(template, key):
     assert layout.keys_of([layout.check_template(template)], [b"7"]) == [key]
+
+
+def test_two_spellings_of_a_template_are_one():
+    assert layout.check_template("${collection}:${id}") == layout.check_template("$collection:$id") == "$collection:$id"
+    assert tables.check_template("a_${collection}") == "a_$collection"
+
+
+def test_a_collection_in_a_template_is_text():
+    filled, _ = layout.fill_collections(layout.check_template("$$$collection:${id}_a"), ["id", "b"])
+    assert layout.keys_of([filled["id"], filled["b"]], [b"7", b"$id"]) == [b"$id:7_a", b"$b:$id_a"]
+
+
+_TEXTS = st.text("a_$:{}\u00e9", max_size=4)
+
+
+@given(_TEXTS, _TEXTS, _TEXTS, st.booleans())
+def test_a_template_means_what_is_written(before, between, after, is_first):
+    fields = ["id", "collection"] if is_first else ["collection", "id"]
+    template = naming.written([(before, fields[0]), (f":{between}", fields[1]), (after, "")])
+    assert naming.written(naming.parts_of(template)) == template
+    filled, _ = layout.fill_collections(layout.check_template(template), ["orders"])
+    named = {"id": "7", "collection": "orders"}
+    key = f"{before}{named[fields[0]]}:{between}{named[fields[1]]}{after}"
+    assert layout.keys_of([filled["orders"]], [b"7"]) == [key.encode()]
 
 
 @given(st.lists(st.binary(max_size=12), unique=True))
@@ -75,13 +131,13 @@ def test_each_slot_has_a_tag_of_its_own():
 
 
 def test_collections_that_could_make_two_records_one_key_are_refused():
-    filled, refused = layout.fill_collections("{collection}:{id}", ["a", "a:b", "", "{id}", "é"])
-    assert filled == {"a": "a:{id}"}
-    assert set(refused) == {"a:b", "", "{id}", "é"}
+    filled, refused = layout.fill_collections("$collection:$id", ["a", "a:b", "", "$id", "é"])
+    assert filled == {"a": "a:$id"}
+    assert set(refused) == {"a:b", "", "$id", "é"}
 
 
 @pytest.mark.parametrize("between", ["", "_", "-", ".", "__a.-9"])
-@pytest.mark.parametrize("template", ["{collection}%s{id}", "{id}%s{collection}", "{{{collection}%s{id}}}"])
+@pytest.mark.parametrize("template", ["${collection}%s$id", "${id}%s$collection", "{${collection}%s$id}"])
 def test_a_template_whose_keys_cannot_be_parted_again_is_refused(template, between):
     with pytest.raises(SinkConfigurationError, match="two records could have one key"):
         layout.check_template(template % between)
@@ -90,7 +146,7 @@ def test_a_template_whose_keys_cannot_be_parted_again_is_refused(template, betwe
 _NAMES = st.text("ab_.-", min_size=1, max_size=4)
 
 
-@pytest.mark.parametrize("template", ["{collection}:{id}", "a{id}_é-{collection}b", "{{{collection}}}{id}"])
+@pytest.mark.parametrize("template", ["$collection:$id", "a${id}_é-${collection}b", "{$collection}$id"])
 @given(st.lists(st.tuples(_NAMES, st.text("ab_.-:é}", max_size=5)), unique=True, min_size=2, max_size=20))
 def test_a_template_that_is_taken_gives_each_record_a_key_of_its_own(template, records):
     filled, _ = layout.fill_collections(layout.check_template(template), [name for name, _ in records])
@@ -101,21 +157,21 @@ def test_a_template_that_is_taken_gives_each_record_a_key_of_its_own(template, r
 
 
 def test_a_template_without_collection_takes_any():
-    filled, refused = layout.fill_collections("k:{id}:v", ["a:b", ""])
-    assert (set(filled.values()), refused) == ({"k:{id}:v"}, {})
-    assert layout.keys_of(["k:{id}:v", "{id}"], [b"\xff", b"{id}"]) == [b"k:\xff:v", b"{id}"]
-    alike = layout.packed_keys_of(["k:{id}:v"] * 2, [b"\xff", b"longer"])
+    filled, refused = layout.fill_collections("k:$id:v", ["a:b", ""])
+    assert (set(filled.values()), refused) == ({"k:$id:v"}, {})
+    assert layout.keys_of(["k:$id:v", "$id"], [b"\xff", b"$id"]) == [b"k:\xff:v", b"$id"]
+    alike = layout.packed_keys_of(["k:$id:v"] * 2, [b"\xff", b"longer"])
     assert list(map(word_of, alike)) == [b"k:\xff:v", b"k:longer:v"]
 
 
 @pytest.mark.parametrize(
     ("target", "template", "record", "reason"),
     [
-        ("string", "{id}", b"xq:control", "the sink's own"),
-        ("string", "x{id}", b"q:control", "the sink's own"),
-        ("set", "{id}", b"xq:control/m", "the sink's own"),
-        ("set", "c:{id}", b"no member", "<set>/<member>"),
-        ("set", "c:{id}", b"a\0b/c", "NUL"),
+        ("string", "$id", b"xq:control", "the sink's own"),
+        ("string", "x$id", b"q:control", "the sink's own"),
+        ("set", "$id", b"xq:control/m", "the sink's own"),
+        ("set", "c:$id", b"no member", "<set>/<member>"),
+        ("set", "c:$id", b"a\0b/c", "NUL"),
     ],
 )
 def test_records_that_cannot_be_are_refused(target, template, record, reason):
@@ -138,7 +194,7 @@ def test_members_keep_slashes_and_their_ranks_stand_under_key_nul_member():
 )
 def test_names_that_no_table_may_have_are_refused(name):
     assert tables.refuse_table(name)
-    assert tables.fill_collections("{collection}", [name, "good"], fold=False)[0] == {"good": "good"}
+    assert tables.fill_collections("$collection", [name, "good"], fold=False)[0] == {"good": "good"}
 
 
 @pytest.mark.parametrize("name", ["orders", "daily-orders", "a.b", "_x", "2026", "A" * 58])
@@ -146,7 +202,9 @@ def test_names_of_queues_are_names_of_tables(name):
     assert tables.refuse_table(name) is None
 
 
-@pytest.mark.parametrize("template", ["{id}", "{collection}_{x}", "xq_{collection}", "{collection}_live", "a b"])
+@pytest.mark.parametrize(
+    "template", ["$id", "${collection}_$x", "xq_$collection", "${collection}_live", "${collection}$", "a b"]
+)
 def test_templates_of_tables_are_checked(template):
     with pytest.raises(SinkConfigurationError):
         tables.check_template(template)

@@ -17,7 +17,7 @@ from export_queue.core.references import has_password
 from export_queue.core.sinks import MemorySink, SinkSpec
 from export_queue.core.sinks.option_types import read_options
 
-REDIS = SinkSpec("redis", {"host": "cache.example", "key": "customer:{id}"}, {"password": "env:XQ_TEST"})
+REDIS = SinkSpec("redis", {"host": "cache.example", "key": "customer:$id"}, {"password": "env:XQ_TEST"})
 
 
 def test_a_description_survives_json():
@@ -45,7 +45,7 @@ def test_other_json_is_refused(text):
     [
         (SinkSpec("memory", {"name": "m"}), "memory:m"),
         (SinkSpec("redis"), "redis://localhost:6379/0"),
-        (REDIS, "redis://cache.example:6379/0 as customer:{id}"),
+        (REDIS, "redis://cache.example:6379/0 as customer:$id"),
         (SinkSpec("sql", {"url": "postgresql://me@db/x"}), "postgresql://me@db/x"),
         (SinkSpec("sql", {}, {"url": "env:URL"}), "env:URL"),
         (SinkSpec("my.module:Sink"), "my.module:Sink"),
@@ -102,7 +102,7 @@ def test_a_password_among_the_options_is_refused_and_not_shown(options):
         ("postgresql://me@db/x?sslmode=require", False),
         ("sqlite:////tmp/a:b@c.db", False),
         ("redis://[::1]:6379/0", False),
-        ("{collection}:{id}", False),
+        ("$collection:$id", False),
         ("redis://:x@db", True),
         ("postgresql://me:x@db", True),
     ],

@@ -50,12 +50,13 @@ Found = Mapping[str, Any]
 """What the server says of a name: by index its aliases, mappings and settings."""
 
 
-def check_template(template: str) -> None:
+def check_template(template: str) -> str:
     """Check a template of names.
 
-    :raises SinkConfigurationError: another placeholder than ``{collection}``, or a name that no alias may have.
+    :returns: the template in its normal form.
+    :raises SinkConfigurationError: another field than ``$collection``, or a name that no alias may have.
     """
-    naming.check_template(template, refuse_name, what="index")
+    return naming.check_template(template, refuse_name, what="index")
 
 
 def refuse_name(name: str) -> str | None:
@@ -254,5 +255,4 @@ def behind(template: str, found: Found) -> list[str]:
 
 def may_name(template: str, alias: str) -> bool:
     """Tell whether a template may name an alias."""
-    head, hole, tail = template.partition("{collection}")
-    return re.fullmatch(re.escape(head) + (".+" if hole else "") + re.escape(tail), alias) is not None
+    return re.fullmatch(naming.names_of(template), alias) is not None

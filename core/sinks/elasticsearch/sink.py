@@ -16,7 +16,7 @@ from export_queue.core.sinks.elasticsearch import indices, lines, tombstones
 from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Meaning, items_of, whole
 from export_queue.core.sinks.elasticsearch.connection import CLIENT_OPTIONS, Connection, PutOff, Secret
 from export_queue.core.sinks.elasticsearch.floor import Floor, unreadable
-from export_queue.core.sinks.naming import first_collection
+from export_queue.core.sinks.naming import first_collection, is_fixed
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 
@@ -50,7 +50,7 @@ class ElasticsearchSink:
     :param username: the user.
     :param password: the password, or a callable that returns it, asked again when the server refuses it.
     :param api_key: an API key in the place of user and password, or a callable.
-    :param index: template of the names that readers use, from ``{collection}``. A name is an alias of one index.
+    :param index: template of the names that readers use, from ``$collection``. A name is an alias of one index.
     :param create_indices: whether missing indices, and the index of control records, are created.
     :param client_options: further arguments of the client: ``ca_certs``, ``ssl_assert_fingerprint``, ``verify_certs``,
         ``client_cert``, ``client_key``, ``http_compress``, …
@@ -66,14 +66,13 @@ class ElasticsearchSink:
         username: str | None = None,
         password: Secret = None,
         api_key: Secret = None,
-        index: str = "{collection}",
+        index: str = "$collection",
         create_indices: bool = True,
         client_options: Mapping[str, Any] | None = None,
         timeout: float = 60.0,
     ) -> None:
         if not isinstance(index, str):
-            raise SinkConfigurationError(f"index: expected a template such as {{collection}}, found {index!r}")
-        indices.check_template(index)
+            raise SinkConfigurationError(f"index: expected a template such as $collection, found {index!r}")
         nodes = [hosts] if isinstance(hosts, str) else list(hosts)
         options = dict(client_options or {})
         if unknown := sorted(options.keys() - CLIENT_OPTIONS):
@@ -87,7 +86,7 @@ class ElasticsearchSink:
             raise SinkConfigurationError("give either api_key, or username and password")
         if password is not None and username is None:
             raise SinkConfigurationError("a password goes with a username")
-        self._template = index
+        self._template = indices.check_template(index)
         self._create = create_indices
         self._ready: set[str] = set()
         self._proven: set[str] = set()
@@ -359,7 +358,7 @@ class ElasticsearchSink:
         if alias is None:
             return
         record = self._floor.whole_record()
-        if alias == self._template or alias in record.known or alias in record.lost:
+        if is_fixed(self._template) or alias in record.known or alias in record.lost:
             self._prepare(alias)
 
     def _read_control(self, queue_id: str) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:

@@ -12,6 +12,7 @@ from export_queue.core.sinks.control import stale_rank
 from export_queue.core.sinks.elasticsearch import indices
 from export_queue.core.sinks.elasticsearch.answers import Meaning, whole
 from export_queue.core.sinks.elasticsearch.connection import Connection
+from export_queue.core.sinks.naming import fill
 
 PAGE = 1000
 """Tombstones that one request removes."""
@@ -28,7 +29,7 @@ def sweep(connection: Connection, *, template: str, floor: int) -> int:
     :param floor: no request that has read a lower one is under way any more.
     :returns: how many were removed.
     """
-    pattern = template.replace("{collection}", "*")
+    pattern = fill(template, "*")
     status, answer = connection.ask("GET", f"/{pattern}", params={"filter_path": "*.aliases"})
     if status == 404:
         return 0

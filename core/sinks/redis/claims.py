@@ -47,7 +47,7 @@ def check_queue(guard: bytes | None, *, is_known: bool, is_fenced: bool, queue_i
 def agree_on_guard(ask: Ask, templates: Sequence[str], *, is_fenced: bool, sink: object) -> None:
     """Note the guard of keys, and make sure that it is that of all queues that write them.
 
-    :param templates: of the keys, with nothing but ``{id}`` left.
+    :param templates: of the keys, with nothing but ``$id`` left.
     :raises SinkConfigurationError: they are written under the other guard.
     """
     wanted, other = ("fence", "seq") if is_fenced else ("seq", "fence")

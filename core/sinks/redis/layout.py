@@ -27,11 +27,11 @@ import re
 from binascii import crc_hqx
 from collections.abc import Iterable, Sequence
 from functools import cache
-from string import Formatter
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.sinks import naming
 from export_queue.core.sinks.control import ControlRecord
 from export_queue.core.sinks.redis.packing import Command, pack_words
 
@@ -58,33 +58,27 @@ _PART = re.compile(r"[^A-Za-z0-9_.-]")
 def check_template(template: str) -> str:
     """Check a template of keys.
 
-    :returns: the template, with single braces in place of doubled ones.
-    :raises SinkConfigurationError: no ``{id}`` or several, another placeholder, keys that are the sink's, or
-        keys that do not tell where the collection ends and the id begins.
+    :returns: the template in its normal form.
+    :raises SinkConfigurationError: no ``$id`` or several, another field, keys that are the sink's, or keys that do not
+        tell where the collection ends and the id begins.
     """
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        raise SinkConfigurationError(f"key template {template!r}: {error}") from None
-    names = [name for _, name, _, _ in parts if name is not None]
-    read = "".join(text if name is None else f"{text}{{{name}}}" for text, name, _, _ in parts)
-    # of doubled braces around these words nothing could tell later that they are no placeholders
-    literal = any(read.count(f"{{{name}}}") != names.count(name) for name in ("id", "collection"))
-    odd = literal or names.count("collection") > 1 or any(form or turn for _, _, form, turn in parts)
-    if names.count("id") != 1 or set(names) - {"id", "collection"} or odd:
+    parts = naming.check_fields(template, ["id", naming.COLLECTION], what="key")
+    fields = [field for _, field in parts[:-1]]
+    if fields.count("id") != 1 or fields.count(naming.COLLECTION) > 1:
         raise SinkConfigurationError(
-            f"key template {template!r}: expected {{id}} once and perhaps {{collection}}, found {names or 'neither'}"
+            f"key template {template!r}: expected $id once and perhaps $collection, "
+            f"found {', '.join(f'${field}' for field in fields) or 'neither'}",
+            hint="in a shell a template stands between single quotes: 'key=order:$id'",
         )
-    if read.encode().startswith(RESERVED):
+    if parts[0][0].encode().startswith(RESERVED):
         raise SinkConfigurationError(f"key template {template!r}: keys that begin with xq: are the sink's own")
-    between = re.search(r"{(?:id|collection)}(.*){(?:id|collection)}", read, re.DOTALL)
-    if between and not _PART.search(between[1]):
+    if len(fields) == 2 and not _PART.search(between := parts[1][0]):
         raise SinkConfigurationError(
-            f"key template {template!r}: {between[1] or 'nothing'!r} between collection and id may be part of both, so"
+            f"key template {template!r}: {between or 'nothing'!r} between collection and id may be part of both, so"
             " that two records could have one key",
-            hint="put a character between them that no collection has, such as {collection}:{id}",
+            hint="put a character between them that no collection has, such as $collection:$id",
         )
-    return read
+    return naming.written(parts)
 
 
 def fill_collections(template: str, collections: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -93,25 +87,36 @@ def fill_collections(template: str, collections: Iterable[str]) -> tuple[dict[st
     Only plain names, which lack a character that the template has between collection and id: collection ``a`` with the
     id ``b:c`` and collection ``a:b`` with the id ``c`` would be one key with two ranks.
 
-    :returns: by collection, the template with nothing but ``{id}`` left, and why a collection is refused.
+    :returns: by collection, the template with nothing but ``$id`` left, and why a collection is refused.
     """
     filled: dict[str, str] = {}
     refused: dict[str, str] = {}
+    parts, is_fixed = naming.parts_of(template), naming.is_fixed(template)
     for name in collections:
-        if "{collection}" not in template or _COLLECTION.fullmatch(name):
-            filled[name] = template.replace("{collection}", name)
+        if is_fixed:
+            filled[name] = template
+        elif _COLLECTION.fullmatch(name):
+            filled[name] = _with_collection(parts, name)
         else:
             refused[name] = f"collection {name!r}: expected 1 to 128 of letters, digits, _ . -"
     return filled, refused
 
 
+def _with_collection(parts: Sequence[tuple[str, str]], name: str) -> str:
+    merged = [("", "")]
+    for text, field in parts:
+        before = merged.pop()[0] + text
+        merged += [(before + name, "")] if field == naming.COLLECTION else [(before, field), ("", "")]
+    return naming.written(merged[:-1])
+
+
 def keys_of(templates: Sequence[str], ids: Sequence[bytes]) -> list[bytes]:
     """Return the key of each record.
 
-    :param templates: of each record, with nothing but ``{id}`` left.
-    :param ids: the texts that take the place of ``{id}``.
+    :param templates: of each record, with nothing but ``$id`` left.
+    :param ids: the texts that take the place of ``$id``.
     """
-    affixes = {template: _affixes(template) for template in set(templates)}
+    affixes = {template: affixes_of(template) for template in set(templates)}
     return [affixes[t][0] + record + affixes[t][1] for t, record in zip(templates, ids, strict=True)]
 
 
@@ -119,14 +124,15 @@ def packed_keys_of(templates: Sequence[str], ids: Sequence[bytes]) -> list[bytes
     """Return the key of each record, packed; see :func:`keys_of`."""
     if templates.count(templates[0]) < len(templates):
         return pack_words(keys_of(templates, ids))
-    before, after = _affixes(templates[0])
+    before, after = affixes_of(templates[0])
     extra, lengths = len(before) + len(after), list(map(len, ids))
     heads = {length: b"\r\n$%d\r\n%b" % (length + extra, before) for length in set(lengths)}
     return [heads[length] + record + after for length, record in zip(lengths, ids, strict=True)]
 
 
-def _affixes(template: str) -> tuple[bytes, bytes]:
-    before, _, after = template.partition("{id}")
+def affixes_of(template: str) -> tuple[bytes, bytes]:
+    """Return what stands before and after the id in each key of a template."""
+    (before, _), (after, _) = naming.parts_of(template)
     return before.encode(), after.encode()
 
 

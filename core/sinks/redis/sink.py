@@ -12,6 +12,7 @@ from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.claims import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.control import ControlRecord, check_owner
+from export_queue.core.sinks.naming import is_fixed
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities
 from export_queue.core.sinks.redis import layout
@@ -38,11 +39,11 @@ class RedisSink:
     :param password: the password, or a callable that returns it, asked at each new connection.
     :param ssl: whether to connect by TLS.
     :param ssl_options: further TLS options of redis-py's connection, ``ssl_ca_certs`` and so on.
-    :param key: template of the records' keys, from ``{collection}`` and ``{id}``; a brace that belongs to the key is
-        doubled, as in ``customer:{{{id}}}``.
+    :param key: template of the records' keys, from ``$collection`` and ``$id``; ``${id}`` before a letter, a digit or
+        ``_``, and ``$$`` for a dollar sign of the key.
     :param target: ``string``: a record is a string, its document. ``hash``: a record is a hash, the fields of its
         document. ``set``: the id ``<set>/<member>`` is one
-        member of a set, ``{id}`` in the key is the set's name, and documents are not kept.
+        member of a set, ``$id`` in the key is the set's name, and documents are not kept.
     :param shards: over how many hashes the ranks are spread; fixed by the first sink that writes to the
         database, and taken from there where it is left out. A cluster's ranks lie by slots.
     :param wait_replicas: how many replicas, of each primary in a cluster, must have a batch before it counts as
@@ -64,7 +65,7 @@ class RedisSink:
         password: str | Callable[[], str] | None = None,
         ssl: bool = False,
         ssl_options: Mapping[str, Any] | None = None,
-        key: str = "{collection}:{id}",
+        key: str = "$collection:$id",
         target: Kind = "string",
         shards: int | None = None,
         wait_replicas: int = 0,
@@ -74,7 +75,7 @@ class RedisSink:
     ) -> None:
         check_guard(guard)
         if not isinstance(key, str):
-            raise SinkConfigurationError(f"key: expected a template such as order:{{id}}, found {key!r}")
+            raise SinkConfigurationError(f"key: expected a template such as order:$id, found {key!r}")
         template = layout.check_template(key)
         if target not in TARGETS:
             raise SinkConfigurationError(f"target {target!r}: expected one of {', '.join(TARGETS)}")
@@ -115,9 +116,9 @@ class RedisSink:
         self._connect = connect
         self._connection = connect(host, port)
         self._servers: Servers | None = None
-        self._fixed = set() if "{collection}" in template else {template}
+        self._fixed = {template} if is_fixed(template) else set()
         self._agreed: set[str] = set()
-        """Templates of keys, with nothing but ``{id}`` left, whose guard is known to be this one."""
+        """Templates of keys, with nothing but ``$id`` left, whose guard is known to be this one."""
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
         """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
@@ -196,7 +197,7 @@ class RedisSink:
     def _agree_on_guard(self, templates: Set[str]) -> None:
         """Make sure, once, that keys of these templates are written under one guard.
 
-        :param templates: with nothing but ``{id}`` left.
+        :param templates: with nothing but ``$id`` left.
         :raises SinkConfigurationError: another queue writes them under the other guard.
         """
         new = sorted(templates - self._agreed)

@@ -10,7 +10,7 @@ from export_queue.core.sinks.batch import Reasons
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import Rejection
 from export_queue.core.sinks.redis.fields import fields_of
-from export_queue.core.sinks.redis.layout import RESERVED, keys_of, packed_keys_of
+from export_queue.core.sinks.redis.layout import RESERVED, affixes_of, keys_of, packed_keys_of
 from export_queue.core.sinks.redis.packing import Packed, joined, pack_words, packed, with_pairs, with_words, word_of
 
 Kind = Literal["string", "hash", "set"]
@@ -45,7 +45,7 @@ def wrong_type(position: int, key: bytes, found: bytes) -> Rejection:
 
 
 class Target(Protocol):
-    """What a record is. Collections of operations hold templates with nothing but ``{id}`` left."""
+    """What a record is. Collections of operations hold templates with nothing but ``$id`` left."""
 
     repeats: bool
     """Whether an operation that the sink has already is sent again. Where a command may fail alone, its
@@ -200,7 +200,7 @@ TARGETS: dict[str, Target] = {"string": StringTarget(), "hash": HashTarget(), "s
 
 
 def _refuse_reserved(templates: Sequence[str], ids: Sequence[bytes], reasons: Reasons) -> None:
-    suspects = {t for t in set(templates) if RESERVED.startswith(t.partition("{id}")[0].encode()[: len(RESERVED)])}
+    suspects = {t for t in set(templates) if RESERVED.startswith(affixes_of(t)[0][: len(RESERVED)])}
     if suspects:
         for i, key in enumerate(keys_of(templates, ids)):
             if key.startswith(RESERVED):

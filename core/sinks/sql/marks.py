@@ -20,6 +20,7 @@ from sqlalchemy.exc import IntegrityError
 
 from export_queue.core.errors import SinkLostData
 from export_queue.core.sinks.control import check_loss
+from export_queue.core.sinks.naming import names_of
 from export_queue.core.sinks.operations import MAX_SEQ
 from export_queue.core.sinks.sql.control_table import LOSSES, TABLES, WHOLE_SINK, control_table
 from export_queue.core.sinks.sql.dialects import Dialect, TryAgain
@@ -49,8 +50,7 @@ def known_tables(connection: sa.Connection, schema: str | None, *, template: str
     :param template: of their names, without a schema.
     """
     control = control_table(schema)
-    head, hole, tail = template.partition("{collection}")
-    pattern = re.compile(re.escape(head) + (".+" if hole else "") + re.escape(tail), re.IGNORECASE)
+    pattern = re.compile(names_of(template), re.IGNORECASE)
     rows = connection.execute(
         sa.select(control.c.queue_id).where(
             control.c.queue_id.like(f"{TABLES}%"), control.c.queue_id.not_like(f"{LOSSES}%")

@@ -23,7 +23,7 @@ from export_queue.core.retry import Retry
 from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.claims import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.control import check_owner, stale_rank
-from export_queue.core.sinks.naming import first_collection
+from export_queue.core.sinks.naming import first_collection, is_fixed
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 from export_queue.core.sinks.sql.claims import UNIT_TABLE, claim_units, create_units, write_under
@@ -92,8 +92,8 @@ class SqlSink:
     :param url: SQLAlchemy's URL, such as ``sqlite:///path``, ``postgresql://user@host/database``,
         ``mysql://user@host/database``; any other dialect is written to with portable statements.
     :param password: the password, or a callable that returns it, asked at each new connection.
-    :param table: template of the table names, from ``{collection}``; a schema may stand before it,
-        ``sales.{collection}``.
+    :param table: template of the table names, from ``$collection``; a schema may stand before it,
+        ``sales.$collection``.
     :param key: the columns of the primary key: a name, several, or names and types (``text``, ``integer``,
         ``uuid``, ``date``). With several, ids are JSON arrays of their values.
     :param columns: fields of the document that become columns: names, or names and types (``text``,
@@ -110,7 +110,7 @@ class SqlSink:
         self,
         url: str,
         password: Password = None,
-        table: str = "{collection}",
+        table: str = "$collection",
         key: str | Sequence[str] | Mapping[str, str] = "id",
         columns: Sequence[str] | Mapping[str, str] | None = None,
         document: str | Mapping[str, str] = "text",
@@ -121,7 +121,7 @@ class SqlSink:
         check_guard(guard)
         if not isinstance(table, str):
             raise SinkConfigurationError(
-                f"table: expected a template such as {{collection}}, found {table!r}",
+                f"table: expected a template such as $collection, found {table!r}",
                 hint="where a DAG renders templates as native objects, digits alone become a number: give the name a"
                 " prefix, or the schema before it",
             )
@@ -129,7 +129,7 @@ class SqlSink:
             if not (given is None or isinstance(given, str | Sequence | Mapping)):
                 raise SinkConfigurationError(f"{name}: expected names, or names and types, found {given!r}")
         self._schema, self._template = split_schema(table)
-        check_template(self._template)
+        self._template = check_template(self._template)
         self._key = Key.of(key)
         self._contents = Contents.of(columns, document, self._key)
         self._create = create_tables
@@ -394,7 +394,7 @@ class SqlSink:
         if name is None:
             return
         self._check_losses(name)
-        if name == self._template or self._ask(lambda connection: read_record(connection, self._schema, name)):
+        if is_fixed(self._template) or self._ask(lambda connection: read_record(connection, self._schema, name)):
             self._prepare(name)
 
     def _check_losses(self, name: str) -> None:

@@ -29,7 +29,7 @@ _MARKS: Mapping[str, str | int] = {
 """The sink's own value of each type."""
 
 _TABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$-]{0,57}")
-_SCHEMA = re.compile(r"([A-Za-z_][A-Za-z0-9_$-]{0,62})\.(.*)", re.DOTALL)
+_SCHEMA = re.compile(r"([A-Za-z_](?:[A-Za-z0-9_-]|\$\$){0,62})\.(.*)", re.DOTALL)
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -202,20 +202,21 @@ class Table:
 
 
 def split_schema(template: str) -> tuple[str | None, str]:
-    """Part a template such as ``warehouse.{collection}`` into its schema and the rest.
+    """Part a template such as ``warehouse.$collection`` into its schema and the rest.
 
     Only a dot that the template itself begins with counts: one in the name of a collection is part of the name.
     """
     found = _SCHEMA.fullmatch(template)
-    return (found[1], found[2]) if found else (None, template)
+    return (found[1].replace("$$", "$"), found[2]) if found else (None, template)
 
 
-def check_template(template: str) -> None:
+def check_template(template: str) -> str:
     """Check a template of table names, without a schema.
 
-    :raises SinkConfigurationError: another placeholder than ``{collection}``, or a name that no table may have.
+    :returns: the template in its normal form.
+    :raises SinkConfigurationError: another field than ``$collection``, or a name that no table may have.
     """
-    naming.check_template(template, refuse_table, what="table")
+    return naming.check_template(template, refuse_table, what="table")
 
 
 def fill_collections(template: str, collections: Iterable[str], *, fold: bool) -> tuple[dict[str, str], dict[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from export_queue.core.sinks.control import stale_rank
+from export_queue.core.sinks.naming import names_of
 from export_queue.core.sinks.sql.tables import DELETED, RANK
 
 PAGE = 5000
@@ -31,8 +32,7 @@ def tables_of(connection: sa.Connection, *, schema: str | None, template: str, k
     :param keys: columns of the primary key.
     """
     inspector = sa.inspect(connection)
-    head, hole, tail = template.partition("{collection}")
-    pattern = re.compile(re.escape(head) + (".+" if hole else "") + re.escape(tail), re.IGNORECASE)
+    pattern = re.compile(names_of(template), re.IGNORECASE)
     wanted = {*keys, RANK, DELETED}
     found = []
     for name in sorted(inspector.get_table_names(schema=schema)):
