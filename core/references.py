@@ -125,6 +125,12 @@ def _from_callable(reference: str) -> str:
     return secret
 
 
+def check_import_path(path: str, *, error: type[ExportQueueError], hint: str | None = None) -> None:
+    """Refuse what is no import path, wherever it may lead; see :func:`import_object`."""
+    if not _IMPORT_PATH.fullmatch(path):
+        raise error(f'{path!r}: expected an import path "module:name"', hint=hint)
+
+
 def import_object(path: str, *, error: type[ExportQueueError], hint: str | None = None) -> object:
     """Find what an import path names.
 
@@ -132,8 +138,7 @@ def import_object(path: str, *, error: type[ExportQueueError], hint: str | None 
     :param error: the class of the error that is raised where the path leads nowhere.
     :param hint: what that error advises; without one the hint of its class.
     """
-    if not _IMPORT_PATH.fullmatch(path):
-        raise error(f'{path!r}: expected an import path "module:name"', hint=hint)
+    check_import_path(path, error=error, hint=hint)
     try:
         found: object = pkgutil.resolve_name(path)
     except (ImportError, AttributeError) as problem:

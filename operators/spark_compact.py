@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from export_queue.core.client import Store
     from export_queue.core.locks import Owner
     from export_queue.core.segments import Candidates
+    from export_queue.core.spark import CompactJob
     from export_queue.core.store import StoreSpec
 
 
@@ -104,7 +105,7 @@ class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
         )
         self._take_job(job.application, job.py_files, job.arguments, job.conf)
         with environment({**variables, **passwords}):
-            self._submit(context, store, job.report_key)
+            self._submit(context, store, job)
         state = store.idempotency(job.report_key)
         if not state.committed:
             raise SparkJobFailed("the Spark driver ended without a report; what it has published stays so")
@@ -112,13 +113,17 @@ class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
         report: dict[str, Any] = state.result
         return report
 
-    def _submit(self, context: Context, store: Store, report_key: str) -> None:
+    def _submit(self, context: Context, store: Store, job: CompactJob) -> None:
+        from export_queue.core.spark import kept_problem
+
         if self._is_killed:
             raise AirflowTaskTerminated(f"task {self.task_id} was told to stop")
         self._hook = None
         try:
             super().execute(context)
         except Exception:
-            # The driver may have done all before whatever failed.
-            if not store.idempotency(report_key).committed:
+            # The driver may have done all before whatever failed; else it knows better than its exit code.
+            if not store.idempotency(job.report_key).committed:
+                if (problem := kept_problem(store, job.problem_key)) is not None:
+                    raise problem from None
                 raise

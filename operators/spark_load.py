@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import uuid
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -120,7 +121,7 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
         return report
 
     def _submit(self, context: Context, store: Store, described: Described[StoreSpec]) -> None:
-        from export_queue.core.spark import LoadArguments, describe_load
+        from export_queue.core.spark import LoadArguments, check_load, describe_load, kept_problem
 
         passwords = described.variables if self.store_secret is None else {}
         spec = dataclasses.replace(described.spec, secret=self.store_secret or described.spec.secret)
@@ -139,17 +140,21 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
             frame=self.frame,
             frame_arguments=self.frame_arguments or {},
             options=options,
+            problem_key=f"{self._idempotency_key}#{uuid.uuid4().hex}",
             start_timeout=self.start_timeout,
             submitter=submitter,
         )
+        check_load(store.database, arguments, is_driver_here=submitter is not None)
         job = describe_load(arguments)
         self._take_job(job.application, job.py_files, job.arguments, job.conf)
         with environment({**variables, **passwords}):
             try:
                 super().execute(context)
             except Exception:
-                # The driver may have committed before whatever failed.
+                # The driver may have committed before whatever failed; else it knows better than its exit code.
                 if not store.idempotency(self._idempotency_key).committed:
+                    if (problem := kept_problem(store, arguments.problem_key)) is not None:
+                        raise problem from None
                     raise
 
     def accept_success(self, task_instance: Any) -> None:

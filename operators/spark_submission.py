@@ -89,7 +89,7 @@ class SparkSubmission(RenderedTask, SparkSubmitOperator):
 
         :returns: the variables that Spark needs; and this process, where the driver runs beside it.
         """
-        from export_queue.core.spark import Submitter, check_master, is_local, refuse_remote_sqlite
+        from export_queue.core.spark import Submitter, check_answers, check_master, is_local, refuse_remote_sqlite
 
         master, deploy_mode, binary = self._master()
         outer = {**os.environ, **(self.env_vars or {})}
@@ -120,6 +120,7 @@ class SparkSubmission(RenderedTask, SparkSubmitOperator):
         elif self.spark_python and master.startswith("spark://"):
             variables["PYSPARK_PYTHON"] = self.spark_python
         find_java(outer)
+        check_answers(master)
         return variables, None if deploy_mode == "cluster" else Submitter.here()
 
     def _python_elsewhere(self) -> str:

@@ -4,10 +4,11 @@ from export_queue.core.spark.arguments import DrainArguments
 from export_queue.core.spark.bucket import bucket_column
 from export_queue.core.spark.compact_job import CompactArguments, CompactJob, compact_job
 from export_queue.core.spark.drain_job import DrainJob, describe_job, drain_job
-from export_queue.core.spark.load_job import LoadArguments, LoadJob, describe_load
+from export_queue.core.spark.load_job import LoadArguments, LoadJob, check_load, describe_load
 from export_queue.core.spark.load_report import LoadReport
-from export_queue.core.spark.masters import check_master, is_local, refuse_remote_sqlite
+from export_queue.core.spark.masters import check_answers, check_master, is_local, refuse_remote_sqlite
 from export_queue.core.spark.merging import merge_by_tasks
+from export_queue.core.spark.problems import kept_problem
 from export_queue.core.spark.submitter import Submitter
 from export_queue.core.spark.write import register_data_source, write_transactional
 
@@ -21,12 +22,15 @@ __all__ = [
     "LoadReport",
     "Submitter",
     "bucket_column",
+    "check_answers",
+    "check_load",
     "check_master",
     "compact_job",
     "describe_job",
     "describe_load",
     "drain_job",
     "is_local",
+    "kept_problem",
     "merge_by_tasks",
     "refuse_remote_sqlite",
     "register_data_source",

@@ -13,6 +13,7 @@ from export_queue.core.spark.compact_job import CompactArguments
 from export_queue.core.spark.compact_merger import SparkMerger
 from export_queue.core.spark.connecting import connect
 from export_queue.core.spark.engine import check_driver
+from export_queue.core.spark.problems import problem_kept
 from export_queue.core.spark.program import run_program
 from export_queue.core.spark.watchdog import stop_when_orphaned
 
@@ -30,7 +31,8 @@ def main(arguments: Sequence[str]) -> None:
 def _run(text: str) -> None:
     parsed = CompactArguments.from_json(text)
     stop_when_orphaned(parsed.submitter)
-    report = compact_on_spark(parsed)
+    with problem_kept(parsed.store, parsed.problem_key):
+        report = compact_on_spark(parsed)
     for unit in report.units:
         log.info("%s", unit.line(dry_run=False))
     log.info("%s", report.line())

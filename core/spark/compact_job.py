@@ -48,6 +48,11 @@ class CompactArguments:
         """The idempotency key whose result is the report, as its ``summary()`` gives it."""
         return f"compaction/{self.owner.attempt}"
 
+    @property
+    def problem_key(self) -> str:
+        """The idempotency key under which the driver stores the error that it ends with."""
+        return f"{self.report_key}/problem"
+
     def to_json(self) -> str:
         """Return one text."""
         return json.dumps(
@@ -92,6 +97,8 @@ class CompactJob:
     """Arguments of the program; they hold no secret."""
     report_key: str
     """The idempotency key whose result is the report, with the number of units in the place of each."""
+    problem_key: str
+    """The idempotency key whose result is the error that the driver ended with."""
     conf: dict[str, str] = field(default_factory=lambda: dict(CONF))
     """Settings of Spark; a submitter may add to them."""
 
@@ -129,4 +136,6 @@ def compact_job(
         start_timeout=start_timeout,
         submitter=submitter,
     )
-    return CompactJob(str(APPLICATION), str(package_archive()), [arguments.to_json()], arguments.report_key)
+    return CompactJob(
+        str(APPLICATION), str(package_archive()), [arguments.to_json()], arguments.report_key, arguments.problem_key
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import runpy
 from collections.abc import Callable, Sequence
@@ -14,10 +15,13 @@ from export_queue.core.errors import ConfigurationError, InvalidArgument
 from export_queue.core.references import import_object
 from export_queue.core.spark.load_job import LoadArguments
 from export_queue.core.spark.load_report import LoadReport
+from export_queue.core.spark.problems import problem_kept
 from export_queue.core.spark.program import run_program
 from export_queue.core.spark.start import start_deadline, start_spark
 from export_queue.core.spark.watchdog import stop_when_orphaned
 from export_queue.core.spark.write import write_transactional
+
+_IMPORT_HINT = "install the module where Spark's Python is, or give its file as py_files"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -31,16 +35,26 @@ def main(arguments: Sequence[str]) -> None:
 def _run(text: str) -> None:
     parsed = LoadArguments.from_json(text)
     stop_when_orphaned(parsed.submitter)
-    load(parsed)
+    with problem_kept(parsed.store, parsed.problem_key):
+        load(parsed)
 
 
 def load(arguments: LoadArguments) -> LoadReport:
     """Add the DataFrame that the user's function makes."""
     function = find_frame(arguments.frame)
+    try:
+        inspect.signature(function).bind(None, **arguments.frame_arguments)
+    except TypeError as error:
+        raise InvalidArgument(
+            f"frame_arguments: {arguments.frame} is called with the session and these: {error}"
+        ) from None
     with start_deadline(arguments.start_timeout):
         start_spark(f"export queue: load of {arguments.options.get('queue') or 'several queues'}")
         spark = SparkSession.builder.getOrCreate()
-    frame = returned(function(spark, **arguments.frame_arguments), arguments.frame)
+    try:
+        frame = returned(function(spark, **arguments.frame_arguments), arguments.frame)
+    except ImportError as error:
+        raise ConfigurationError(f"{arguments.frame}: {error}", hint=_IMPORT_HINT) from error
     if not isinstance(frame, DataFrame):
         raise InvalidArgument(f"{arguments.frame}: expected a DataFrame, found {type(frame).__name__}")
     report = write_transactional(frame, arguments.store, **arguments.options)
@@ -60,6 +74,8 @@ def find_frame(path: str) -> Callable[..., Any]:
             found: object = runpy.run_path(script).get(name)
         except OSError as error:
             raise ConfigurationError(f"{path}: the script cannot be read: {error.strerror}") from error
+        except (ImportError, SyntaxError) as error:
+            raise ConfigurationError(f"{path}: {error}", hint=_IMPORT_HINT) from error
     else:
         found = import_object(path, error=ConfigurationError)
     return check_runs(found, path, error=ConfigurationError)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from export_queue.core.errors import InvalidArgument
+from export_queue.core.errors import ConfigurationError, InvalidArgument
+from export_queue.core.references import check_import_path
+from export_queue.core.segments import check_base
 from export_queue.core.spark.archive import package_archive
 from export_queue.core.spark.arguments import START_SECONDS
 from export_queue.core.spark.submitter import Submitter
-from export_queue.core.store import StoreSpec
+from export_queue.core.spark.targets import Target
+from export_queue.core.store import Database, StoreSpec
 
 APPLICATION = Path(__file__).with_name("load_main.py")
 
@@ -34,6 +37,7 @@ class LoadArguments:
         returns the DataFrame.
     :param frame_arguments: further arguments of that function, by name.
     :param options: arguments of :func:`~export_queue.core.spark.write.write_transactional`, by name.
+    :param problem_key: idempotency key under which the driver stores the error that it ends with.
     :param start_timeout: seconds that Spark may take to start.
     :param submitter: the process without which the driver does not go on; only where the driver runs beside it.
     :raises InvalidArgument: the arguments of the function are no JSON.
@@ -43,6 +47,7 @@ class LoadArguments:
     frame: str
     frame_arguments: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    problem_key: str | None = None
     start_timeout: float = START_SECONDS
     submitter: Submitter | None = None
 
@@ -58,6 +63,7 @@ class LoadArguments:
                     "frame": self.frame,
                     "frame_arguments": dict(self.frame_arguments),
                     "options": dict(self.options),
+                    "problem_key": self.problem_key,
                     "start_timeout": self.start_timeout,
                     "submitter": None if self.submitter is None else asdict(self.submitter),
                 }
@@ -90,6 +96,29 @@ class LoadJob:
     py_files: str
     arguments: list[str]
     conf: dict[str, str] = field(default_factory=lambda: dict(CONF))
+
+
+def check_load(database: Database, arguments: LoadArguments, *, is_driver_here: bool) -> None:
+    """Refuse what the driver would refuse, before it is submitted.
+
+    :param database: of the store.
+    :param is_driver_here: whether the driver runs on this machine, and reads its files.
+    :raises UnknownQueue: there is no such queue.
+    :raises ConfigurationError: the load could not work.
+    """
+    options = arguments.options
+    target = Target(**{one.name: options[one.name] for one in fields(Target) if options.get(one.name) is not None})
+    queues, refused = target.queues(database, bulk=True)
+    if queues and len(refused) == len(queues):
+        raise next(iter(refused.values()))
+    check_base(database.segments)
+    script, _, name = arguments.frame.rpartition(":")
+    if not script.endswith(".py"):
+        check_import_path(arguments.frame, error=ConfigurationError)
+    elif not name.isidentifier():
+        raise ConfigurationError(f"frame {arguments.frame!r}: expected /path/script.py:function")
+    elif is_driver_here and not Path(script).is_file():
+        raise ConfigurationError(f"frame {arguments.frame!r}: there is no file {script}")
 
 
 def describe_load(arguments: LoadArguments) -> LoadJob:

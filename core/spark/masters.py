@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
-from export_queue.core.errors import ConfigurationError
+from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.store import StoreSpec
 
@@ -57,6 +60,41 @@ def check_master(
             "master yarn needs the cluster's configuration, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set",
             hint="set one of them to the folder with yarn-site.xml where the job is submitted",
         )
+
+
+def check_answers(master: str, *, seconds: float = 5.0) -> None:
+    """Make sure that a master accepts connections; Spark itself takes a minute to say that it does not, and no name.
+
+    Masters of YARN, and Kubernetes behind a proxy, are left to Spark.
+
+    :param master: Spark's master.
+    :param seconds: how long each of its addresses may take.
+    :raises SparkJobFailed: no address of the master answers.
+    """
+    silent = {}
+    for host, port in _addresses(master):
+        try:
+            socket.create_connection((host, port), timeout=seconds).close()
+            return
+        except OSError as error:
+            silent[f"{host}:{port}"] = error.strerror or str(error)
+    if silent:
+        reasons = "; ".join(f"{address}: {reason}" for address, reason in silent.items())
+        raise SparkJobFailed(
+            f"Spark's master {master} does not answer ({reasons})",
+            hint="start it, or correct host and port of Spark's connection",
+        )
+
+
+def _addresses(master: str) -> list[tuple[str, int]]:
+    if master.startswith("spark://"):
+        parts = [urlsplit(f"//{one}") for one in master.removeprefix("spark://").split(",")]
+        return [(part.hostname, part.port) for part in parts if part.hostname and part.port]
+    if master.startswith("k8s://") and not getproxies():
+        address = master.removeprefix("k8s://")
+        part = urlsplit(address if "://" in address else f"https://{address}")
+        return [(part.hostname, part.port or (80 if part.scheme == "http" else 443))] if part.hostname else []
+    return []
 
 
 def refuse_remote_sqlite(master: str, store: StoreSpec, sink: SinkSpec | None = None) -> None:

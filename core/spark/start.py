@@ -15,7 +15,7 @@ from zipimport import zipimporter
 from pyspark import SparkConf, SparkContext
 
 from export_queue.core.errors import SparkJobFailed
-from export_queue.core.spark.masters import shares_process
+from export_queue.core.spark.masters import check_answers, shares_process
 from export_queue.core.spark.worker_daemon import MODULE, PRELOADED
 
 _LEAST_SECONDS = 1e-3
@@ -68,7 +68,10 @@ def start_spark(name: str, *, preloaded: Sequence[str] = ()) -> SparkContext:
             conf = SparkConf().setAppName(name)
             for setting, value in _daemon_settings(conf, preloaded).items():
                 conf.set(setting, value)
+            check_answers(conf.get("spark.master", "") or "")
             return SparkContext.getOrCreate(conf)
+    except SparkJobFailed:
+        raise
     except Exception as error:
         raise SparkJobFailed(f"Spark did not start: {cause_of(error)}") from error
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from export_queue.core.drain import Problem
 from export_queue.core.errors import InvalidArgument, UnknownQueue
 from export_queue.core.queue import Queue, find_queue, list_queues, queue_of
-from export_queue.core.spark.columns import Columns
 from export_queue.core.store import Database, added_to_subscription
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+    from export_queue.core.spark.columns import Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class Target:
     @property
     def columns(self) -> Columns:
         """The columns of the frame that make entries."""
+        from export_queue.core.spark.columns import Columns
+
         return Columns(key=self.key, value=self.value, queue=self.queue_column, latest_by=self.latest_by)
 
     def find(self, database: Database, schema: StructType, *, bulk: bool) -> Targets:
@@ -51,18 +54,24 @@ class Target:
         :raises UnknownQueue: there is no such queue.
         :raises InvalidArgument: the queue takes no such columns, or no such load.
         """
+        queues, refused = self.queues(database, bulk=bulk)
+        refused |= self.columns.misfits(schema, queues)
+        if queues and len(refused) == len(queues):
+            raise next(iter(refused.values()))
+        return Targets(queues, {name: Problem.of(error) for name, error in refused.items()})
+
+    def queues(self, database: Database, *, bulk: bool) -> tuple[dict[str, Queue], dict[str, InvalidArgument]]:
+        """Find the queues that rows may go to, and why some of them take no such load; this needs no PySpark.
+
+        :param bulk: whether the rows are added in files, which no commit can check key by key.
+        :raises UnknownQueue: there is no such queue.
+        """
         with database.read() as work:
             found = list_queues(work) if self.queue is None else [find_queue(work, self.queue)]
         if self.queue is not None and found[0].parent is not None:
             raise added_to_subscription(self.queue)
         queues = {queue.id: queue for queue in found if queue.parent is None}
-        refused: dict[str, InvalidArgument] = {}
-        if bulk:
-            refused = {queue.id: _checks_keys(queue) for queue in queues.values() if queue.exclusive}
-        refused |= self.columns.misfits(schema, queues)
-        if queues and len(refused) == len(queues):
-            raise next(iter(refused.values()))
-        return Targets(queues, {name: Problem.of(error) for name, error in refused.items()})
+        return queues, {queue.id: _checks_keys(queue) for queue in queues.values() if bulk and queue.exclusive}
 
 
 def _checks_keys(queue: Queue) -> InvalidArgument:

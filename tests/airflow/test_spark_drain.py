@@ -382,6 +382,7 @@ def test_executors_of_a_standalone_cluster_run_the_python_that_was_asked_for(
     spark: FakeSpark, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr("export_queue.core.spark.check_answers", lambda master: None)
     connect("spark_default", conn_type="spark", host="spark://h:7077")
     connect("export_queue_default", conn_type="export_queue", host="postgresql://u@h/d")
     connect("cache", conn_type="redis", host="h")

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tests.support.fake_spark import FakeSpark
 
-from export_queue.core.errors import ConfigurationError, InvalidArgument
+from export_queue.core.client import Store
+from export_queue.core.errors import ConfigurationError, EntryError, InvalidArgument, SparkJobFailed, UnknownQueue
 from export_queue.operators import ExportQueueSparkLoadOperator
 
 SUBMIT = """#!{python}
@@ -23,15 +24,21 @@ here = Path({folder!r})
 with (here / "calls").open("a") as calls:
     calls.write(json.dumps({{"arguments": sys.argv[1:], "password": os.environ.get("XQ_STORE_PASSWORD")}}) + "\\n")
 mode = (here / "mode").read_text()
-if mode != "silent" and mode != "broken":
+if mode not in ("silent", "broken"):
     from contextlib import closing
     from export_queue.core.client import Store
     from export_queue.core.spark import LoadArguments, LoadReport
     from export_queue.core.transactions import OpenTransaction
     job = LoadArguments.from_json(sys.argv[-1])
+if mode in ("load", "dies late"):
     with closing(Store(job.store.open())) as store:
         report = LoadReport(transaction=7, entries=3, bytes=9, files=1, queues={{"orders": 3}})
         store.run(lambda tx: report.to_dict(), idempotency_key=job.options["idempotency_key"])
+if mode in ("refused", "foreign"):
+    from export_queue.core.errors import EntryError
+    from export_queue.core.spark.problems import problem_kept
+    with problem_kept(job.store, job.problem_key):
+        raise EntryError("key 'a': NaN is not JSON", hint="mend it") if mode == "refused" else OSError("no such day")
 if mode in ("broken", "dies late"):
     print("the cluster is on fire"); sys.exit(3)
 """
@@ -112,6 +119,62 @@ def test_a_submission_that_fails_before_its_commit_is_tried_again(airflow_store:
     assert execute(an_operator())["entries"] == 3
 
 
+def test_an_error_of_the_driver_fails_the_task_at_once_with_its_cause(airflow_store: Any, spark: FakeSpark) -> None:
+    spark.mode("refused")
+    with pytest.raises(EntryError, match="NaN is not JSON") as raised:
+        execute(an_operator())
+    assert isinstance(raised.value, AirflowFailException)
+    assert raised.value.hint == "mend it"
+    spark.mode("broken")
+    with pytest.raises(AirflowException, match="Error code is: 3"):  # the error of that attempt alone
+        execute(an_operator())
+
+
+def test_a_foreign_error_of_the_driver_is_named_and_tried_again(airflow_store: Any, spark: FakeSpark) -> None:
+    spark.mode("foreign")
+    with pytest.raises(SparkJobFailed, match="OSError: no such day") as raised:
+        execute(an_operator())
+    assert not isinstance(raised.value, AirflowFailException)
+    spark.mode("load")
+    assert execute(an_operator())["entries"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"queue_id": "order"}, UnknownQueue, "has no queue 'order'"),
+        ({"queue_id": "orders/search"}, ConfigurationError, "search"),
+        ({"queue_id": None}, InvalidArgument, "either queue or queue_column, found none"),
+        ({"queue_column": "queue"}, InvalidArgument, "either queue or queue_column, found both"),
+        ({"frame": "frames"}, ConfigurationError, "expected an import path"),
+        ({"frame": "/no/such/script.py:orders"}, ConfigurationError, "there is no file /no/such/script.py"),
+        ({"frame": "/no/such/script.py:"}, ConfigurationError, "expected /path/script.py:function"),
+        ({"queue_id": "locked"}, InvalidArgument, "queue 'locked' is exclusive"),
+    ],
+)
+def test_a_wrong_set_up_fails_at_once_before_the_submission(
+    airflow_store: Any, spark: FakeSpark, arguments: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    airflow_store.configure_queue("locked", exclusive=True)
+    with pytest.raises(error, match=match) as raised:
+        execute(an_operator(**arguments))
+    assert isinstance(raised.value, AirflowFailException)
+    assert spark.calls() == []
+
+
+def test_a_store_without_a_place_for_files_is_refused_before_the_submission(
+    spark: FakeSpark, postgres_url: str, connect: Any
+) -> None:
+    connect("export_queue_default", conn_type="export_queue", host=postgres_url)
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.configure_queue("orders")
+    with pytest.raises(InvalidArgument, match="the store has no place for segments") as raised:
+        execute(an_operator())
+    assert isinstance(raised.value, AirflowFailException)
+    assert spark.calls() == []
+
+
 def test_what_cannot_work_is_refused_before_the_submission(airflow_store: Any, spark: FakeSpark, connect: Any) -> None:
     connect("spark_default", conn_type="spark", host="spark://elsewhere", port=7077)
     with pytest.raises(ConfigurationError, match="the store is a SQLite file"):
@@ -122,3 +185,45 @@ def test_what_cannot_work_is_refused_before_the_submission(airflow_store: Any, s
     with pytest.raises(InvalidArgument, match="frame_arguments: expected values of JSON"):
         execute(an_operator(frame_arguments={"day": object()}))
     assert spark.calls() == []
+
+
+FRAMES = """
+def one(spark, value="1"):
+    return spark.sql(f"select 'anna' as key, {value} as value")
+
+def absent(spark):
+    import no_such_module
+
+def of_columns(spark):
+    return spark.sql("select 'anna' as other, 1 as value")
+
+def broken(spark):
+    raise OSError("no such day")
+"""
+
+
+@pytest.mark.full("submissions of Spark")
+def test_the_cause_that_the_driver_finds_ends_the_task(
+    airflow_store: Any, spark_connection: None, tmp_path: Path
+) -> None:
+    script = tmp_path / "frames.py"
+    script.write_text(FRAMES)
+    broken = tmp_path / "broken.py"
+    broken.write_text("import no_such_module\n")
+    nan = {"frame_arguments": {"value": "double('NaN')"}}
+    for arguments, error, match in (
+        ({"frame": f"{script}:one", **nan}, EntryError, "the value is nan"),
+        ({"frame": f"{script}:absent"}, ConfigurationError, "No module named 'no_such_module'"),
+        ({"frame": f"{broken}:one"}, ConfigurationError, "No module named 'no_such_module'"),
+        ({"frame": f"{script}:missing"}, ConfigurationError, "missing"),
+        ({"frame": "no_such_module:one"}, ConfigurationError, "no_such_module:one cannot be imported"),
+        ({"frame": f"{script}:of_columns"}, InvalidArgument, "'key'"),
+        ({"frame": f"{script}:one", "frame_arguments": {"day": 1}}, InvalidArgument, "argument 'day'"),
+    ):
+        with pytest.raises(error, match=match) as raised:
+            execute(an_operator(**arguments))
+        assert isinstance(raised.value, AirflowFailException), arguments
+    with pytest.raises(SparkJobFailed, match="OSError: no such day") as other:
+        execute(an_operator(frame=f"{script}:broken"))
+    assert not isinstance(other.value, AirflowFailException), "a foreign error may pass"
+    assert execute(an_operator(frame=f"{script}:one"))["entries"] == 1

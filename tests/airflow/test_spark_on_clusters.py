@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from airflow.sdk.exceptions import AirflowFailException
 from tests.airflow.test_spark_drain import fake_context
 from tests.support.fake_spark import FakeSpark
+from tests.support.servers import free_port
 
 from export_queue.core.client import Store
 from export_queue.core.errors import SparkJobFailed
-from export_queue.core.spark import DrainArguments, LoadArguments
+from export_queue.core.spark import DrainArguments, LoadArguments, check_answers
 from export_queue.core.spark.drain_job import APPLICATION as DRAIN
 from export_queue.core.spark.drain_job import CONF as DRAIN_CONF
 from export_queue.core.spark.load_job import APPLICATION as LOAD
@@ -46,7 +48,8 @@ def spark(tmp_path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch, postgre
     monkeypatch.setenv("AIRFLOW__EXPORT_QUEUE__SPARK_HOME", str(fake.folder))
     monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    connect("export_queue_default", conn_type="export_queue", host=postgres_url)
+    monkeypatch.setattr("export_queue.core.spark.check_answers", lambda master: None)
+    connect("export_queue_default", conn_type="export_queue", host=postgres_url, extra={"segments": "s3://bucket/it"})
     connect("cache", conn_type="redis", host="redis.example", password=PASSWORD)
     with Store.open(postgres_url) as store:
         store.create()
@@ -77,6 +80,21 @@ def drain(**arguments: Any) -> ExportQueueSparkDrainOperator:
             **arguments,
         }
     )
+
+
+def test_a_master_that_is_down_is_named_before_anything_is_submitted(
+    spark: FakeSpark, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export_queue.core.spark.check_answers", check_answers)
+    port = free_port()
+    connect("spark_default", conn_type="spark", host="spark://127.0.0.1", port=port)
+    for operator in (drain(), load()):
+        with pytest.raises(
+            SparkJobFailed, match=rf"master spark://127.0.0.1:{port} does not answer .*refused"
+        ) as raised:
+            operator.execute(fake_context())
+        assert not isinstance(raised.value, AirflowFailException), "it may be up again for the next try"
+    assert spark.calls() == []
 
 
 def load(**arguments: Any) -> ExportQueueSparkLoadOperator:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import socket
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -182,11 +184,23 @@ def test_a_cluster_that_cannot_run_a_drain_is_told_apart_in_one_line(
 
 
 @pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
+def test_a_master_that_is_down_is_named_at_once(
+    orders: Store, store_url: str, passwords: dict[str, str], sink: SinkSpec, submit: Submit
+) -> None:
+    master = f"spark://127.0.0.1:{free_port()}"
+    submission = submit(job_for(store_url, sink), master=master, variables=passwords)
+    assert submission.wait() == 75, submission.output()
+    assert f"Spark's master {master} does not answer" in submission.output()
+    assert "SparkEnv" not in submission.output()
+
+
+@pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
 def test_a_master_that_does_not_answer_is_waited_for_no_longer_than_allowed(
     orders: Store, store_url: str, passwords: dict[str, str], sink: SinkSpec, submit: Submit
 ) -> None:
     job = job_for(store_url, sink, start_timeout=8)
-    submission = submit(job, master=f"spark://127.0.0.1:{free_port()}", variables=passwords)
-    assert submission.wait() == 75, submission.output()
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        submission = submit(job, master=f"spark://127.0.0.1:{silent.getsockname()[1]}", variables=passwords)
+        assert submission.wait() == 75, submission.output()
     assert "not started within 8 seconds" in submission.output()
     assert "Traceback" not in submission.output()
