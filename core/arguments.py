@@ -105,11 +105,12 @@ def parse_ranges(value: Any, *, what: str = "ranges") -> list[list[int]] | None:
 
 def whole_number(value: Any, *, what: str, least: int = 0) -> int:
     """Read a whole number that may have been rendered to text."""
+    found = decoded(_unquoted(value))
     try:
-        number = int(_unquoted(value))
+        number = int(found)
     except (TypeError, ValueError, OverflowError):  # the last of infinity
         number = least - 1
-    if number < least or isinstance(value, bool) or (isinstance(value, float) and value != number):
+    if number < least or isinstance(found, bool) or (isinstance(found, float) and found != number):
         raise InvalidArgument(f"{what}: expected a whole number from {least}, found {value!r}")
     return number
 

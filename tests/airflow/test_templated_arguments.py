@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -170,6 +171,22 @@ def test_templates_inside_of_lists_and_mappings_are_read_too(native: bool) -> No
     assert inner(load, "env_vars", {"A": "{{ params.x }}"}, 7) == {"A": "7"}
     assert inner(configure, "subscriptions", ["{{ params.x }}", "search"]) == ["search"]
     assert inner(configure, "subscriptions", ["{{ params.x }}"], "2024") == ["2024"]
+    assert inner(drain, "sink_options", {"key": "{{ params.x }}:{$id}:${id}s"}, "a") == {"key": "a:{$id}:${id}s"}
+    assert inner(drain, "sink_options", '{"key": "{{ params.x }}:{$id}"}', "a") == {"key": "a:{$id}"}
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_whole_numbers_and_times_are_read_however_they_are_written(native: bool) -> None:
+    for value in (7, 7.0, "7", "7.0", '"7"', " 7 "):
+        assert read(ExportQueueDrainOperator, "max_dead", value, native=native) == 7
+        assert read(ExportQueueDrainOperator, "time_limit", value, native=native) == 7.0
+    assert read(ExportQueueDrainOperator, "time_limit", None, native=native, template=timedelta(minutes=2)) == 120.0
+    for value in (True, "True", 7.5, "7.5", "soon", [7], "inf"):
+        with pytest.raises(InvalidArgument, match="^max_dead: expected"):
+            read(ExportQueueDrainOperator, "max_dead", value, native=native)
+    for value in (True, "True", "soon", [7], "inf", -1, 0):
+        with pytest.raises(InvalidArgument, match="^time_limit: expected"):
+            read(ExportQueueDrainOperator, "time_limit", value, native=native)
 
 
 @pytest.mark.parametrize("native", [False, True])
