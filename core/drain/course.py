@@ -3,7 +3,7 @@
 1. Take a snapshot: the drain promises to bring every entry that is committed by now.
 2. Show the sink a fence that is younger than all it has seen, and bind the queue to it.
 3. Find the units that have work.
-4. Claim what is free of them; where all is held, wait for the holders.
+4. Take the snapshot to read by and claim what is free of them; where all is held, wait for the holders.
 5. Have the engine drain the claimed units, and go on with 3 until nothing is left.
 6. Show the sink a fence once more, so that a later loss of what this drain brought is noticed.
 7. Look at what still waits.
@@ -63,6 +63,8 @@ class Course:
     goes_on: bool = False
     """Whether another drain of the same attempt follows this one."""
     deadline: Deadline = field(default_factory=Deadline)
+    queue_number: int | None = None
+    """The queue's number, where an earlier drain of the attempt has found it."""
     queue: Queue | None = None
     wanted: list[Range] = field(default_factory=list)
     """Units that were asked for."""
@@ -111,7 +113,9 @@ class Course:
         units = self.wanted
         with self.database.read() as work:
             if self.request.ranges is None:
-                queue = self.queue = read_again(work, queue)
+                found_again = read_again(work, queue)
+                require_same(found_again, queue.number)
+                queue = self.queue = found_again
                 units = queue.open_units()
             found = waiting_ranges(work, queue, promised, units)
         self.wanted += [unit for unit in found if unit not in self.wanted]
@@ -128,11 +132,11 @@ class Course:
             ready = self._settled(queue, waiting) if engine.is_fenced else waiting
             is_late = self.clock() - waits_since >= self.request.lock_timeout
             revokes = is_late and self.request.if_locked == "wait"
-            claimed_at = self.clock()
+            claimed_at, snapshot = self.clock(), take_snapshot(self.database)
             leases = self.claims.claim(queue, ready, promised, is_fenced=engine.is_fenced, revokes=revokes)  # 4
             if leases:
                 progress.draining()
-                self._drain(engine, queue, leases, claimed_at)  # 5
+                self._drain(engine, queue, leases, snapshot, claimed_at)  # 5
                 waiting = self._with_work(queue, promised, waiting) if engine.is_fenced else self._not_done(waiting)
                 waits_since = self.clock()
                 continue
@@ -169,7 +173,7 @@ class Course:
         leases = self.claims.claim(queue, ready, snapshot, is_fenced=engine.is_fenced)
         if leases:
             # A fenced sink knows claims of single units. For all others few entries of many units are one small chunk.
-            self._drain(engine, queue, leases if engine.is_fenced else joined(leases), claimed_at)
+            self._drain(engine, queue, leases if engine.is_fenced else joined(leases), snapshot, claimed_at)
         return bool(leases)
 
     def has_moved(self) -> bool:
@@ -224,7 +228,9 @@ class Course:
 
     def _find_queue(self) -> Queue:
         with self.database.read() as work:
-            queue = self.queue = find_reader(work, self.request.queue_id)
+            queue = find_reader(work, self.request.queue_id)
+            require_same(queue, self.queue_number)
+            self.queue = queue
             self.wanted, closed = units_asked_for(work, queue, self.request.ranges)
         warn_of_closed(queue, closed)
         self.done |= set(closed)
@@ -247,9 +253,13 @@ class Course:
     def _not_done(self, units: Sequence[Range]) -> list[Range]:
         return [unit for unit in units if unit not in self.done]
 
-    def _drain(self, engine: Engine, queue: Queue, leases: Sequence[Lease], claimed_at: float) -> None:
-        """Drain claimed units by a snapshot that is taken under the claim.
+    def _drain(
+        self, engine: Engine, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, claimed_at: float
+    ) -> None:
+        """Drain claimed units.
 
+        :param snapshot: taken before the claim, so that the claim names all segments that it sees: one snapshot
+            decides which rows and which files are read. A fenced drain locks whole intervals and takes one afterwards.
         :raises ExportQueueError: a unit was not done; the others are.
         """
         self.is_tallied = engine.is_tallied
@@ -268,8 +278,6 @@ class Course:
                     self.sink_fence.shut_out_former(engine, queue, leases)
                     engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
                     snapshot = settled_snapshot(self.database, queue.number)
-                else:
-                    snapshot = take_snapshot(self.database)
                 for number in sorted({lease.layout for lease in leases}):
                     in_layout = [lease for lease in leases if lease.layout == number]
                     for part in engine.work_off(queue.in_layout(number), in_layout, snapshot, keeper):
@@ -358,6 +366,16 @@ def count_waiting(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequen
     found = backlog(work, queue, snapshot, units)
     oldest = min((unit.oldest_seq for unit in found), default=None)
     return Left(sum(unit.entries for unit in found), 0.0 if oldest is None else _age(work, oldest))
+
+
+def require_same(queue: Queue, number: int | None) -> None:
+    """Refuse a subscription that was made again under the name of one that was removed.
+
+    :param number: the number of the queue that is drained; None if it is not known yet.
+    :raises UnknownQueue: it is another one.
+    """
+    if number not in (None, queue.number):
+        raise queries.queues.removed_subscription(f"subscription {queue.id!r}")
 
 
 def _age(work: Reading, seq: int) -> float:

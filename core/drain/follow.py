@@ -20,7 +20,7 @@ from typing import Unpack
 
 from export_queue.core.callables import checked
 from export_queue.core.drain.admission import StoreHandle
-from export_queue.core.drain.course import Course, count_waiting
+from export_queue.core.drain.course import Course, count_waiting, require_same
 from export_queue.core.drain.engine import Engine, Progress
 from export_queue.core.drain.exporters import load_exporter, opened_exporter
 from export_queue.core.drain.local import LocalEngine
@@ -162,6 +162,8 @@ class Follower:
     """Of the links that have ended."""
     _links: int = 0
     _wanted: tuple[Range, ...] = ()
+    _number: int | None = None
+    """The number of the queue since the first look: one of the same name that was made anew has another."""
     _listener: Listener | None = None
     _listened_at: float = float("-inf")
     _attempt_told_at: float = float("-inf")
@@ -215,8 +217,9 @@ class Follower:
         check_attempt(database, owner)
         with database.read() as work:
             queue = find_reader(work, self.request.queue_id)
+            require_same(queue, self._number)
             units = units_to_watch(work, queue, self.request.ranges)
-        self._wanted = join_ranges(units)
+        self._wanted, self._number = join_ranges(units), queue.number
         if self.clock() - self._attempt_told_at >= ATTEMPT_SECONDS:
             begin_attempt(database, queue, owner)
             self._attempt_told_at = self.clock()
@@ -228,7 +231,15 @@ class Follower:
         """Be a drain, for a minute."""
         drain_id = f"{self.request.drain_id}-{self._links + 1}"
         request = replace(self.request, drain_id=drain_id, time_limit=None)  # the follower ends, not one of its links
-        course = Course(self.store.database, self.store.id, request, self.sleep, self.clock, goes_on=True)
+        course = Course(
+            self.store.database,
+            self.store.id,
+            request,
+            self.sleep,
+            self.clock,
+            goes_on=True,
+            queue_number=self._number,
+        )
         engine, end = engine_of(request), self.clock() + LINK_SECONDS
 
         def work() -> None:

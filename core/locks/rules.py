@@ -165,12 +165,13 @@ class Board:
         worthless: dict[Place, Lock] = {}
         ahead: dict[int | None, Request] = {}
         for area in request.areas:
-            is_own = False
-            for lock in self._locks.near(area):
+            near = self._locks.near(area)
+            is_own = shares and any(self._stands(lock, request) and _covers_own(lock, area, request) for lock in near)
+            for lock in near:
                 if not self._stands(lock, request):
                     worthless[lock.place] = lock
-                elif shares and _is_own(lock, area, request):
-                    is_own = True
+                elif is_own and _is_sibling(lock, request):
+                    continue  # a narrower one that was taken under the lock that covers the request
                 elif collide(area, request.mode, lock.area, lock.mode):
                     behind[lock.place] = lock
             if is_own:  # its siblings work there already: whoever waits for them waits for it too
@@ -186,9 +187,13 @@ class Board:
         return lock.stands(self.now) and not request.takes_over(lock.task, lock.attempt)
 
 
-def _is_own(lock: Lock, area: Area, request: Request) -> bool:
-    is_sibling = lock.task == request.task and lock.attempt == request.attempt
-    return is_sibling and lock.area.covers(area) and (lock.mode == "exclusive" or request.mode == "shared")
+def _is_sibling(lock: Lock, request: Request) -> bool:
+    return lock.task == request.task and lock.attempt == request.attempt
+
+
+def _covers_own(lock: Lock, area: Area, request: Request) -> bool:
+    is_enough = lock.mode == "exclusive" or request.mode == "shared"
+    return is_enough and _is_sibling(lock, request) and lock.area.covers(area)
 
 
 def _yields(request: Request, area: Area, other: Request) -> bool:

@@ -10,6 +10,7 @@ from export_queue.core.queue.buckets import (
     bucket,
     buckets_of,
     hash_of,
+    hashes_of,
     join_ranges,
 )
 from export_queue.core.queue.dead_letters import (
@@ -102,6 +103,7 @@ __all__ = [
     "find_reader",
     "former_layouts",
     "hash_of",
+    "hashes_of",
     "hidden_seqs",
     "in_all_layouts",
     "join_ranges",

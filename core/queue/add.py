@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from export_queue.core.errors import EntryError
@@ -32,24 +32,47 @@ class QueueWriter:
         :param replace: this transaction has added the key before, and the new value counts.
         :raises EntryError: key or value is refused, or the key was added before.
         """
-        encoded = self._queue.encode_key(key)
-        payload = self._queue.encode_value(value, key=key)
-        if encoded in self._added and not replace:
-            raise EntryError(
-                f"key {key!r} was added to queue {self._queue.id!r} before in this transaction",
-                hint="pass replace=True if the new value counts",
-            )
-        place = (self._queue.number, hash_of(encoded), encoded)
-        # Nothing conflicts with a first load: whatever is newer has a higher sequence.
-        guarded = (exclusive or self._queue.exclusive) and self._queue.parent is None
-        conflict_key = entry_key(self._queue.number, encoded) if guarded else None
-        self._transaction.add_entry(place, payload, conflict_key=conflict_key)
-        self._added.add(encoded)
+        checked = self._checked([(key, value)], () if replace else self._added)
+        self._put(checked, exclusive=exclusive)
+        self._added |= checked.keys()
 
     def add_many(self, entries: Iterable[tuple[Any, Any]]) -> None:
-        """Add pairs of key and value."""
+        """Add pairs of key and value, all or none.
+
+        :raises EntryError: a key or value is refused, or a key comes twice or was added before.
+        """
+        checked = self._checked(entries, self._added)
+        self._put(checked)
+        self._added |= checked.keys()
+
+    def _checked(
+        self, entries: Iterable[tuple[Any, Any]], known: Container[bytes], *, keep_last: bool = False
+    ) -> dict[bytes, bytes | None]:
+        """Encode entries, and see that no key comes twice.
+
+        :param known: encoded keys that may not come again.
+        :param keep_last: of a key that comes twice, the last entry counts.
+        """
+        checked: dict[bytes, bytes | None] = {}
         for key, value in entries:
-            self.add(key, value)
+            encoded = self._queue.encode_key(key)
+            payload = self._queue.encode_value(value, key=key)
+            if encoded in known or (encoded in checked and not keep_last):
+                raise EntryError(
+                    f"key {key!r} was added to queue {self._queue.id!r} before in this transaction",
+                    hint="pass replace=True if the new value counts; for a table, on_duplicate='keep_last'",
+                )
+            checked[encoded] = payload
+        return checked
+
+    def _put(self, checked: Mapping[bytes, bytes | None], *, exclusive: bool = False) -> None:
+        queue = self._queue
+        # Nothing conflicts with a first load: whatever is newer has a higher sequence.
+        guarded = (exclusive or queue.exclusive) and queue.parent is None
+        self._transaction.add_entries(
+            {(queue.number, hash_of(key), key): value for key, value in checked.items()},
+            conflict_keys=[entry_key(queue.number, key) for key in checked] if guarded else (),
+        )
 
     def forget_added(self) -> None:
         """Keep no more keys in memory: of those that are added again, the later value counts."""

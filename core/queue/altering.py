@@ -142,7 +142,7 @@ def _next_layout(work: Work, queue: Queue, readers: Sequence[Queue], changed: Ma
 def _check_largest_value(work: Work, queue: Queue, most: int) -> None:
     # a drain plans its memory by what a value may have at most
     if most < queue.max_value_bytes > ASSUMED_BYTES:
-        largest = queries.entries.largest_value(work, queue.number)
+        largest = max(module.largest_value(work, queue.number) for module in (queries.entries, queries.segments))
         if largest > max(most, ASSUMED_BYTES):
             raise InvalidArgument(
                 f"max_value_bytes of queue {queue.id!r}: expected at least {largest}, the size of a value that waits "
@@ -160,11 +160,9 @@ def _require_idle(work: Work, queue: Queue) -> None:
             hint="wait for the drains to end, or stop them, then alter the queue again",
         )
     entries, dead, _ = queries.readers.count_rows(work, queue.number, locked_at=work.now())
-    if entries or dead or queries.segments.wait_for(work, queue.number):
-        staged = "" if entries or dead else ", and files of a transaction in progress"
+    if entries or dead:
         raise InvalidArgument(
-            f"buckets of queue {queue.id!r}: expected an empty queue, found {entries} entries and {dead} dead letters"
-            f"{staged}",
+            f"buckets of queue {queue.id!r}: expected an empty queue, found {entries} entries and {dead} dead letters",
             hint="if all its sinks have the guard seq, say so: guard='seq', on the command line --guard seq; "
             "else drain the queue first, and retry or drop its dead letters",
         )

@@ -27,10 +27,15 @@ def bucket(key: bytes, buckets: int) -> int:
     return hash_of(key) % buckets
 
 
+def hashes_of(keys: Iterable[bytes]) -> list[int]:
+    """Compute the hashes of many keys; each modulo the number of buckets is the key's bucket."""
+    digest, half, whole = xxhash.xxh64_intdigest, 1 << 63, 1 << 64
+    return [(h - whole) if (h := digest(key, SEED)) >= half else h for key in keys]
+
+
 def buckets_of(keys: Iterable[bytes], buckets: int) -> list[int]:
     """Compute the buckets of many keys."""
-    digest, half, whole = xxhash.xxh64_intdigest, 1 << 63, 1 << 64
-    return [((h - whole) if (h := digest(key, SEED)) >= half else h) % buckets for key in keys]
+    return [h % buckets for h in hashes_of(keys)]
 
 
 FIRST_LAYOUT = 1

@@ -199,15 +199,17 @@ def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Ra
     return unmoved(work, queue, look)
 
 
-def unmoved(work: Reading, queue: Queue, look: Callable[[], Found]) -> Found:
-    """Look at several layouts; once more if entries may have moved from one to another meanwhile.
+def unmoved(work: Reading, queue: Queue, look: Callable[[], Found], *, several: bool = False) -> Found:
+    """Look at a queue; look again if entries may have moved between layouts, or from rows into files, meanwhile.
 
-    They move into later layouts only, which are looked at behind older ones: no entry is missed, and none shall be seen
-    twice.
+    Entries move into later layouts only, which are looked at after older ones: no entry is missed, and none shall be
+    seen twice.
+
+    :param several: whether a look at one layout takes several statements.
     """
     found = None
-    for _ in range(_LOOKS if queue.older else 1):
-        before = queries.compactions.stamp(work, queue.number) if queue.older else None
+    for _ in range(_LOOKS):
+        before = queries.compactions.stamp(work, queue.number) if queue.older or several else None
         found = look()
         if before is None or queries.compactions.stamp(work, queue.number) == before:
             break
@@ -217,23 +219,16 @@ def unmoved(work: Reading, queue: Queue, look: Callable[[], Found]) -> Found:
 
 def _backlog_in_layout(work: Reading, queue: Queue, snapshot: Snapshot, wanted: Sequence[Range]) -> list[Backlog]:
     units = {unit.first // queue.buckets_per_range: unit for unit in wanted}
-    found: dict[int, Backlog] = {}
-    for count in (queries.entries.count_by_unit, queries.segments.count_by_unit):
-        counted = count(
-            work,
-            queue.number,
-            queue.layout,
-            snapshot,
-            first=wanted[0].first,
-            end=wanted[-1].end,
-            buckets_per_range=queue.buckets_per_range,
-        )
-        for unit, entries, size, seq in counted:
-            if unit in units:
-                other = found.get(unit, Backlog(units[unit], 0, 0, seq))
-                oldest = min(other.oldest_seq, seq)
-                found[unit] = Backlog(units[unit], other.entries + entries, other.bytes + size, oldest)
-    return [found[unit] for unit in sorted(found)]
+    counted = queries.segments.count_by_unit(
+        work,
+        queue.number,
+        queue.layout,
+        snapshot,
+        first=wanted[0].first,
+        end=wanted[-1].end,
+        buckets_per_range=queue.buckets_per_range,
+    )
+    return [Backlog(units[unit], entries, size, seq) for unit, entries, size, seq in counted if unit in units]
 
 
 def backlog_by_bucket(work: Reading, queue: Queue, snapshot: Snapshot, within: Range) -> list[Backlog]:

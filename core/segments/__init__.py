@@ -23,6 +23,7 @@ from export_queue.core.segments.files import check_base, delete_files
 from export_queue.core.segments.mergers import Merge, Merged, Merger
 from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
+from export_queue.core.segments.one_entry import leave_one_entry
 from export_queue.core.segments.peek import peek
 from export_queue.core.segments.reading import RowGroup, row_groups
 from export_queue.core.segments.rewriting import RewritingReport, rewrite
@@ -66,6 +67,7 @@ __all__ = [
     "delete_files",
     "fall_back",
     "give_up_file",
+    "leave_one_entry",
     "leave_out_drained",
     "mark_done",
     "peek",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from export_queue.core.errors import EntryError, ExportQueueError, StoreError
-from export_queue.core.queue import Queue, QueueWriter, buckets_of, queue_of
+from export_queue.core.queue import Queue, QueueWriter, hashes_of, queue_of
 from export_queue.core.segments.catalogue import begin_load, stage_segments
 from export_queue.core.segments.files import delete_files, load_pyarrow
+from export_queue.core.segments.one_entry import remember_keys
 from export_queue.core.segments.writing import OnDuplicate, write_segments
 from export_queue.core.store import identity_of
 from export_queue.core.transactions import OpenTransaction
@@ -47,8 +48,8 @@ class BulkWriter(QueueWriter):
         if self._of.kind == "long":
             self._write(batch, on_duplicate)
         else:
-            for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):
-                self.add(key, value, replace=on_duplicate == "keep_last")
+            pairs = zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
+            self._put(self._checked(pairs, (), keep_last=on_duplicate == "keep_last"))
         return int(batch.num_rows)
 
     def _write(self, batch: pa.Table | pa.RecordBatch, on_duplicate: OnDuplicate) -> None:
@@ -67,7 +68,8 @@ class BulkWriter(QueueWriter):
         base = begin_load(opened.database, opened)
         with opened.database.read() as work:  # what the process knows of the queue may be a minute old
             queue = queue_of(work, queue.id, opened.id)
-        buckets = pa.array(buckets_of(keys.to_pylist(), queue.buckets), pa.int32())
+        hashes = hashes_of(keys.to_pylist())
+        buckets = pa.array([one % queue.buckets for one in hashes], pa.int32())
         table = pa.table({"bucket": buckets, "key": keys, "value": values})
         table = table.sort_by([("bucket", "ascending"), ("key", "ascending")])  # stable: of equal keys the last is last
         reports = write_segments(
@@ -86,6 +88,8 @@ class BulkWriter(QueueWriter):
             if not isinstance(error, StoreError):  # else they may be staged
                 delete_files(report.file for report in reports)
             raise
+        found = hashes if on_duplicate == "error" else list(set(hashes))
+        remember_keys(opened, (report.file for report in reports), found)
 
 
 def _as_stored(column: Any, codec: str) -> Any:

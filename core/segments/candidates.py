@@ -1,14 +1,8 @@
-"""What a compaction merges: the choice among what waits in a unit; pure.
-
-Of entries at one place, which one transaction has added twice, the later source counts: a larger segment id, and rows
-behind all segments. A merged segment has the largest id of all, so that nothing may be merged over what stays and came
-later: the choice goes from the newest segment to older ones. What one transaction has added is merged as a whole, or
-stays: a drain beside the compaction brings what stays, and would bring the earlier entry of a place before the later.
-"""
+"""What a compaction merges: the choice among what waits in a unit; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from export_queue.core.errors import InvalidArgument
@@ -86,7 +80,6 @@ def choose_candidates(
     wanted: Candidates,
     now_ms: int,
     is_free: Callable[[str], bool] = lambda _: True,
-    with_rows: Collection[int] = frozenset(),
 ) -> UnitPlan | None:
     """Choose what is merged in a unit; None where it is not worth it.
 
@@ -95,27 +88,17 @@ def choose_candidates(
     :param row_bytes: their bytes.
     :param now_ms: the store's clock.
     :param is_free: tells by the name that locks have of a source whether nobody else works on it.
-    :param with_rows: transactions of these segments that have added some of the rows, too.
     """
     rows = row_entries > 0 and row_bytes <= wanted.most_bytes and is_free(ROWS)
     size = row_bytes if rows else 0
     chosen: list[Segment] = []
-    stays: list[Segment] = []
     youngest = now_ms - int(wanted.age_seconds * 1000)
     for segment in sorted(segments, key=_id, reverse=True):
         is_small = segment.bytes < wanted.small_bytes and segment.transaction // (IDS_PER_SECOND // 1000) <= youngest
         fits = size + segment.bytes <= wanted.most_bytes and len(chosen) < wanted.most_inputs
-        is_taken = is_small and fits and is_free(member(*_id(segment)))
-        if is_taken and not any(_share_seqs(segment, one) for one in stays):
+        if is_small and fits and is_free(member(*_id(segment))):
             chosen.append(segment)
             size += segment.bytes
-        else:
-            stays.append(segment)
-    apart = {segment.transaction for segment in stays}
-    if not rows or not apart.isdisjoint(with_rows):
-        rows, apart = False, apart.union(with_rows)
-    stays += [segment for segment in chosen if segment.transaction in apart]
-    chosen = [segment for segment in chosen if segment.transaction not in apart]
     if not chosen or len(chosen) + rows < wanted.least:
         return None
     return UnitPlan(
@@ -129,7 +112,3 @@ def choose_candidates(
 
 def _id(segment: Segment) -> tuple[int, int]:
     return segment.transaction, segment.number
-
-
-def _share_seqs(one: Segment, other: Segment) -> bool:
-    return one.lowest_seq <= other.highest_seq and other.lowest_seq <= one.highest_seq

@@ -53,15 +53,22 @@ def delete_aborted(database: Database, transaction: int) -> None:
 
 
 def stage_segments(
-    database: Database, transaction: int | OpenTransaction, queue: Queue, reports: Iterable[FileReport]
+    database: Database,
+    transaction: int | OpenTransaction,
+    queue: Queue,
+    reports: Iterable[FileReport],
+    *,
+    share_keys: bool = False,
 ) -> int:
     """Stage files for a queue, in one SQL transaction: they are added to it if the transaction commits (I3).
 
-    Staging the same files again changes nothing.
+    They count as added later than all that this process has added to the transaction before. Staging the same files
+    again changes nothing.
 
     :param transaction: a long one in progress, or its id, for which :func:`begin_load` was called.
     :param queue: the queue that is added to.
     :param reports: the files, as :func:`write_segments` gave them.
+    :param share_keys: whether one key may be in several of the files; of these the later file counts then.
     :returns: the entries in these files.
     :raises InvalidArgument: the files are not of this transaction, or of a queue with other buckets or units, or the
         queue makes every key a conflict key.
@@ -73,15 +80,20 @@ def stage_segments(
             hint="add them as rows, or alter the queue: export-queue alter QUEUE --no-exclusive",
         )
     number, found = _id_of(transaction), list(reports)
+    if isinstance(transaction, OpenTransaction):
+        transaction.flush()  # its rows come first
+    with database.connect() as connection:  # before the SQL transaction, which would hold a clock's row
+        orders = [database.dialect.draw(connection) for _ in (found if share_keys else found[:1])]
     rows = []
-    for report in found:
+    for at, report in enumerate(found):
         for part in report.slices:
             if part.first < 0 or part.first >= queue.buckets or part.first % queue.buckets_per_range:
                 raise InvalidArgument(
                     f"file {report.file}: expected units of {queue.buckets_per_range} of the {queue.buckets} buckets "
                     f"of queue {queue.id!r}, found one that begins at {part.first}"
                 )
-            rows.append(report.columns(part, queue, seqs=(number, number)))
+            add_order = orders[at if share_keys else 0]
+            rows.append(report.columns(part, queue, seqs=(number, number), add_order=add_order))
     store_id = identity_of(database).store_id
     with database.begin() as work:
         database.dialect.hold_long(work.connection, number, (queue.number,), store_id=store_id)

@@ -9,8 +9,7 @@
 What dies before the publication has left a file of a transaction that expires: clean-up deletes it. Appends and loads
 are not held back: rows that are not settled, and all that commits meanwhile, stay where they are.
 
-In one unit one compaction works at a time, though locks on other segments would be free: of entries at one place, which
-one transaction has added twice, another compaction could put the earlier one into a segment that counts as later.
+In one unit one compaction works at a time: another one would find little that is small and free.
 """
 
 from __future__ import annotations
@@ -172,17 +171,6 @@ def _plan(
                 buckets_per_range=queue.buckets_per_range,
             )
         }
-        with_rows: dict[int, set[int]] = {}
-        if rows:
-            with_rows = queries.entries.seqs_by_unit(
-                work,
-                queue.number,
-                queue.layout,
-                sorted({one.transaction for one in segments}),
-                first=within.first,
-                end=within.end,
-                buckets_per_range=queue.buckets_per_range,
-            )
         now_ms = work.now()
     by_unit: dict[int, list[Any]] = {}
     for segment in segments:
@@ -205,7 +193,6 @@ def _plan(
                 wanted=wanted,
                 now_ms=now_ms,
                 is_free=is_free,
-                with_rows=with_rows.get(number, ()),
             )
         if plan is not None:
             plans.append(plan)

@@ -9,12 +9,13 @@ inputs count again in their own layout, and what was drained by then comes once 
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.locks import DRAIN_PRIORITY, Area, Lease, Owner, acquire, hold, release
+from export_queue.core.locks import LOAD_PRIORITY, Area, Lease, LeaseKeeper, Owner, acquire, hold, release, renew
 from export_queue.core.queue import Queue, Range
 from export_queue.core.segments.catalogue import waiting_segments
 from export_queue.core.segments.merging import bytes_of_all
@@ -23,7 +24,8 @@ from export_queue.core.segments.reading import Row, place_of, read_slices
 from export_queue.core.store import Database, EntryKey, Work, queries
 from export_queue.core.transactions import take_snapshot
 
-LEASE_SECONDS = 600.0
+LEASE_SECONDS = 30.0
+"""How long the locks last unless they are renewed: a killed process keeps drains waiting no longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ def fall_back(database: Database, queue: Queue, file: str, *, who: str, wait_sec
     :raises InvalidArgument: nothing that waits in the file was merged, or its inputs have been vacuumed.
     :raises SegmentLost: a file of the inputs is missing, too, of which a part was drained.
     :raises LockNotAvailable: others work in the units.
+    :raises LeaseLost: a drain has waited so long that it has revoked the locks; nothing has changed.
     """
     outputs, in_layout = _found(database, queue, file)
     (transaction,) = {one.transaction for one in outputs}
@@ -77,14 +80,17 @@ def fall_back(database: Database, queue: Queue, file: str, *, who: str, wait_sec
         in_layout,
         [Area(*unit) for unit in sorted({(one.first, one.end) for one in outputs})],
         owner=Owner.unique(),
-        priority=DRAIN_PRIORITY,
+        priority=LOAD_PRIORITY,
         lease_seconds=LEASE_SECONDS,
         wait_seconds=wait_seconds,
     )
+    renewed_at = time.monotonic()
     try:
-        if moved_from:
-            return _move_back(database, in_layout, file, leases, transaction, moved_from)
-        return _replace(database, in_layout, file, leases, who)
+        renew(database, leases, lease_seconds=LEASE_SECONDS)
+        with LeaseKeeper(database, leases, lease_seconds=LEASE_SECONDS, claimed_at=renewed_at) as keeper:
+            if moved_from:
+                return _move_back(database, in_layout, file, leases, transaction, moved_from)
+            return _replace(database, in_layout, file, leases, who, keeper.check)
     finally:
         release(database, leases)
 
@@ -150,13 +156,15 @@ def _move_back(
     return FellBack(file=file, outputs=len(outputs), inputs=sum(layouts.values()), given_up=0, moved_back=True)
 
 
-def _replace(database: Database, queue: Queue, file: str, leases: Sequence[Lease], who: str) -> FellBack:
+def _replace(
+    database: Database, queue: Queue, file: str, leases: Sequence[Lease], who: str, check: Callable[[], None]
+) -> FellBack:
     inputs = given_up = 0
     outputs = _outputs(database, queue, file)  # again: what was drained before the locks is known now
     if not outputs:
         raise _nothing_waits(queue, file)
     hidden = _hidden_by(database, queue)
-    parts = {one: _parts(one, hidden.get((one.transaction, one.number), ())) for one in outputs}
+    parts = {one: _parts(one, hidden.get((one.transaction, one.number), ()), check) for one in outputs}
     for one in outputs:
         if not parts[one]:
             with database.read() as work:
@@ -217,10 +225,11 @@ def _hidden_by(database: Database, queue: Queue) -> dict[tuple[int, int], list[S
     return found
 
 
-def _parts(output: Segment, inputs: Sequence[Segment]) -> list[_Part]:
+def _parts(output: Segment, inputs: Sequence[Segment], check: Callable[[], None]) -> list[_Part]:
     """Say what is drained of inputs; where nothing is of their output, none is read."""
     found = []
     for segment in inputs:
+        check()
         if not output.done:
             found.append(_Part(segment))
             continue

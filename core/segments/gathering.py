@@ -94,14 +94,13 @@ def read_rows(database: Database, queue: Queue, settled: Snapshot, unit: Range) 
 
 
 def merged(sources: Sequence[pa.Table]) -> pa.Table:
-    """Sort the entries of all sources by bucket, key and seq; at one place the last source counts.
+    """Sort the entries of all sources by bucket, key and seq; of equal entries one stays.
 
-    :param sources: in the order in which they count.
+    A retried dead letter is a row, and may wait once more in files that have fallen back.
     """
     import pyarrow.compute as pc
 
     table = _joined(sources)
-    # Stable, so that of several entries at one place the last source's is the last one.
     order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in ("bucket", "key", "seq")])
     table = table.take(order).combine_chunks()
     return without_earlier(table, ("bucket", "key", "seq"))

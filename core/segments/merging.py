@@ -154,7 +154,6 @@ class UnitReader:
         until = min(ends, default=None)
         found = {at: one.take(until) for at, one in enumerate(self._sources)}
         kept = len(self._stored) if until is None else bisect_right(self._stored, until, key=place_of)
-        # Behind the segments: of a key that one transaction added as a row as well, that is the later one.
         found[_ROWS] = self._stored[:kept]
         self._stored = self._stored[kept:]
         end = self._until
@@ -259,7 +258,7 @@ class UnitReader:
 
 
 def _last_at_each_place(rows: list[Row]) -> list[Row]:
-    """Of several entries at one place, which one transaction has added, leave the last one."""
+    """Leave one entry at each place: a retried dead letter may be there once more, in files that have fallen back."""
     keys = list(map(itemgetter(1), rows))
     if not any(map(eq, keys, islice(keys, 1, None))):  # as a rule; no place need be made
         return rows

@@ -23,6 +23,8 @@ class Slice:
     entries: int
     bytes: int
     """Of keys and values."""
+    largest_value: int = 0
+    """Bytes of the largest value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,12 @@ class FileReport:
         """Entries in the file."""
         return sum(part.entries for part in self.slices)
 
-    def columns(self, part: Slice, queue: Queue, *, seqs: tuple[int, int]) -> dict[str, Any]:
+    def columns(self, part: Slice, queue: Queue, *, seqs: tuple[int, int], add_order: int = 0) -> dict[str, Any]:
         """Make the columns of the segment that one slice is, without its own transaction and number.
 
         :param queue: the queue, in the layout of the file.
         :param seqs: the lowest and the highest sequence.
+        :param add_order: its place among all that one transaction adds; 0 for what was committed before.
         """
         return {
             "queue_number": queue.number,
@@ -64,6 +67,8 @@ class FileReport:
             "bytes": part.bytes,
             "lowest_seq": seqs[0],
             "highest_seq": seqs[1],
+            "add_order": add_order,
+            "largest_value": part.largest_value,
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -101,6 +106,9 @@ class Segment:
     bytes: int
     lowest_seq: int
     highest_seq: int
+    add_order: int = 0
+    """Of two entries of a key in one transaction, the one with the higher order counts."""
+    largest_value: int = 0
     done: tuple[tuple[EntryKey, EntryKey], ...] = ()
     """The parts that its reader has drained: first and last entry of each, ascending."""
 

@@ -92,7 +92,6 @@ class Pieces:
         if not chunk.runs or not chunk.rows:
             self._pending[not chunk.runs].append(batch)
         else:
-            # Of a row in whose place a segment has an entry, which it supersedes, the segment's place is taken.
             found = {(row[1], row[2]) for run in chunk.runs for row in run.rows}
             places = zip(chunk.entries.keys, chunk.entries.seqs, strict=True)
             in_segments = pa.array([place in found for place in places])

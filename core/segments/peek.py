@@ -38,7 +38,7 @@ def peek(
                 found += _peek_in_layout(work, of, snapshot, key=key, limit=most, values=values)
         return found
 
-    return unmoved(work, queue, look)
+    return unmoved(work, queue, look, several=True)
 
 
 def _peek_in_layout(

@@ -192,6 +192,39 @@ def read_slices(segments: Sequence[Segment]) -> list[pa.Table]:
     return found
 
 
+def row_group_tables(
+    segments: Sequence[Segment], columns: Sequence[str], *, first: int, end: int
+) -> Iterator[tuple[Segment, pa.Table]]:
+    """Read slices of one file, one row group at a time; what is drained is read too.
+
+    :param segments: segments in the same file, by their units.
+    :param columns: the columns to read.
+    :param first: first bucket of an interval; row groups without entries of it are left out.
+    :param end: its end.
+    :raises SegmentLost: the file is missing or damaged.
+    :raises SegmentUnavailable: it cannot be read now.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    load_pyarrow()
+    source = open_file(segments[0].file, size=segments[0].file_bytes)
+    try:
+        with translated(segments[0].file):
+            file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+        for segment in segments:
+            _check(segment, file.metadata)
+            for i in range(segment.row_group_first, segment.row_group_end):
+                found = file.metadata.row_group(i).column(0).statistics
+                if found is None or not found.has_min_max or (found.max >= first and found.min < end):
+                    yield segment, file.read_row_group(i, columns=list(columns), use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        _explain(segments[0], error)
+        raise
+    finally:
+        source.close()
+
+
 def _left_of(segment: Segment, table: pa.Table) -> pa.Table:
     if not segment.done:
         return table

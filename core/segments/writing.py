@@ -249,23 +249,24 @@ class _Files:
             self._writer.write_table(table, row_group_size=table.num_rows)
             self._groups.append((self._output.bytes, self._output.end_section()))
         size = sum(pc.sum(pc.binary_length(table[column])).as_py() or 0 for column in ("key", "value"))
-        self._extend(table.num_rows, size)
+        self._extend(table.num_rows, size, pc.max(pc.binary_length(table["value"])).as_py() or 0)
         self._parts, self._rows, self._bytes = [], 0, 0
         if self._target_bytes is not None and self._output.bytes >= self._target_bytes:
             self._end_file()
 
-    def _extend(self, rows: int, size: int) -> None:
+    def _extend(self, rows: int, size: int, largest: int) -> None:
         """Let the slice of the unit have one more row group."""
         assert self._unit is not None
         first, end = self._unit
         last = self._slices[-1] if self._slices else None
         group = 0 if last is None else last.row_group_end
         if last is not None and last.first == first:
+            largest = max(last.largest_value, largest)
             self._slices[-1] = Slice(
-                first, end, last.row_group_first, group + 1, last.entries + rows, last.bytes + size
+                first, end, last.row_group_first, group + 1, last.entries + rows, last.bytes + size, largest
             )
         else:
-            self._slices.append(Slice(first, end, group, group + 1, rows, size))
+            self._slices.append(Slice(first, end, group, group + 1, rows, size, largest))
 
     def _begin_file(self, schema: pa.Schema) -> None:
         import pyarrow.parquet as pq

@@ -210,7 +210,7 @@ class ExportQueueWriter(DataSourceArrowWriter):
                 outcomes = [Outcome.from_json(one) for one in told if one is not None]
                 check_complete(outcomes, len(messages))
                 files = collect_files(outcomes)
-                stage_files(opened, self.targets, files)
+                stage_files(opened, self.targets, files, share_keys=True)
                 report = report_of(opened.value.id, files)
                 opened.commit(report.to_dict())
             except AlreadyCommitted as error:

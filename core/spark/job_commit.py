@@ -13,16 +13,19 @@ from export_queue.core.spark.targets import Targets
 from export_queue.core.transactions import OpenTransaction
 
 
-def stage_files(opened: OpenTransaction, targets: Targets, files: Mapping[str, Sequence[FileReport]]) -> None:
+def stage_files(
+    opened: OpenTransaction, targets: Targets, files: Mapping[str, Sequence[FileReport]], *, share_keys: bool = False
+) -> None:
     """Put files under an open transaction, all or none.
 
     :param files: by queue.
+    :param share_keys: whether one key may be in several files of a queue; of these the later file counts then.
     :raises ConfigurationError: a file lies on another machine.
     """
     try:
         for queue_id, reports in files.items():
             _check_in_reach(reports)
-            stage_segments(opened.database, opened, targets.queues[queue_id], reports)
+            stage_segments(opened.database, opened, targets.queues[queue_id], reports, share_keys=share_keys)
     except BaseException as error:
         opened.abort(error)  # else its user might catch the error, and commit a part of the load
         raise

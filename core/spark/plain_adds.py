@@ -125,9 +125,10 @@ def _add(
         def attempt(chosen: dict[bytes, bytes | None] = chosen) -> None:
             opened = OpenTransaction(database)
             try:
-                for key, value in chosen.items():
-                    conflict_key = entry_key(queue.number, key) if queue.exclusive else None
-                    opened.add_entry((queue.number, hash_of(key), key), value, conflict_key=conflict_key)
+                opened.add_entries(
+                    {(queue.number, hash_of(key), key): value for key, value in chosen.items()},
+                    conflict_keys=[entry_key(queue.number, key) for key in chosen] if queue.exclusive else (),
+                )
                 opened.commit()
             except BaseException as error:
                 opened.abort(error)

@@ -219,6 +219,8 @@ load = _table(
     _id("begun_ms"),
     _id("ended_ms", nullable=True),  # when clean-up found first that the transaction had ended
     _int("segments"),  # the last number given to one
+    _int("stagings"),  # how often rows or files were staged since
+    _int("checked"),  # up to which of these no key of the transaction has two entries
 )
 segment = _table(
     "xq_segment",
@@ -238,6 +240,10 @@ segment = _table(
     _id("bytes"),  # of keys and values
     _id("lowest_seq"),
     _id("highest_seq"),
+    _id(
+        "add_order"
+    ),  # of two entries of a key in one transaction the one with the higher order counts; as a row's flush
+    _int("largest_value"),  # bytes of its largest value
     sa.Index("xq_segment_file", "transaction_id", "file", "first_bucket", unique=True),
 )
 # Who has still to read a segment; written by the commit, so that staged segments have none.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from export_queue.core.errors import ChangeSetTooLarge
 from export_queue.core.store import Cell, Limits, Writes
@@ -58,31 +58,45 @@ class WriteBuffer:
         self._grow(len(value or b"") - len(replaced or b"") + (0 if cell in layer else len(cell[1]) + len(cell[2])))
         layer[cell] = value
 
-    def put_entry(self, key: EntryKey, value: bytes | None) -> None:
-        """Take an entry.
+    def put_entries(self, entries: Mapping[EntryKey, bytes | None], conflict_keys: Collection[bytes] = ()) -> None:
+        """Take entries and conflict keys, all or none.
 
         :raises ChangeSetTooLarge: the transaction would write more than it may.
         """
-        replaced = self.entries.get(key)
-        self._grow(len(value or b"") - len(replaced or b"") + (0 if key in self.entries else len(key[2])))
-        self.entries[key] = value
+        known, size, new = self.entries, 0, sum(key not in self.keys for key in conflict_keys)
+        for key, value in entries.items():
+            size += len(value or b"")
+            if key in known:
+                size -= len(known[key] or b"")
+            else:
+                size += len(key[2])
+                new += 1
+        self._grow(size, new)
+        known.update(entries)
+        self.keys.update(conflict_keys)
 
-    def _grow(self, size: int) -> None:
+    def _grow(self, size: int, new: int = 1) -> None:
+        """Count what is about to be taken.
+
+        :param new: how many changes come at most.
+        """
         self.bytes += size
-        self._puts += 1
+        self._puts += new
         if len(self.keys) + self._puts < self._few and self.bytes <= self._small:
             return  # there are no more changes than that, which are dear to count
         limits = self._limits
-        if self.changes >= limits.max_changes or self.bytes > limits.max_bytes:
+        changes, found = self.changes + new, self.bytes
+        if changes > limits.max_changes or found > limits.max_bytes:
+            self.bytes -= size
             raise ChangeSetTooLarge(
                 f"expected at most {limits.max_changes} changes and {limits.max_bytes} bytes in one transaction, "
-                f"found {self.changes + 1} and {self.bytes}"
+                f"found {changes} and {found}"
             )
-        if not self._warned and (self.changes >= limits.warn_changes or self.bytes > limits.warn_bytes):
+        if not self._warned and (changes > limits.warn_changes or self.bytes > limits.warn_bytes):
             self._warned = True
             log.warning(
                 "a transaction has %d changes and %d bytes that are not yet sent; at %d or %d it is refused",
-                self.changes + 1,
+                changes,
                 self.bytes,
                 limits.max_changes,
                 limits.max_bytes,

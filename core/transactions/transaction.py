@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -69,6 +69,9 @@ STAGE_TRIES = 20
 
 OpenKind = Literal["read", "short", "long", "bound"]
 
+BEFORE_COMMIT: list[Callable[[OpenTransaction], None]] = []
+"""Steps of other rooms before the commit of a long transaction; each may be repeated."""
+
 
 class OpenTransaction:
     """A transaction in progress: buffered if short, staged early if long.
@@ -123,6 +126,8 @@ class OpenTransaction:
         self._load = load
         self._generation = 1
         self._participants = Participants()
+        self.known_keys: list[tuple[frozenset[str], Any]] = []
+        """Files that this process has staged, and hashes of the keys in them."""
         self._is_resumed = False
         self._process = os.getpid()
         self.after_abort: Callable[[], None] | None = None
@@ -392,12 +397,10 @@ class OpenTransaction:
         if conflict_key is not None:
             self.buffer.keys.add(conflict_key)
 
-    def add_entry(self, key: EntryKey, value: bytes | None, *, conflict_key: bytes | None) -> None:
-        """Buffer an entry."""
+    def add_entries(self, entries: Mapping[EntryKey, bytes | None], *, conflict_keys: Collection[bytes] = ()) -> None:
+        """Buffer entries, all or none."""
         self._require_writable()
-        self.buffer.put_entry(key, value)
-        if conflict_key is not None:
-            self.buffer.keys.add(conflict_key)
+        self.buffer.put_entries(entries, conflict_keys)
 
     def notify(self, cell: Cell) -> None:
         """Set a notification on a cell, with the commit."""
@@ -496,13 +499,15 @@ class OpenTransaction:
         :raises AfterCommitFailed: it has committed, and a participant failed when it was told.
         """
         self.require_open()
+        if self._is_resumed:  # what fails here leaves it open: another process may be able to commit it
+            self._prepare()
         try:
             if self._participants:
                 self.buffer.keys |= self._participants.persist()
             if self._has_nothing_to_commit():
                 return self._end_reading()
-            if self.kind == "long":
-                self.flush()
+            if self.kind == "long" and not self._is_resumed:
+                self._prepare()
             call = self._call(result)
             self._move(State.COMMITTING)
             committed = self._send(call)
@@ -540,6 +545,12 @@ class OpenTransaction:
         )
         timeout.transient = taken - held_up <= allowed
         return timeout
+
+    def _prepare(self) -> None:
+        """Stage what is left of a long transaction, and take the steps of other rooms."""
+        self.flush()
+        for step in BEFORE_COMMIT:
+            step(self)
 
     def _has_nothing_to_commit(self) -> bool:
         only_read = self.kind in ("read", "short") or self._id is None
@@ -607,6 +618,11 @@ class OpenTransaction:
             except ConflictError:
                 if call.snapshot is not None or call.kind == "bound" or not left:
                     raise
+            except queries.staged_twice.StagedMeanwhile:
+                if not left:
+                    raise
+                for step in BEFORE_COMMIT:
+                    step(self)
         raise AssertionError("unreachable")
 
     def _ask(self, reason: ExportQueueError) -> int:

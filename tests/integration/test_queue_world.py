@@ -16,7 +16,7 @@ STEPS = os.environ.get("EXPORT_QUEUE_WORLD_STEPS")
 """How many steps each run takes."""
 SHORT = pytest.param(8, id="short")
 LONG = pytest.param(50, id="long", marks=pytest.mark.full("fifty steps: a longer walk through the same steps"))
-KINDS = ["ranks", "ranks, keys twice", "ranks, the latest", "fence", "fence, keys twice"]
+KINDS = ["ranks", "ranks, the latest", "fence"]
 
 
 @pytest.mark.parametrize("steps", [SHORT, LONG])
@@ -27,9 +27,7 @@ def test_a_queue_is_its_model_whatever_happens(
 ) -> None:
     seed = int(SEED) if SEED else random.randrange(1 << 32)
     print("EXPORT_QUEUE_SEED", seed)
-    world = World(
-        store, tmp_path, seed, readers, twice="twice" in kind, fenced="fence" in kind, latest="latest" in kind
-    )
+    world = World(store, tmp_path, seed, readers, fenced="fence" in kind, latest="latest" in kind)
     world.installed(monkeypatch)
     try:
         for _ in range(int(STEPS or steps)):

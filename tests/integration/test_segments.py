@@ -554,7 +554,7 @@ def test_the_runs_of_a_chunk_come_in_the_order_of_their_segments(orders: Store) 
 
 def test_units_are_altered_under_files_that_are_staged_only_for_sinks_with_ranks(orders: Store) -> None:
     before = orders.queue("orders")
-    refused = pytest.raises(InvalidArgument, match="expected an empty queue, .* files of a transaction in progress")
+    refused = pytest.raises(InvalidArgument, match="expected an empty queue, found 1 entries")
     with refused, orders.transaction(long=True) as tx:
         tx.queue("orders").add_batch(pa.table({"key": ["a"], "value": [b"1"]}))
         orders.alter_queue("orders", buckets_per_range=4)

@@ -63,13 +63,8 @@ class Open:
 
     context: TransactionContext
     is_long: bool
-    tables: dict[str, bytes | None] = field(default_factory=dict)
-    rows: dict[str, bytes | None] = field(default_factory=dict)
-
-    @property
-    def entries(self) -> dict[str, bytes | None]:
-        """What counts of each key: the row, else the later table."""
-        return self.tables | self.rows
+    entries: dict[str, bytes | None] = field(default_factory=dict)
+    """What counts of each key: what was added last, in whatever form."""
 
 
 class Ranked(MemorySink):
@@ -120,7 +115,6 @@ class World:
     :param folder: for the files of loads.
     :param seed: decides on all steps.
     :param readers: names of subscriptions; none for a queue without.
-    :param twice: whether transactions add some keys in several tables, or in a table and a row.
     :param fenced: whether the sinks have the guard ``fence``.
     :param latest: whether compactions leave the latest entry of each key.
     """
@@ -132,11 +126,10 @@ class World:
         seed: int,
         readers: tuple[str, ...] = (),
         *,
-        twice: bool = False,
         fenced: bool = False,
         latest: bool = False,
     ) -> None:
-        self.store, self.chance, self.twice, self.fenced = store, random.Random(seed), twice, fenced
+        self.store, self.chance, self.fenced = store, random.Random(seed), fenced
         self.latest = latest
         self.folder = folder / "segments"
         store.database.segments = str(self.folder)
@@ -329,8 +322,6 @@ class World:
 
     def fall_back(self) -> None:
         """Lose a file of merged segments, and fall back on what it was merged of."""
-        if self.twice:
-            return  # what had been superseded would come back
         self._lose_file("compaction-*.parquet", self._fall_back)
 
     def _fall_back(self, reader: Reader, file: str) -> int:
@@ -340,7 +331,7 @@ class World:
 
     def give_up_file(self) -> None:
         """Lose a file, and give it up."""
-        if self.chance.random() < 0.3 and not self.twice:
+        if self.chance.random() < 0.3:
             self._lose_file("*.parquet", lambda reader, file: self.store.dead_letters.give_up_file(reader.id, file))
 
     def _lose_file(self, pattern: str, remedy: Callable[[Reader, str], int]) -> None:
@@ -363,7 +354,7 @@ class World:
             lost = set(before) - set(after)
             reader.given_up |= lost
             assert set(after) <= set(before), f"came back: {set(after) - set(before)}"
-            assert counts in (None, len(lost)) or self.twice, f"given up: {counts}, lost: {lost}"
+            assert counts in (None, len(lost)), f"given up: {counts}, lost: {lost}"
 
     def retry_dead(self) -> None:
         """Put dead letters back."""
@@ -416,20 +407,19 @@ class World:
         self.values += 1
         return None if self.chance.random() < 0.2 else f"value {self.values}".encode()
 
-    def _keys(self, found: Open, most: int) -> list[str]:
-        keys = KEYS if self.twice else [key for key in KEYS if key not in found.entries]
-        return self.chance.sample(keys, min(len(keys), self.chance.randrange(1, most + 1)))
+    def _keys(self, most: int) -> list[str]:
+        return self.chance.sample(KEYS, self.chance.randrange(1, most + 1))
 
     def _fill(self, found: Open, most: int) -> None:
-        for key in self._keys(found, most):
-            found.rows[key] = value = self._value()
+        for key in self._keys(most):
+            found.entries[key] = value = self._value()
             found.context.queue("orders").add(key, value, replace=True)
 
     def _add_batch(self, found: Open) -> None:
-        if keys := self._keys(found, 8):
+        if keys := self._keys(8):
             values = [self._value() for _ in keys]
             found.context.queue("orders").add_batch(pa.table({"key": keys, "value": pa.array(values, pa.binary())}))
-            found.tables |= dict(zip(keys, values, strict=True))
+            found.entries |= dict(zip(keys, values, strict=True))
 
     def _commit(self, found: Open) -> None:
         seq = opened_by(found.context).commit()
@@ -514,9 +504,8 @@ class World:
                 reached = max(ranks.get(("orders", key), -1) // 2, stands.get(key, 0))
                 assert reached >= seq, f"{reader.id}: lost: {key!r} {seq}"
             counted = sum(unit.entries for unit in self.store.backlog(reader.id))
-            if not self.twice:
-                assert counted == len(waits), f"{reader.id}: {counted} counted, {len(waits)} wait"
-                assert self._lag(reader) == counted
+            assert counted == len(waits), f"{reader.id}: {counted} counted, {len(waits)} wait"
+            assert self._lag(reader) == counted
             self._look(reader, waits)
 
     def _newest(self, entries: Collection[Entry]) -> dict[bytes, int]:

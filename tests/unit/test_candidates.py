@@ -1,4 +1,4 @@
-"""What a compaction merges: small segments, never over one that stays and came later."""
+"""What a compaction merges: small segments, the newest first."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ UNIT = Range(0, 5)
 SECOND = 1_000_000_000
 
 
-def segment(transaction: int, *, number: int = 1, size: int = 10, seqs: tuple[int, int] | None = None) -> Segment:
-    lowest, highest = seqs or (transaction, transaction)
+def segment(transaction: int, *, number: int = 1, size: int = 10) -> Segment:
     return Segment(
         transaction=transaction,
         number=number,
@@ -32,8 +31,8 @@ def segment(transaction: int, *, number: int = 1, size: int = 10, seqs: tuple[in
         row_group_end=1,
         entries=1,
         bytes=size,
-        lowest_seq=lowest,
-        highest_seq=highest,
+        lowest_seq=transaction,
+        highest_seq=transaction,
     )
 
 
@@ -70,31 +69,6 @@ def test_held_and_young_segments_are_left_alone() -> None:
     assert chosen([segment(1)], rows=9, is_free=lambda name: name != ROWS) == []
     young = [segment(SECOND), segment(2 * SECOND), segment(9 * SECOND)]
     assert chosen(young, wanted={"age_seconds": 5.0}) == [(SECOND, 1), (2 * SECOND, 1)]
-
-
-def test_an_older_segment_stays_where_a_later_one_stays_that_may_have_its_places() -> None:
-    """Of one transaction the later table counts; a merged segment would count above both."""
-    parts = [segment(5, number=1), segment(5, number=2, size=500)]
-    assert chosen([segment(3), segment(4), *parts]) == [(3, 1), (4, 1)]
-    large = segment(9, size=500, seqs=(2, 4))
-    assert chosen([segment(1), segment(3), segment(6), large]) == [(1, 1), (6, 1)]
-
-
-def test_what_one_transaction_has_added_is_merged_as_a_whole_or_stays() -> None:
-    """A drain beside the compaction brings what stays; in the sink one sequence has no order."""
-    parts = [segment(5, number=1, size=500), segment(5, number=2)]
-    assert chosen([segment(3), *parts]) == []
-    assert chosen([segment(3), segment(4), *parts]) == [(3, 1), (4, 1)]
-
-
-def test_rows_and_segments_of_one_transaction_are_merged_together_or_stay() -> None:
-    three = [segment(3), segment(4), segment(5)]
-    assert chosen(three, rows=9, with_rows={5}) == [(3, 1), (4, 1), (5, 1)]
-    assert chosen(three, rows=9, row_bytes=1001, with_rows={5}) == [(3, 1), (4, 1)]
-    large = segment(6, size=500)
-    assert chosen([segment(3), large], rows=9) == [(3, 1)]
-    assert chosen([segment(3), large], rows=9, with_rows={6}) == []
-    assert chosen([*three, large], rows=9, with_rows={3, 6}) == [(4, 1), (5, 1)]
 
 
 def test_the_newest_segments_are_merged_up_to_the_size_of_an_output() -> None:

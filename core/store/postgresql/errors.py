@@ -24,6 +24,7 @@ from export_queue.core.store.queries.readers import (
     added_to_subscription,
     first_load_not_missing,
 )
+from export_queue.core.store.queries.staged_twice import StagedMeanwhile
 
 NO_WRITES = "25006"
 OTHER_SESSION = ("26000", "42P05")
@@ -137,6 +138,8 @@ def refusal(error: psycopg.Error) -> ExportQueueError | None:
             return removed_while_loading()
         case "XQ014":
             return layout_closed("a queue")
+        case "XQ015":
+            return StagedMeanwhile()
         case "XQ009":
             return async_commits()
         case "XQ008":

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.dialect import EntryKey
-from export_queue.core.store.queries.id_lists import among, visible_ids
+from export_queue.core.store.queries.id_lists import visible_ids
 from export_queue.core.store.schema import dead_letter as d
 from export_queue.core.store.schema import entry as e
 from export_queue.core.store.snapshot import Snapshot
@@ -138,30 +138,26 @@ def count_by_unit(
     work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, buckets_per_range: int
 ) -> list[tuple[int, int, int, int]]:
     """Sum up visible entries of a bucket interval per unit: unit number, entries, bytes, lowest seq."""
+    statement = by_unit(work, queue, layout, snapshot, first=first, end=end, buckets_per_range=buckets_per_range)
+    found = work.connection.execute(statement.order_by("unit"))
+    return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in found]
+
+
+def by_unit(
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, buckets_per_range: int
+) -> sa.Select[Any]:
+    """Build the statement of :func:`count_by_unit`."""
     unit = e.c.bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
-    statement = (
-        sa.select(unit, sa.func.count(), sa.func.sum(_bytes_of), sa.func.min(e.c.seq))
+    return (
+        sa.select(
+            unit,
+            sa.func.count().label("entries"),
+            sa.func.sum(_bytes_of).label("bytes"),
+            sa.func.min(e.c.seq).label("lowest"),
+        )
         .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(work, snapshot))
         .group_by(unit)
-        .order_by(unit)
     )
-    return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in work.connection.execute(statement)]
-
-
-def seqs_by_unit(
-    work: Reading, queue: int, layout: int, seqs: Sequence[int], *, first: int, end: int, buckets_per_range: int
-) -> dict[int, set[int]]:
-    """Find which of some sequences the entries of a bucket interval have, by the number of their unit."""
-    unit = e.c.bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
-    statement = (
-        sa.select(unit, e.c.seq)
-        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, among(work, e.c.seq, seqs))
-        .distinct()
-    )
-    found: dict[int, set[int]] = {}
-    for number, seq in work.connection.execute(statement):
-        found.setdefault(int(number), set()).add(int(seq))
-    return found
 
 
 def every_nth_key(work: Reading, queue: int, layout: int, snapshot: Snapshot, *, bucket: int, step: int) -> list[bytes]:
@@ -177,7 +173,7 @@ def every_nth_key(work: Reading, queue: int, layout: int, snapshot: Snapshot, *,
 
 
 def largest_value(work: Reading, queue: int) -> int:
-    """Read the bytes of the largest value among a queue's entries, staged ones included, and its dead letters."""
+    """Read the bytes of the largest value among a queue's rows, staged ones included, and its dead letters."""
     sizes = (sa.select(sa.func.max(sa.func.length(t.c.value))).where(t.c.queue_number == queue) for t in (e, d))
     return max(work.connection.execute(size).scalar() or 0 for size in sizes)
 

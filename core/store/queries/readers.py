@@ -59,18 +59,19 @@ def begin_fan_out(work: Work, parent: int) -> None:
 
 
 def has_rows(work: Work, number: int, *, locked_at: int | None = None) -> bool:
-    """Tell whether a queue has entries, rows of transactions in progress too, or dead letters.
+    """Tell whether a queue has entries, those of transactions in progress too, or dead letters.
 
     :param locked_at: the time by which locks count, too; None leaves them out.
     """
     found = [sa.exists().where(table.c.queue_number == number) for table in (entry, segment_reader, dead_letter)]
+    found.append(segments.staged(number))
     if locked_at is not None:
         found.append(sa.exists().where(*_held(number, locked_at)))
     return bool(work.connection.scalar(sa.select(sa.or_(*found))))
 
 
 def count_rows(work: Reading, number: int, *, locked_at: int) -> tuple[int, int, int]:
-    """Count a queue's entries, rows of transactions in progress too, its dead letters and its locks."""
+    """Count a queue's entries, those of transactions in progress too, its dead letters and its locks."""
     counted = (
         sa.select(sa.func.count()).select_from(table).where(*condition).scalar_subquery()
         for table, condition in (
@@ -80,7 +81,7 @@ def count_rows(work: Reading, number: int, *, locked_at: int) -> tuple[int, int,
         )
     )
     entries, dead, locks = work.connection.execute(sa.select(*counted)).one()
-    return entries + segments.count_left(work, number), dead, locks
+    return entries + segments.count_left(work, number) + segments.count_staged(work, number), dead, locks
 
 
 def _held(number: int, at_ms: int) -> list[sa.ColumnElement[bool]]:

@@ -14,10 +14,12 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.dialect import EntryKey
+from export_queue.core.store.queries.entries import by_unit
 from export_queue.core.store.queries.id_lists import visible_ids
 from export_queue.core.store.queries.inserts import insert_for, insert_into
 from export_queue.core.store.schema import active
 from export_queue.core.store.schema import compacted as c
+from export_queue.core.store.schema import hidden_segment as h
 from export_queue.core.store.schema import load as ld
 from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_done as d
@@ -55,7 +57,14 @@ def _noting(dialect: str) -> Any:
 
 def begin(work: Work, transaction: int, folder: str) -> str:
     """Note the folder into which a long transaction writes files; returns the one that was noted first."""
-    values = {"transaction_id": transaction, "folder": folder, "begun_ms": work.now(), "segments": 0}
+    values = {
+        "transaction_id": transaction,
+        "folder": folder,
+        "begun_ms": work.now(),
+        "segments": 0,
+        "stagings": 0,
+        "checked": 0,
+    }
     work.connection.execute(insert_into(work, ld).values(values).on_conflict_do_nothing())
     return str(work.connection.scalar(sa.select(ld.c.folder).where(ld.c.transaction_id == transaction)))
 
@@ -81,7 +90,8 @@ def stage(work: Work, transaction: int, rows: Sequence[Mapping[str, Any]]) -> in
     new = [row for row in rows if (row["file"], row["first_bucket"]) not in known]
     if not new:
         return 0
-    counted = ld.update().where(ld.c.transaction_id == transaction).values(segments=ld.c.segments + len(new))
+    counted = ld.update().where(ld.c.transaction_id == transaction)
+    counted = counted.values(segments=ld.c.segments + len(new), stagings=ld.c.stagings + 1)
     last = work.connection.execute(counted.returning(ld.c.segments)).scalar_one()
     first = last - len(new) + 1
     work.connection.execute(
@@ -232,15 +242,22 @@ def left() -> tuple[sa.FromClause, sa.ColumnElement[Any], sa.ColumnElement[Any]]
 def count_by_unit(
     work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, buckets_per_range: int
 ) -> list[tuple[int, int, int, int]]:
-    """Sum up visible entries that wait in files per unit, as :func:`queries.entries.count_by_unit` does for rows."""
+    """Sum up all visible entries per unit, rows and those in files: unit number, entries, bytes, lowest seq.
+
+    One statement counts both: rows that a compaction merges at the same time are counted once.
+    """
+    bounds = {"first": first, "end": end, "buckets_per_range": buckets_per_range}
     joined, entries, size = left()
     unit = g.c.first_bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
-    statement = (
+    in_files = (
         sa.select(unit, sa.func.sum(entries), sa.func.sum(size), sa.func.min(g.c.lowest_seq))
         .select_from(joined)
         .where(_visible(work, queue, layout, snapshot), g.c.first_bucket < end, g.c.end_bucket > first)
         .group_by(unit)
     )
+    both = sa.union_all(by_unit(work, queue, layout, snapshot, **bounds), in_files).subquery().c
+    statement = sa.select(both.unit, sa.func.sum(both.entries), sa.func.sum(both.bytes), sa.func.min(both.lowest))
+    statement = statement.group_by(both.unit).order_by(both.unit)
     return [(int(u), int(n), int(b), int(seq)) for u, n, b, seq in work.connection.execute(statement)]
 
 
@@ -312,10 +329,39 @@ def lowest_seq() -> sa.ScalarSelect[Any]:
     return sa.select(sa.func.min(g.c.lowest_seq)).select_from(_read).scalar_subquery()
 
 
-def wait_for(work: Reading, queue: int) -> bool:
-    """Tell whether segments wait for a reader, or are staged for its queue by transactions that may still commit."""
-    staged = sa.exists().where(g.c.queue_number == queue, g.c.transaction_id == active.c.id)
-    return bool(work.connection.scalar(sa.select(sa.or_(sa.exists().where(r.c.queue_number == queue), staged))))
+def staged(queue: int) -> sa.Exists:
+    """Ask whether transactions that may still commit have staged segments for a queue."""
+    return sa.exists().where(g.c.queue_number == queue, g.c.transaction_id == active.c.id)
+
+
+_staged = g.join(active, active.c.id == g.c.transaction_id)
+
+
+def count_staged(work: Reading, queue: int) -> int:
+    """Count the entries in segments that transactions in progress have staged for a queue."""
+    statement = sa.select(sa.func.sum(g.c.entries)).select_from(_staged).where(g.c.queue_number == queue)
+    return int(work.connection.scalar(statement) or 0)
+
+
+def largest_value(work: Reading, queue: int) -> int:
+    """Read the bytes of the largest value in segments that wait for a reader, or are staged for its queue.
+
+    Segments for which a merged one waits count: it may give way to them again.
+    """
+    stand_in = r.alias()
+    waits = sa.exists().where(
+        stand_in.c.queue_number == h.c.queue_number, stand_in.c.transaction_id == h.c.by_transaction
+    )
+    of_segment = sa.and_(g.c.transaction_id == h.c.transaction_id, g.c.number == h.c.number, waits)
+    sizes = (
+        sa.select(sa.func.max(g.c.largest_value)).select_from(joined).where(which == queue)
+        for joined, which in (
+            (_read, r.c.queue_number),
+            (_staged, g.c.queue_number),
+            (h.join(g, of_segment), h.c.queue_number),
+        )
+    )
+    return max(work.connection.execute(size).scalar() or 0 for size in sizes)
 
 
 def waiting_files(work: Reading) -> list[str]:

@@ -49,6 +49,7 @@ from export_queue.core.store.queries.readers import (
     added_to_subscription,
     first_load_not_missing,
 )
+from export_queue.core.store.queries.staged_twice import StagedMeanwhile
 from export_queue.core.store.registration import HOUR_OF_IDS, SLOW_MS, STAYED_MS, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
@@ -427,6 +428,8 @@ class SqliteDialect:
             staged = raw.executemany(sql.STAGE_CELL, [(pointer, *cell[:3], flush) for cell in writes.cells])
             if writes.cells and staged.rowcount < len(writes.cells):
                 return ()
+            if writes.entries:
+                raw.execute(sql.COUNT_STAGING, (transaction,))
             entries = _staged(raw, transaction, writes.entries)
             staged = raw.executemany(sql.STAGE_ENTRY, [(transaction, *place, h, flush) for place, h, _ in entries])
             if writes.entries and staged.rowcount < len(writes.entries):
@@ -518,6 +521,8 @@ class SqliteDialect:
         # 5. Cells, entries, notifications.
         self._write_cells(raw, transaction, writes)
         if call.kind == "long":
+            if execute(sql.MAY_REPEAT_KEYS, {"id": transaction}).fetchone() is not None:
+                raise StagedMeanwhile
             self._publish_staged(raw, transaction, call.load)
             _publish_segments(raw, transaction)
         if writes.entries:

@@ -142,6 +142,14 @@ PUBLISH_STAGED = (
     """delete from xq_entry where seq = :id and (queue_number, layout, bucket, key) in
        (select queue_number, layout, bucket, key from xq_staged_entry where id = :id and hash is not null)""",
 )
+COUNT_STAGING = "update xq_load set stagings = stagings + 1 where transaction_id = ?"
+MAY_REPEAT_KEYS = """
+    select 1 from xq_load l where l.transaction_id = :id and l.checked < l.stagings and (
+      exists (select 1 from xq_segment where transaction_id = :id
+              group by queue_number, first_bucket having min(add_order) < max(add_order))
+      or exists (select 1 from xq_staged_entry where id = :id and queue_number in (
+        select queue_number from xq_segment where transaction_id = :id)))
+"""
 MAKE_FIRST_LOAD = "update xq_queue set first_load = 'made' where number = ? and first_load in ('missing', 'waived')"
 CLOSED_LAYOUT = """
     select q.id from xq_segment g join xq_queue q on q.number = g.queue_number
@@ -155,7 +163,7 @@ PUBLISH_SEGMENTS = """
       select q.number, g.transaction_id, g.number
       from xq_segment g
       join xq_queue q on not q.fans_out and (q.number = g.queue_number or q.parent = g.queue_number)
-      where g.transaction_id = :id
+      where g.transaction_id = :id and g.entries > 0
 """
 PUT_NOTIFICATION = """
     insert or ignore into xq_notification (table_number, row_key, column_key, version) values (?, ?, ?, ?)

@@ -7,7 +7,8 @@
 --         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level,
 --         XQ008 another store, XQ009 commits are not durable, XQ010 added to a subscription itself,
 --         XQ011 a first load that is not missing,
---         XQ013 a first load whose subscription was removed, XQ014 files of a layout that is closed.
+--         XQ013 a first load whose subscription was removed, XQ014 files of a layout that is closed,
+--         XQ015 keys of a long transaction may have two entries.
 
 -- A standby shows no registration: its snapshots would be wrong.
 create or replace function {s}.xq_require_primary_v1() returns void
@@ -218,7 +219,7 @@ begin
     select q.number, g.transaction_id, g.number
     from {s}.xq_segment g
     join {s}.xq_queue q on not q.fans_out and (q.number = g.queue_number or q.parent = g.queue_number)
-    where g.transaction_id = tx;
+    where g.transaction_id = tx and g.entries > 0;
 end $body$;
 
 -- Stages cells under the newest write pointer, in whichever process the last checkpoint was made, and entries under the
@@ -247,6 +248,9 @@ begin
   pointer := greatest(tx, pointers[cardinality(pointers)]);
   if flush < pointer then
     return null;
+  end if;
+  if cardinality(entry_queue) > 0 then
+    update {s}.xq_load set stagings = stagings + 1 where transaction_id = tx;  -- first: stagings of files do the same
   end if;
   insert into {s}.xq_staged_key (id, key) select pointer, k from unnest(keys) k on conflict do nothing;
   insert into {s}.xq_staged_cell as o (id, table_number, row_key, column_key, flush)
@@ -409,6 +413,15 @@ begin
 
   -- 5. Cells, entries, notifications. Only a long transaction may have written the same ones before.
   if registration = 'rows' then
+    -- Of each key one entry is published. Stagings in flight have been waited for in 1.
+    if exists (select 1 from {s}.xq_load l where l.transaction_id = tx and l.checked < l.stagings) and (
+      exists (select 1 from {s}.xq_segment g where g.transaction_id = tx
+              group by g.queue_number, g.first_bucket having min(g.add_order) < max(g.add_order))
+      or exists (select 1 from {s}.xq_staged_entry e where e.id = tx and e.queue_number in (
+        select g.queue_number from {s}.xq_segment g where g.transaction_id = tx)))
+    then
+      raise exception using errcode = 'XQ015', message = 'a key may have two entries';
+    end if;
     insert into {s}.xq_cell select c.n, c.r, c.k, tx, c.v
       from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
       on conflict on constraint xq_cell_pkey do update set value = excluded.value;

@@ -1,0 +1,133 @@
+"""SQL about keys that a long transaction has added more than once; all but the latest entry go before its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from export_queue.core.errors import CommitRefused
+from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.schema import active as a
+from export_queue.core.store.schema import entry as e
+from export_queue.core.store.schema import load as ld
+from export_queue.core.store.schema import queue as q
+from export_queue.core.store.schema import segment as g
+from export_queue.core.store.schema import staged_entry as s
+
+Row = tuple[int, int, bytes, int]
+"""Layout and bucket under which a row is staged, its key, and the number of its flush."""
+
+_AT_ONCE = 200
+"""Rows that one statement deletes: three parameters each."""
+
+
+class StagedMeanwhile(CommitRefused):
+    """Something was staged since the transaction was last checked for keys with two entries: check it again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the transaction adds entries in other processes at the same time",
+            hint="commit it after all of them have ended",
+        )
+
+
+def may_repeat(work: Reading, transaction: int) -> bool:
+    """Return whether a transaction may have added a key twice; the commit asks the same."""
+    several = sa.select(g.c.queue_number).where(g.c.transaction_id == transaction)
+    several = several.group_by(g.c.queue_number, g.c.first_bucket)
+    several = several.having(sa.func.min(g.c.add_order) < sa.func.max(g.c.add_order))
+    in_files = sa.select(g.c.queue_number).where(g.c.transaction_id == transaction)
+    with_rows = sa.exists().where(s.c.id == transaction, s.c.queue_number.in_(in_files))
+    statement = sa.select(ld.c.transaction_id).where(
+        ld.c.transaction_id == transaction, ld.c.checked < ld.c.stagings, sa.or_(several.exists(), with_rows)
+    )
+    return work.connection.scalar(statement) is not None
+
+
+def hold_stagings(work: Work, transaction: int) -> int | None:
+    """Wait for the stagings in flight; return how many there were, or None if the transaction has ended."""
+    held = sa.select(a.c.id).where(a.c.id == transaction).with_for_update()
+    if work.connection.scalar(held) is None:
+        return None
+    found = work.connection.scalar(sa.select(ld.c.stagings).where(ld.c.transaction_id == transaction))
+    return None if found is None else int(found)
+
+
+def staged_segments(work: Reading, transaction: int) -> list[Mapping[str, Any]]:
+    """Read the segments of a transaction in progress that have entries, by queue and first bucket."""
+    statement = sa.select(g).where(g.c.transaction_id == transaction, g.c.entries > 0)
+    statement = statement.order_by(g.c.queue_number, g.c.first_bucket, g.c.number)
+    return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def count_rows(work: Reading, transaction: int) -> dict[int, int]:
+    """Count the staged rows of a transaction by queue."""
+    statement = sa.select(s.c.queue_number, sa.func.count()).where(s.c.id == transaction).group_by(s.c.queue_number)
+    return {int(queue): int(count) for queue, count in work.connection.execute(statement)}
+
+
+def queue_id(work: Reading, number: int) -> str | None:
+    """Read the id of a queue."""
+    return work.connection.scalar(sa.select(q.c.id).where(q.c.number == number))
+
+
+def rows(work: Reading, transaction: int, queue: int, *, first: int, end: int, buckets: int) -> list[Row]:
+    """Read the staged rows of a bucket interval.
+
+    :param buckets: number of buckets of the layout that the transaction adds to.
+    """
+    # Rows of a queue with subscriptions have their hash instead of a bucket.
+    remainder = s.c.hash % buckets
+    bucket = sa.case((s.c.hash.is_(None), s.c.bucket), else_=(remainder + buckets) % buckets)
+    statement = sa.select(s.c.layout, s.c.bucket, s.c.key, s.c.flush).where(
+        s.c.id == transaction, s.c.queue_number == queue, bucket >= first, bucket < end
+    )
+    return [(layout, at, bytes(key), flush) for layout, at, key, flush in work.connection.execute(statement)]
+
+
+def delete_rows(work: Work, transaction: int, queue: int, found: Sequence[Row]) -> None:
+    """Delete staged rows.
+
+    :raises StagedMeanwhile: one of them has been staged again, or is gone.
+    """
+    staged = sa.tuple_(s.c.layout, s.c.bucket, s.c.key, s.c.flush)
+    stored = sa.tuple_(e.c.layout, e.c.bucket, e.c.key)
+    for start in range(0, len(found), _AT_ONCE):
+        block = list(found[start : start + _AT_ONCE])
+        gone = s.delete().where(s.c.id == transaction, s.c.queue_number == queue, staged.in_(block))
+        if work.connection.execute(gone).rowcount < len(block):
+            raise StagedMeanwhile
+        places = [row[:3] for row in block]
+        work.connection.execute(e.delete().where(e.c.queue_number == queue, e.c.seq == transaction, stored.in_(places)))
+
+
+def replace_segments(
+    work: Work, transaction: int, emptied: Mapping[int, int], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Let segments without entries that do not count stand for others.
+
+    The others stay, without entries: staging their files again changes nothing.
+
+    :param emptied: the entries of each segment that is replaced, by its number.
+    :param rows: columns of the new segments, without transaction and number.
+    :raises StagedMeanwhile: another process has replaced one of them.
+    """
+    counted = ld.update().where(ld.c.transaction_id == transaction).values(segments=ld.c.segments + len(rows))
+    last = work.connection.execute(counted.returning(ld.c.segments)).scalar_one()
+    for number, entries in sorted(emptied.items()):
+        this = (g.c.transaction_id == transaction, g.c.number == number, g.c.entries == entries)
+        if work.connection.execute(g.update().where(*this).values(entries=0, bytes=0)).rowcount != 1:
+            raise StagedMeanwhile
+    first = last - len(rows) + 1
+    if rows:
+        numbered = [{**row, "transaction_id": transaction, "number": first + i} for i, row in enumerate(rows)]
+        work.connection.execute(g.insert(), numbered)
+
+
+def note_checked(work: Work, transaction: int, stagings: int) -> None:
+    """Note that no key has two entries among what a number of stagings have added."""
+    work.connection.execute(
+        ld.update().where(ld.c.transaction_id == transaction, ld.c.checked < stagings).values(checked=stagings)
+    )
