@@ -721,11 +721,11 @@ def test_each_subscription_drains_the_same_files(orders: Store) -> None:
 
 
 def test_the_readers_at_the_commit_get_what_was_staged_before(orders: Store) -> None:
+    orders.configure_queue("airports", buckets=20, buckets_per_range=5, value="bytes", subscriptions=["search"])
     with orders.transaction(long=True) as tx:
-        bulk.add(tx, orders, many(8))
-        subscribe(orders.database, "orders", "search", retry=ONCE)
-        subscribe(orders.database, "orders", "cache", retry=ONCE)
-    assert waiting(orders, "orders/search") == waiting(orders, "orders/cache") == 8
+        bulk.add(tx, orders, many(8), queue_id="airports")
+        subscribe(orders.database, "airports", "cache", retry=ONCE)
+    assert waiting(orders, "airports/search") == waiting(orders, "airports/cache") == 8
 
 
 def test_a_queue_gets_no_first_subscription_and_a_subscription_does_not_go_while_files_wait(orders: Store) -> None:
