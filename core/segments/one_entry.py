@@ -23,7 +23,7 @@ from export_queue.core.segments.model import Segment
 from export_queue.core.segments.reading import row_group_tables
 from export_queue.core.segments.writing import write_merged
 from export_queue.core.store import Database, identity_of, queries
-from export_queue.core.transactions import BEFORE_COMMIT, OpenTransaction
+from export_queue.core.transactions import BEFORE_COMMIT, KnownKeys, OpenTransaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,29 +32,27 @@ ENTRIES_AT_ONCE = 1 << 20
 """About how many entries are compared at once: what is in memory of each is its key."""
 MOST_HASHES = 1 << 24
 """Of so many keys, at eight bytes each, a process keeps the hashes."""
-KnownKeys = Sequence[tuple[frozenset[str], Any]]
-"""Files, and the hashes of the keys in them."""
 _TRIES = Retry(attempts=5, seconds=60, first_pause=0.2, longest_pause=5.0)
 _ROWS = -1
 """Stands for the staged rows among the sources."""
 _ALL = ("bucket", "key", "seq", "value")
 
 
-def leave_one_entry(opened: OpenTransaction) -> None:
+def leave_one_entry(database: Database, transaction: int, known: KnownKeys = ()) -> None:
     """Remove all entries of a long transaction but the latest of each key; calling it again is harmless.
 
+    :param known: the keys that this process has staged in files; where they cover all files, none is read back.
     :raises InvalidArgument: keys must be compared, and pyarrow is not installed.
     :raises SegmentLost: a file is missing or damaged.
     :raises SegmentRefused: this process may not read the files.
     :raises SegmentUnavailable: a filesystem does not answer.
     :raises StagedMeanwhile: other processes are staging.
     """
-    transaction = opened.value.id
-    with opened.database.read() as work:
+    with database.read() as work:
         if not queries.staged_twice.may_repeat(work, transaction):
             return
     load_pyarrow()
-    _TRIES.call(lambda: _compare(opened.database, transaction, opened.known_keys))
+    _TRIES.call(lambda: _compare(database, transaction, known))
 
 
 BEFORE_COMMIT.append(leave_one_entry)

@@ -204,25 +204,13 @@ def row_group_tables(
     :raises SegmentLost: the file is missing or damaged.
     :raises SegmentUnavailable: it cannot be read now.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    load_pyarrow()
-    source = open_file(segments[0].file, size=segments[0].file_bytes)
-    try:
-        with translated(segments[0].file):
-            file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+    with contextlib.closing(VerifiedFile(segments[0])) as file:
         for segment in segments:
-            _check(segment, file.metadata)
+            file.check(segment)
             for i in range(segment.row_group_first, segment.row_group_end):
                 found = file.metadata.row_group(i).column(0).statistics
                 if found is None or not found.has_min_max or (found.max >= first and found.min < end):
-                    yield segment, file.read_row_group(i, columns=list(columns), use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        _explain(segments[0], error)
-        raise
-    finally:
-        source.close()
+                    yield segment, file.table(i, columns)
 
 
 def _left_of(segment: Segment, table: pa.Table) -> pa.Table:

@@ -67,8 +67,8 @@ class VerifiedFile:
         if entries != segment.entries:
             raise SegmentLost(f"file {segment.file}: expected {segment.entries} entries in a unit, found {entries}")
 
-    def table(self, group: int) -> pa.Table:
-        """Read one row group.
+    def table(self, group: int, columns: Sequence[str] = COLUMNS) -> pa.Table:
+        """Read one row group; all its bytes are verified.
 
         :raises SegmentLost: the file is damaged.
         :raises SegmentUnavailable: it cannot be read now.
@@ -78,7 +78,7 @@ class VerifiedFile:
         window = _Window(start, self._verified(start, end, expected), self._segment.file_bytes)
         with self._parsing():
             file = load_pyarrow().parquet.ParquetFile(window, metadata=self.metadata)
-            table = file.read_row_group(group, columns=COLUMNS, use_threads=False)
+            table = file.read_row_group(group, columns=list(columns), use_threads=False)
         if table.num_rows != (expected_rows := self.metadata.row_group(group).num_rows):
             raise self._lost(f"expected {expected_rows} entries in row group {group}, found {table.num_rows}")
         return table

@@ -8,7 +8,7 @@ from export_queue.core.transactions.participants import Participant
 from export_queue.core.transactions.reads import read_cell, read_cells, read_versions, scan_cells
 from export_queue.core.transactions.sessions import BoundSession
 from export_queue.core.transactions.snapshots import name_transactions, settled_snapshot, take_snapshot
-from export_queue.core.transactions.transaction import BEFORE_COMMIT, OpenKind, OpenTransaction
+from export_queue.core.transactions.transaction import BEFORE_COMMIT, KnownKeys, OpenKind, OpenTransaction
 from export_queue.core.transactions.value import Level, Transaction
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "MAX_SHORT_SECONDS",
     "BoundSession",
     "Counters",
+    "KnownKeys",
     "Counts",
     "Histogram",
     "IdempotencyState",

@@ -69,8 +69,13 @@ STAGE_TRIES = 20
 
 OpenKind = Literal["read", "short", "long", "bound"]
 
-BEFORE_COMMIT: list[Callable[[OpenTransaction], None]] = []
-"""Steps of other rooms before the commit of a long transaction; each may be repeated."""
+KnownKeys = Sequence[tuple[frozenset[str], Any]]
+"""Files, and an array of the hashes of the keys in them."""
+BEFORE_COMMIT: list[Callable[[Database, int, KnownKeys], None]] = []
+"""Steps of other rooms before the commit of a long transaction; each may be repeated.
+
+Each gets the store, the id of the transaction, and the keys that this process has staged in files.
+"""
 
 
 class OpenTransaction:
@@ -549,8 +554,12 @@ class OpenTransaction:
     def _prepare(self) -> None:
         """Stage what is left of a long transaction, and take the steps of other rooms."""
         self.flush()
+        self._take_steps()
+
+    def _take_steps(self) -> None:
+        assert self._id is not None
         for step in BEFORE_COMMIT:
-            step(self)
+            step(self.database, self._id, self.known_keys)
 
     def _has_nothing_to_commit(self) -> bool:
         only_read = self.kind in ("read", "short") or self._id is None
@@ -621,8 +630,7 @@ class OpenTransaction:
             except queries.staged_twice.StagedMeanwhile:
                 if not left:
                     raise
-                for step in BEFORE_COMMIT:
-                    step(self)
+                self._take_steps()
         raise AssertionError("unreachable")
 
     def _ask(self, reason: ExportQueueError) -> int:

@@ -117,6 +117,8 @@ class World:
     :param readers: names of subscriptions; none for a queue without.
     :param fenced: whether the sinks have the guard ``fence``.
     :param latest: whether compactions leave the latest entry of each key.
+    :param few_keys: whether few keys are added to, so that transactions add each of them several times in each form.
+    :param queue_id: the queue, which does not exist yet.
     """
 
     def __init__(
@@ -128,17 +130,19 @@ class World:
         *,
         fenced: bool = False,
         latest: bool = False,
+        few_keys: bool = False,
+        queue_id: str = "orders",
     ) -> None:
         self.store, self.chance, self.fenced = store, random.Random(seed), fenced
-        self.latest = latest
+        self.latest, self.keys, self.queue_id = latest, KEYS[:5] if few_keys else KEYS, queue_id
         self.folder = folder / "segments"
         store.database.segments = str(self.folder)
         options: dict[str, Any] = {"subscriptions": readers} if readers else {}
         options["coalesce"] = "latest" if latest else None
-        store.configure_queue("orders", buckets=12, buckets_per_range=4, value="bytes", **options)
+        store.configure_queue(queue_id, buckets=12, buckets_per_range=4, value="bytes", **options)
         kind = Fenced if fenced else Ranked
         self.readers = [
-            Reader(one, kind(self.before_batch)) for one in ([f"orders/{n}" for n in readers] or ["orders"])
+            Reader(one, kind(self.before_batch)) for one in ([f"{queue_id}/{n}" for n in readers] or [queue_id])
         ]
         self.batches: list[int] = []
         """How many more the drains take that are under way, one in the middle of the other."""
@@ -204,10 +208,11 @@ class World:
     def load(self) -> None:
         """Commit some files."""
         found = Open(begin(self.store, kind="long"), is_long=True)
-        for _ in range(self.chance.choice([1, 1, 2])):
-            self._add_batch(found)
-        if self.chance.random() < 0.3:
-            self._fill(found, 3)
+        for _ in range(self.chance.choice([1, 1, 2, 4])):
+            if self.chance.random() < 0.7:
+                self._add_batch(found)
+            else:
+                self._fill(found, 3)
         self._commit(found)
 
     def begin(self) -> None:
@@ -222,7 +227,7 @@ class World:
         """Add to a transaction that is open."""
         if self.open:
             found = self.chance.choice(self.open)
-            if found.is_long and self.chance.random() < 0.5:
+            if self.chance.random() < 0.5:
                 self._add_batch(found)
             else:
                 self._fill(found, 4)
@@ -248,7 +253,7 @@ class World:
         if self.chance.random() < 0.4:
             waiting = self.store.waiting_ranges(reader.id)
             ranges = self.chance.sample(waiting, self.chance.randrange(len(waiting) + 1)) or None
-        refused = self.chance.sample(KEYS, self.chance.choice([0, 0, 0, 2]))
+        refused = self.chance.sample(self.keys, self.chance.choice([0, 0, 0, 2]))
         last = self.chance.choice([10_000, 1, 2, 4])
         self.drains += 1
         owner = Owner(self.chance.choice(["drain", f"drain-{self.drains}"]), f"{self.drains}")
@@ -358,7 +363,7 @@ class World:
 
     def retry_dead(self) -> None:
         """Put dead letters back."""
-        which = DeadLetterFilter(key=self.chance.choice(KEYS)) if self.chance.random() < 0.5 else DeadLetterFilter()
+        which = DeadLetterFilter(key=self.chance.choice(self.keys)) if self.chance.random() < 0.5 else DeadLetterFilter()
         with self.dying(None):
             self.store.dead_letters.retry(self.chance.choice(self.readers).id, which, lock_timeout=0.0)
 
@@ -374,7 +379,7 @@ class World:
         buckets, units = self.chance.choice(LAYOUTS)
         guard: Literal["fence", "seq"] = "fence" if self.fenced else "seq"
         with self.dying(None):
-            self.store.alter_queue("orders", buckets=buckets, buckets_per_range=units, guard=guard)
+            self.store.alter_queue(self.queue_id, buckets=buckets, buckets_per_range=units, guard=guard)
 
     def vacuum(self) -> None:
         """Delete files that nobody needs, or only say which."""
@@ -408,20 +413,22 @@ class World:
         return None if self.chance.random() < 0.2 else f"value {self.values}".encode()
 
     def _keys(self, most: int) -> list[str]:
-        return self.chance.sample(KEYS, self.chance.randrange(1, most + 1))
+        return self.chance.sample(self.keys, min(len(self.keys), self.chance.randrange(1, most + 1)))
 
     def _fill(self, found: Open, most: int) -> None:
         for key in self._keys(most):
             found.entries[key] = value = self._value()
-            found.context.queue("orders").add(key, value, replace=True)
+            found.context.queue(self.queue_id).add(key, value, replace=True)
 
     def _add_batch(self, found: Open) -> None:
-        if keys := self._keys(8):
-            values = [self._value() for _ in keys]
-            found.context.queue("orders").add_batch(pa.table({"key": keys, "value": pa.array(values, pa.binary())}))
-            found.entries |= dict(zip(keys, values, strict=True))
+        keys = self._keys(8)
+        values = [self._value() for _ in keys]
+        found.context.queue(self.queue_id).add_batch(pa.table({"key": keys, "value": pa.array(values, pa.binary())}))
+        found.entries |= dict(zip(keys, values, strict=True))
 
     def _commit(self, found: Open) -> None:
+        if self.chance.random() < 0.3:
+            opened_by(found.context).known_keys.clear()  # as if another process committed
         seq = opened_by(found.context).commit()
         assert seq is not None or not found.entries
         self.committed |= {(key.encode(), seq or 0): value for key, value in found.entries.items()}
@@ -518,7 +525,7 @@ class World:
             return int(work.connection.scalar(lag, {"queue": reader.id}) or 0)
 
     def _look(self, reader: Reader, waits: dict[Entry, bytes | None]) -> None:
-        key = self.chance.choice(KEYS)
+        key = self.chance.choice(self.keys)
         peeked = {(one.position.key, one.position.seq) for one in self.store.peek(reader.id, key=key, limit=1000)}
         assert peeked == {entry for entry in waits if entry[0] == key.encode()}
         story = self.store.why(reader.id, key)
