@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +17,8 @@ from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
-from export_queue.core.errors import ExportQueueError, InvalidArgument
+from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost
+from export_queue.core.locks import standing_locks
 from export_queue.core.queue import Range
 from export_queue.core.segments import (
     Candidates,
@@ -30,6 +34,7 @@ from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries, schema
 from export_queue.core.transactions import take_snapshot
 
+fork = multiprocessing.get_context("fork")
 FEW = Candidates(least=2)
 
 
@@ -41,7 +46,7 @@ class Lost:
     """
 
     def __init__(self, store: Store, folder: Path) -> None:
-        self.store = store
+        self.store, self.sink = store, MemorySink()
         store.database.segments = str(folder / "segments")
         store.configure_queue("orders", buckets=20, buckets_per_range=5, value="bytes")
         for number in range(3):
@@ -64,7 +69,7 @@ class Lost:
 
     def drain_a_part(self) -> None:
         """Drain some chunks, then fail."""
-        sink, left = MemorySink(), iter(range(5))
+        sink, left = self.sink, iter(range(5))
         apply = sink.apply
 
         def fail(operations: Any) -> Any:
@@ -75,6 +80,7 @@ class Lost:
         sink.apply = fail  # type: ignore[method-assign]
         with pytest.raises(ExportQueueError, match="enough"):
             drain(self.store, "orders", sink, sink_name="sink", chunk_rows=7)
+        sink.apply = apply  # type: ignore[method-assign]
 
     def waits(self) -> list[tuple[bytes, int]]:
         """Read keys and sequences of all that waits."""
@@ -198,3 +204,80 @@ def test_of_a_fall_back_and_a_vacuum_at_once_one_waits_for_the_other(
     if errors:
         lost.find()
     assert lost.waits() == before
+
+
+def leases(store: Store) -> list[tuple[int, bool]]:
+    """Read how many milliseconds are left of each lease, and whether it was revoked."""
+    with store.database.read() as work:
+        now = work.now()
+        rows = work.connection.execute(sa.select(schema.lock.c.lease_ms, schema.lock.c.revoked)).all()
+    return [(lease - now, revoked) for lease, revoked in rows]
+
+
+def test_a_killed_fall_back_keeps_no_drain_waiting(lost: Lost, open_store: Callable[[], Store]) -> None:
+    """A drain that may wait no longer revokes its locks; another one waits for the rest of a short lease."""
+    lost.drain_a_part()
+    left = lost.waits()
+
+    def work() -> None:
+        falling_back.read_slices = lambda given: os.kill(os.getpid(), signal.SIGKILL)
+        with open_store() as mine:
+            mine.dead_letters.fall_back("orders", str(lost.file))
+
+    process = fork.Process(target=work)
+    process.start()
+    process.join(PATIENCE)
+    assert process.exitcode == -signal.SIGKILL
+    assert all(0 < left_ms <= 30_000 and not revoked for left_ms, revoked in leases(lost.store))
+    with lost.store.database.read() as work:
+        assert len(standing_locks(work, lost.store.queue("orders"))) == 4
+    skipped = drain(lost.store, "orders", lost.sink, sink_name="sink", if_locked="skip")
+    assert skipped.acknowledged == 0
+    report = drain(lost.store, "orders", lost.sink, sink_name="sink", lock_timeout=0.0)
+    assert (report.acknowledged, report.left) == (len(left), 0)
+
+
+def test_a_fall_back_whose_locks_a_drain_has_revoked_changes_nothing(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost.drain_a_part()
+    left, drained = lost.waits(), list[int]()
+    read_slices = falling_back.read_slices
+
+    def meanwhile(*given: Any) -> Any:
+        if not drained:
+            drained.append(drain(lost.store, "orders", lost.sink, sink_name="sink", lock_timeout=0.0).acknowledged)
+        return read_slices(*given)
+
+    monkeypatch.setattr(falling_back, "read_slices", meanwhile)
+    with pytest.raises(LeaseLost):
+        lost.fall_back()
+    assert drained == [len(left)]
+    assert lost.waits() == []
+    assert count_states(lost.store.database)["hidden"] == 12
+
+
+def test_a_fall_back_keeps_its_locks_for_as_long_as_it_works(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost.drain_a_part()
+    left = lost.waits()
+    monkeypatch.setattr(falling_back, "LEASE_SECONDS", 1.5)
+    read_slices, waited = falling_back.read_slices, list[None]()
+
+    def meanwhile(*given: Any) -> Any:
+        if not waited:
+            waited.append(None)
+            with lost.store.database.read() as work:
+                end = work.connection.scalar(sa.select(sa.func.max(schema.lock.c.lease_ms)))
+
+            def has_passed() -> bool:
+                with lost.store.database.read() as work:
+                    return work.now() > end
+
+            wait_until(has_passed, "the first lease does not end")
+        return read_slices(*given)
+
+    monkeypatch.setattr(falling_back, "read_slices", meanwhile)
+    lost.lose()
+    assert lost.fall_back().given_up == 0
+    assert lost.waits() == left
+    assert leases(lost.store) == []

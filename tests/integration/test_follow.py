@@ -31,6 +31,7 @@ from export_queue.core.errors import (
     SinkLostData,
     SinkUnavailable,
     StoreUnavailable,
+    UnknownQueue,
 )
 from export_queue.core.locks import Lease, claim, hold, holders, joined, release, revoke
 from export_queue.core.queue import Range
@@ -45,7 +46,8 @@ CLI = [sys.executable, "-c", "from export_queue.core.cli import main; main()"]
 class Following:
     """A follower in a thread."""
 
-    def __init__(self, store: Store, sink: Any, **options: Any) -> None:
+    def __init__(self, store: Store, sink: Any, queue_id: str = "orders", **options: Any) -> None:
+        self.queue_id = queue_id
         self.report: DrainReport | None = None
         self.error: BaseException | None = None
         self._stop = threading.Event()
@@ -54,7 +56,7 @@ class Following:
 
     def _run(self, store: Store, sink: Any, options: dict[str, Any]) -> None:
         try:
-            self.report = follow(store, "orders", sink, stop=self._stop.is_set, **options)
+            self.report = follow(store, self.queue_id, sink, stop=self._stop.is_set, **options)
         except BaseException as error:
             self.error = error
 
@@ -237,6 +239,44 @@ def test_a_newer_attempt_of_the_task_ends_a_follower(orders: Store, is_idle: boo
         wait_until(lambda: follower.has_ended, "the older follower goes on")
         with pytest.raises(LeaseLost, match="revoked, or taken over"):
             follower.stopped()
+
+
+@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "at work"])
+def test_a_follower_ends_though_a_new_subscription_has_the_name_of_its_own(orders: Store, is_idle: bool) -> None:
+    """The new one starts empty: a sink that is filled on would lack what was removed with the old one."""
+    orders.configure_queue("airports", buckets=4, value="bytes", subscriptions=["search", "cache"])
+    found, go_on = threading.Event(), threading.Event()
+
+    class Slow(MemorySink):
+        def apply(self, operations: Operations) -> ApplyResult:
+            found.set()
+            assert go_on.wait(PATIENCE)
+            return super().apply(operations)
+
+    def put(key: str, value: bytes | None) -> None:
+        with orders.transaction() as tx:
+            tx.queue("airports").add(key, value)
+
+    sink = Slow()
+    put("old", b"1")
+    with following_into(orders, sink, queue_id="airports/search", sink_name="s") as follower:
+        assert found.wait(PATIENCE)
+        if is_idle:
+            go_on.set()
+            wait_until(lambda: not orders.backlog("airports/search"), "the entry waits")
+        put("old", None)
+        orders.unsubscribe("airports", "search", discard=True, who="anna")
+        orders.subscribe("airports", "search")
+        put("new", b"1")
+        go_on.set()
+        wait_until(lambda: follower.has_ended, "the follower of the removed subscription goes on")
+        with pytest.raises((UnknownQueue, LeaseLost)) as caught:
+            follower.stopped()
+    if is_idle:
+        assert "subscription 'airports/search'" in str(caught.value)
+        assert "was removed" in str(caught.value)
+    assert [one.position.key for one in orders.peek("airports/search")] == [b"new"]
+    assert ("airports", b"new") not in sink.records()
 
 
 def test_a_revoked_follower_ends(orders: Store) -> None:

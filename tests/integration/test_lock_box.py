@@ -48,6 +48,23 @@ def test_all_or_nothing_is_taken(store: Store, queue: Queue) -> None:
     assert len(acquire(store.database, queue, areas[1:], owner=CARL, lease_seconds=60)) == 1
 
 
+@pytest.mark.parametrize("narrow", [Area(2, 4), Area(0, 2, frozenset({ROWS})), Area(4, 6, frozenset({"1.1"}))])
+def test_an_attempt_shares_its_wide_lock_though_it_has_taken_a_narrower_one(
+    store: Store, queue: Queue, narrow: Area
+) -> None:
+    for area in (Area(0, 6), narrow, Area(0, 6), narrow, Area(2, 4)):
+        assert acquire(store.database, queue, [area], owner=ANNA, lease_seconds=60)
+    for area in (narrow, Area(0, 8)):
+        with pytest.raises(LockNotAvailable, match="is held by anna"):
+            acquire(store.database, queue, [area], owner=BERT, lease_seconds=60)
+
+
+def test_a_narrow_lock_alone_keeps_a_wider_request_of_its_attempt_out(store: Store, queue: Queue) -> None:
+    acquire(store.database, queue, [Area(2, 4)], owner=ANNA, lease_seconds=60)
+    with pytest.raises(LockNotAvailable, match="is held by anna"):
+        acquire(store.database, queue, [Area(0, 6)], owner=ANNA, lease_seconds=60)
+
+
 def test_a_lock_of_lower_priority_is_revoked_and_its_holder_learns_of_it(store: Store, queue: Queue) -> None:
     low = take(store, queue, ANNA, ROWS, priority=25)
     with pytest.raises(LockNotAvailable):

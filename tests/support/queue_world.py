@@ -363,7 +363,9 @@ class World:
 
     def retry_dead(self) -> None:
         """Put dead letters back."""
-        which = DeadLetterFilter(key=self.chance.choice(self.keys)) if self.chance.random() < 0.5 else DeadLetterFilter()
+        which = (
+            DeadLetterFilter(key=self.chance.choice(self.keys)) if self.chance.random() < 0.5 else DeadLetterFilter()
+        )
         with self.dying(None):
             self.store.dead_letters.retry(self.chance.choice(self.readers).id, which, lock_timeout=0.0)
 
