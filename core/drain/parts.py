@@ -73,7 +73,7 @@ class Part:
 def locked(segments: Sequence[Segment], lease: Lease, within: Range) -> list[Segment]:
     """Choose what may be read: the segments of some buckets that are locked, not all that a snapshot sees.
 
-    A compaction may hold others, and those that were published behind the claim may be anybody's.
+    A compaction may hold others.
 
     :param within: buckets of the lease.
     """

@@ -12,7 +12,7 @@ from tests.support.contexts import begin
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
-from export_queue.core.errors import EntriesWait, EntryRejected, InvalidArgument, RegistrationLost
+from export_queue.core.errors import EntriesWait, EntryRejected, InvalidArgument, UnknownQueue
 from export_queue.core.maintenance import maintain
 from export_queue.core.segments import Candidates
 from export_queue.core.sinks import MemorySink
@@ -119,12 +119,12 @@ def test_options_change_once_nothing_waits(files: Store, form: str) -> None:
 def test_a_subscription_stays_while_an_entry_waits_or_is_staged_for_it(files: Store, form: str) -> None:
     files.configure_queue("orders", buckets=1, value="bytes", subscriptions=["search"])
     cache = files.subscribe("orders", "cache")
-    with pytest.raises(RegistrationLost), files.first_load("orders/cache") as load:
+    with pytest.raises(UnknownQueue), files.first_load("orders/cache") as load:
         add(load, form)
         load.flush()
         with pytest.raises(EntriesWait, match="found 1 entries"):
             files.unsubscribe("orders", "cache")
-        assert files.unsubscribe("orders", "cache", discard=True, who="anna") == 0
+        files.unsubscribe("orders", "cache", discard=True, who="anna")
     files.subscribe("orders", "cache")
     commit(files, form)
     with pytest.raises(EntriesWait, match="found 1 entries"):

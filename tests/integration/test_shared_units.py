@@ -31,6 +31,7 @@ from export_queue.core.drain import (
     share_out,
     sharing,
 )
+from export_queue.core.drain.claims import Claims
 from export_queue.core.drain.dead_letters import retry_dead_letters
 from export_queue.core.errors import EntryError, LeaseLost, LockNotAvailable
 from export_queue.core.locks import (
@@ -277,19 +278,21 @@ def test_a_unit_whose_interval_a_compaction_holds_is_waited_for_as_a_whole(order
     assert drain_with(orders, Counter(), if_locked="skip").read == 50
 
 
-def test_a_drain_reads_no_segment_that_was_published_behind_its_claim(
+def test_a_drain_reads_no_segment_that_is_published_after_its_claim(
     orders: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A compaction may lock it, and publish what it becomes, while the drain brings it."""
     taken: list[list[Lease]] = []
 
-    def load_and_snapshot(database: Any) -> Any:
+    def claim_and_load(*given: Any, **named: Any) -> Any:
+        leases = claim_units(*given, **named)
         if held_by_drains(orders) and not taken:
             load(orders, 900)
             taken.append(compaction(orders, segments(orders)[-1]))
-        return take_snapshot(database)
+        return leases
 
-    monkeypatch.setattr("export_queue.core.drain.course.take_snapshot", load_and_snapshot)
+    claim_units = Claims.claim
+    monkeypatch.setattr(Claims, "claim", claim_and_load)
     sink = Counter()
     report = drain_with(orders, sink, if_locked="skip")
     assert taken
