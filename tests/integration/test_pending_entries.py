@@ -117,7 +117,7 @@ def test_options_change_once_nothing_waits(files: Store, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_subscription_stays_while_an_entry_waits_or_is_staged_for_it(files: Store, form: str) -> None:
-    files.configure_queue("orders", buckets=1, value="bytes", subscriptions=["search"])
+    files.configure_queue("orders", buckets=1, value="bytes", max_value_bytes=4 << 20, subscriptions=["search"])
     cache = files.subscribe("orders", "cache")
     with pytest.raises(UnknownQueue), files.first_load("orders/cache") as load:
         add(load, form)
@@ -137,5 +137,5 @@ def test_a_subscription_stays_while_an_entry_waits_or_is_staged_for_it(files: St
         for one in (cache, again):
             assert not queries.readers.has_rows(work, one.number)
         assert work.connection.execute(schema.segment_reader.select()).all() == []
-    acts = [act.selection["entries"] for act in files.dead_letters.audit("orders")]
-    assert acts == [1, 1]
+    assert len(files.dead_letters.audit("orders")) == 2
+    assert all('"entries":1' in act.selection.replace(" ", "") for act in files.dead_letters.audit("orders"))
