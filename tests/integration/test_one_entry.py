@@ -18,11 +18,11 @@ from tests.support.contexts import begin, opened_by
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.drain import course, drain
-from export_queue.core.errors import InvalidArgument, SegmentLost
+from export_queue.core.errors import ChangeSetTooLarge, EntryError, InvalidArgument, SegmentLost
 from export_queue.core.maintenance import maintain
 from export_queue.core.segments import one_entry, vacuum_segments
 from export_queue.core.sinks import MemorySink
-from export_queue.core.store import queries
+from export_queue.core.store import Limits, queries
 from export_queue.core.store.queries.staged_twice import StagedMeanwhile
 from export_queue.core.transactions import BEFORE_COMMIT
 
@@ -94,6 +94,31 @@ def test_what_a_transaction_adds_last_of_a_key_is_its_only_entry(orders: Store, 
     assert books(orders) == (len(expected), len(expected))
     assert deliver(orders) == (len(expected), without_gone(expected))
     assert books(orders) == (0, 0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_add_of_several_entries_that_is_refused_adds_none(orders: Store, form: str) -> None:
+    """Whoever catches the error has in the transaction what was there before."""
+    refused: list[tuple[type[Exception], Any]] = [
+        (EntryError, [("a", b"1"), ("", b"2")]),
+        (EntryError, [("a", b"1"), ("b", b"2"), ("a", b"3")]),
+        (EntryError, [("a", b"1"), ("b", b"x" * (2 << 20))]),
+        (ChangeSetTooLarge, [(f"k{n}", b"1") for n in range(40)]),
+        (ChangeSetTooLarge, [(f"k{n}", b"x" * 400_000) for n in range(4)]),
+    ]
+    orders.database.limits = Limits(max_changes=20, max_bytes=1 << 20)
+    with orders.transaction() as tx:
+        queue = tx.queue("orders")
+        queue.add("before", b"1")
+        for error, pairs in refused:
+            with pytest.raises(error):
+                if form == "row":
+                    queue.add_many(pairs)
+                else:
+                    keys, values = zip(*pairs, strict=True)
+                    queue.add_batch(pa.table({"key": keys, "value": pa.array(values, pa.binary())}))
+        queue.add_many([("a", b"1"), ("after", b"1")])
+    assert deliver(orders) == (3, {"before": b"1", "a": b"1", "after": b"1"})
 
 
 def test_a_bound_transaction_leaves_the_last_entry_of_a_key(orders: Store, store_url: str) -> None:
@@ -260,11 +285,23 @@ def test_a_staged_file_that_is_lost_refuses_the_commit_and_publishes_nothing(ord
     assert books(orders) == (0, 0)
 
 
+def test_keys_that_differ_are_not_read_back(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process knows the hashes of the keys that it has added by itself."""
+    read = []
+    monkeypatch.setattr(one_entry, "row_group_tables", lambda *given, **named: read.append(given) or iter(()))
+    with orders.transaction(long=True) as tx:
+        for number in range(3):
+            add_table(tx, {f"k{number} {n}": b"1" for n in range(50)})
+    assert read == []
+    assert books(orders) == (150, 150)
+
+
 def test_files_without_entries_that_count_are_deleted(orders: Store, tmp_path: Path) -> None:
     with orders.transaction(long=True) as tx:
         add_table(tx, {f"k{n}": b"1" for n in range(50)})
         add_table(tx, {f"k{n}": b"2" for n in range(50)})
-    assert deliver(orders)[0] == 50
+    assert books(orders) == (50, 50)
+    assert deliver(orders) == (50, {f"k{n}": b"2" for n in range(50)})
     for _ in range(2):
         maintain(orders.database)
         vacuum_segments(orders.database, grace_seconds=0.0, zombie_seconds=0.0)
@@ -273,9 +310,12 @@ def test_files_without_entries_that_count_are_deleted(orders: Store, tmp_path: P
 
 @pytest.mark.parametrize("when", ["before the claim", "after the claim"])
 def test_a_drain_delivers_all_or_nothing_of_a_transaction_that_commits_meanwhile(
-    orders: Store, monkeypatch: pytest.MonkeyPatch, when: str
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """The claim lists segments, and rows are read after it: one snapshot decides both."""
+    orders = store
+    orders.database.segments = str(tmp_path / "segments")
+    orders.configure_queue("orders", buckets=1, value="bytes")
     bulk.put(orders, ["other"], b"x")
     claim_units, committed = course.Claims.claim, []
 
