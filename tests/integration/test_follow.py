@@ -241,9 +241,14 @@ def test_a_newer_attempt_of_the_task_ends_a_follower(orders: Store, is_idle: boo
             follower.stopped()
 
 
-@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "at work"])
-def test_a_follower_ends_though_a_new_subscription_has_the_name_of_its_own(orders: Store, is_idle: bool) -> None:
+@pytest.mark.parametrize("when", ["idle", "at work", "between links"])
+def test_a_follower_ends_though_a_new_subscription_has_the_name_of_its_own(
+    orders: Store, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     """The new one starts empty: a sink that is filled on would lack what was removed with the old one."""
+    is_idle = when != "at work"
+    if when == "between links":
+        monkeypatch.setattr(following, "LINK_SECONDS", 0.0)
     orders.configure_queue("airports", buckets=4, value="bytes", subscriptions=["search", "cache"])
     found, go_on = threading.Event(), threading.Event()
 
@@ -257,17 +262,26 @@ def test_a_follower_ends_though_a_new_subscription_has_the_name_of_its_own(order
         with orders.transaction() as tx:
             tx.queue("airports").add(key, value)
 
-    sink = Slow()
+    def replace() -> None:
+        if not replaced:
+            replaced.append(None)
+            put("old", None)
+            orders.unsubscribe("airports", "search", discard=True, who="anna")
+            orders.subscribe("airports", "search")
+            put("new", b"1")
+
+    sink, replaced = Slow(), list[None]()
     put("old", b"1")
     with following_into(orders, sink, queue_id="airports/search", sink_name="s") as follower:
         assert found.wait(PATIENCE)
         if is_idle:
             go_on.set()
             wait_until(lambda: not orders.backlog("airports/search"), "the entry waits")
-        put("old", None)
-        orders.unsubscribe("airports", "search", discard=True, who="anna")
-        orders.subscribe("airports", "search")
-        put("new", b"1")
+        if when == "between links":
+            check_attempt = following.check_attempt
+            monkeypatch.setattr(following, "check_attempt", lambda *given: (replace(), check_attempt(*given)))
+        else:
+            replace()
         go_on.set()
         wait_until(lambda: follower.has_ended, "the follower of the removed subscription goes on")
         with pytest.raises((UnknownQueue, LeaseLost)) as caught:

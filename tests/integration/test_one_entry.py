@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 from tests.support import bulk
 from tests.support.contexts import begin, opened_by
 
@@ -20,7 +22,7 @@ from export_queue.core.client import Store, TransactionContext
 from export_queue.core.drain import course, drain
 from export_queue.core.errors import ChangeSetTooLarge, EntryError, InvalidArgument, SegmentLost
 from export_queue.core.maintenance import maintain
-from export_queue.core.segments import one_entry, vacuum_segments
+from export_queue.core.segments import Candidates, one_entry, vacuum_segments
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import Limits, queries
 from export_queue.core.store.queries.staged_twice import StagedMeanwhile
@@ -35,6 +37,13 @@ def orders(store: Store, tmp_path: Path) -> Store:
     """A store with a queue of four units, whose files are in a folder of the test's."""
     store.database.segments = str(tmp_path / "segments")
     store.configure_queue("orders", buckets=20, buckets_per_range=5, value="bytes")
+    return store
+
+
+def one_unit(store: Store, folder: Path) -> Store:
+    """Give a store a queue of one unit."""
+    store.database.segments = str(folder / "segments")
+    store.configure_queue("orders", buckets=1, value="bytes")
     return store
 
 
@@ -119,6 +128,28 @@ def test_an_add_of_several_entries_that_is_refused_adds_none(orders: Store, form
                     queue.add_batch(pa.table({"key": keys, "value": pa.array(values, pa.binary())}))
         queue.add_many([("a", b"1"), ("after", b"1")])
     assert deliver(orders) == (3, {"before": b"1", "a": b"1", "after": b"1"})
+
+
+@pytest.mark.parametrize("what", ["backlog", "peek"])
+def test_a_count_during_a_compaction_counts_nothing_twice(store: Store, tmp_path: Path, what: str) -> None:
+    """The compaction moves rows into a file after rows, or files, are counted."""
+    orders = one_unit(store, tmp_path)
+    for number in range(3):
+        bulk.load(orders, {f"k{number}": b"1"})
+    bulk.put(orders, ["a", "b"], b"1")
+    merged: list[Any] = []
+
+    def merge(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if not merged and re.match(r"(?is)\s*select.*\bxq_(entry|segment)\b", statement):
+            merged.append(None)
+            merged[0] = orders.compact("orders", wanted=Candidates(least=2)).rows
+
+    sa.event.listen(orders.database.engine, "after_cursor_execute", merge)
+    if what == "backlog":
+        assert sum(unit.entries for unit in orders.backlog("orders")) == 5
+    else:
+        assert len(orders.peek("orders")) == 5
+    assert merged == [2]
 
 
 def test_a_bound_transaction_leaves_the_last_entry_of_a_key(orders: Store, store_url: str) -> None:
@@ -313,9 +344,7 @@ def test_a_drain_delivers_all_or_nothing_of_a_transaction_that_commits_meanwhile
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """The claim lists segments, and rows are read after it: one snapshot decides both."""
-    orders = store
-    orders.database.segments = str(tmp_path / "segments")
-    orders.configure_queue("orders", buckets=1, value="bytes")
+    orders = one_unit(store, tmp_path)
     bulk.put(orders, ["other"], b"x")
     claim_units, committed = course.Claims.claim, []
 
