@@ -18,6 +18,7 @@ from export_queue.core.errors import InvalidArgument
 
 _NOTHING = frozenset(("", "None", "null"))
 """Texts that templates make of None."""
+_NATIVE = "a native template makes a value of text that looks like one: write {{ … | tojson }}"
 
 
 def given(value: Any) -> Any:
@@ -47,7 +48,7 @@ def text(value: Any, *, what: str, default: str | None = None) -> str | None:
         return str(_unquoted(value))
     raise InvalidArgument(
         f"{what}: expected text, found {value!r}",
-        hint="a native template makes a value of text that looks like one: write {{ … | tojson }}",
+        hint=_NATIVE,
     )
 
 
@@ -101,6 +102,18 @@ def parse_ranges(value: Any, *, what: str = "ranges") -> list[list[int]] | None:
             f"{what}: expected pairs of whole numbers such as [[0, 101], [101, 202]], found {value!r}"
         )
     return [one for one in found if one is not None]
+
+
+def check_text(value: object, *, what: str, rule: str = "") -> None:
+    """Refuse a name that is no text, such as the number that native rendering makes of ``"123"``.
+
+    :param rule: what the text must be.
+    :raises InvalidArgument: it is something else.
+    """
+    if not isinstance(value, str):
+        hint = _NATIVE if type(value) in (int, float) else None
+        found = f"found {type(value).__name__} {value!r:.100}"
+        raise InvalidArgument(f"{what}: expected text{rule and f' of {rule}'}, {found}", hint=hint)
 
 
 def whole_number(value: Any, *, what: str, least: int = 0) -> int:

@@ -427,6 +427,8 @@ class DrainTimedOut(DrainError):
 
     transient = True
     default_hint = "run it again, or give it more time (time_limit); what was acknowledged stays removed"
+    awaited: str = ""
+    """Who had not answered when the time was over; empty where the drain waited for nobody."""
 
 
 class SparkJobFailed(DrainError):

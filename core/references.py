@@ -21,6 +21,7 @@ import re
 import stat
 from urllib.parse import unquote
 
+from export_queue.core.arguments import check_text
 from export_queue.core.callables import check_runs, returned
 from export_queue.core.errors import ExportQueueError, InvalidArgument, SecretNotFound
 
@@ -162,13 +163,12 @@ def has_password(text: str) -> bool:
     return broken or in_query
 
 
-def check_sink_name(name: object) -> None:
+def check_sink_name(name: str) -> None:
     """Check the name of a sink, which reports and errors show to everybody.
 
     :raises InvalidArgument: it is no text, or one that is not to be shown.
     """
-    if not isinstance(name, str):
-        raise InvalidArgument(f"the name of a sink: expected text, found {type(name).__name__}")
+    check_text(name, what="the name of a sink")
     if has_password(name):
         raise InvalidArgument("the name of a sink: expected one without a password (what was found is not shown)")
     if not name.strip() or not name.isprintable():

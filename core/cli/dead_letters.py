@@ -159,8 +159,10 @@ def retry(
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         which = _filter(key, key_hex, seq, error, drain_id)
         moved = opened.dead_letters.retry(queue_id, which, limit=limit, lock_timeout=wait, who=who)
-        left = opened.dead_letters.count(queue_id, which)
+        left, others = _left(opened, queue_id, which)
     show([{"queue": queue_id, "requeued": moved, "left": left}], as_json=as_json)
+    if others and not as_json:
+        say(_told_others(others))
 
 
 @dead.command()
@@ -186,8 +188,20 @@ def drop(
         if (which == ALL_DEAD_LETTERS) != everything:
             raise typer.BadParameter("which letters? name some by --key, --seq, --error or --drain-id, or say --all")
         dropped = opened.dead_letters.drop(queue_id, which, limit=limit, who=who)
-        left = opened.dead_letters.count(queue_id, which)
+        left, others = _left(opened, queue_id, which)
     show([{"queue": queue_id, "dropped": dropped, "left": left}], as_json=as_json)
+    if others and not as_json:
+        say(_told_others(others))
+
+
+def _left(store: Store, queue_id: str, which: DeadLetterFilter) -> tuple[int, int]:
+    """Count the letters that are left of those that were named, and all others of the queue."""
+    left = store.dead_letters.count(queue_id, which)
+    return left, store.dead_letters.count(queue_id) - left
+
+
+def _told_others(others: int) -> str:
+    return f"The queue has {others} more dead {'letters' if others > 1 else 'letter'} that the options do not name."
 
 
 def _filter(

@@ -187,22 +187,30 @@ def _told(story: KeyStory) -> list[str]:
     lines += [f"last drain of its unit: {_told_drain(story.last_drain)}", *_told_problem(story.last_drain)]
     if story.may_have_brought is not None:
         lines.append(f"{_told_delivery(story)}: {_told_drain(story.may_have_brought)}")
+    if story.queue.first_load == "missing":
+        lines.append("first load: missing, so this subscription lacks what was committed before it was made")
     lines.append("Writes of transactions in progress are not known before they stage or commit.")
     return lines
 
 
 def _told_commit(story: KeyStory) -> str:
     commit = story.last_commit
+    # A subscription knows nothing of what was committed before it was made.
+    to, before = ("", "") if story.queue.parent is None else (" to this subscription", ", or before it was made")
     if commit is None and story.may_have_brought is None:
         return (
-            "none on record, and no drain on record has delivered anything of its unit: it was probably never committed"
+            f"none on record{to}, and no drain on record has delivered anything of its unit: the key was probably "
+            f"never committed{before}"
         )
     if commit is None:
         return (
-            "none on record: the key was never committed here, or a drain delivered it, which leaves no trace of a key"
+            f"none on record{to}: the key was never committed{before}, or its entries were delivered or dropped, which "
+            "leaves no trace of a key"
         )
     if commit.seq is None:
-        return "by a bound transaction; delivered since, and its time is not on record (known by its conflict key)"
+        return (
+            "by a bound transaction; no entry waits any more, and its time is not on record (known by its conflict key)"
+        )
     return f"seq {commit.seq} of {seq_time(commit.seq)}, known by its {commit.known_by}"
 
 

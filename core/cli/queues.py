@@ -43,10 +43,10 @@ def status(
     behind_pooler: BehindPooler = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show every queue that entries wait in: how many, their age, its dead letters and its sink.
+    """Show every queue: how many entries wait, the age of the oldest, its dead letters and its sink.
 
-    A queue with subscriptions has a line for each of them, and says whether its first load is missing. Where a queue's
-    buckets were altered and the older layout has not drained out, it says how many of the entries wait there.
+    A queue with subscriptions has a line for each of them, which says whether its first load is missing. Where the
+    buckets of a queue were altered and its older layout is not empty yet, it says how many of the entries wait there.
     """
     rows = []
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
@@ -168,7 +168,7 @@ def subscribe(
     behind_pooler: BehindPooler = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give a queue one more reader, which gets what is committed from now on; one that is there stays as it is."""
+    """Add a subscription. It receives entries committed from now on. An existing one is left unchanged."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         reader = opened.subscribe(queue_id, name)
     show_one(_subscription(reader), as_json=as_json)
@@ -183,12 +183,12 @@ def unsubscribe(
     schema: Schema = "export_queue",
     behind_pooler: BehindPooler = False,
     discard: Annotated[
-        bool, typer.Option("--discard", help="give up its waiting entries and its dead letters")
+        bool, typer.Option("--discard", help="discard its waiting entries and its dead letters")
     ] = False,
     who: Annotated[str | None, typer.Option(help="name for the record of a discard; by default user and host")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a reader from a queue for good; what it has in its sink stays there."""
+    """Remove a subscription permanently. What it has delivered stays in its sink."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         opened.unsubscribe(queue_id, name, discard=discard, who=who)
         left = [reader.id for reader in opened.subscriptions(queue_id)]
@@ -221,7 +221,7 @@ def rebind(
     behind_pooler: BehindPooler = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a queue drain into another sink from now on; exported records stay where they are."""
+    """Let a queue drain into another sink from now on. Records in the former sink stay there."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         before = opened.queue(queue_id).sink
         opened.rebind(queue_id, sink)

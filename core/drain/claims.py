@@ -73,7 +73,13 @@ class Claims:
     def not_available(self, queue: Queue, units: Sequence[Range]) -> LockNotAvailable:
         """Make the error that names who holds units."""
         with self.database.read() as work:
-            return not_available(work, queue, units)
+            error = not_available(work, queue, units)
+        if self.request.if_locked == "wait":
+            error.hint = (
+                f"the drain has waited for {self.request.lock_timeout:g} s: wait longer (lock_timeout), "
+                "or see who holds it: export-queue locks"
+            )
+        return error
 
     def awaited(self, queue: Queue, units: Sequence[Range], promised: Snapshot) -> str:
         """Name the holders of the units that are ready; where none is, the transactions that hold entries back."""

@@ -316,8 +316,11 @@ class Course:
         with self.database.read(seconds=_COUNT_SECONDS) as work:
             return count_waiting(work, self.queue, self.promised, self.wanted)
 
-    def timed_out(self) -> DrainTimedOut:
-        """Make the error that says how far a drain has come whose time is over."""
+    def timed_out(self, awaited: str) -> DrainTimedOut:
+        """Make the error that says how far a drain has come whose time is over.
+
+        :param awaited: who had not answered by then; empty where the drain waited for nobody.
+        """
         assert self.deadline.time_limit is not None
         brought, left = Counts(**total(self.parts)), None
         with contextlib.suppress(ExportQueueError):
@@ -325,7 +328,7 @@ class Course:
         rest = "the rest" if left is None else f"about {grouped(left.entries)}"
         return DrainTimedOut(
             f"the drain of {self.request.queue_id} has brought {grouped(brought.acknowledged + brought.dead)} entries "
-            f"in its {self.deadline.time_limit:g} seconds; {rest} left"
+            f"in its {self.deadline.time_limit:g} seconds; {rest} left" + (f"; {awaited}" if awaited else "")
         )
 
     def look_back(self) -> None:

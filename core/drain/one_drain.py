@@ -96,7 +96,7 @@ def _worked_off(course: Course, work: Callable[[], None], started_at: float) -> 
     try:
         work()
     except DrainTimedOut as error:
-        raise course.timed_out() from error
+        raise course.timed_out(error.awaited) from error
     finally:
         with contextlib.suppress(ExportQueueError):
             course.look_back()

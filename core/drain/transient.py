@@ -45,16 +45,20 @@ class Call:
         """Return how long the step has lasted."""
         return max(0.0, time.time() - self.since)
 
-    def line(self) -> str:
-        """Say who does not answer, since when, and until when it is tried."""
+    def told(self) -> str:
+        """Say who does not answer, and since when."""
         since = f"since {_clock(self.since)} ({self.seconds():.0f} s)"
         if self.error is None:
-            told = f"{self.whom} has not answered {since}"
-        else:
-            reason = text_of(getattr(self.error, "message", self.error)).splitlines()[0]
-            told = f"{self.whom} has failed {since}: {type(self.error).__name__}: {reason}"
+            return f"{self.whom} has not answered {since}"
+        reason = text_of(getattr(self.error, "message", self.error)).splitlines()[0]
+        return f"{self.whom} has failed {since}: {type(self.error).__name__}: {reason}"
+
+    def line(self) -> str:
+        """Say who does not answer, since when, and until when it is tried."""
         tries = f"attempt {self.failed + 1}" + (f" of {self.attempts}" if self.attempts else "")
-        return f"{told}; {tries}" + ("" if math.isinf(self.until) else f", none begins after {_clock(self.until)}")
+        return f"{self.told()}; {tries}" + (
+            "" if math.isinf(self.until) else f", none begins after {_clock(self.until)}"
+        )
 
 
 class Calls:
@@ -126,6 +130,9 @@ def call_again(
         calls.begin(call)
     try:
         result = retry.call(counted, worth_repeating=_is_worth_repeating, check=check, on_pause=paused)
+    except DrainTimedOut as error:
+        error.awaited = "" if call.error is None else call.told()
+        raise
     except ExportQueueError as error:
         if len(failed_at) > 1 and _is_worth_repeating(error):
             error.message += f" (since {failed_at[0]:%Y-%m-%d %H:%M:%S} UTC, tried {len(failed_at)} times)"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast
 
+from export_queue.core.arguments import check_text
 from export_queue.core.codecs import KEYS, MAX_KEY_BYTES, VALUES, Refused, check_codec, find_codec, raise_undecodable
 from export_queue.core.errors import (
     EntryError,
@@ -381,11 +382,26 @@ def find_queue(work: Reading, queue_id: str) -> Queue:
 
     :raises UnknownQueue: there is no such queue; the error names those that there are.
     """
+    check_text(queue_id, what="queue id")
     row = queries.queues.queue_row(work, queue_id)
     if row is None:
-        known = ", ".join(q.id for q in list_queues(work)) or "none"
-        raise UnknownQueue(f"the store has no queue {queue_id!r}; it has: {known}")
+        known = [q.id for q in list_queues(work)]
+        parent, _, name = queue_id.partition("/")
+        if name and parent in known:
+            raise unknown_subscription(parent, name, [q for q in known if parent_of(q) == parent])
+        raise UnknownQueue(f"the store has no queue {queue_id!r}; it has: {', '.join(known) or 'none'}")
     return _queue(work, row)
+
+
+def unknown_subscription(queue_id: str, name: str, known: Iterable[str]) -> UnknownQueue:
+    """Build the error of work for a subscription that a queue does not have.
+
+    :param known: the names of those that it has.
+    """
+    return UnknownQueue(
+        f"queue {queue_id!r} has no subscription {name!r}; it has: {', '.join(known) or 'none'}",
+        hint=f"to add one: export-queue subscribe {queue_id} NAME, or store.subscribe({queue_id!r}, name)",
+    )
 
 
 def find_reader(work: Reading, queue_id: str) -> Queue:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from export_queue.core.errors import EntriesWait, InvalidArgument, QueueBusy, UnknownQueue
-from export_queue.core.queue.options import Queue, add_reader, find_queue, readers_of
+from export_queue.core.errors import EntriesWait, InvalidArgument, QueueBusy
+from export_queue.core.queue.options import Queue, add_reader, find_queue, readers_of, unknown_subscription
 from export_queue.core.retry import Retry
 from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.tables import check_name
@@ -104,8 +104,9 @@ def unsubscribe(
             reader = find_queue(work, f"{queue_id}/{name}")
         raise EntriesWait(
             f"subscription {reader.id!r}: expected nothing that waits, found {_waiting(database, reader)}",
-            hint="drain it and retry or drop its dead letters, or give them up: "
-            f"store.unsubscribe({queue_id!r}, {name!r}, discard=True)",
+            hint="drain it and retry or drop its dead letters, or discard them: "
+            f"export-queue unsubscribe {queue_id} {name} --discard, "
+            f"or store.unsubscribe({queue_id!r}, {name!r}, discard=True)",
         )
     return given_up
 
@@ -193,10 +194,7 @@ def _removable(work: Reading, queue: Queue, name: str) -> Queue:
     """Find a subscription that is not the last one of its queue."""
     readers = _readers(work, queue)
     if name not in readers:
-        raise UnknownQueue(
-            f"queue {queue.id!r} has no subscription {name!r}; it has: {', '.join(readers) or 'none'}",
-            hint="store.subscriptions(queue_id) lists them",
-        )
+        raise unknown_subscription(queue.id, name, readers)
     if len(readers) == 1:
         raise InvalidArgument(
             f"subscription {name!r} is the last one of queue {queue.id!r}: what is added would reach nobody",

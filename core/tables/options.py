@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 
+from export_queue.core.arguments import check_text
 from export_queue.core.codecs import ROWS, VALUES, check_codec
 from export_queue.core.errors import InvalidArgument, OptionsDiffer
 from export_queue.core.store import Database, Reading, Work, queries
@@ -39,16 +40,17 @@ class TableOptions:
     """The values' codec: ``bytes``, ``str``, ``int``, ``json`` or an import path."""
 
 
+_RULE = "1-64 characters of a-z 0-9 _ . -, first and last a letter or digit, no '..'"
+
+
 def check_name(what: str, name: str) -> str:
     """Check the name of a table or queue.
 
     :raises InvalidArgument: the message says what is allowed.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
-        raise InvalidArgument(
-            f"{what}: expected 1-64 characters of a-z 0-9 _ . -, first and last a letter or digit, no '..'; "
-            f"found {name!r}"
-        )
+    check_text(name, what=what, rule=_RULE)
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise InvalidArgument(f"{what}: expected {_RULE}; found {name!r}")
     return name
 
 
@@ -106,6 +108,7 @@ def _shown(options: TableOptions) -> tuple[object, ...]:
 
 def find_table(database: Database, name: str) -> TableOptions | None:
     """Read a table's options; None if it is not stored."""
+    check_text(name, what="table name")
     with database.read() as work:
         return _read(work, name)
 

@@ -322,3 +322,28 @@ def test_a_function_that_takes_longer_than_its_time_out_fails_the_task_at_once(
     assert "s from its first read, and may take 0.2 s (its time-out)" in str(run.errors["totals"])
     assert "transaction_timeout= of @task.export_transaction" in str(run.errors["totals"].hint)
     assert entries(airflow_store) == 0
+
+
+def test_a_value_that_no_run_can_add_fails_the_task_at_once(airflow_store: Any, run_dag: Any) -> None:
+    runs = []
+    with DAG("transaction_adds_nan", schedule=None) as dag:
+
+        @task.export_transaction(retries=2, retry_delay=timedelta(0))
+        def rows(*, tx: Any) -> None:
+            runs.append("rows")
+            tx.queue("orders").add_many([("anna", {"total": 1.0}), ("ben", {"total": float("nan")})])
+
+        @task.export_transaction(retries=2, retry_delay=timedelta(0))
+        def result(*, tx: Any) -> float:
+            runs.append("result")
+            return float("nan")
+
+        rows()
+        result()
+
+    run = run_dag(dag)
+    assert run.state == "failed"
+    assert sorted(runs) == ["result", "rows"]
+    assert "key 'ben': expected a JSON value, but field total is nan" in str(run.errors["rows"])
+    assert "nan would come back as None" in str(run.errors["result"])
+    assert entries(airflow_store) == 0

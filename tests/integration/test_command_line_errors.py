@@ -193,7 +193,7 @@ def test_an_argument_that_is_not_utf_8_is_refused(url: str, arguments: list[str]
     [
         ("sqlite:///o.db", "columns=5", "columns"),
         ("sqlite:///o.db", "key=5", "key"),
-        ("http://127.0.0.1:1", "index=5", "index"),
+        ("http://127.0.0.1:1", "index=[5]", "index"),
         ("redis://127.0.0.1:1", "key=5", "key"),
         ("redis://127.0.0.1:1", "shards=abc", "shards"),
     ],

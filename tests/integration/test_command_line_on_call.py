@@ -15,8 +15,9 @@ from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.drain import DRAIN_RETRY, drain, progress, transient
-from export_queue.core.errors import SinkRefused, SinkUnavailable
+from export_queue.core.errors import DrainTimedOut, InvalidArgument, LockNotAvailable, SinkRefused, SinkUnavailable
 from export_queue.core.locks import Owner, claim
+from export_queue.core.queue import DeadLetterFilter
 from export_queue.core.sinks import MemorySink
 
 ENTRIES = 340
@@ -131,7 +132,7 @@ def test_why_does_not_say_that_a_key_without_a_trace_was_delivered(orders: Store
     orders.rebind("orders", "other")
     drain(orders, "orders", MemorySink(), sink_name="other")
     told = run_cli("why", "orders", "never", url=store_url)
-    assert "the key was never committed here, or a drain delivered it" in told
+    assert "the key was never committed, or its entries were delivered or dropped" in told
     assert "perhaps not this key" in told
 
 
@@ -270,3 +271,94 @@ def test_the_log_says_who_does_not_answer_since_when_and_until_when(
         failing[0],
     )
     assert is_said("the sink has answered after")
+
+
+def test_a_drain_whose_time_is_over_names_the_sink_that_did_not_answer(orders: Store) -> None:
+    class Away(MemorySink):
+        def apply(self, operations: Any) -> Any:
+            raise SinkUnavailable("redis://cache does not answer")
+
+    with pytest.raises(DrainTimedOut) as caught:
+        drain(orders, "orders", Away(), sink_name="cache", time_limit=0.5)
+    assert re.search(
+        rf"about {ENTRIES} left; the sink has failed since .* UTC \(\d+ s\): SinkUnavailable: redis://cache does not",
+        str(caught.value),
+    )
+    assert orders.reports()[0]["problem"]["message"] == caught.value.message
+
+
+def test_why_does_not_doubt_a_commit_from_before_the_subscription(orders: Store, store_url: str) -> None:
+    drain(orders, "orders", MemorySink(), sink_name="cache")
+    orders.subscribe("orders", "search")
+    told = run_cli("why", "orders", "customer 3", url=store_url)
+    assert "the key was probably never committed, or before it was made" in told
+    assert "first load: missing" in told
+
+
+def test_why_does_not_say_that_a_dropped_key_was_delivered(dead_airports: Store, store_url: str) -> None:
+    with dead_airports.transaction() as tx:
+        tx.queue("airports").add("AMS", "Amsterdam")
+    drain(dead_airports, "airports/cache", MemorySink(), sink_name="cache")
+    dead_airports.dead_letters.drop("airports/cache", DeadLetterFilter(key="OSL"))
+    told = run_cli("why", "airports/cache", "OSL", url=store_url)
+    assert "or its entries were delivered or dropped" in told
+
+
+def test_a_subscription_that_a_queue_lacks_can_be_added(airports: Store, store_url: str) -> None:
+    for command, known in (
+        (["peek", "airports/nope"], "airports/cache, airports/search"),
+        (["unsubscribe", "airports", "nope"], "cache, search"),
+    ):
+        told = run_cli(*command, url=store_url, status=1)
+        assert f"queue 'airports' has no subscription 'nope'; it has: {known}\n" in told
+        assert "export-queue subscribe airports NAME" in told
+    told = run_cli("peek", "airlines/cache", url=store_url, status=1)
+    assert "the store has no queue 'airlines/cache'; it has: airports" in told
+
+
+def test_a_subscription_in_use_names_the_command_that_discards(airports: Store, store_url: str) -> None:
+    told = run_cli("unsubscribe", "airports", "cache", url=store_url, status=1)
+    (command,) = re.findall(r"export-queue (unsubscribe [^,]+),", told)
+    run_cli(*command.split(), url=store_url)
+    assert [reader.id for reader in airports.subscriptions("airports")] == ["airports/search"]
+
+
+def test_a_name_that_is_a_number_is_said_to_be_one(store: Store) -> None:
+    """As native rendering makes it of digits; "expected a-z 0-9" or "no queue 123" would deny the facts."""
+    store.configure_queue("123")
+    for use in (
+        lambda: store.configure_queue(123),  # type: ignore[arg-type]
+        lambda: store.configure_table(123),  # type: ignore[arg-type]
+        lambda: store.queue(123),  # type: ignore[arg-type]
+        lambda: store.subscribe(123, "cache"),  # type: ignore[arg-type]
+        lambda: store.rebind("123", 123),  # type: ignore[arg-type]
+        lambda: store.run(lambda tx: tx.queue(123).add("k", 1)),  # type: ignore[arg-type]
+        lambda: store.run(lambda tx: tx.table(123).get("r", "c")),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgument, match="expected text.*, found int 123") as caught:
+            use()
+        assert "{{ … | tojson }}" in str(caught.value.hint)
+
+
+def test_letters_that_the_options_do_not_name_are_not_said_to_be_none(dead_airports: Store, store_url: str) -> None:
+    told = run_cli("dead", "retry", "airports/cache", "--key", "nope", url=store_url)
+    assert "has 2 more dead letters that the options do not name" in told
+    told = run_cli("dead", "drop", "airports/cache", "--key", "OSL", "--who", "eve", url=store_url)
+    assert "has 1 more dead letter that the options do not name" in told
+    assert "more dead" not in run_cli("dead", "retry", "airports/cache", url=store_url)
+
+
+def test_a_drain_that_has_waited_for_a_lock_is_not_told_to_wait(orders: Store) -> None:
+    queue = orders.queue("orders")
+    claim(orders.database, queue, queue.units(), owner=Owner("nightly", "1"), lease_seconds=60)
+    with pytest.raises(LockNotAvailable) as caught:
+        drain(orders, "orders", MemorySink(), sink_name="cache", lock_timeout=0.1)
+    assert "waited for 0.1 s: wait longer (lock_timeout)" in str(caught.value.hint)
+    with pytest.raises(LockNotAvailable) as caught:
+        drain(orders, "orders", MemorySink(), sink_name="cache", if_locked="fail")
+    assert "if_locked='wait'" in str(caught.value.hint)
+
+
+def test_the_url_of_an_unknown_sink_names_those_that_there_are(orders: Store, store_url: str) -> None:
+    told = run_cli("drain", "orders", "--sink", "elasticsearch://host:9200", url=store_url, status=1)
+    assert "https://host:9200" in told

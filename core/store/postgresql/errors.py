@@ -47,6 +47,8 @@ _IS_THERE = (
 
 def is_missing_table(error: BaseException) -> bool:
     """Tell whether the error says that the store's schema, tables or functions are not there."""
+    if isinstance(error, psycopg.Error) and error.diag.source_function == "op_error":
+        return False  # an operator is missing, for an argument of another type
     return getattr(error, "sqlstate", None) in ("42P01", "3F000", "42883") and "xq_" in str(error)
 
 

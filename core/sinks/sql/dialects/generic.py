@@ -72,7 +72,8 @@ class GenericDialect:
             dbapi: Any = dialect.import_dbapi()
         except (ImportError, sa.exc.NoSuchModuleError) as error:
             raise SinkConfigurationError(
-                f"a sink on {url.drivername} needs a SQLAlchemy dialect and its driver: {error}"
+                f"a sink on {url.drivername} needs a SQLAlchemy dialect and its driver: {error}",
+                hint="URLs of other sinks are redis://host:6379/0 and, for Elasticsearch and OpenSearch, https://host:9200",
             ) from None
         convert = partial(as_python, decimals=dialect.supports_native_decimal)
         self.limits = Limits(id_bytes=4 * _KEY_CHARACTERS, convert=convert)
