@@ -22,6 +22,8 @@ Place = tuple[int, int]
 
 ROWS = "rows"
 """The member that stands for the row entries."""
+FURTHEST_MS = 4 * 3_600_000
+"""A request that claims to count for longer was noted while the clock was ahead, and does not count."""
 KEPT_MS = 86_400_000
 """How long a lock stays on record behind the end of its lease, if nobody needs its place: until then it explains."""
 
@@ -93,6 +95,10 @@ class Request:
     until_ms: int = 0
     """Until when it counts as waiting, by the store's clock: its waiter moves that on."""
 
+    def waits(self, now: int) -> bool:
+        """Tell whether somebody waits for it; a waiter that is alive notes it anew every few seconds."""
+        return now < self.until_ms <= now + FURTHEST_MS
+
     def is_ahead_of(self, other: Request) -> bool:
         """Tell whether it comes first: by priority, then by age."""
         if self.priority != other.priority:
@@ -149,8 +155,8 @@ class Board:
         self.gone = [lock for lock in found if not lock.stands(now) and lock.lease_ms < now - KEPT_MS]
         """Worthless locks that have been on record long enough."""
         asked = list(waiting)
-        alive = [request for request in asked if request.until_ms > now]
-        self.gone_requests = [one.number for one in asked if one.until_ms <= now and one.number is not None]
+        alive = [request for request in asked if request.waits(now)]
+        self.gone_requests = [one.number for one in asked if not one.waits(now) and one.number is not None]
         """Numbers of requests whose waiters have not refreshed them."""
         self._waiting = _Index((area, request) for request in alive for area in request.areas)
 

@@ -160,7 +160,7 @@ def _view_of_request(request: Request, row: Mapping[str, Any], board: Board) -> 
     assert request.number is not None
     state: Literal["waits", "gone"]
     waits = Waits()
-    if request.until_ms <= board.now:
+    if not request.waits(board.now):
         state = "gone"
         explanation = (
             f"its waiter has not asked again, and it counts no more since {_duration(board.now - request.until_ms)}: "

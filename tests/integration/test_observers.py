@@ -613,6 +613,19 @@ def test_waits_end_by_the_stores_clock(sqlite_url: str) -> None:
         assert store.process_notifications().failed == 1
 
 
+def test_an_observer_that_failed_while_the_clock_was_ahead_is_called_when_it_is_right_again(sqlite_url: str) -> None:
+    now = time.time_ns() // 10**6
+    with Store.open(sqlite_url, clock=lambda: now) as store:
+        store.create()
+        store.observe("t", "n", Sick(b"a"))
+        write(store, "a")
+        now += 2 * 86_400_000
+        assert store.process_notifications().failed == 1
+        now -= 2 * 86_400_000
+        assert store.process_notifications().failed == 1
+        assert store.process_notifications() == Processed()
+
+
 def test_a_failing_column_does_not_hold_others_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "PAGE", 4)
     monkeypatch.setattr(backoff, "FIRST_MS", 120_000)  # none is due again before the test is over

@@ -142,11 +142,23 @@ def waiting(number: int, area: Area = WHOLE, **more: object) -> Request:
         (asked(WHOLE, number=1), waiting(2, priority=75), True),
         (asked(WHOLE, priority=75), waiting(1), False),
         (asked(WHOLE), waiting(1, until_ms=NOW), False),
+        (asked(WHOLE), waiting(1, until_ms=NOW + 2 * 86_400_000), False),
         (asked(WHOLE), waiting(1, Area(10, 20)), False),
         (asked(WHOLE, mode="shared"), waiting(1, mode="shared"), False),
         (asked(WHOLE), waiting(1, task="asker", attempt="0"), False),
     ],
-    ids=["new", "younger", "older", "lower", "higher", "gone", "elsewhere", "both shared", "own older attempt"],
+    ids=[
+        "new",
+        "younger",
+        "older",
+        "lower",
+        "higher",
+        "gone",
+        "of a wrong clock",
+        "elsewhere",
+        "both shared",
+        "own older attempt",
+    ],
 )
 def test_requests_are_served_by_priority_and_age(request_: Request, other: Request, waits: bool) -> None:
     assert isinstance(decide(request_, [], [other], now=NOW), Waits) is waits

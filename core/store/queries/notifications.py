@@ -20,6 +20,9 @@ from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapsh
 NotificationKey = tuple[int, bytes]
 """Version and row: the order of one column's notifications, oldest first."""
 
+FURTHEST_MS = 3_600_000
+"""An observer that is to be called still later failed while the clock was ahead, and is called now."""
+
 
 def observed_columns(work: Reading) -> list[tuple[int, bytes, str]]:
     """Read table number, column and kind of all columns that have observers."""
@@ -126,8 +129,7 @@ def has_come_due(work: Reading, table: int, column: bytes, snapshot: Snapshot, *
     statement = sa.select(f.c.row_key).where(
         f.c.table_number == table,
         f.c.column_key == column,
-        f.c.next_ms > since_ms,
-        f.c.next_ms <= now_ms,
+        sa.or_(sa.and_(f.c.next_ms > since_ms, f.c.next_ms <= now_ms), f.c.next_ms > now_ms + FURTHEST_MS),
         sa.exists().where(_SAME_CELL, _visible(work, snapshot)),
     )
     return work.connection.execute(statement.limit(1)).first() is not None
@@ -178,7 +180,7 @@ def _due(work: Reading, table: int, column: bytes, snapshot: Snapshot, now_ms: i
         n.c.table_number == table,
         n.c.column_key == column,
         _visible(work, snapshot),
-        sa.or_(f.c.next_ms.is_(None), f.c.next_ms <= now_ms),
+        sa.or_(f.c.next_ms.is_(None), f.c.next_ms <= now_ms, f.c.next_ms > now_ms + FURTHEST_MS),
     )
 
 
