@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from export_queue.core.callables import check_runs, returned
 from export_queue.core.errors import ExportQueueError, InvalidArgument
+from export_queue.core.interruptions import raised_by_handler
 
 Result = TypeVar("Result")
 
@@ -19,7 +20,7 @@ def is_transient(error: BaseException) -> bool:
     """Tell whether trying the same again may help; connections of foreign clients count too."""
     if isinstance(error, ExportQueueError):
         return error.transient
-    return isinstance(error, ConnectionError | TimeoutError)
+    return isinstance(error, ConnectionError | TimeoutError) and raised_by_handler(error) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from export_queue.core.callables import check_methods, check_runs, returned
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import ExporterError, text_of
+from export_queue.core.interruptions import raised_by_handler
 from export_queue.core.queue import Entries, Queue
 from export_queue.core.references import import_object
 from export_queue.core.retry import Retry, is_transient
@@ -132,7 +133,7 @@ class FunctionExporter:
                 except _NotRun as error:  # no fault of the entry
                     raise ExporterError(error.message, hint=error.hint) from None
                 except Exception as error:
-                    if is_transient(error):
+                    if is_transient(error) or raised_by_handler(error) is not None:
                         raise
                     failures[i] = Failure.of(error)
                 else:
@@ -151,7 +152,7 @@ class FunctionExporter:
         try:
             result = function()
         except Exception as error:
-            if is_transient(error):
+            if is_transient(error) or raised_by_handler(error) is not None:
                 raise
             raise ExporterError(f"{method}() of exporter {self.name} failed: {Failure.of(error)}") from error
         returned(result, f"{method}() of exporter {self.name}", error=ExporterError)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from export_queue.core.drain.exporters import Failure
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import DrainError, ExportQueueError, text_of
+from export_queue.core.interruptions import raised_by_handler
 from export_queue.core.retry import Retry, is_transient
 from export_queue.core.sinks import ApplyResult, Operations, Sink, call_sink, isolate
 
@@ -72,7 +73,7 @@ class Sender:
             except ExportQueueError:
                 raise
             except Exception as error:
-                if is_transient(error):
+                if is_transient(error) or raised_by_handler(error) is not None:
                     raise
                 return Failure.of(error)
             sent.written += result.written

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from export_queue.core.callables import check_methods, returned
 from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.interruptions import raised_by_handler
 from export_queue.core.sinks.operations import Operations
 
 _METHODS = ("admit", "apply", "claim", "under", "continue_drain", "ddl", "run_ddl", "sweep", "close")
@@ -159,5 +160,11 @@ def call_sink(sink: object, method: str, *arguments: Any, **named: Any) -> Any:
 
     :raises SinkConfigurationError: what the method returned shows that it has not run.
     """
-    answer = getattr(sink, method)(*arguments, **named)
+    try:
+        answer = getattr(sink, method)(*arguments, **named)
+    except Exception as error:
+        interruption = raised_by_handler(error)
+        if interruption is None or interruption is error:
+            raise
+        raise interruption from error  # a driver took it for an error of its connection, which would be tried again
     return returned(answer, f"{method}() of sink {type(sink).__name__}", error=SinkConfigurationError)

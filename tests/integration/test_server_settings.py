@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pymysql
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import create_engine, make_url
 from sqlalchemy.engine.default import DefaultExecutionContext
 from tests.support.mariadb import MariaDbServer
 from tests.support.servers import PostgresServer
@@ -20,7 +20,7 @@ from tests.support.sql_targets import Make, admit, execute, opened_sinks, puts, 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
 from export_queue.core.errors import ConfigurationError, SinkConfigurationError
-from export_queue.core.sinks import MemorySink, SqlSink
+from export_queue.core.sinks import MemorySink, Put, SqlSink
 
 DOCUMENT = {"a": "é'\\%", "n": 1.5, "t": "2026-01-02T03:04:05+05:30", "b": True, "i": 7}
 FIELDS = {"a": "text", "n": "numeric", "t": "timestamp", "b": "boolean", "i": "integer"}
@@ -398,6 +398,58 @@ def strike(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setattr(DefaultExecutionContext, name, prepared(name))
     yield lambda statements: left.__setitem__(0, statements)
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("url", ["postgresql", "mariadb"], indirect=True)
+def test_an_alarm_that_a_driver_takes_for_a_lost_connection_ends_the_drain(url: str, make: Make, tmp_path: Any) -> None:
+    def handler(number: int, frame: Any) -> None:
+        raise TimeoutError("of the alarm")
+
+    with Store.open(f"sqlite:///{tmp_path}/store.db") as store:
+        store.create()
+        store.configure_queue("orders")
+        sink, other = make(url), create_engine(url)
+        for value in ({"a": 1}, {"a": 2}):
+            with store.transaction() as tx:
+                tx.queue("orders").add("k", value)
+            if value == {"a": 1}:
+                assert drain(store, "orders", sink).acknowledged == 1
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            with other.begin() as connection:
+                connection.exec_driver_sql("SELECT id FROM orders FOR UPDATE")
+                signal.setitimer(signal.ITIMER_REAL, 0.5)  # the sink waits for the row by then
+                with pytest.raises(TimeoutError, match="of the alarm"):
+                    drain(store, "orders", sink)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            other.dispose()
+        assert drain(store, "orders", sink).acknowledged == 1
+
+
+def test_an_alarm_that_strikes_in_an_exporter_or_a_sink_leaves_no_dead_letter(store: Store, strike: Any) -> None:
+    class Slow(MemorySink):
+        def apply(self, operations: Any) -> Any:
+            if "sink" in struck:
+                signal.raise_signal(signal.SIGALRM)
+            return super().apply(operations)
+
+    def export(entry: Any) -> Any:
+        if "exporter" in struck:
+            signal.raise_signal(signal.SIGALRM)
+        return [Put("q", entry.key, {"a": 1})]
+
+    store.configure_queue("q")
+    with store.transaction() as tx:
+        tx.queue("q").add("k", 1)
+    sink, struck = Slow(), [""]
+    for struck[0] in ("exporter", "sink"):
+        with pytest.raises(TimeIsUp):
+            drain(store, "q", sink, exporter=export)
+    struck.clear()
+    report = drain(store, "q", sink, exporter=export)
+    assert (report.acknowledged, report.dead) == (1, 0)
 
 
 @pytest.mark.parametrize("statements", [1, 2, 4])
