@@ -1,0 +1,183 @@
+"""Operations at the same time, in every order: after each schedule the sinks hold what was committed.
+
+``EXPORT_QUEUE_SCHEDULE`` repeats a schedule that a failed test has printed:
+``EXPORT_QUEUE_SCHEDULE='sqlite load_gone drain | …' ./run test tests/battery/test_schedules.py -k named``.
+With ``EXPORT_QUEUE_PREEMPTIONS=2`` all pairs and triples run every schedule with two, on both stores; that takes hours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from tests.conftest import STORES
+from tests.support.fixtures import Covered
+from tests.support.scheduled_operations import OPERATIONS, Theatre
+from tests.support.scheduled_stores import PostgresStand, SqliteStand, Stand
+from tests.support.schedules import Explored, parsed
+
+OTHERS = {
+    "load_value": {"load_gone", "drain", "compact", "move", "fall_back", "subscribe", "subscribe_first"},
+    "urgent_drain": {"drain", "compact", "move", "fall_back", "take_over"},
+    "end_transactions": {"load_gone", "short", "abort", "drain", "compact", "subscribe", "subscribe_first"},
+}
+"""With what these meet in pairs; with others they would pass the points of ``load_gone``, ``drain``, ``maintain``."""
+PAIRS = [
+    (one, other)
+    for one, other in combinations(OPERATIONS, 2)
+    if other in OTHERS.get(one, {other}) and one in OTHERS.get(other, {one})
+    # a queue with subscriptions cannot get its first one
+    if "subscribe_first" not in (one, other) or not OPERATIONS[one].subscriptions + OPERATIONS[other].subscriptions
+] + [(name, f"{name}2") for name in ("load_gone", "compact", "maintain", "move", "fall_back")]
+DEEP = [
+    ("load_value", "drain"),
+    ("load_gone", "drain"),
+    ("load_gone", "compact"),
+    ("short", "drain"),
+    ("drain", "compact"),
+    ("drain", "fall_back"),
+    ("drain", "take_over"),
+    ("drain", "unsubscribe"),
+    ("load_gone", "subscribe_first"),
+    ("compact", "compact2"),
+]
+"""Pairs of which SQLite runs every schedule with two preemptions."""
+PREEMPTIONS = int(os.environ.get("EXPORT_QUEUE_PREEMPTIONS", "0"))
+TRIPLES = [
+    ("load_gone", "compact", "drain"),
+    ("compact", "urgent_drain", "drain"),
+    ("load_gone", "alter", "maintain"),
+]
+"""Of these SQLite runs every schedule with one preemption."""
+FENCED = [
+    ("load_gone", "drain"),
+    ("drain", "urgent_drain"),
+    ("drain", "take_over"),
+    ("drain", "compact"),
+    ("fall_back", "drain"),
+    ("subscribe", "drain"),
+]
+"""Pairs that also meet before a sink without ranks, which sees the order of deliveries."""
+STATEMENTS = [
+    ("load_gone", "drain"),
+    ("load_gone", "subscribe_first"),
+    ("compact", "drain"),
+    ("alter", "load_gone"),
+]
+"""Pairs whose SQL transactions overlap."""
+NAMED = [
+    "sqlite load_gone drain | drain:11 load_gone drain",
+]
+"""Schedules that have found something once."""
+
+
+SAMPLED, PLANS = 4, 3
+"""Pairs that the quick tests draw, and schedules of each."""
+DRAWN = 10
+"""Schedules that PostgreSQL runs of a pair that does its work in the same statements as SQLite, and of each triple."""
+
+
+@pytest.fixture(scope="module", params=[pytest.param(kind, marks=STORES[kind]) for kind in ("sqlite", "postgresql")])
+def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """One store, which is put back for each run."""
+    yield from opened(request.param, request, tmp_path_factory.mktemp("stand"))
+
+
+@pytest.fixture(scope="module")
+def postgresql(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """A store in PostgreSQL."""
+    yield from opened("postgresql", request, tmp_path_factory.mktemp("stand"))
+
+
+def opened(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Stand]:
+    if kind == "sqlite":
+        yield SqliteStand(folder)
+        return
+    server = request.getfixturevalue("postgres_server")
+    database = server.create_database(request.getfixturevalue("stores_to_copy")["postgresql"])
+    stand = PostgresStand(server.url(database), folder)
+    yield stand
+    stand.close()
+    server.drop_database(database)
+
+
+def kept(explored: Explored, covered: Covered) -> None:
+    covered(explored.line())
+    assert not explored.failures, "\n\n".join(explored.failures)
+
+
+def test_a_sample_of_schedules_keeps_every_promise(stand: Stand, seed: int, covered: Covered) -> None:
+    chance = random.Random(seed)
+    runs = 0
+    for pair in chance.sample(PAIRS, SAMPLED):
+        explored = Theatre(stand, pair).explorer().sample(chance.randrange(10**6), PLANS)
+        assert not explored.failures, explored.failures[0]
+        runs += explored.runs
+    covered(f"{runs} schedules of {SAMPLED} pairs")
+
+
+@pytest.mark.full("some dozen schedules of each pair")
+@pytest.mark.parametrize("names", PAIRS, ids="-".join)
+def test_every_schedule_of_two_operations_keeps_every_promise(
+    stand: Stand, names: tuple[str, ...], covered: Covered
+) -> None:
+    preemptions = PREEMPTIONS or (2 if stand.name == "sqlite" and names in DEEP else 1)
+    explorer = Theatre(stand, names).explorer(preemptions=preemptions)
+    is_drawn = stand.name == "postgresql" and not PREEMPTIONS and not {"load_gone", "drain", "compact"} & {*names}
+    kept(explorer.sample(0, DRAWN) if is_drawn else explorer.all(), covered)
+
+
+@pytest.mark.full("every schedule with one preemption")
+@pytest.mark.parametrize("names", FENCED, ids="-".join)
+def test_schedules_before_a_sink_with_fences_keep_every_promise(
+    stand: Stand, names: tuple[str, ...], covered: Covered
+) -> None:
+    kept(Theatre(stand, names, guard="fence").explorer(preemptions=1).all(), covered)
+
+
+@pytest.mark.full("some hundred schedules of each triple")
+@pytest.mark.parametrize("names", TRIPLES, ids="-".join)
+def test_schedules_of_three_operations_keep_every_promise(
+    stand: Stand, names: tuple[str, ...], covered: Covered
+) -> None:
+    explorer = Theatre(stand, names).explorer(preemptions=PREEMPTIONS or 1)
+    kept(explorer.all() if stand.name == "sqlite" or PREEMPTIONS else explorer.sample(0, DRAWN), covered)
+
+
+@pytest.mark.full("every statement of PostgreSQL is a point")
+@pytest.mark.parametrize("names", STATEMENTS, ids="-".join)
+def test_switches_inside_of_sql_transactions_keep_every_promise(
+    postgresql: Stand, names: tuple[str, ...], covered: Covered
+) -> None:
+    kept(Theatre(postgresql, names, every_statement=True).explorer(preemptions=1).all(), covered)
+
+
+@pytest.mark.parametrize("schedule", [*NAMED, *filter(None, [os.environ.get("EXPORT_QUEUE_SCHEDULE")])])
+def test_a_named_schedule_keeps_every_promise(schedule: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    kind, _, rest = schedule.partition(" ")
+    names, _, plan = rest.partition("|")
+    database, *variant = kind.split("+")
+    with contextlib.contextmanager(opened)(database, request, tmp_path) as stand:
+        guard = "fence" if "fence" in variant else "seq"
+        run = Theatre(stand, names.split(), guard=guard, every_statement="statements" in variant).run(parsed(plan))
+    assert run.failure is None, run.failure
+
+
+def test_footprints_name_what_a_commit_writes(stand: Stand) -> None:
+    run = Theatre(stand, ("load_gone", "short")).run(parsed("load_gone short"))
+    written = {name: set().union(*(step.writes for step in run.trace if step.name == name)) for name in run.names}
+    assert written["load_gone"] >= {"files", "xq_entry", "xq_segment_reader", "xq_active"}
+    assert written["short"] >= {"xq_entry"}
+
+
+@pytest.mark.full("schedules are run twice")
+def test_leaving_out_equal_schedules_loses_no_outcome(tmp_path: Path) -> None:
+    stand = SqliteStand(tmp_path)
+    reduced, every = (Theatre(stand, ("short", "drain")).explorer(reduces=reduces).all() for reduces in (True, False))
+    assert reduced.runs < every.runs
+    assert reduced.outcomes == every.outcomes
