@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from export_queue.hooks.described import environment
@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     from export_queue.core.client import Store
     from export_queue.core.sinks import SinkSpec
 
-_CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
-
 
 def open_store_of_connection(conn_id: str) -> Store:
     """Open the store that a connection leads to; the caller closes it.
 
     :param conn_id: id of the connection.
     """
-    with _as_airflows_own_commands():
+    with _airflow_off_the_output():
         return ExportQueueHook(conn_id).get_store()
 
 
@@ -34,13 +32,27 @@ def sink_of_connection(conn_id: str, options: Mapping[str, Any]) -> Iterator[Sin
     :param conn_id: id of the connection.
     :param options: options that the connection does not give.
     """
-    with _as_airflows_own_commands():
+    with _airflow_off_the_output():
         described = sink_hook(conn_id).describe(options)
     with environment(described.variables):
         yield described.spec
 
 
-def _as_airflows_own_commands() -> AbstractContextManager[None]:
-    # Outside of a task Airflow asks variables and secrets backends only, unless a process says that it may use
-    # Airflow's database: a person's command line may, where `airflow connections` does.
-    return nullcontext() if _CONTEXT in os.environ else environment({_CONTEXT: "server"})
+@contextmanager
+def _airflow_off_the_output() -> Iterator[None]:
+    """Keep lines of Airflow's log out of a command's output, and its remark on our type of connections out of both."""
+    import structlog
+
+    processors = structlog.get_config()["processors"]  # changed in place: loggers keep this list
+    if _without_remark not in processors:
+        processors.insert(0, _without_remark)
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def _without_remark(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    import structlog
+
+    if "RFC3986" in str(event.get("event")):
+        raise structlog.DropEvent
+    return event

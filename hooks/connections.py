@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,23 +15,15 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from export_queue.core.errors import ConfigurationError, InvalidArgument
+from export_queue.hooks.described import environment
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
-    from sqlalchemy import URL
 
 SQL_TYPES = ("postgres", "sqlite")
 """Connection types that lead to a SQL database."""
-
-_LIBPQ_OPTIONS = frozenset(
-    "application_name channel_binding client_encoding connect_timeout gssencmode hostaddr keepalives keepalives_count "
-    "keepalives_idle keepalives_interval krbsrvname load_balance_hosts options passfile service sslcert sslcrl sslkey "
-    "sslmode sslnegotiation sslrootcert target_session_attrs tcp_user_timeout".split()
-)
-"""Parameters of libpq; other extras of a postgres connection are for Airflow's own hook."""
-
-_MYSQL_TLS = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key"}
-"""Names of the files of TLS: in Airflow, and in the driver."""
+_CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
+"""Airflow's variable that says whose process this is."""
 
 
 class MissingConnection(ConfigurationError, AirflowNotFoundException):
@@ -63,7 +57,8 @@ def find_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
     if not conn_id or not isinstance(conn_id, str):
         raise InvalidArgument(f"a connection's id: expected text, found {conn_id!r}")
     try:
-        return BaseHook.get_connection(conn_id)
+        with _as_airflows_own_commands():
+            return BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
         raise missing(conn_id, example) from None
 
@@ -71,9 +66,16 @@ def find_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
 async def afind_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
     """Return a connection, from an event loop such as the triggerer's."""
     try:
-        return await BaseHook.aget_connection(conn_id)
+        with _as_airflows_own_commands():
+            return await BaseHook.aget_connection(conn_id)
     except AirflowNotFoundException:
         raise missing(conn_id, example) from None
+
+
+def _as_airflows_own_commands() -> AbstractContextManager[None]:
+    # Outside of a task Airflow asks variables and secrets backends only, unless a process says that it may use
+    # Airflow's database: a person's script or command line may, where `airflow connections` does.
+    return nullcontext() if _CONTEXT in os.environ else environment({_CONTEXT: "server"})
 
 
 def missing(conn_id: str, example: Mapping[str, Any]) -> MissingConnection:
@@ -97,21 +99,6 @@ def option(extra: Mapping[str, Any], name: str, default: Any = None) -> Any:
     return default if value is None or value == "" else value
 
 
-def as_bool(value: Any) -> bool:
-    """Read a switch; connections given as URIs carry texts."""
-    if isinstance(value, str):
-        return value.strip().lower() in ("1", "true", "t", "yes", "y", "on")
-    return bool(value)
-
-
-def as_int(value: Any, *, what: str) -> int:
-    """Read a whole number; connections given as URIs carry texts."""
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"{what}: expected a whole number, found {value!r}") from None
-
-
 def sql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
     """Turn a ``postgres`` or ``sqlite`` connection into an address.
 
@@ -120,7 +107,7 @@ def sql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
     :raises InvalidArgument: the connection has another type, or names no database.
     """
     if connection.conn_type == "sqlite":
-        return _sqlite_address(connection)
+        return _sqlite_address(connection, extra)
     if connection.conn_type == "postgres":
         return _postgres_address(connection, extra)
     raise InvalidArgument(
@@ -133,32 +120,31 @@ def mysql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddres
     """Turn a ``mysql`` connection into an address, as Airflow's MySQL provider reads it.
 
     :param connection: the connection.
-    :param extra: its extra fields; ``ssl`` gives the files of TLS.
+    :param extra: its extra fields.
     :raises InvalidArgument: the connection names no database, or asks for something unsupported.
     """
     from sqlalchemy import URL
 
+    from export_queue.core.drivers import check_sql_url, mysql_options, query_of
+
     where = f"connection {connection.conn_id!r}"
-    if as_bool(extra.get("iam")):
-        raise InvalidArgument(f"{where}: IAM authentication is not supported; use a password")
+    options = mysql_options(extra, where=where)
+    _check_host(connection.host, where)
+    if connection.host and (re.search(r"[/@,%]", connection.host) or connection.host.count(":") == 1):
+        raise InvalidArgument(
+            f"{where}: expected the name or address of one host; port and unix_socket are of their own"
+        )
     if not connection.schema:
         raise InvalidArgument(f"{where} names no database", hint="the field is called Schema in the form")
-    tls = extra.get("ssl") or {}
-    if isinstance(tls, str):
-        try:
-            tls = json.loads(tls)
-        except ValueError:
-            tls = None
-    if not isinstance(tls, dict) or set(tls) - set(_MYSQL_TLS):
-        raise InvalidArgument(f"{where}: extra ssl: expected an object with some of {', '.join(_MYSQL_TLS)}")
     url = URL.create(
         "mysql+pymysql",
         username=connection.login or None,
         host=connection.host or "localhost",
         port=connection.port or 3306,
         database=connection.schema,
-        query={_MYSQL_TLS[name]: str(value) for name, value in tls.items()},
+        query=query_of(options),
     )
+    check_sql_url(url, where=where)
     return SqlAddress(url.render_as_string(hide_password=False), connection.password or None)
 
 
@@ -169,55 +155,45 @@ def split_url(text: str, *, where: str, login: str | None = None, password: str 
     :param where: place of the URL, for errors.
     :param login: user of a URL that names none.
     :param password: password that precedes the URL's own.
+    :raises InvalidArgument: it is no such URL, has an option that its driver does not take, or names another user.
     """
-    from sqlalchemy import make_url
-    from sqlalchemy.exc import ArgumentError
+    from export_queue.core.drivers import check_sql_url, parse_url, password_of, postgresql_arguments, postgresql_url
 
-    try:
-        url = make_url(text.strip())
-    except (ArgumentError, ValueError):
-        # The text may hold a password, so it is not repeated.
-        raise InvalidArgument(
-            f"{where} is not a database URL",
-            hint="expected postgresql+psycopg://host:port/database or sqlite:////absolute/path",
-        ) from None
-    if url.drivername in ("postgres", "postgresql"):
-        url = url.set(drivername="postgresql+psycopg")
+    url = parse_url(
+        text, where=where, hint="expected postgresql+psycopg://host:port/database or sqlite:////absolute/path"
+    )
     backend = url.get_backend_name()
+    if backend not in ("postgresql", "postgres", "sqlite"):
+        raise InvalidArgument(f"{where}: expected a postgresql or sqlite URL, found {url.drivername}")
     if backend == "sqlite":
         _check_path(url.database, where)
+        check_sql_url(url, where=where)
+        if login or password:
+            raise InvalidArgument(f"{where}: a SQLite file has no user and no password")
         return SqlAddress(url.render_as_string())
-    if backend != "postgresql":
-        raise InvalidArgument(f"{where}: expected a postgresql or sqlite URL, found {url.drivername}")
-    return _without_password(url.set(username=url.username or login), password)
+    arguments = postgresql_arguments(url, where=where)
+    if login and arguments.setdefault("user", login) != login:
+        raise InvalidArgument(f"{where}: the URL names another user than the field Login")
+    return SqlAddress(postgresql_url(arguments).render_as_string(), password or password_of(url) or None)
 
 
-def _without_password(url: URL, password: str | None) -> SqlAddress:
-    hidden = password or url.password or url.query.get("password")
-    if isinstance(hidden, tuple):
-        hidden = hidden[-1]
-    # Built anew: URL.set(password=None) would keep the password.
-    bare = (
-        type(url)
-        .create(
-            url.drivername, username=url.username, host=url.host, port=url.port, database=url.database, query=url.query
-        )
-        .difference_update_query(["password"])
-    )
-    return SqlAddress(bare.render_as_string(hide_password=False), str(hidden) if hidden else None)
+def _sqlite_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
+    from sqlalchemy import URL
 
+    from export_queue.core.drivers import SQLITE
 
-def _sqlite_address(connection: Connection) -> SqlAddress:
     # A URI puts an absolute path into the schema, the form and JSON into the host.
+    where = f"connection {connection.conn_id!r}"
+    SQLITE.read(extra, where=where)
+    refuse_fields(connection, "login", "password", "port", *(("schema",) if connection.host else ()))
     path = connection.host or ""
     if not path and connection.schema:
         path = connection.schema if connection.schema.startswith("/") else f"/{connection.schema}"
-    where = f"connection {connection.conn_id!r}"
     if path.startswith("sqlite:"):
         return split_url(path, where=where)
+    if "?" in path:
+        raise InvalidArgument(f"{where}: options behind a ? cannot be honoured", hint="give the path of the file alone")
     _check_path(path, where)
-    from sqlalchemy import URL
-
     return SqlAddress(URL.create("sqlite", database=path).render_as_string())
 
 
@@ -229,23 +205,40 @@ def _check_path(path: str | None, where: str) -> None:
         )
 
 
+def refuse_fields(connection: Connection, *names: str) -> None:
+    """Refuse fields that a connection of this kind has no use for.
+
+    :raises InvalidArgument: one of them is filled in.
+    """
+    if filled := [name for name in names if getattr(connection, name)]:
+        raise InvalidArgument(
+            f"connection {connection.conn_id!r}: {', '.join(filled)} cannot be honoured",
+            hint="fields are never ignored: leave what has no meaning here empty",
+        )
+
+
+def _check_host(host: str | None, where: str) -> None:
+    if host and re.search(r"[?#\s]", host):
+        raise InvalidArgument(f"{where}: expected a host, without options", hint="options are extras of the connection")
+
+
 def _postgres_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
-    from sqlalchemy import URL
+    from export_queue.core.drivers import POSTGRESQL, postgresql_arguments, postgresql_url
 
     where = f"connection {connection.conn_id!r}"
-    if as_bool(extra.get("iam")):
-        raise InvalidArgument(f"{where}: IAM authentication is not supported; use a password or a client certificate")
+    address = {"user": connection.login, "host": connection.host, "port": connection.port, "dbname": connection.schema}
+    # As in a URI, postgres://user@/database?host=/folder
+    in_extra = {name: extra[name] for name, value in address.items() if not value and extra.get(name)}
+    options = POSTGRESQL.read({name: extra[name] for name in extra.keys() - in_extra}, where=where)
     if connection.host and "://" in connection.host:
+        refuse_fields(connection, "schema", "port")
+        if options:
+            raise InvalidArgument(f"{where}: its host is a URL, which has the options {', '.join(options)} as its own")
         return split_url(connection.host, where=where, login=connection.login, password=connection.password)
-    if not connection.schema:
+    found = {name: str(value) for name, value in (address | in_extra).items() if value}
+    _check_host(found.get("host"), where)
+    if "dbname" not in found and "service" not in options:
         raise InvalidArgument(f"{where} names no database", hint="the field is called Schema or Database in the form")
-    query = {name: str(value) for name, value in extra.items() if name in _LIBPQ_OPTIONS and value not in (None, "")}
-    url = URL.create(
-        "postgresql+psycopg",
-        username=connection.login or None,
-        host=connection.host or None,
-        port=connection.port,
-        database=connection.schema,
-        query=query,
-    )
-    return _without_password(url, connection.password)
+    url = postgresql_url(found | options)
+    postgresql_arguments(url, where=where)
+    return SqlAddress(url.render_as_string(), connection.password or None)

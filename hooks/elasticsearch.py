@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 
+from export_queue.core.drivers import ELASTICSEARCH_CONNECTION, client_arguments
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
-from export_queue.hooks.connections import as_bool, option
+from export_queue.core.references import has_password
 from export_queue.hooks.sink import TEST_SECONDS, SinkHook
 
 if TYPE_CHECKING:
@@ -56,25 +58,25 @@ class ElasticsearchSinkHook(SinkHook):
         )
 
     def _target(self, connection: Connection) -> tuple[dict[str, Any], dict[str, str]]:
-        extra = connection.extra_dejson
         where = f"connection {self.sink_conn_id!r}"
-        if unknown := sorted({"bearer_auth", "cloud_id", "headers", "hosts", "http_auth"} & extra.keys()):
-            raise SinkConfigurationError(
-                f"{where}: {', '.join(unknown)} in its extra cannot be used",
-                hint="give host, port and schema, and login and password or an extra api_key",
-            )
+        extra = ELASTICSEARCH_CONNECTION.read(connection.extra_dejson, where=where, error=SinkConfigurationError)
         if not connection.host:
             raise SinkConfigurationError(f"{where} names no host")
-        scheme = connection.schema or option(extra, "scheme", "http")
+        scheme = _scheme(connection.schema, extra.pop("scheme", None), extra.pop("use_ssl", None), where)
         names = [name.strip() for name in connection.host.split(",") if name.strip()]
-        target: dict[str, Any] = {
-            "hosts": [n if "://" in n else f"{scheme}://{n}:{connection.port or 9200}" for n in names]
-        }
-        if options := _client_options(extra):
-            target["client_options"] = options
-        api_key = option(extra, "api_key")
+        target: dict[str, Any] = {"hosts": [_node(name, scheme, connection.port, where) for name in names]}
+        api_key = extra.pop("api_key", None)
+        seconds = [extra.pop(name) for name in ("request_timeout", "timeout") if name in extra]
+        if len(seconds) > 1:
+            raise SinkConfigurationError(f"{where}: give either request_timeout or timeout")
+        if seconds:
+            target["timeout"] = seconds[0]
+        if extra:
+            target["client_options"] = client_arguments(extra, target["hosts"])
         if api_key is not None:
-            return target, {"api_key": str(api_key)}
+            if connection.login or connection.password:
+                raise SinkConfigurationError(f"{where}: give either api_key, or login and password")
+            return target, {"api_key": api_key}
         if connection.login:
             target["username"] = connection.login
         elif connection.password:
@@ -99,10 +101,36 @@ class ElasticsearchSinkHook(SinkHook):
         return f"Elasticsearch at {nodes}, cluster {health['cluster_name']}, status {health['status']}"
 
 
-def _client_options(extra: Mapping[str, Any]) -> dict[str, Any]:
-    texts = ("ca_certs", "client_cert", "client_key", "ssl_assert_fingerprint", "ssl_assert_hostname")
-    found = {name: option(extra, name) for name in texts if option(extra, name) is not None}
-    for name in ("verify_certs", "ssl_show_warn", "http_compress"):
-        if option(extra, name) is not None:
-            found[name] = as_bool(extra[name])
-    return found
+def _scheme(schema: str | None, scheme: str | None, use_ssl: bool | None, where: str) -> str | None:
+    """Find the scheme of all nodes, which a connection can name in three ways."""
+    by_switch = None if use_ssl is None else "https" if use_ssl else "http"
+    named = {"schema": (schema or "").lower(), "scheme": scheme, "use_ssl": by_switch}
+    found = {name: value for name, value in named.items() if value}
+    if not set(found.values()) <= {"http", "https"}:
+        raise SinkConfigurationError(f"{where}: expected the schema http or https, found {schema!r}")
+    if len(set(found.values())) > 1:
+        said = ", ".join(f"{name} means {value}" for name, value in found.items())
+        raise SinkConfigurationError(f"{where}: the scheme is named twice: {said}")
+    return next(iter(found.values()), None)
+
+
+def _node(name: str, scheme: str | None, port: int | None, where: str) -> str:
+    """Write the URL of a node, whose name may be a URL; nothing that both say may differ."""
+    bare = f"[{name}]" if name.count(":") > 1 and "://" not in name and not name.startswith("[") else name
+    try:
+        url = urlsplit(name if "://" in name else f"//{bare}")
+        found, host = url.port, url.hostname
+    except ValueError:
+        host = None
+    if not host or has_password(name) or "@" in name or "?" in name or "#" in name:
+        raise SinkConfigurationError(
+            f"{where}: expected a host, or its URL without user, password and options (what was found is not shown)"
+        )
+    if url.scheme and scheme and url.scheme != scheme:
+        raise SinkConfigurationError(
+            f"{where}: the host {host} is a URL with {url.scheme}, the connection says {scheme}"
+        )
+    if found and port and found != port:
+        raise SinkConfigurationError(f"{where}: two ports are named, {found} and {port}")
+    place = f"[{host}]" if ":" in host else host
+    return f"{url.scheme or scheme or 'http'}://{place}:{found or port or 9200}{url.path.rstrip('/')}"

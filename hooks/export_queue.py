@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
 
+from export_queue.core.drivers import Driver, flag, text
 from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.hooks.connections import (
     SqlAddress,
     afind_connection,
-    as_bool,
     find_connection,
-    option,
+    refuse_fields,
     split_url,
     sql_address,
 )
@@ -30,6 +30,11 @@ DEFAULT_CONNECTION = "export_queue_default"
 DEFAULT_SCHEMA = "export_queue"
 PASSWORD_VARIABLE = "XQ_STORE_PASSWORD"
 TEST_SECONDS = 5
+STORE = Driver(
+    "an Export Queue connection",
+    {"behind_pooler": flag, "segments": text, "sql_conn_id": text, "store_schema": text},
+)
+"""The extra fields of a store; options of its database belong in the URL, or in the connection of sql_conn_id."""
 
 _EXAMPLE = {"conn_type": "export_queue", "host": "sqlite:////var/lib/exports.db"}
 _SQL_EXAMPLE = {"conn_type": "postgres", "host": "db.example", "schema": "exports", "login": "exports", "password": "…"}
@@ -77,20 +82,20 @@ class ExportQueueHook(BaseHook):
         :raises InvalidArgument: the connection does not lead to a store.
         """
         connection = find_connection(self.export_queue_conn_id, example=_EXAMPLE)
-        extra = connection.extra_dejson
-        if linked := _linked(connection, extra):
+        own, rest = _fields(connection, connection.extra_dejson)
+        if linked := _linked(connection, own):
             target = find_connection(linked, example=_SQL_EXAMPLE)
-            return _described(extra, sql_address(target, target.extra_dejson))
-        return _described(extra, _own_address(connection, extra))
+            return _described(own, sql_address(target, target.extra_dejson))
+        return _described(own, _own_address(connection, rest))
 
     async def adescribe(self) -> Described[StoreSpec]:
         """Describe the store, from an event loop."""
         connection = await afind_connection(self.export_queue_conn_id, example=_EXAMPLE)
-        extra = await connection.aextra_dejson()
-        if linked := _linked(connection, extra):
+        own, rest = _fields(connection, await connection.aextra_dejson())
+        if linked := _linked(connection, own):
             target = await afind_connection(linked, example=_SQL_EXAMPLE)
-            return _described(extra, sql_address(target, await target.aextra_dejson()))
-        return _described(extra, _own_address(connection, extra))
+            return _described(own, sql_address(target, await target.aextra_dejson()))
+        return _described(own, _own_address(connection, rest))
 
     def get_store(self) -> Store:
         """Open the store; close it, or use it in a ``with`` statement.
@@ -118,10 +123,21 @@ class ExportQueueHook(BaseHook):
         return True, f"store {store.id} on {described.spec.url}, {len(queues)} queues"
 
 
-def _linked(connection: Connection, extra: Mapping[str, Any]) -> str | None:
-    linked = option(extra, "sql_conn_id") if connection.conn_type == "export_queue" else None
+def _fields(connection: Connection, extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the fields of a store; the rest are options of the database's driver."""
+    rest = dict(extra)
+    if connection.conn_type == "export_queue":
+        own, rest = rest, {}
+    else:
+        own = {name: rest.pop(name) for name in STORE.takes if name in rest and name != "sql_conn_id"}
+    return STORE.read(own, where=f"connection {connection.conn_id!r}"), rest
+
+
+def _linked(connection: Connection, own: Mapping[str, Any]) -> str | None:
+    linked = own.get("sql_conn_id")
     if linked is None:
         return None
+    refuse_fields(connection, "login", "password", "schema", "port")
     if connection.host:
         raise InvalidArgument(f"connection {connection.conn_id!r} has both a store URL and a SQL connection's id")
     if linked == connection.conn_id:
@@ -137,19 +153,20 @@ def _own_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress
             f"connection {connection.conn_id!r} names no store",
             hint="give it a store URL, or the id of a postgres or sqlite connection (sql_conn_id)",
         )
+    refuse_fields(connection, "schema", "port")
     where = f"the store URL of connection {connection.conn_id!r}"
     return split_url(connection.host, where=where, login=connection.login, password=connection.password)
 
 
-def _described(extra: Mapping[str, Any], address: SqlAddress) -> Described[StoreSpec]:
+def _described(own: Mapping[str, Any], address: SqlAddress) -> Described[StoreSpec]:
     from export_queue.core.store import StoreSpec
 
     spec = StoreSpec(
         url=address.url,
-        schema=str(option(extra, "store_schema", DEFAULT_SCHEMA)),
+        schema=own.get("store_schema", DEFAULT_SCHEMA),
         secret=f"env:{PASSWORD_VARIABLE}" if address.password else None,
-        behind_pooler=as_bool(option(extra, "behind_pooler", False)) and not address.is_sqlite,
-        segments=option(extra, "segments"),
+        behind_pooler=own.get("behind_pooler", False) and not address.is_sqlite,
+        segments=own.get("segments"),
     )
     return Described(spec, {PASSWORD_VARIABLE: address.password} if address.password else {})
 

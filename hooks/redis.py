@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from export_queue.hooks.connections import as_bool, as_int, option
+from export_queue.core.drivers import flag, redis_target, redis_tls
+from export_queue.core.errors import SinkConfigurationError
 from export_queue.hooks.sink import TEST_SECONDS, SinkHook
 
 if TYPE_CHECKING:
@@ -38,25 +39,28 @@ class RedisSinkHook(SinkHook):
         self.redis_conn_id = redis_conn_id
 
     def get_conn(self) -> Any:
-        """Return a client, through Airflow's Redis provider."""
-        from airflow.providers.redis.hooks.redis import RedisHook
+        """Return a client; the caller closes it."""
+        import redis
 
-        return RedisHook(self.redis_conn_id).get_conn()
+        connection = self._find()
+        is_cluster = flag(connection.extra_dejson.get("cluster") or False)
+        return self._client(redis.RedisCluster if is_cluster else redis.Redis, connection)
+
+    def _client(self, kind: Any, connection: Connection) -> Any:
+        target, secrets = self._target(connection)
+        tls = redis_tls(target.pop("ssl_options", {}), ssl=target.get("ssl", False), where=f"{self.sink_conn_id!r}")
+        limits = {"socket_timeout": TEST_SECONDS, "socket_connect_timeout": TEST_SECONDS}
+        return kind(**{**target, **tls, **secrets, **limits})
 
     def _target(self, connection: Connection) -> tuple[dict[str, Any], dict[str, str]]:
-        extra = connection.extra_dejson
         where = f"connection {self.sink_conn_id!r}"
         target: dict[str, Any] = {
             "host": connection.host or "localhost",
             "port": connection.port or 6379,
-            "db": as_int(option(extra, "db", 0), what=f"{where}, field db"),
+            **redis_target(connection.extra_dejson, path=connection.schema, where=where, error=SinkConfigurationError),
         }
         if connection.login:
             target["username"] = connection.login
-        if as_bool(extra.get("ssl")):
-            target["ssl"] = True
-            if tls := _tls_options(extra):
-                target["ssl_options"] = tls
         password = connection.password
         # Airflow's own hook, too, reads these texts as "no password".
         is_set = password is not None and password.lower() not in ("", "none", "false")
@@ -65,19 +69,9 @@ class RedisSinkHook(SinkHook):
     def _probe(self) -> str:
         import redis
 
-        target, secrets = self._target(self._find())
-        limits = {"socket_timeout": TEST_SECONDS, "socket_connect_timeout": TEST_SECONDS}
-        tls = target.pop("ssl_options", {})
-        settings: dict[str, Any] = {**target, **tls, **secrets, **limits}
-        with redis.Redis(**settings) as client:
+        connection = self._find()
+        target, _ = self._target(connection)
+        with self._client(redis.Redis, connection) as client:
             facts = client.info("server")
         kind = "Redis Cluster" if facts.get("redis_mode") == "cluster" else "Redis"
         return f"{kind} {facts['redis_version']} on {target['host']}:{target['port']}, database {target['db']}"
-
-
-def _tls_options(extra: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-    found = {name: option(extra, name) for name in names if option(extra, name) is not None}
-    if option(extra, "ssl_check_hostname") is not None:
-        found["ssl_check_hostname"] = as_bool(extra["ssl_check_hostname"])
-    return found

@@ -37,13 +37,17 @@ class SqlSinkHook(SinkHook):
         """Return a SQLAlchemy engine; the caller disposes of it."""
         import sqlalchemy
 
+        from export_queue.core.drivers import bare_url, driver_arguments, parse_url
+
         address = self._address(self._find())
-        url = sqlalchemy.make_url(address.url)
-        arguments = {} if address.is_sqlite else {"connect_timeout": TEST_SECONDS}
+        where = f"connection {self.sql_conn_id!r}"
+        url = parse_url(address.url, where=where)
+        limits = {} if address.is_sqlite else {"connect_timeout": TEST_SECONDS}
+        secret = {"password": address.password} if address.password else {}
         return sqlalchemy.create_engine(
-            url.set(password=address.password) if address.password else url,
+            bare_url(url),
             poolclass=sqlalchemy.NullPool,
-            connect_args=arguments,
+            connect_args={**limits, **driver_arguments(url, where=where), **secret},
             hide_parameters=True,
         )
 

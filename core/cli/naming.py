@@ -22,19 +22,20 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
-
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from export_queue.core.cli.loading import search_current_folder
 from export_queue.core.client import DEFAULT_SCHEMA, Store
+from export_queue.core.drivers import check_sql_url, parse_url, password_of, redis_target
 from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
 from export_queue.core.references import check_sink_name, import_object, resolve_secret
 from export_queue.core.sinks import SinkSpec, is_kind
 
 SINK_PASSWORD = "EXPORT_QUEUE_SINK_PASSWORD"
 """The variable of this process through which the password of a sink's URL goes."""
+_EXAMPLES = (
+    "expected redis://host:6379/0, https://host:9200, postgresql://user@host/db, mysql://user@host/db or sqlite:///path"
+)
 _AIRFLOW = "airflow:"
 _KINDS = "a URL with ://, a kind of sink or module:factory"
 _CONNECTION = re.compile(r"[A-Za-z0-9_.-]+")
@@ -193,16 +194,10 @@ def _of_url(text: str) -> tuple[dict[str, Any], str | None]:
     scheme = text.partition("://")[0]
     if scheme in ("redis", "rediss", "http", "https"):
         return _of_server(text)
-    try:
-        url = make_url(text)
-    except (ArgumentError, ValueError):
-        # not repeated: it may hold a password
-        raise InvalidArgument(
-            "the URL of the sink cannot be read: expected redis://host:6379/0, https://host:9200, "
-            "postgresql://user@host/db, mysql://user@host/db or sqlite:///path"
-        ) from None
-    bare = url._replace(password=None).render_as_string(hide_password=False)  # set() would keep it
-    return {"kind": "sql", "options": {"url": bare}}, None if url.password is None else str(url.password)
+    url = parse_url(text, where="the URL of the sink", hint=_EXAMPLES)
+    check_sql_url(url, where="the URL of the sink")
+    bare = url._replace(password=None).difference_update_query(["password"])  # set() would keep it
+    return {"kind": "sql", "options": {"url": bare.render_as_string(hide_password=False)}}, password_of(url)
 
 
 def _of_server(text: str) -> tuple[dict[str, Any], str | None]:
@@ -211,7 +206,7 @@ def _of_server(text: str) -> tuple[dict[str, Any], str | None]:
         host, port = url.hostname, url.port
     except ValueError:
         raise InvalidArgument("the URL of the sink cannot be read: expected scheme://host:port") from None
-    if not host or url.query or url.fragment:
+    if not host or url.fragment or (url.query and url.scheme in ("http", "https")):
         raise InvalidArgument("the URL of the sink: expected scheme://user@host:port; options go with --sink-option")
     options: dict[str, Any] = {} if url.username in (None, "") else {"username": unquote(url.username or "")}
     password = None if not url.password else unquote(url.password)
@@ -219,13 +214,19 @@ def _of_server(text: str) -> tuple[dict[str, Any], str | None]:
         place = f"[{host}]" if ":" in host else host
         options["hosts"] = f"{url.scheme}://{place}{f':{port}' if port else ''}{url.path.rstrip('/')}"
         return {"kind": "elasticsearch", "options": options}, password
-    db = url.path.strip("/") or "0"
-    if not db.isdecimal():
-        raise InvalidArgument(
-            "the URL of the sink: expected the number of a Redis database behind host:port/, found something else"
-        )
-    options |= {"host": host, "port": port or 6379, "db": int(db)}
-    return {"kind": "redis", "options": options | ({"ssl": True} if url.scheme == "rediss" else {})}, password
+    try:
+        pairs = parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query))
+    except ValueError:
+        pairs = [("", "")]
+    given = dict(pairs)
+    if len(given) < len(pairs) or not all(given.values()):
+        raise InvalidArgument("the URL of the sink: each option has one value, found none or several")
+    given |= {"ssl": "true"} if url.scheme == "rediss" else {}
+    options |= {"host": host, "port": port or 6379}
+    return {
+        "kind": "redis",
+        "options": options | redis_target(given, path=url.path, where="the URL of the sink"),
+    }, password
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 from export_queue.core.callables import check_runs, returned
+from export_queue.core.drivers import check_sql_url, client_arguments, parse_url, redis_tls
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.references import check_sink_name, has_password, import_object, is_reference, resolve_secret
 from export_queue.core.sinks.claims import FencedSink
@@ -71,6 +72,7 @@ class SinkSpec:
             options = {"parts": [_plain(part) for part in _parts(options, self.secrets)]}
         else:
             _refuse_secrets(options, self.kind)
+            _refuse_unkept(options, self.kind)
         for option, reference in self.secrets.items():
             if not is_reference(reference):
                 raise SinkConfigurationError(
@@ -250,6 +252,21 @@ def _refuse_secrets(value: Any, kind: str, name: str = "") -> None:
             f"option {name!r} of sink {kind} is refused: {reason}",
             hint=f"give it as a secret: secrets={{{'password' if name == 'url' else name!r}: 'env:NAME'}}",
         )
+
+
+def _refuse_unkept(options: Mapping[str, Any], kind: str) -> None:
+    """Refuse options that no driver would keep, before anything is sent to Spark."""
+    url, where = options.get("url"), f"option 'url' of sink {kind}"
+    if kind == "sql" and isinstance(url, str):
+        check_sql_url(
+            parse_url(url, where=where, error=SinkConfigurationError), where=where, error=SinkConfigurationError
+        )
+    hosts = options.get("hosts")
+    if kind == "elasticsearch" and isinstance(options.get("client_options"), dict):
+        client_arguments(options["client_options"], [hosts] if isinstance(hosts, str) else hosts or [])
+    tls, where = options.get("ssl_options"), f"option 'ssl_options' of sink {kind}"
+    if kind == "redis" and isinstance(tls, dict):
+        redis_tls(tls, ssl=bool(options.get("ssl")), where=where, error=SinkConfigurationError)
 
 
 def _default_name(spec: SinkSpec) -> str:

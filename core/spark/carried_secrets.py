@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 
 from export_queue.core.errors import ConfigurationError
 from export_queue.core.sinks import SinkSpec
+from export_queue.core.spark.masters import is_local
 from export_queue.core.store import StoreSpec
 
 _ENV = "env:"
+_OF_CONNECTIONS = ("XQ_STORE_PASSWORD", "XQ_SINK_")
+"""How the variables begin in which Airflow's operators hand passwords of connections to the driver."""
 _MOST_BYTES = 1 << 17
 """Far below the megabyte from which on PySpark writes a closure to a file."""
 
@@ -63,13 +66,32 @@ def carried_secrets(conf: Mapping[str, str], wanted: Sequence[str], lacking: Col
             raise ConfigurationError("the secrets are too large to be sent to executors", hint="give files: file:/PATH")
         return CarriedSecrets(variables)  # also to executors that come later
     if lacking:
-        raise ConfigurationError(
-            f"{', '.join(sorted(lacking))} can be followed on the driver's machine alone, and this cluster would send "
-            "passwords to its executors in clear",
-            hint="set spark.authenticate=true and spark.network.crypto.enabled=true for the whole cluster, or give "
-            "references that executors can follow: file:/PATH, module:callable",
-        )
+        raise _in_clear(lacking)
     return CarriedSecrets()
+
+
+def refuse_unsendable(conf: Mapping[str, str], wanted: Sequence[str]) -> None:
+    """Refuse the passwords of Airflow's connections, before an executor starts, if executors cannot get them.
+
+    Other references are tried by an executor first: its machine may have a variable of that name.
+
+    :param conf: Spark's configuration, by name.
+    :param wanted: references that tasks follow.
+    :raises ConfigurationError: the cluster's connections are not protected.
+    """
+    ours = [f"{_ENV}{name}" for name in _names(wanted) if name.startswith(_OF_CONNECTIONS) and name in os.environ]
+    lacking = [text for text in ours if f"spark.executorEnv.{text.removeprefix(_ENV)}" not in conf]
+    if lacking and not is_local(conf.get("spark.master", "")) and not _is_protected(conf):
+        raise _in_clear(lacking)
+
+
+def _in_clear(lacking: Collection[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"{', '.join(sorted(lacking))} can be followed on the driver's machine alone, and this cluster would send "
+        "passwords to its executors in clear",
+        hint="set spark.authenticate=true and spark.network.crypto.enabled=true for the whole cluster, or give "
+        "references that executors can follow: file:/PATH, module:callable",
+    )
 
 
 def _names(wanted: Sequence[str]) -> list[str]:

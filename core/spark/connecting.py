@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pyspark import SparkContext
 
 from export_queue.core.sinks import SinkSpec
-from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references
+from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references, refuse_unsendable
 from export_queue.core.spark.engine import ask_executors
 from export_queue.core.spark.masters import is_local, refuse_remote_sqlite
-from export_queue.core.spark.start import start_deadline, start_spark
+from export_queue.core.spark.start import start_deadline, start_spark, submitted_settings
 from export_queue.core.store import StoreSpec
 
 _FORKABLE = {"psycopg", "redis"}
@@ -32,6 +32,7 @@ def connect(
     """
     wanted = references(store, sink)
     with start_deadline(seconds):
+        refuse_unsendable(submitted_settings(), wanted)
         context = start_spark(name, preloaded=_preloaded(modules))
         refuse_remote_sqlite(context.master, store, sink)
         lacking = ask_executors(context, modules, wanted)

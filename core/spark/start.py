@@ -54,6 +54,19 @@ def start_deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def submitted_settings() -> dict[str, str]:
+    """Return the settings of the submission; no executor starts for that.
+
+    :raises SparkJobFailed: Java did not start; its whole story is in the log above.
+    """
+    try:
+        with _pandas_unseen():
+            SparkContext._ensure_initialized()
+            return dict(SparkConf().getAll())
+    except Exception as error:
+        raise SparkJobFailed(f"Spark did not start: {cause_of(error)}") from error
+
+
 def start_spark(name: str, *, preloaded: Sequence[str] = ()) -> SparkContext:
     """Connect to the Spark that this program was submitted to.
 

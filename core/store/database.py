@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError as UrlError
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, NoSuchModuleError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
+from export_queue.core.drivers import check_sql_url, parse_url, password_of
 from export_queue.core.errors import InvalidArgument, StoreError, StoreNotCreated, StoreReplaced, StoreUnavailable
 from export_queue.core.references import hide_secrets
 from export_queue.core.store import forks
@@ -41,6 +41,7 @@ _TIDY_SECONDS = 3600.0
 _HINT_SECONDS = 5.0
 """How long an answer to hints is waited for."""
 MOST_SCHEMA_BYTES = 63
+URL_HINT = "expected postgresql+psycopg://user@host:port/database or sqlite:////absolute/path"
 _ENDED_AT_ONCE = "This connection is closed"
 """The pool's words when the connection in the place of a dead one is dead, too."""
 
@@ -151,15 +152,16 @@ class Database:
         """
         if segments is not None:
             segments = parse_place(segments)
-        parsed = _read_url(url, password if isinstance(password, str) else None)
+        parsed = parse_url(url, where="the store's URL", hint=URL_HINT)
         backend = parsed.get_backend_name()
         shown = hide_secrets(parsed.render_as_string(hide_password=True))
         if backend == "sqlite":
             from export_queue.core.store.sqlite.dialect import SqliteDialect
             from export_queue.core.store.sqlite.file import StoreFile, open_engine
 
-            if not parsed.database or parsed.database == ":memory:" or "uri" in parsed.query:
+            if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
                 raise InvalidArgument(f"a store needs the path of a file that processes can share, found {shown}")
+            check_sql_url(parsed, where="the store's URL")
             file = StoreFile(str(Path(parsed.database).absolute()))
             parsed = parsed.set(database=file.path)
             shown = hide_secrets(parsed.render_as_string(hide_password=True))
@@ -176,7 +178,7 @@ class Database:
                     parsed,
                     schema,
                     behind_pooler=behind_pooler,
-                    password=password if callable(password) else None,
+                    password=password if password is not None else password_of(parsed),
                 )
                 steps = PostgresDialect(schema, postgres, behind_pooler=behind_pooler)
                 return cls(postgres, steps, shown_url=shown, client=client, limits=limits, segments=segments)
@@ -510,21 +512,6 @@ def _check_schema(name: str) -> None:
         )
     if name.startswith("pg_"):
         raise InvalidArgument(f"schema: PostgreSQL keeps names that begin with pg_ for itself, found {name!r}")
-
-
-def _read_url(url: str, password: str | None) -> sa.URL:
-    """Parse a store's URL; returns it with the password.
-
-    :raises InvalidArgument: it is no URL; a password in it is not shown.
-    """
-    try:
-        parsed = sa.make_url(url)
-    except (UrlError, ValueError):  # ValueError: of a port that is no number
-        raise InvalidArgument(
-            "a store's URL reads like sqlite:///path or postgresql+psycopg://user@host/database, "
-            f"found text of {len(url)} characters that is no URL"
-        ) from None
-    return parsed if password is None else parsed.set(password=password)
 
 
 def schema_of(connection: sa.Connection) -> str:

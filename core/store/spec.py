@@ -9,9 +9,10 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from export_queue.core.drivers import check_sql_url, parse_url
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import has_password, is_reference, resolve_secret
-from export_queue.core.store.database import Database
+from export_queue.core.store.database import URL_HINT, Database
 from export_queue.core.store.dialect import Clock
 from export_queue.core.store.limits import Limits
 from export_queue.core.store.place import parse_place
@@ -28,7 +29,8 @@ class StoreSpec:
     :param behind_pooler: whether the URL leads to a pooler in transaction mode, such as PgBouncer's.
     :param segments: where files with bulk entries are, for all that write and drain: ``s3://bucket/folder`` or the
         absolute path of a shared folder; for SQLite by default a folder beside the file.
-    :raises InvalidArgument: a URL holds a password, or the reference is none.
+    :raises InvalidArgument: a URL holds a password, or an option that its driver does not take, or the reference is
+        none.
     """
 
     url: str
@@ -43,6 +45,7 @@ class StoreSpec:
                 "the store's URL holds a password, which a command line would show",
                 hint="leave it out, and name it: secret='env:NAME', 'file:/PATH' or 'module:callable'",
             )
+        check_sql_url(parse_url(self.url, where="the store's URL", hint=URL_HINT), where="the store's URL")
         if self.segments is not None:
             parse_place(self.segments)
         if self.secret is not None and not is_reference(self.secret):

@@ -55,20 +55,30 @@ def test_a_missing_connection_is_told_with_the_variable_to_set(connections: Path
 
 
 @pytest.mark.full("Airflow's database is created, which takes half a minute")
-def test_a_connection_of_airflows_database_is_found(tmp_path: Path) -> None:
+def test_connections_of_airflows_database_are_found_by_commands_and_scripts(tmp_path: Path) -> None:
     environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
     environment |= {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{tmp_path}/airflow.db"}
 
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=240
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def run(*command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
 
-    run("airflow", "db", "migrate")
-    run("airflow", "connections", "add", "cache", "--conn-type", "redis", "--conn-host", "cache.example")
+    def add(name: str, **fields: str) -> None:
+        run("-m", "airflow", "connections", "add", name, "--conn-json", json.dumps(fields))
+
+    run("-m", "airflow", "db", "migrate")
+    add("cache", conn_type="redis", host="cache.example")
+    add("exports", conn_type="export_queue", host=f"sqlite:///{tmp_path}/exports.db")
     program = "from export_queue.core.cli import main; main()"
-    arguments = [sys.executable, "-c", program, "ddl", "orders", "--sink", "cache"]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60)
-    assert "sink cache has nothing to prepare" in done.stderr
+    assert "has nothing to prepare" in run("-c", program, "ddl", "orders", "--sink", "cache", status=1).stderr
+    made = run("-c", program, "init", "--store", "exports")
+    assert "is ready" in made.stdout
+    assert "RFC3986" not in made.stdout + made.stderr
+    listed = run("-c", program, "status", "--store", "exports", "--json")
+    assert json.loads(listed.stdout) == []
+    script = "from export_queue.hooks import *; store = ExportQueueHook('exports').get_store(); print(store.queues())"
+    script += "; print(RedisSinkHook('cache').describe().spec.options['host'])"
+    shown = run("-c", script).stdout
+    assert "[]" in shown
+    assert "cache.example" in shown

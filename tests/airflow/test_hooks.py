@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 from tests.support.servers import free_port
 
+from export_queue.core.drivers import postgresql_arguments
 from export_queue.core.errors import (
     ConfigurationError,
     InvalidArgument,
@@ -63,7 +65,7 @@ PASSWORD = "kept-secret-4711"
                 "schema": "d",
                 "login": "u",
                 "password": PASSWORD,
-                "extra": {"sslmode": "require", "cursor": "dictcursor"},
+                "extra": {"sslmode": "require", "sslrootcert": None},
             },
             "postgresql+psycopg://u@h:5433/d?sslmode=require",
         ),
@@ -76,6 +78,68 @@ def test_a_store_is_found_through_its_connection(connect: Any, fields: dict[str,
     assert described.spec.schema == "export_queue"
     assert list(described.variables.values()) == ([PASSWORD] if "postgres" in url else [])
     assert PASSWORD not in f"{described!r} {described!s} {described.spec.url}"
+
+
+@pytest.mark.parametrize("way", ["store", "linked store", "sink"])
+@pytest.mark.parametrize("folder", ["/var/run/postgresql", "/cloudsql/project:region:name"])
+def test_the_folder_of_a_socket_is_a_host(connect: Any, way: str, folder: str) -> None:
+    connect("db", conn_type="postgres", host=folder, schema="d", login="u", extra={"require_auth": "none"})
+    connect("store", conn_type="export_queue", extra={"sql_conn_id": "db"})
+    if way == "sink":
+        url = sink_hook("db").describe().spec.options["url"]
+    else:
+        url = ExportQueueHook("db" if way == "store" else "store").describe().spec.url
+    found = postgresql_arguments(make_url(url), where="the URL")
+    assert found == {"host": folder, "dbname": "d", "user": "u", "require_auth": "none"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"host": "a,b", "port": 5433}, {"host": "a,b", "port": "5433"}),
+        ({"host": "a:1,b:2"}, {"host": "a,b", "port": "1,2"}),
+        ({"host": "a:1"}, {"host": "a", "port": "1"}),
+        ({"host": "::1", "port": 5433}, {"host": "::1", "port": "5433"}),
+        ({"host": "[::1]", "port": 5433}, {"host": "::1", "port": "5433"}),
+        ({"extra": {"host": "/var/run/postgresql", "port": "5433"}}, {"host": "/var/run/postgresql", "port": "5433"}),
+        ({"host": "h", "extra": {"options": "-c x=a,b&c"}}, {"host": "h", "options": "-c x=a,b&c"}),
+    ],
+)
+def test_the_hosts_of_a_postgres_connection_are_those_of_the_driver(
+    connect: Any, fields: dict[str, Any], expected: dict[str, str]
+) -> None:
+    connect("db", conn_type="postgres", schema="d", **fields)
+    for url in (ExportQueueHook("db").describe().spec.url, sink_hook("db").describe().spec.options["url"]):
+        assert postgresql_arguments(make_url(url), where="the URL") == {"dbname": "d", **expected}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"conn_type": "postgres", "host": "h?sslmode=disable", "schema": "d"}, "a host, without options"),
+        ({"conn_type": "postgres", "host": "a:1", "port": 2, "schema": "d"}, "port is given twice"),
+        ({"conn_type": "postgres", "host": "h", "schema": "d", "extra": {"host": "g"}}, "'host'"),
+        ({"conn_type": "postgres", "host": "h", "schema": "d", "extra": {"sslmode": {"a": PASSWORD}}}, "found dict"),
+        ({"conn_type": "sqlite", "host": "/x.db?mode=ro"}, "behind a"),
+        ({"conn_type": "postgres", "host": "h", "schema": "d", "extra": {"cursor": "dictcursor"}}, "cursor"),
+        ({"conn_type": "postgres", "host": "h", "schema": "d", "extra": {"nonsense": PASSWORD}}, "nonsense"),
+        ({"conn_type": "sqlite", "host": "/x.db", "extra": {"mode": "ro"}}, "mode"),
+        ({"conn_type": "sqlite", "host": "/x.db", "password": PASSWORD}, "password"),
+        ({"conn_type": "export_queue", "host": "postgresql://h/d", "extra": {"sslmode": "require"}}, "sslmode"),
+        ({"conn_type": "export_queue", "host": "postgresql://h/d", "schema": "other"}, "schema"),
+        ({"conn_type": "export_queue", "host": "postgresql://a@h/d", "login": "b"}, "another user"),
+    ],
+)
+def test_nothing_that_a_store_s_connection_says_is_ignored(connect: Any, fields: dict[str, Any], named: str) -> None:
+    connect("store", **fields)
+    with pytest.raises(InvalidArgument, match=named) as caught:
+        ExportQueueHook("store").describe()
+    assert PASSWORD not in str(caught.value)
+
+
+def test_the_database_of_a_redis_uri_is_the_one_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_CACHE", "redis://h:6379/5")
+    assert sink_hook("cache").describe().spec.options["db"] == 5
 
 
 @pytest.mark.parametrize(
@@ -271,7 +335,7 @@ def test_sql_connections_are_sql_sinks(connect: Any, conn_type: str) -> None:
 
 
 def test_an_elasticsearch_connection_is_an_elasticsearch_sink(connect: Any) -> None:
-    extra = {"ca_certs": certifi_file(), "verify_certs": "true", "fetch_size": 10, "max_retries": 9}
+    extra = {"ca_certs": certifi_file(), "verify_certs": "true"}
     connect("search", conn_type="elasticsearch", host="a, b", schema="https", login="u", password=PASSWORD, extra=extra)
     described = sink_hook("search").describe({"index": "customers"})
     spec, variables = described.spec, described.variables
@@ -289,14 +353,33 @@ def test_an_elasticsearch_connection_is_an_elasticsearch_sink(connect: Any) -> N
         spec.open().close()  # the sink takes them
 
 
+@pytest.mark.parametrize(
+    ("host", "fields", "expected"),
+    [
+        ("h", {"extra": {"use_ssl": True}}, "https://h:9200"),
+        ("h", {"extra": {"use_ssl": "true", "verify_certs": False}}, "https://h:9200"),
+        ("h", {"extra": {"scheme": "HTTPS"}}, "https://h:9200"),
+        ("h", {"schema": "HTTPS", "port": 443, "extra": {"use_ssl": True}}, "https://h:443"),
+        ("https://h:9243", {"extra": {"use_ssl": True}}, "https://h:9243"),
+        ("h", {"extra": {"use_ssl": False}}, "http://h:9200"),
+        ("::1", {"schema": "https"}, "https://[::1]:9200"),
+    ],
+)
+def test_tls_of_elasticsearch_is_demanded_in_several_ways(
+    connect: Any, host: str, fields: dict[str, Any], expected: str
+) -> None:
+    connect("search", conn_type="elasticsearch", host=host, **fields)
+    assert sink_hook("search").describe().spec.options["hosts"] == [expected]
+
+
 def certifi_file() -> str:
     import certifi
 
     return certifi.where()
 
 
-def test_an_api_key_goes_before_user_and_password(connect: Any) -> None:
-    connect("search", conn_type="elasticsearch", host="h", port=1, login="u", password="p", extra={"api_key": PASSWORD})
+def test_an_api_key_takes_the_place_of_user_and_password(connect: Any) -> None:
+    connect("search", conn_type="elasticsearch", host="h", port=1, extra={"api_key": PASSWORD})
     described = ElasticsearchSinkHook("search").describe()
     spec, variables = described.spec, described.variables
     assert spec.options == {"hosts": ["http://h:1"]}
@@ -312,7 +395,17 @@ def test_an_api_key_goes_before_user_and_password(connect: Any) -> None:
         ({}, "names no host"),
         ({"host": "h", "password": PASSWORD}, "no login"),
         ({"host": "h", "extra": {"cloud_id": "x"}}, "cloud_id"),
-        ({"host": f"https://u:{PASSWORD}@h:9200"}, "holds a password"),
+        ({"host": "h", "schema": "http", "extra": {"use_ssl": True}}, "use_ssl means https"),
+        ({"host": "h", "schema": "https", "extra": {"use_ssl": "false"}}, "use_ssl means http"),
+        ({"host": "http://h:9200", "extra": {"use_ssl": True}}, "the connection says https"),
+        ({"host": "h", "extra": {"use_ssl": "perhaps"}}, "use_ssl"),
+        ({"host": "h", "extra": {"api_key": {"id": "i", "api_key": PASSWORD}}}, "'api_key': expected text, found dict"),
+        ({"host": "h", "extra": {"verify_certs": True}}, "without TLS"),
+        ({"host": "h", "extra": {"bearer_auth": PASSWORD}}, "bearer_auth"),
+        ({"host": "h", "schema": "http", "extra": {"scheme": "https"}}, "scheme is named twice"),
+        ({"host": "h", "schema": "ftp"}, "schema http or https"),
+        ({"host": "h", "login": "u", "password": PASSWORD, "extra": {"api_key": PASSWORD}}, "either api_key"),
+        ({"host": f"https://u:{PASSWORD}@h:9200"}, "without user, password"),
     ],
 )
 def test_an_elasticsearch_connection_that_cannot_be_used_says_why(
@@ -439,12 +532,15 @@ def test_a_mysql_connection_leads_to_a_sink(connect: Any, mariadb_server: Any) -
     [
         ({}, "names no database"),
         ({"schema": "d", "extra": {"iam": True}}, "IAM"),
-        ({"schema": "d", "extra": {"ssl": {"capath": "/x"}}}, "extra ssl"),
+        ({"schema": "d", "extra": {"ssl": {"verify_mode": "none"}}}, "extra ssl"),
         ({"schema": "d", "extra": {"ssl": "no json"}}, "extra ssl"),
+        ({"schema": "d", "host": "h?ssl_mode=DISABLED"}, "a host, without options"),
+        ({"schema": "d", "host": "a,b"}, "one host"),
+        ({"schema": "d", "host": "h:3307"}, "one host"),
     ],
 )
 def test_a_mysql_connection_that_is_no_sink_is_refused(connect: Any, fields: dict, problem: str) -> None:
-    connect("copies", conn_type="mysql", host="h", password=PASSWORD, **fields)
+    connect("copies", **{"conn_type": "mysql", "host": "h", "password": PASSWORD, **fields})
     with pytest.raises(SinkConfigurationError, match=problem) as caught:
         SqlSinkHook("copies").describe()
     assert PASSWORD not in str(caught.value)

@@ -49,7 +49,12 @@ from export_queue.core.spark import DrainArguments, Submitter
 from export_queue.core.transactions import take_snapshot
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.connections import MissingConnection
-from export_queue.operators import ExportQueueSparkDrainOperator, free_units
+from export_queue.operators import (
+    ExportQueueSparkCompactOperator,
+    ExportQueueSparkDrainOperator,
+    ExportQueueSparkLoadOperator,
+    free_units,
+)
 from export_queue.operators.spark_home import SparkNotFound, find_java, find_spark
 
 PASSWORD = "kept-secret-4711"
@@ -303,6 +308,21 @@ def test_a_password_in_the_place_of_a_reference_is_refused_and_not_shown(argumen
     with pytest.raises(InvalidArgument, match="env:NAME") as caught:
         ExportQueueSparkDrainOperator(task_id="it", queue_id="orders", sink_conn_id="copies", **{argument: value})
     assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"),
+    [
+        (ExportQueueSparkDrainOperator, {"sink_conn_id": "copies"}),
+        (ExportQueueSparkLoadOperator, {"frame": "m:f"}),
+        (ExportQueueSparkCompactOperator, {}),
+    ],
+)
+def test_the_argument_of_airflows_own_spark_operator_is_refused_with_the_name_of_ours(
+    operator: Any, arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgument, match="spark_conn_id"):
+        operator(task_id="it", queue_id="orders", conn_id="spark_default", **arguments)
 
 
 def test_cluster_modes_refuse_passwords_and_take_references(

@@ -218,7 +218,6 @@ def test_many_create_at_once_beside_a_store_that_works(postgres_url: str) -> Non
     [
         "postgresql+psycopg://u@127.0.0.1:1/d?password=s3cr3t",
         "postgresql+psycopg://u:s3cr3t@127.0.0.1:1/d",
-        "postgresql+psycopg://u@127.0.0.1:1/d?sslmode=disable&sslpassword=s3cr3t",
         "postgresql+psycopg:///d?host=127.0.0.1&port=1&user=u&password=s3cr3t",
     ],
 )

@@ -573,7 +573,10 @@ def test_a_commit_that_fails_behind_its_answer_has_not_taken_effect(postgres_url
 
 
 def test_texts_reach_the_store_whatever_the_clients_encoding_is(postgres_url: str) -> None:
-    with Store.open(postgres_url) as store, Store.open(f"{postgres_url}?client_encoding=latin1") as western:
+    with (
+        Store.open(postgres_url) as store,
+        Store.open(f"{postgres_url}?options=-c%20client_encoding%3Dlatin1") as western,
+    ):
         store.create()
         assert western.run(lambda tx: "naïve €", idempotency_key="café €") == "naïve €"
         assert store.idempotency("café €").result == "naïve €"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from tests.support.certificates import make_certificate
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_records import admit, puts
 from tests.support.servers import HOST, RedisServer, free_port
@@ -26,23 +21,7 @@ from export_queue.core.sinks import RedisSink
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for the servers' address that vouches for itself; its key lies beside it."""
-    folder = tmp_path_factory.mktemp("tls")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "export-queue-tests")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = folder / "certificate.pem"
-    path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    path.with_suffix(".key").write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
-    return path
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def settings(certificate: Path) -> Mapping[str, str]:

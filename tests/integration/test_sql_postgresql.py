@@ -88,7 +88,6 @@ def test_a_table_keeps_room_for_the_next_versions_of_its_rows(postgres_url, make
 @pytest.mark.parametrize(
     ("query", "setting"),
     [
-        ("?client_encoding=latin1", None),
         ("?options=-c%20client_encoding%3Dlatin1", None),
         ("", "latin1"),
     ],

@@ -146,6 +146,21 @@ def without_password(url: str) -> str:
     return sa.make_url(url)._replace(password=None).render_as_string()
 
 
+@pytest.mark.full("a start of Spark")
+def test_passwords_of_connections_that_a_cluster_would_send_in_clear_are_refused_before_it_is_spoken_to(
+    orders: Store, store_url: str, sink: SinkSpec, submit: Submit
+) -> None:
+    sink = dataclasses.replace(sink, secrets={"password": "env:XQ_SINK_REDIS_PASSWORD"})
+    job = job_for(store_url, sink, start_timeout=60)
+    variables = {"XQ_STORE": sa.make_url(store_url).password or "", "XQ_SINK_REDIS_PASSWORD": "s3cr3t-4711"}
+    submission = submit(job, master=f"spark://127.0.0.1:{free_port()}", variables=variables)  # nobody listens there
+    assert submission.wait() == 1
+    output = submission.output()
+    assert "env:XQ_SINK_REDIS_PASSWORD can be followed on the driver's machine alone" in output
+    assert "spark.authenticate=true" in output
+    assert "s3cr3t-4711" not in output
+
+
 @pytest.mark.full("a cluster of Spark; local processes run anyway")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("cluster", ["plain"], indirect=True)

@@ -23,7 +23,7 @@ from export_queue.core.retry import Retry
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark import DrainArguments, Submitter, check_master, drain_job
 from export_queue.core.spark.archive import package_archive
-from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references
+from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references, refuse_unsendable
 from export_queue.core.spark.pyspark_path import without_archives
 from export_queue.core.store import StoreSpec
 
@@ -150,6 +150,16 @@ def test_a_reference_that_leads_nowhere_on_executors_is_named(monkeypatch):
     monkeypatch.delenv("XQ_SINK_R", raising=False)
     with pytest.raises(ConfigurationError, match="cannot follow env:XQ_SINK_R, file:/run/s"):
         carried_secrets(PROTECTED, WANTED, WANTED)
+
+
+def test_passwords_of_connections_are_refused_before_an_executor_starts(monkeypatch):
+    monkeypatch.setenv("XQ_STORE", "s3cr3t")
+    monkeypatch.setenv("XQ_SINK_R", "s3cr3t")
+    remote = {"spark.master": "spark://h:7077"}
+    with pytest.raises(ConfigurationError, match="^env:XQ_SINK_R can be followed on the driver's machine alone"):
+        refuse_unsendable(remote, WANTED)
+    for conf in (remote | PROTECTED, remote | {"spark.executorEnv.XQ_SINK_R": "x"}, {"spark.master": "local[2]"}):
+        refuse_unsendable(conf, WANTED)
 
 
 def test_secrets_that_would_make_spark_write_a_file_are_refused(monkeypatch):

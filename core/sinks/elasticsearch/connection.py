@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -23,11 +24,24 @@ _LINES = "application/vnd.elasticsearch+x-ndjson; compatible-with=8"
 _HEADERS = {"accept": _JSON, "content-type": _JSON}
 _BULK_HEADERS = {"accept": _JSON, "content-type": _LINES}
 
-CLIENT_OPTIONS = frozenset(
-    "ca_certs client_cert client_key http_compress ssl_assert_fingerprint ssl_assert_hostname ssl_show_warn"
-    " verify_certs".split()
-)
-"""Arguments of the client that users may give; the others are ours, or secrets."""
+
+class _Quiet(threading.local):
+    """Keeps lines about each request of this thread out of logs: a drain sends thousands."""
+
+    is_sending = False
+
+    def __enter__(self) -> None:
+        self.is_sending = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_sending = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or not self.is_sending
+
+
+_quiet = _Quiet()
+logging.getLogger("elastic_transport.transport").addFilter(_quiet.filter)
 
 
 class PutOff(Exception):
@@ -131,7 +145,8 @@ class Connection:
         if body is None:
             headers = {"accept": _JSON}
         try:
-            response = client.perform_request(method, path, params=params, headers=headers, body=body)
+            with _quiet:
+                response = client.perform_request(method, path, params=params, headers=headers, body=body)
         except elasticsearch.UnsupportedProductError:
             raise self._foreign() from None
         except elasticsearch.ApiError as error:

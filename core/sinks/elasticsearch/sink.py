@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from export_queue.core.drivers import check_files, client_arguments
 from export_queue.core.errors import SinkConfigurationError, SinkLostData, SinkRefused, SinkUnavailable
 from export_queue.core.references import has_password
 from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import check_loss, check_owner, stale_rank
 from export_queue.core.sinks.elasticsearch import indices, lines, tombstones
 from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Meaning, items_of, whole
-from export_queue.core.sinks.elasticsearch.connection import CLIENT_OPTIONS, Connection, PutOff, Secret
+from export_queue.core.sinks.elasticsearch.connection import Connection, PutOff, Secret
 from export_queue.core.sinks.elasticsearch.floor import Floor, unreadable
 from export_queue.core.sinks.naming import first_collection, is_fixed
 from export_queue.core.sinks.operations import Operations
@@ -74,12 +75,11 @@ class ElasticsearchSink:
         if not isinstance(index, str):
             raise SinkConfigurationError(f"index: expected a template such as $collection, found {index!r}")
         nodes = [hosts] if isinstance(hosts, str) else list(hosts)
-        options = dict(client_options or {})
-        if unknown := sorted(options.keys() - CLIENT_OPTIONS):
-            known = ", ".join(sorted(CLIENT_OPTIONS))
-            raise SinkConfigurationError(f"client_options: unknown {', '.join(unknown)}; expected {known}")
         if not nodes or any(has_password(node) for node in nodes):
             raise SinkConfigurationError("hosts: expected https://host:port, without a password")
+        options = client_arguments(client_options or {}, nodes)
+        files = ("ca_certs", "client_cert", "client_key")
+        check_files(options, *files, where="client_options", error=SinkConfigurationError)
         if not timeout > 0:
             raise SinkConfigurationError(f"timeout: expected seconds, found {timeout!r}")
         if api_key is not None and (username is not None or password is not None):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+from export_queue.core.drivers import check_files, redis_tls
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.claims import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
@@ -38,7 +39,7 @@ class RedisSink:
     :param username: the user; None for the default one.
     :param password: the password, or a callable that returns it, asked at each new connection.
     :param ssl: whether to connect by TLS.
-    :param ssl_options: further TLS options of redis-py's connection, ``ssl_ca_certs`` and so on.
+    :param ssl_options: further TLS options in redis-py's names: ``ssl_ca_certs``, ``ssl_min_version`` and so on.
     :param key: template of the records' keys, from ``$collection`` and ``$id``; ``${id}`` before a letter, a digit or
         ``_``, and ``$$`` for a dollar sign of the key.
     :param target: ``string``: a record is a string, its document. ``hash``: a record is a hash, the fields of its
@@ -84,6 +85,13 @@ class RedisSink:
                 raise SinkConfigurationError(f"{name}: expected a number, found {number!r}")
         if shards is not None and not (isinstance(shards, int) and 1 <= shards <= 1 << 20):
             raise SinkConfigurationError(f"shards: expected 1 to {1 << 20}, found {shards!r}")
+        tls = redis_tls(ssl_options or {}, ssl=ssl, where="ssl_options", error=SinkConfigurationError)
+        files = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+        check_files(tls, *files, where="ssl_options", error=SinkConfigurationError)
+        if not isinstance(ssl, bool):
+            raise SinkConfigurationError(f"ssl: expected true or false, found {ssl!r}")
+        if not host or any(sign in host for sign in "/@,?# ") or host.count(":") == 1:  # it may hold a password
+            raise SinkConfigurationError("host: expected the name or the address of one host, without port and options")
         self._is_fenced = guard == "fence"
         if self._is_fenced:
             self.capabilities = replace(self.capabilities, fenced=True)
@@ -106,7 +114,7 @@ class RedisSink:
                     "socket_connect_timeout": socket_connect_timeout,
                     "socket_keepalive": True,
                     "client_name": "export-queue",
-                    **(ssl_options or {}),
+                    **tls,
                 },
                 ssl=ssl,
                 username=username,

@@ -57,18 +57,18 @@ _SET_UP = b"""
 """
 
 
-def bound_connections(engine: sa.Engine, *, settings: bool, password: Callable[[], str] | None = None) -> None:
+def bound_connections(engine: sa.Engine, *, settings: bool, password: str | Callable[[], str] | None = None) -> None:
     """Make an engine's connections bounded, and lend none whose server has already ended it.
 
     :param engine: made with ``pool_reset_on_return=None``, since the reset is done here.
     :param settings: whether the server sessions belong to us, as far as is known, so that they may be set up.
-    :param password: asked at each new connection, since it may have changed.
+    :param password: the password, or a function that is asked at each new connection, since it may have changed.
     """
 
     @event.listens_for(engine, "do_connect")
     def _open(dialect: object, record: object, arguments: Any, options: Any) -> BoundedConnection:
         if password is not None:
-            options["password"] = password()
+            options["password"] = password() if callable(password) else password
         raw = BoundedConnection.open(*arguments, autocommit=True, **options)
         try:
             raw.answer_seconds = CONNECT_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +14,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 import sqlalchemy as sa
 
+from export_queue.core.drivers import bare_url, check_postgresql_files, postgresql_arguments
 from export_queue.core.errors import (
     AlreadyCommitted,
     InvalidArgument,
@@ -79,22 +81,35 @@ _TRUE = b"\1"
 """How long a transaction that never read stays registered while its commit is on its way, where that takes a row."""
 
 
+_SET_HERE = re.compile(r"(?:-c\s*|--)(search[-_]path|synchronous[-_]commit)\s*=", re.IGNORECASE)
+"""Settings of a session that the store pins."""
+
+
 def open_engine(
-    url: sa.URL, schema: str, *, behind_pooler: bool = False, password: Callable[[], str] | None = None
+    url: sa.URL, schema: str, *, behind_pooler: bool = False, password: str | Callable[[], str] | None = None
 ) -> sa.Engine:
     """Make an engine on psycopg 3 whose connections begin no SQL transaction by themselves.
 
-    :param password: asked at each new connection; None leaves it to the URL.
+    :param password: the password, or a function that is asked at each new connection.
+    :raises InvalidArgument: the URL has an option that the driver does not take.
     """
     # A pooler hands the next SQL transaction to another server session, without the prepared statements of this one.
     prepare: dict[str, Any] = {"prepare_threshold": None} if behind_pooler else {}
+    arguments = postgresql_arguments(url, where="the store's URL")
+    check_postgresql_files(arguments, where="the store's URL")
+    if own := _SET_HERE.search(arguments.get("options", "")):
+        raise InvalidArgument(
+            f"the store's URL: option 'options': {own[1]} cannot be honoured: the store sets it itself",
+            hint="the schema of the store's tables is an argument of its own, schema=",
+        )
     engine = sa.create_engine(
-        url.set(drivername="postgresql+psycopg"),
+        bare_url(url, "postgresql+psycopg"),
         isolation_level="AUTOCOMMIT",
         hide_parameters=True,  # values of entries do not belong into errors
         connect_args={
-            **{name: url.query.get(name, value) for name, value in CLIENT_DEFAULTS.items()},
-            "client_encoding": "UTF8",  # one in which every text can be sent, whatever the URL or the role asks for
+            **CLIENT_DEFAULTS,
+            **arguments,
+            "client_encoding": "UTF8",  # one in which every text can be sent, whatever the role asks for
             **prepare,
         },
         pool_size=8,

@@ -22,6 +22,7 @@ from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql.control_table import control_table
 from export_queue.core.sinks.sql.dialects.protocol import (
     KEPT_OUT,
+    URL_OPTION,
     Clash,
     Password,
     Poison,
@@ -75,6 +76,11 @@ class GenericDialect:
                 f"a sink on {url.drivername} needs a SQLAlchemy dialect and its driver: {error}",
                 hint="URLs of other sinks are redis://host:6379/0 and, for Elasticsearch and OpenSearch, https://host:9200",
             ) from None
+        if dropped := [name for name in sorted(url.query) if not _hands_over(dialect(), url, name)]:
+            raise SinkConfigurationError(
+                f"{URL_OPTION}: SQLAlchemy does not hand {', '.join(dropped)} over to the driver of {url.drivername}",
+                hint="options are never ignored: correct the name, or remove it",
+            )
         convert = partial(as_python, decimals=dialect.supports_native_decimal)
         self.limits = Limits(id_bytes=4 * _KEY_CHARACTERS, convert=convert)
         self.name = url.get_backend_name()
@@ -90,6 +96,14 @@ class GenericDialect:
         engine = sa.create_engine(self._url, hide_parameters=True, pool_timeout=self._timeout)
 
         give_password(engine, self._password)
+
+        @sa.event.listens_for(engine, "do_connect")
+        def connect(dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> Any:
+            try:
+                return dialect.connect(*arguments, **parameters)
+            except TypeError as error:  # of an argument that the driver does not have
+                raise SinkConfigurationError(f"{URL_OPTION}: {error}") from None
+
         return engine
 
     def folds_names(self, connection: sa.Connection) -> bool:
@@ -291,6 +305,14 @@ def _require_newer(now: Mapping[Row, int], table: Table, rows: Sequence[Row]) ->
     """
     if _older(now, table, rows):
         raise Clash(f"a row was removed as it was about to be changed, or {KEPT_OUT}")
+
+
+def _hands_over(dialect: sa.Dialect, url: sa.URL, option: str) -> bool:
+    """Tell whether a dialect makes anything of an option of a URL."""
+    try:
+        return dialect.create_connect_args(url) != dialect.create_connect_args(url.difference_update_query([option]))
+    except (TypeError, ValueError, sa.exc.ArgumentError) as error:
+        raise SinkConfigurationError(f"{URL_OPTION}: option {option!r}: {type(error).__name__}") from None
 
 
 def _older(now: Mapping[Row, int], table: Table, rows: Sequence[Row]) -> list[Row]:

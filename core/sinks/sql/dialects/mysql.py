@@ -9,6 +9,7 @@ from typing import Any
 import pymysql
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 
+from export_queue.core.drivers import bare_url, mysql_arguments
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
@@ -16,6 +17,7 @@ from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects import mysql_statements
 from export_queue.core.sinks.sql.dialects.protocol import (
     DDL_LOCK_SECONDS,
+    URL_OPTION,
     Password,
     Poison,
     TryAgain,
@@ -85,7 +87,7 @@ _SLACK = 1 << 10
 class MySqlDialect:
     """A database of a MySQL or MariaDB server.
 
-    :param url: with user, without password.
+    :param url: its password does not count.
     :param password: the password, or a function that finds it.
     :param timeout: seconds to wait for a lock and for an answer.
     """
@@ -100,7 +102,8 @@ class MySqlDialect:
         if not url.database:
             raise SinkConfigurationError("url: names no database; expected mysql://user@host/database")
         self.server = f"MySQL at {url.host or 'localhost'}:{url.port or 3306}, database {url.database}"
-        self._url = url
+        self._arguments = mysql_arguments(url, where=URL_OPTION, error=SinkConfigurationError)
+        self._url = bare_url(url, "mysql+pymysql")
         self._password = password
         self._timeout = timeout
 
@@ -121,7 +124,7 @@ class MySqlDialect:
             pool_size=2,
             max_overflow=2,
             pool_recycle=self._timeout / 2,  # before the server ends a session for its idleness
-            connect_args=settings,
+            connect_args={**settings, **self._arguments},
         )
 
         give_password(engine, self._password)

@@ -9,7 +9,8 @@ from typing import Any
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 
-from export_queue.core.errors import ExportQueueError
+from export_queue.core.drivers import bare_url, check_postgresql_files, postgresql_arguments
+from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.postgresql_arrays import BigintArray, BooleanArray, TextArray
 from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
@@ -17,6 +18,7 @@ from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects.protocol import (
     DDL_LOCK_SECONDS,
+    URL_OPTION,
     Password,
     Poison,
     TryAgain,
@@ -85,7 +87,7 @@ class Shape:
 class PostgresDialect:
     """A database of a PostgreSQL server.
 
-    :param url: with user, without password.
+    :param url: its password does not count.
     :param password: the password, or a function that finds it.
     :param timeout: seconds that a statement may take, and that an answer may be late.
     """
@@ -97,8 +99,13 @@ class PostgresDialect:
     driver_error: type[Exception] = psycopg.Error
 
     def __init__(self, url: URL, *, password: Password, timeout: float) -> None:
-        self.server = f"PostgreSQL at {url.host or 'the local socket'}:{url.port or 5432}, database {url.database}"
-        self._url = url
+        self._arguments = postgresql_arguments(url, where=URL_OPTION, error=SinkConfigurationError)
+        check_postgresql_files(self._arguments, where=URL_OPTION, error=SinkConfigurationError)
+        place = self._arguments.get("host") or self._arguments.get("service") or "the local socket"
+        self.server = (
+            f"PostgreSQL at {place}:{self._arguments.get('port', 5432)}, database {self._arguments.get('dbname')}"
+        )
+        self._url = bare_url(url, "postgresql+psycopg")
         self._password = password
         self._timeout = timeout
 
@@ -119,10 +126,9 @@ class PostgresDialect:
             hide_parameters=True,
             pool_size=2,
             max_overflow=2,
-            # Arrays of texts go out in UTF-8 as they are, whatever encoding the URL or the role asks for. Text that the
+            # Arrays of texts go out in UTF-8 as they are, whatever encoding the role asks for. Text that the
             # database cannot hold is its own error, about one row.
-            connect_args={name: value for name, value in settings.items() if name not in self._url.query}
-            | {"client_encoding": "UTF8"},
+            connect_args={**settings, **self._arguments, "client_encoding": "UTF8"},
         )
 
         give_password(engine, self._password)

@@ -17,6 +17,8 @@ Password = str | Callable[[], str] | None
 """A password, or a function that finds it, called at each new connection."""
 
 
+URL_OPTION = "url of the SQL sink"
+"""What errors call the URL."""
 DDL_LOCK_SECONDS = 2
 """How long a change of a table waits for those that use the table."""
 KEPT_OUT = "the table holds neither this row nor a newer one: a trigger or a rule keeps it out"

@@ -58,11 +58,11 @@ class SqliteDialect:
     driver_error: type[Exception] = sqlite3.Error
 
     def __init__(self, url: URL, *, timeout: float) -> None:
-        if not url.database or url.database == ":memory:" or "mode=memory" in url.database:
+        if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
             raise SinkConfigurationError(
                 "an SQLite sink is a file, sqlite:///path: other processes do not see a database in memory"
             )
-        path = Path(url.database.removeprefix("file:").partition("?")[0]).absolute()
+        path = Path(url.database).absolute()
         if not path.parent.is_dir():
             raise SinkConfigurationError(f"SQLite file {path}: there is no folder {path.parent}")
         self.server = f"SQLite file {path}"
