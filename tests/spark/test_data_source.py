@@ -52,6 +52,18 @@ def test_a_frame_becomes_entries_in_one_commit(orders: Store, rows: Any, store_u
     assert len({one.transaction for one in segments(orders)}) == 1
 
 
+def test_of_a_key_in_two_tasks_the_row_of_the_later_task_counts(orders: Store, frames: Any, store_url: str) -> None:
+    first, later = (
+        frames.range(start, start + 40, 1, 1 + n).selectExpr(
+            "concat('k', id) as key", f"named_struct('n', {n}L) as value"
+        )
+        for n, start in ((1, 0), (2, 20))
+    )
+    write(first.union(later), store_url)
+    assert values(orders) == {b"k%d" % n: b'{"n":1}' if n < 20 else b'{"n":2}' for n in range(60)}
+    assert sum(unit.entries for unit in orders.backlog("orders")) == 60
+
+
 def test_no_rows_are_no_entries(orders: Store, rows: Any, store_url: str) -> None:
     write(rows.where("false"), store_url)
     assert segments(orders) == []
