@@ -45,22 +45,19 @@ class QueueWriter:
         self._put(checked)
         self._added |= checked.keys()
 
-    def _checked(
-        self, entries: Iterable[tuple[Any, Any]], known: Container[bytes], *, keep_last: bool = False
-    ) -> dict[bytes, bytes | None]:
+    def _checked(self, entries: Iterable[tuple[Any, Any]], known: Container[bytes]) -> dict[bytes, bytes | None]:
         """Encode entries, and see that no key comes twice.
 
         :param known: encoded keys that may not come again.
-        :param keep_last: of a key that comes twice, the last entry counts.
         """
         checked: dict[bytes, bytes | None] = {}
         for key, value in entries:
             encoded = self._queue.encode_key(key)
             payload = self._queue.encode_value(value, key=key)
-            if encoded in known or (encoded in checked and not keep_last):
+            if encoded in known or encoded in checked:
                 raise EntryError(
                     f"key {key!r} was added to queue {self._queue.id!r} before in this transaction",
-                    hint="pass replace=True if the new value counts; for a table, on_duplicate='keep_last'",
+                    hint="pass replace=True if the new value counts",
                 )
             checked[encoded] = payload
         return checked

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
 
-from export_queue.core.errors import EntryError, ExportQueueError, StoreError
+from export_queue.core.errors import EntryError, ExportQueueError, InvalidArgument, StoreError
 from export_queue.core.queue import Queue, QueueWriter, hashes_of, queue_of
 from export_queue.core.segments.catalogue import begin_load, stage_segments
 from export_queue.core.segments.files import delete_files, load_pyarrow
 from export_queue.core.segments.one_entry import remember_keys
-from export_queue.core.segments.writing import OnDuplicate, write_segments
+from export_queue.core.segments.writing import OnDuplicate, check_sizes, duplicate_key, write_segments
 from export_queue.core.store import identity_of
 from export_queue.core.transactions import OpenTransaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_BATCH_ROWS = 1 << 16
+_BATCH_BYTES = 16 << 20
+"""Maximum rows and bytes that are sorted out of a table at once, unless one entry is larger."""
 
 
 class BulkWriter(QueueWriter):
@@ -35,45 +41,51 @@ class BulkWriter(QueueWriter):
         :param on_duplicate: of a key that comes more than once in the table, the last one counts (``keep_last``), or it
             is an error. Of a key that comes in two tables, the later one counts.
         :returns: the rows of the table.
-        :raises EntryError: a key or value is refused, or a key comes twice.
+        :raises EntryError: a key or value is refused, or a key comes twice; nothing of the table is added.
         :raises InvalidArgument: pyarrow is not installed, or the store has no place for files.
         :raises SegmentUnavailable: the place of the files does not answer, or refuses.
         """
-        load_pyarrow()
-        if missing := {"key", "value"} - set(batch.schema.names):
-            raise EntryError(
-                f"queue {self._to_queue.id!r}: expected a table with the columns key and value, found no "
-                f"{' and no '.join(sorted(missing))}"
+        pa = load_pyarrow()
+        if on_duplicate not in get_args(OnDuplicate):
+            raise InvalidArgument(f"on_duplicate: expected error or keep_last, found {on_duplicate!r}")
+        if not isinstance(batch, pa.Table | pa.RecordBatch):
+            raise InvalidArgument(
+                f"expected an Arrow table or record batch, found {type(batch).__name__}",
+                hint="convert it, as with pyarrow.Table.from_pandas(frame) or pyarrow.Table.from_pylist(rows)",
             )
+        queue = self._to_queue
+        named, column = (_checked(queue, batch, name) for name in ("key", "value"))
+        keys = _encoded(queue, "key", named, lambda key, _: queue.encode_key(key))
+        values = _encoded(queue, "value", column, lambda value, row: queue.encode_value(value, key=named[row].as_py()))
+        check_sizes(f"queue {queue.id!r}", keys, values, queue.max_value_bytes, rows=True)
         if self._of.kind == "long":
-            self._write(batch, on_duplicate)
+            self._write(keys, values, on_duplicate)
         else:
-            pairs = zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
-            self._put(self._checked(pairs, (), keep_last=on_duplicate == "keep_last"))
+            self._add_rows(keys.to_pylist(), values.to_pylist(), on_duplicate)
         return int(batch.num_rows)
 
-    def _write(self, batch: pa.Table | pa.RecordBatch, on_duplicate: OnDuplicate) -> None:
+    def _add_rows(self, keys: Sequence[bytes], values: Sequence[bytes | None], on_duplicate: OnDuplicate) -> None:
+        if on_duplicate == "error" and len(set(keys)) < len(keys):
+            raise duplicate_key(f"queue {self._to_queue.id!r}", Counter(keys).most_common(1)[0][0])
+        self._put(dict(zip(keys, values, strict=True)))
+
+    def _write(self, keys: pa.Array, values: pa.Array, on_duplicate: OnDuplicate) -> None:
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         queue, opened = self._to_queue, self._of
-        keys = _as_stored(batch["key"], queue.key)
-        if keys is None:
-            keys = pa.array([queue.encode_key(key) for key in batch["key"].to_pylist()], pa.binary())
-        if keys.null_count:
-            raise EntryError(f"queue {queue.id!r}: column key: expected no null, found {keys.null_count}")
-        values = _as_stored(batch["value"], queue.value)
-        if values is None:
-            pairs = zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
-            values = pa.array([queue.encode_value(value, key=key) for key, value in pairs], pa.binary())
+        if not len(keys):
+            return
         base = begin_load(opened.database, opened)
         with opened.database.read() as work:  # what the process knows of the queue may be a minute old
             queue = queue_of(work, queue.id, opened.id)
         hashes = hashes_of(keys.to_pylist())
         buckets = pa.array([one % queue.buckets for one in hashes], pa.int32())
-        table = pa.table({"bucket": buckets, "key": keys, "value": values})
-        table = table.sort_by([("bucket", "ascending"), ("key", "ascending")])  # stable: of equal keys the last is last
+        places = pa.table({"bucket": buckets, "key": keys})
+        # Stable: of equal keys the last one stays the last.
+        order = pc.sort_indices(places, sort_keys=[("bucket", "ascending"), ("key", "ascending")])
         reports = write_segments(
-            table.to_batches(max_chunksize=1 << 16),
+            _in_batches({"bucket": buckets, "key": keys, "value": values}, order),
             base=base,
             store_id=identity_of(opened.database).store_id,
             transaction=opened.id,
@@ -92,13 +104,96 @@ class BulkWriter(QueueWriter):
         remember_keys(opened, (report.file for report in reports), found)
 
 
-def _as_stored(column: Any, codec: str) -> Any:
-    """Take text and bytes as they are stored; None of all that a codec has to encode one by one."""
+def _checked(queue: Queue, batch: pa.Table | pa.RecordBatch, name: str) -> Any:
+    """Return a column whose memory is valid; text is UTF-8."""
     import pyarrow as pa
 
-    kind = column.type
-    is_text = codec == "str" and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
-    if not is_text and not (codec == "bytes" and (pa.types.is_binary(kind) or pa.types.is_large_binary(kind))):
-        return None
-    found = column.cast(pa.binary())
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    found = batch.schema.names.count(name)
+    if found != 1:
+        others = [other for other in ("key", "value") if not batch.schema.names.count(other)]
+        what = f"{found} columns {name}" if found else f"no {' and no '.join(others)}"
+        raise EntryError(f"queue {queue.id!r}: expected a table with one column key and one column value, found {what}")
+    column = batch.column(name)
+    try:
+        column.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        # A slice of a nested column is validated with all of its content. Only valid memory may be read.
+        is_text = "UTF8" in str(error)
+        row = _first_row(column, lambda part: part.to_pylist() if is_text else part.validate(full=True))
+        raise EntryError(
+            f"queue {queue.id!r}: column {name}, row {row}: expected a valid {column.type}: {error}"
+        ) from error
+    if name == "key" and column.null_count:
+        row = column.is_null().index(True).as_py()
+        raise EntryError(f"queue {queue.id!r}: column key, row {row}: expected a key, found null")
+    return column
+
+
+def _first_row(column: Any, check: Callable[[Any], Any]) -> int:
+    """Find the first row of which a check raises, knowing that it does so of the whole column."""
+    first, rows = 0, len(column)
+    while rows > 1:
+        half = rows // 2
+        try:
+            check(column.slice(first, half))
+        except Exception:
+            rows = half
+        else:
+            first, rows = first + half, rows - half
+    return first
+
+
+def _encoded(queue: Queue, name: str, column: Any, encode: Callable[[Any, int], bytes | None]) -> pa.Array:
+    """Encode a column as it is stored; text and bytes are taken as they are."""
+    import pyarrow as pa
+
+    if _is_as_stored(column.type, queue.key if name == "key" else queue.value):
+        found = column.cast(pa.large_binary())
+        if not isinstance(found, pa.ChunkedArray):
+            return found
+        return pa.concat_arrays(found.chunks or [pa.array([], found.type)])
+    encoded: list[bytes | None] = []
+    for row, item in enumerate(_listed(queue, name, column)):
+        try:
+            encoded.append(encode(item, row))
+        except EntryError as error:
+            raise EntryError(f"column {name}, row {row}: {error.message}", hint=error.hint) from error
+    return pa.array(encoded, pa.large_binary())
+
+
+def _is_as_stored(kind: Any, codec: str) -> bool:
+    """Tell whether a codec stores values of a type as they are."""
+    import pyarrow.types as types
+
+    if codec == "str":
+        return bool(types.is_string(kind) or types.is_large_string(kind))
+    return bool(codec == "bytes" and (types.is_binary(kind) or types.is_large_binary(kind)))
+
+
+def _listed(queue: Queue, name: str, column: Any) -> list[Any]:
+    """Turn a column into Python's values."""
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except Exception as error:
+        row = _first_row(column, lambda part: part.to_pylist())
+        raise EntryError(
+            f"queue {queue.id!r}: column {name}, row {row}: expected a {column.type} that Python can hold: {error}"
+        ) from error
+
+
+def _in_batches(columns: Mapping[str, pa.Array], order: pa.Array) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of columns in an order, in batches of bounded bytes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths = pc.add(pc.binary_length(columns["key"]), pc.fill_null(pc.binary_length(columns["value"]), 0))
+    ends = pc.cumulative_sum(lengths.take(order))
+    first = before = 0
+    while first < len(order):
+        rows = min(_BATCH_ROWS, len(order) - first)
+        while rows > 1 and ends[first + rows - 1].as_py() - before > _BATCH_BYTES:
+            rows //= 2
+        part = order.slice(first, rows)
+        first += rows
+        before = ends[first - 1].as_py()
+        yield pa.RecordBatch.from_arrays([column.take(part) for column in columns.values()], list(columns))

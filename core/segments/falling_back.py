@@ -9,23 +9,27 @@ inputs count again in their own layout, and what was drained by then comes once 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import LOAD_PRIORITY, Area, Lease, LeaseKeeper, Owner, acquire, hold, release, renew
 from export_queue.core.queue import Queue, Range
 from export_queue.core.segments.catalogue import waiting_segments
-from export_queue.core.segments.merging import bytes_of_all
 from export_queue.core.segments.model import Segment
-from export_queue.core.segments.reading import Row, place_of, read_slices
+from export_queue.core.segments.reading import SegmentReader
 from export_queue.core.store import Database, EntryKey, Work, queries
 from export_queue.core.transactions import take_snapshot
 
 LEASE_SECONDS = 30.0
 """How long the locks last unless they are renewed: a killed process keeps drains waiting no longer."""
+_Sized = tuple[EntryKey, int]
+"""The place of an entry, and the bytes of its key and value."""
+_place: Callable[[_Sized], EntryKey] = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +196,7 @@ class _Part:
     """An input, and what of it the reader has drained by its output."""
 
     segment: Segment
-    runs: tuple[list[Row], ...] = ()
+    runs: tuple[list[_Sized], ...] = ()
     left: frozenset[EntryKey] | None = None
     """Places of the entries that count again; None for all, where nothing of the output is drained."""
 
@@ -233,18 +237,27 @@ def _parts(output: Segment, inputs: Sequence[Segment], check: Callable[[], None]
         if not output.done:
             found.append(_Part(segment))
             continue
-        (table,) = read_slices([segment])
-        rows: list[Row] = list(zip(*(table[name].to_pylist() for name in table.column_names), strict=True))
+        rows = read_sizes(segment)
         runs = tuple(run for part in output.done if (run := _within(rows, *part)))
-        drained = {place_of(row) for run in runs for row in run}
-        found.append(_Part(segment, runs, frozenset(map(place_of, rows)) - drained))
+        drained = {_place(row) for run in runs for row in run}
+        found.append(_Part(segment, runs, frozenset(map(_place, rows)) - drained))
     return found
 
 
-def _within(rows: list[Row], first: EntryKey, last: EntryKey) -> list[Row]:
+def read_sizes(segment: Segment) -> list[_Sized]:
+    """Read the places and sizes of what is left of a segment; values are not kept in memory."""
+    found: list[_Sized] = []
+    with contextlib.closing(SegmentReader(segment, first=segment.first, end=segment.end)) as reader:
+        while not reader.is_read:
+            reader.fill()
+            found += [(row[:3], len(row[1]) + len(row[3] or b"")) for row in reader.take(None)]
+    return found
+
+
+def _within(rows: list[_Sized], first: EntryKey, last: EntryKey) -> list[_Sized]:
     # From the beginning of the first key: what it has before was drained earlier, or the first entry stands for it.
     beginning: EntryKey = (first[0], first[1], 0)
-    return rows[bisect_left(rows, beginning, key=place_of) : bisect_right(rows, last, key=place_of)]
+    return rows[bisect_left(rows, beginning, key=_place) : bisect_right(rows, last, key=_place)]
 
 
 def _note(work: Work, queue: Queue, part: _Part) -> None:
@@ -257,8 +270,8 @@ def _note(work: Work, queue: Queue, part: _Part) -> None:
             work,
             queue.number,
             key,
-            first=place_of(run[0]),
-            last=place_of(run[-1]),
+            first=_place(run[0]),
+            last=_place(run[-1]),
             entries=len(run),
-            size=bytes_of_all(run),
+            size=sum(size for _, size in run),
         )

@@ -2,7 +2,8 @@
 
 Each source gives its entries in order, some at a time. What lies up to the least of the last places that the
 sources have come to is complete, and may be handed out. In memory are, beside one chunk, a batch of each
-source: some thousand entries of a segment, and of the rows what is read at once.
+source: some thousand entries of a segment, and of the rows what is read at once. Where these are too many bytes, the
+sources whose next entries come last are set aside, and read again when they are needed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from operator import eq, itemgetter
 
 from export_queue.core.queue import Entries, Position, Queue, Range, read_entries
 from export_queue.core.segments.model import Segment
-from export_queue.core.segments.reading import BATCH_ROWS, Row, SegmentReader, place_of
+from export_queue.core.segments.reading import BATCH_ROWS, Row, SegmentReader, count_until, mean_bytes, place_of
 from export_queue.core.store import EntryKey, Reading
 from export_queue.core.transactions import Snapshot
 
@@ -48,6 +49,8 @@ _ROWS = -1
 _ALL_ROWS = 1 << 17
 """Entries that all open segments together have in memory, unless they are very many."""
 _LEAST_ROWS = 256
+_HELD_BYTES = 32 << 20
+"""About the most bytes of keys and values that all open segments together have in memory."""
 
 
 class UnitReader:
@@ -81,11 +84,14 @@ class UnitReader:
     ) -> None:
         self._queue, self._snapshot, self._within = queue, snapshot, within
         self._limit, self._size, self._whole_keys = rows, size, whole_keys
-        batch_rows = min(BATCH_ROWS, max(_LEAST_ROWS, _ALL_ROWS // max(len(segments), 1)))
-        self._sources = [
-            SegmentReader(one, first=within.first, end=within.end, after=after, batch_rows=batch_rows)
-            for one in segments
-        ]
+        most = min(BATCH_ROWS, max(_LEAST_ROWS, _ALL_ROWS // max(len(segments), 1)))
+        self._sources = []
+        for one in segments:
+            fitting = int(_HELD_BYTES / 2 / len(segments) / max(mean_bytes(one), 1))
+            batch_rows = max(1, min(most, fitting))
+            self._sources.append(
+                SegmentReader(one, first=within.first, end=within.end, after=after, batch_rows=batch_rows)
+            )
         self._until: EntryKey | None = None if until is None else (until.bucket, until.key, until.seq)
         self._handed_out: dict[int, EntryKey] = {}
         """By source, the place of the last entry that a chunk had."""
@@ -146,14 +152,13 @@ class UnitReader:
         """Read a batch of each source that has none, and take what is complete."""
         if not self._stored and not self._stored_is_read:
             self._read_stored(work)
-        for source in self._sources:
-            source.fill()
+        before = self._fill()
         ends = [place_of(one.rows[-1]) for one in self._sources if one.rows and not one.is_read]
         if self._stored and not self._stored_is_read:
             ends.append(place_of(self._stored[-1]))
         until = min(ends, default=None)
-        found = {at: one.take(until) for at, one in enumerate(self._sources)}
-        kept = len(self._stored) if until is None else bisect_right(self._stored, until, key=place_of)
+        found = {at: one.take(until, before) for at, one in enumerate(self._sources)}
+        kept = count_until(self._stored, until, before)
         found[_ROWS] = self._stored[:kept]
         self._stored = self._stored[kept:]
         end = self._until
@@ -168,6 +173,36 @@ class UnitReader:
             added.sort(key=place_of)
         self._pending += added
         self._pending_bytes += bytes_of_all(added)
+
+    def _fill(self) -> EntryKey | None:
+        """Read a batch of each source that has none, within bounded memory.
+
+        :returns: the place of the first entry that is not in memory, if it does not fit; it is not the next one.
+        """
+        held = sum(one.bytes for one in self._sources)
+        for source in self._sources:
+            if source.ahead is None and not source.rows and not source.is_read:
+                source.fill()
+                held += source.bytes
+                if held > _HELD_BYTES:
+                    held = self._set_aside()
+        aside = sorted((one for one in self._sources if one.ahead is not None), key=_ahead_of, reverse=True)
+        first = min((place_of(one.rows[0]) for one in self._sources if one.rows), default=None)
+        while aside and (held < _HELD_BYTES / 2 or first is None or _ahead_of(aside[-1]) <= first):
+            source = aside.pop()
+            first = _ahead_of(source) if first is None else min(first, _ahead_of(source))
+            source.fill()
+            held += source.bytes
+        return _ahead_of(aside[-1]) if aside else None
+
+    def _set_aside(self) -> float:
+        """Set the sources aside whose next entries come last, until the others have half of the memory."""
+        filled = sorted((one for one in self._sources if one.rows), key=lambda one: place_of(one.rows[0]))
+        held = sum(one.bytes for one in filled)
+        while len(filled) > 1 and held > _HELD_BYTES / 2:
+            held -= filled[-1].bytes
+            filled.pop().set_aside()
+        return held
 
     def _end(self) -> None:
         """Read no more: what follows lies behind the end."""
@@ -255,6 +290,11 @@ class UnitReader:
             place_of(rows[-1]),
             rows,
         )
+
+
+def _ahead_of(source: SegmentReader) -> EntryKey:
+    assert source.ahead is not None
+    return source.ahead
 
 
 def _last_at_each_place(rows: list[Row]) -> list[Row]:

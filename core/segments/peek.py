@@ -55,10 +55,22 @@ def _peek_in_layout(
             break
         for segment in segments:
             if segment.first == first:
-                found |= _first_entries(segment, at, key, limit, values=values)
+                found = _bounded(found | _first_entries(segment, at, key, limit, values=values), limit, values=values)
     found |= rows
     shown = [found[position] for position in sorted(found)][:limit]
     return shown if not values else _with_values(work, queue, snapshot, key, shown, rows)
+
+
+def _bounded(found: dict[Position, QueuedEntry], limit: int, *, values: bool) -> dict[Position, QueuedEntry]:
+    """Keep the first entries, as many as are shown at most: of many segments no more values are in memory."""
+    size = 0
+    kept: dict[Position, QueuedEntry] = {}
+    for position in sorted(found)[:limit]:
+        size += found[position].value_bytes or 0
+        if values and size > VALUES_BYTES and kept:
+            break
+        kept[position] = found[position]
+    return kept
 
 
 def _first_entries(

@@ -90,9 +90,12 @@ class SegmentReader:
         """Entries that were read and not taken."""
         self.is_read = False
         """Whether nothing follows behind these."""
+        self.ahead: EntryKey | None = None
+        """Place of the next entry, after :meth:`set_aside`."""
         self._first, self._end = first, end
         self._batch_rows = batch_rows
         self._after: EntryKey | None = None if after is None else (after.bucket, after.key, after.seq)
+        self._taken = self._after
         """What was read last: the file is opened again behind it."""
         self._batches: Iterator[tuple[list[Row], bool]] | None = None
         self._close: Callable[[], None] = _nothing
@@ -105,6 +108,7 @@ class SegmentReader:
         :raises SegmentLost: the file is missing or damaged.
         :raises SegmentUnavailable: it cannot be read now.
         """
+        self.ahead = None
         while not self.rows and not self.is_read:
             try:
                 self._batches = self._batches or self._open()
@@ -119,15 +123,28 @@ class SegmentReader:
                 self.is_read = True
                 self.close()
 
-    def take(self, until: EntryKey | None) -> list[Row]:
-        """Take the entries that were read up to a place, or all of them."""
-        end = len(self.rows) if until is None else bisect_right(self.rows, until, key=place_of)
+    def take(self, until: EntryKey | None, before: EntryKey | None = None) -> list[Row]:
+        """Take the entries that were read up to a place and before another one, or all of them."""
+        end = count_until(self.rows, until, before)
         taken, self.rows = self.rows[:end], self.rows[end:]
+        if taken:
+            self._taken = place_of(taken[-1])
         return taken
+
+    @property
+    def bytes(self) -> float:
+        """About how many bytes of keys and values were read and not taken."""
+        return mean_bytes(self.segment) * len(self.rows)
+
+    def set_aside(self) -> None:
+        """Drop what was read and not taken, to be read again: it is not needed soon."""
+        self.ahead = place_of(self.rows[0])
+        self.rows, self.is_read, self._after = [], False, self._taken
+        self.close()
 
     def end(self) -> None:
         """Read no more of it."""
-        self.rows, self.is_read = [], True
+        self.rows, self.is_read, self.ahead = [], True, None
         self.close()
 
     def close(self) -> None:
@@ -171,6 +188,17 @@ class SegmentReader:
         if self._after is not None:
             start = max(start, bisect_right(rows, self._after, key=place_of))
         return without(rows[start : bisect_left(rows, self._end, key=_bucket_of)], self.segment.done)
+
+
+def mean_bytes(segment: Segment) -> float:
+    """Compute the mean bytes of an entry's key and value."""
+    return segment.bytes / max(segment.entries, 1)
+
+
+def count_until(rows: Sequence[Row], until: EntryKey | None, before: EntryKey | None) -> int:
+    """Count the entries up to a place and before another one; None is no bound."""
+    end = len(rows) if until is None else bisect_right(rows, until, key=place_of)
+    return end if before is None else min(end, bisect_left(rows, before, key=place_of))
 
 
 def read_slices(segments: Sequence[Segment]) -> list[pa.Table]:

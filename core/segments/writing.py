@@ -114,23 +114,49 @@ def _checked(batches: Iterable[pa.RecordBatch], name: str, max_value_bytes: int 
         for column, array in (("bucket", bucket), ("key", key)):
             if array.null_count:
                 raise EntryError(f"{name}: column {column}: expected no null, found {array.null_count}")
-        _check_sizes(name, "key", key, key, 1, MAX_KEY_BYTES)
-        if max_value_bytes is not None:
-            _check_sizes(name, "value", value, key, 0, max_value_bytes)
+        check_sizes(name, key, value, max_value_bytes)
         yield pa.RecordBatch.from_arrays([bucket, key, value], names=list(wanted))
 
 
-def _check_sizes(name: str, column: str, array: Any, key: Any, least: int, most: int) -> None:
+def check_sizes(name: str, key: Any, value: Any, max_value_bytes: int | None, *, rows: bool = False) -> None:
+    """Check the bytes of keys and values.
+
+    :param name: what they belong to, for the error.
+    :param max_value_bytes: the largest value that the queue takes; None checks none.
+    :param rows: whether the error gives the number of the row.
+    :raises EntryError: the queue takes no such key or value.
+    """
+    column, found = "key", _refused_size(key, 1, MAX_KEY_BYTES)
+    if found is None and max_value_bytes is not None:
+        column, found = "value", _refused_size(value, 0, max_value_bytes)
+    if found is None:
+        return
+    at, problem = found
+    row = f", row {at}" if rows else ""
+    hint = "give the queue a larger max_value_bytes, or add a reference instead of the content"
+    raise EntryError(
+        f"{name}: column {column}{row} of key {key[at].as_py()[:60]!r}: {problem}",
+        hint=hint if column == "value" else None,
+    )
+
+
+def _refused_size(array: Any, least: int, most: int) -> tuple[int, str] | None:
+    """Find the first text whose bytes are out of bounds, and say so."""
     import pyarrow.compute as pc
 
     sizes = pc.binary_length(array)
     found = pc.min_max(sizes).as_py()
     if found["min"] is None or (found["min"] >= least and found["max"] <= most):
-        return
+        return None
     at = next(i for i, size in enumerate(sizes.to_pylist()) if size is not None and not least <= size <= most)
-    raise EntryError(
-        f"{name}: column {column} of key {key[at].as_py()[:60]!r}: expected {least} to {most} bytes, "
-        f"found {sizes[at].as_py()}"
+    return at, f"expected {least} to {most} bytes, found {sizes[at].as_py()}"
+
+
+def duplicate_key(name: str, key: bytes) -> EntryError:
+    """Say that a key comes twice in one table."""
+    return EntryError(
+        f"{name}: key {key[:60]!r} comes more than once",
+        hint="leave one of its rows, or say on_duplicate='keep_last'",
     )
 
 
@@ -159,10 +185,7 @@ def _in_order(batches: Iterable[pa.RecordBatch], name: str, on_duplicate: OnDupl
         again = pc.and_(same_bucket, pc.equal(after["key"], before["key"]))
         if (at := pc.index(again, True).as_py()) >= 0:
             if on_duplicate == "error":
-                raise EntryError(
-                    f"{name}: key {rows['key'][at].as_py()[:60]!r} comes more than once",
-                    hint="leave one of its rows, or say on_duplicate='keep_last'",
-                )
+                raise duplicate_key(name, rows["key"][at].as_py())
             rows = rows.filter(pa.concat_arrays([pc.invert(again), pa.array([True])]))
         yield rows.slice(0, rows.num_rows - 1)
         pending = rows.slice(rows.num_rows - 1)

@@ -220,7 +220,7 @@ def test_a_killed_fall_back_keeps_no_drain_waiting(lost: Lost, open_store: Calla
     left = lost.waits()
 
     def work() -> None:
-        falling_back.read_slices = lambda given: os.kill(os.getpid(), signal.SIGKILL)
+        falling_back.read_sizes = lambda given: os.kill(os.getpid(), signal.SIGKILL)
         with open_store() as mine:
             mine.dead_letters.fall_back("orders", str(lost.file))
 
@@ -242,14 +242,14 @@ def test_a_fall_back_whose_locks_a_drain_has_revoked_changes_nothing(
 ) -> None:
     lost.drain_a_part()
     left, drained = lost.waits(), list[int]()
-    read_slices = falling_back.read_slices
+    read_sizes = falling_back.read_sizes
 
     def meanwhile(*given: Any) -> Any:
         if not drained:
             drained.append(drain(lost.store, "orders", lost.sink, sink_name="sink", lock_timeout=0.0).acknowledged)
-        return read_slices(*given)
+        return read_sizes(*given)
 
-    monkeypatch.setattr(falling_back, "read_slices", meanwhile)
+    monkeypatch.setattr(falling_back, "read_sizes", meanwhile)
     with pytest.raises(LeaseLost):
         lost.fall_back()
     assert drained == [len(left)]
@@ -260,7 +260,7 @@ def test_a_fall_back_keeps_its_locks_for_as_long_as_it_works(lost: Lost, monkeyp
     lost.drain_a_part()
     left = lost.waits()
     monkeypatch.setattr(falling_back, "LEASE_SECONDS", 1.5)
-    read_slices, waited = falling_back.read_slices, list[None]()
+    read_sizes, waited = falling_back.read_sizes, list[None]()
 
     def meanwhile(*given: Any) -> Any:
         if not waited:
@@ -273,9 +273,9 @@ def test_a_fall_back_keeps_its_locks_for_as_long_as_it_works(lost: Lost, monkeyp
                     return work.now() > end
 
             wait_until(has_passed, "the first lease does not end")
-        return read_slices(*given)
+        return read_sizes(*given)
 
-    monkeypatch.setattr(falling_back, "read_slices", meanwhile)
+    monkeypatch.setattr(falling_back, "read_sizes", meanwhile)
     lost.lose()
     assert lost.fall_back().given_up == 0
     assert lost.waits() == left
